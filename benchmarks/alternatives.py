@@ -19,11 +19,11 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks import bare, services
 from benchmarks.batch import COORDINATION_TOPIC, local_session, scratch
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns_to_begin
-from marshal_dagster.batches import BatchRequest, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import DeliveryMode, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings
 from marshal_dagster.sinks import FileSink
 
 if TYPE_CHECKING:
@@ -152,18 +152,18 @@ class Sides:
         }
         return ways | ({_LOOP: loop_s} if self.feed.records <= self.feed.sizes.loop_records else {})
 
-    def _delivery(self, name: str) -> Delivery:
+    def _delivery(self, name: str) -> BatchSession:
         log = KafkaLog(self.feed.connection, COORDINATION_TOPIC)
         self.stage.closing.callback(log.close)
         mode = DeliveryMode.EFFECTIVELY_ONCE if name == _EFFECTIVELY_ONCE else DeliveryMode.AT_LEAST_ONCE
-        return Delivery(
+        return BatchSession(
             log=log,
             data=self.stage.data,
             connection=self.feed.connection,
             group=f"{self.feed.topic} {name}".replace(" ", "-"),
             client="benchmark",
             run_id="3b0e6b5c-6f64-4a4e-9d1b-0c8f6a2d7e11",
-            settings=Settings(delivery=mode),
+            settings=GroupSettings(delivery=mode),
         )
 
     def _bare_frame(self) -> "DataFrame":
@@ -265,7 +265,7 @@ def _measured(records: int, times: int, sizes: Sizes, stage: Stage) -> dict[str,
 
 def _cases(records: int, seconds: Mapping[str, Sequence[float]]) -> Iterator[Case]:
     """Compare what was measured, in messages per second."""
-    rates = {name: [records / took_s for took_s in each] for name, each in seconds.items()}
+    rates = {name: [records / took_s for took_s in second] for name, second in seconds.items()}
     ours, once = rates[_AT_LEAST_ONCE], rates[_EFFECTIVELY_ONCE]
     for name, one, beside, target in (
         ("bare connector", ours, _BARE, 0.95),

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks import services
 from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate, median, rounded
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.spark.session import spark_settings, start_session
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Batches:
         took_s = time.perf_counter() - began_s
         if not batch.committed or processed != records:
             raise RuntimeError(f"{processed} of {records} records were processed, committed: {batch.committed}")
-        self.ranges = {one.partition: (one.start, one.end) for one in batch.ranges}
+        self.ranges = {range_.partition: (range_.start, range_.end) for range_ in batch.ranges}
         self.coordination_s = batch.phases.waiting_s + batch.phases.committing_s
         return took_s
 
@@ -87,16 +87,16 @@ class Batches:
             raise RuntimeError(f"{processed} records were processed of the ranges {self.ranges}")
         return took_s
 
-    def _group_at_work(self) -> Delivery:
+    def _group_at_work(self) -> BatchSession:
         """Give the delivery of a new group that has settings and positions: it has had one batch, of few records."""
-        delivery = Delivery(
+        delivery = BatchSession(
             log=self.log,
             data=self.data,
             connection=self.connection,
             group=f"benchmark-{next(self._groups)}",
             client="benchmark",
             run_id="3b0e6b5c-6f64-4a4e-9d1b-0c8f6a2d7e11",
-            settings=Settings(),
+            settings=GroupSettings(),
         )
         with delivery.claimed_batch(BatchRequest(topic=TOPIC, max_records=self.partitions)) as batch:
             _require_work(batch)

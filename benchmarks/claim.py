@@ -16,7 +16,7 @@ from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import ClaimingPartition, Settings, render
+from marshal_dagster.protocol.messages import ClaimingPartition, GroupSettings, render
 
 COORDINATION_TOPIC: Final = "__marshal"
 BARE_TOPIC: Final = "bare"
@@ -44,7 +44,7 @@ class Claims:
         self._rationalizer = Rationalizer(self.log, topics=[TOPIC])
         self._partitions = range(partitions)
         first = self._claimer()
-        first.agree_on_settings()
+        first.ensure_group_settings()
         first.claim(self._partitions)
         first.beat(dict.fromkeys(self._partitions, 0))
         first.release()
@@ -61,7 +61,7 @@ class Claims:
         return took_s
 
     def _claimer(self) -> Claimer:
-        return Claimer(self._rationalizer, new_member(), TOPIC, Settings())
+        return Claimer(self._rationalizer, new_member(), TOPIC, GroupSettings())
 
 
 def records_like_claims(partitions: int) -> list[bytes]:
@@ -131,8 +131,8 @@ def _fresh_processes(connection: KafkaConnection, sizes: Sizes) -> tuple[Sequenc
     topic = f"{COORDINATION_TOPIC}-short"
     services.create_coordination_topic(connection, topic)
     log = KafkaLog(connection, topic)
-    claimer = Claimer(Rationalizer(log, topics=[TOPIC]), new_member(), TOPIC, Settings())
-    claimer.agree_on_settings()
+    claimer = Claimer(Rationalizer(log, topics=[TOPIC]), new_member(), TOPIC, GroupSettings())
+    claimer.ensure_group_settings()
     claimer.claim([0])
     for _ in range(sizes.log_records):
         claimer.beat({0: 0})

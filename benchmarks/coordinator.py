@@ -20,7 +20,7 @@ from benchmarks import crowd, rebalance, services
 from benchmarks.crowd import Seen
 from benchmarks.harness import Benchmark, Case, Goal, Measured, rounded
 from marshal_dagster.coordinator.client import CoordinatedMember
-from marshal_dagster.coordinator.group import Happening
+from marshal_dagster.coordinator.group import GroupEventKind
 from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.service import Coordinator
 from marshal_dagster.coordinator.transport import CoordinatorTopics, Reader, end_of
@@ -152,7 +152,7 @@ class _Members:
         """Have so many join; give the seconds until all of them work."""
         new = [f"m{self._count + each}" for each in range(count)]
         self._count += count
-        began_s = min(self._tell("join", new))
+        began_s = min(self._report("join", new))
         self.names += new
         return self._await_even() - began_s
 
@@ -164,14 +164,14 @@ class _Members:
         time.sleep(self.dice.random() * session_ms / _MS_PER_S)
         dead = self.dice.sample(self.names, count)
         self.names = sorted(set(self.names) - set(dead))
-        died_s = min(self._tell("kill", dead))
+        died_s = min(self._report("kill", dead))
         took_s = self._await_even() - died_s
         pinged_s = min(each.pinged_s or died_s for each in self._seen())
         return took_s, pinged_s + session_ms / _MS_PER_S - died_s
 
-    def _tell(self, what: str, names: list[str]) -> list[float]:
+    def _report(self, what: str, names: list[str]) -> list[float]:
         for number, commands in enumerate(self.crowds):
-            commands.send((what, [each for each in names if int(each[1:]) % len(self.crowds) == number]))
+            commands.send((what, [name for name in names if int(name[1:]) % len(self.crowds) == number]))
         return [_answer(commands) for commands in self.crowds]
 
     def _seen(self) -> list[Seen]:
@@ -212,23 +212,23 @@ class _Steady:
 def _steady(
     connection: KafkaConnection, leader: psutil.Process, crowds: Sequence[psutil.Process], sizes: Sizes
 ) -> _Steady:
-    with _process(_merely_read, connection, LARGE.words) as (commands, reader):
+    with _process(_merely_read, connection, LARGE.messages) as (commands, reader):
         _answer(commands)
         brokers = [each for each in psutil.Process().children() if "kafka.Kafka" in each.cmdline()]
         watched = {"coordinator": [leader], "members": crowds, "merely reading": [reader], "broker": brokers}
         before = {name: _processor_s(each) for name, each in watched.items()}
-        words, orders = _records(connection, LARGE.words), _records(connection, LARGE.orders)
+        messages, orders = _records(connection, LARGE.messages), _records(connection, LARGE.orders)
         began_s = time.monotonic()
         time.sleep(sizes.steady_seconds)
         seconds = time.monotonic() - began_s
         after = {name: _processor_s(each) for name, each in watched.items()}
-        words, orders = _records(connection, LARGE.words) - words, _records(connection, LARGE.orders) - orders
+        messages, orders = _records(connection, LARGE.messages) - messages, _records(connection, LARGE.orders) - orders
     percent = {name: rounded(max(0.01, 100 * (after[name] - before[name]) / seconds)) for name in watched}
-    return _Steady(percent, words / seconds, orders / seconds)
+    return _Steady(percent, messages / seconds, orders / seconds)
 
 
 def _processor_s(processes: Sequence[psutil.Process]) -> float:
-    times = [each.cpu_times() for each in processes]
+    times = [process.cpu_times() for process in processes]
     return sum(each.user + each.system for each in times)
 
 
@@ -261,7 +261,7 @@ def _small(connection: KafkaConnection, sizes: Sizes) -> list[Case]:
         rebalance.in_a_kafka_group(connection, SMALL_TOPIC, "cooperative-sticky"),
     ]
     with _process(_coordinate, connection, SMALL, None), ExitStack() as stack:
-        groups = [stack.enter_context(rebalance.group(each, members, partitions)) for each in ways]
+        groups = [stack.enter_context(rebalance.group(way, members, partitions)) for way in ways]
         rounds = [[one_more() for one_more in groups] for _ in range(1 + sizes.alternations)][1:]
     ours, eager, cooperative = zip(*rounds, strict=True)
     name = f"{members} members, {partitions:,} partitions, one joins"
@@ -269,7 +269,7 @@ def _small(connection: KafkaConnection, sizes: Sizes) -> list[Case]:
     return [
         Case(
             f"{name}: partitions stopped beside Kafka's eager rebalance",
-            [each.partitions_stopped for each in ours],
+            [our.partitions_stopped for our in ours],
             [each.partitions_stopped for each in eager],
             "partitions",
             Goal.OURS_AT_MOST,
@@ -317,7 +317,7 @@ def _simulated(sizes: Sizes) -> Case:
     for number in range(sizes.simulated_members // _ONE_IN):
         world.kill(f"m{number}")
     died_ms = world.now_ms
-    world.until(lambda: Happening.FAILED in [event.happening for event in leader.events], 60_000)
+    world.until(lambda: GroupEventKind.FAILED in [event.happening for event in leader.events], 60_000)
     known_ms = world.now_ms - died_ms
     world.until(world.is_even, 60_000)
     return Case(
@@ -357,7 +357,7 @@ def _merely_read(commands: "Connection[Any, Any]", connection: KafkaConnection, 
     with Topics(connection) as topics:
         partitions = topics.describe(topic).partitions
     reader = Reader(connection, topic)
-    reader.follow({number: end_of(connection, topic, number) for number in partitions})
+    reader.follow({partition: end_of(connection, topic, partition) for partition in partitions})
     commands.send(None)
     while not commands.poll():
         for _ in reader.read(0.05):

@@ -79,14 +79,14 @@ class Crowd:
 
     def seen(self) -> Seen:
         """Look at all members."""
-        held = [len(each.places) for each in self.members.values()]
+        held = [len(member.places) for member in self.members.values()]
         registered = sum(each.state is MemberState.REGISTERED for each in self.members.values())
         least, most = min(held, default=0), max(held, default=0)
         return Seen(len(held), registered, sum(held), least, most, self.changed_s, self.pinged_s)
 
     def numbers(self) -> list[int]:
         """Give the numbers of the partitions that its members work on."""
-        return [number for each in self.members.values() for _, number in each.places]
+        return [number for member in self.members.values() for _, number in member.places]
 
     def turn(self) -> None:
         """Take what has come, and let time pass."""
@@ -115,12 +115,12 @@ class Crowd:
         member = self.members.get(order.member)
         return [] if member is None else [member]
 
-    def _do(self, member: Membership, told: MemberActions) -> None:
-        if told.start:
+    def _do(self, member: Membership, actions: MemberActions) -> None:
+        if actions.start:
             self.changed_s = time.monotonic()
-        stopped = member.stopped(told.stop).messages if told.stop else ()
-        for word in (*told.messages, *stopped):
-            self._writer.send_to_coordinator(word)
+        stopped = member.stopped(actions.stop).messages if actions.stop else ()
+        for message in (*actions.messages, *stopped):
+            self._writer.send_to_coordinator(message)
 
 
 def serve(commands: Connection, connection: KafkaConnection, topics: CoordinatorTopics, session_ms: int) -> None:

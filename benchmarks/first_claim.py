@@ -11,7 +11,7 @@ from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_i
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 
 GROUP: Final = "benchmark"
 TOPIC: Final = "orders"
@@ -25,8 +25,8 @@ def new_member() -> Member:
 def main(servers: str, coordination_topic: str) -> None:
     """Claim partition 0, say so, release it."""
     log = KafkaLog(KafkaConnection(bootstrap_servers=servers), coordination_topic)
-    claimer = Claimer(Rationalizer(log, topics=[TOPIC]), new_member(), TOPIC, Settings())
-    claimer.agree_on_settings()
+    claimer = Claimer(Rationalizer(log, topics=[TOPIC]), new_member(), TOPIC, GroupSettings())
+    claimer.ensure_group_settings()
     if not claimer.claim([0]):
         sys.exit("partition 0 was not won")
     print(DONE, flush=True)

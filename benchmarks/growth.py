@@ -15,11 +15,11 @@ from typing import Final
 from benchmarks import bare, services
 from benchmarks.claim import MS_PER_S, records_like_claims
 from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 
 COORDINATION_TOPIC: Final = "__marshal"
 BARE_TOPIC: Final = "bare"
@@ -107,14 +107,14 @@ class _Member:
         self._log = KafkaLog(connection, COORDINATION_TOPIC)
         self._data = Topics(connection)
         self._topic = topic
-        self._delivery = Delivery(
+        self._delivery = BatchSession(
             log=self._log,
             data=self._data,
             connection=connection,
             group=topic,
             client="benchmark",
             run_id="3b0e6b5c-6f64-4a4e-9d1b-0c8f6a2d7e11",
-            settings=Settings(),
+            settings=GroupSettings(),
         )
 
     def work(self, at_once: int) -> int:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks import services
 from benchmarks.harness import Benchmark, Case, Goal, Measured, rounded
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, Settings, coordination_partition, parse
+from marshal_dagster.protocol.messages import ClaimingPartition, GroupSettings, Heartbeat, coordination_partition, parse
 from marshal_dagster.spark.session import spark_settings, start_session
 
 if TYPE_CHECKING:
@@ -80,14 +80,14 @@ def _hold(connection: KafkaConnection, topics: Topics, sizes: Sizes, folder: Pat
     spark = start_session(spark_settings(app_name="benchmark", extra=settings))
     spark.sparkContext.setLogLevel("ERROR")
     log = KafkaLog(connection, COORDINATION_TOPIC, sizes.heartbeat_interval_ms)
-    delivery = Delivery(
+    delivery = BatchSession(
         log=log,
         data=topics,
         connection=connection,
         group="benchmark",
         client="benchmark",
         run_id="3b0e6b5c-6f64-4a4e-9d1b-0c8f6a2d7e11",
-        settings=Settings(sizes.heartbeat_interval_ms),
+        settings=GroupSettings(sizes.heartbeat_interval_ms),
     )
     with delivery.claimed_batch(BatchRequest(topic=TOPIC)) as batch:
         batch.read(spark).count()

@@ -21,7 +21,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
 from marshal_dagster.outbox.interfaces import ID_HEADER
 from marshal_dagster.outbox.schema import OutboxTables
-from marshal_dagster.outbox.status import Backlog
+from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Sides:
             yield
 
     def _require_empty(self) -> None:
-        backlog = Backlog(self.tables)
+        backlog = OutboxInspector(self.tables)
         _wait(lambda: backlog.status().rows == 0)
         parked = backlog.status().parked
         backlog.close()

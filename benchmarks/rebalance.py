@@ -63,7 +63,7 @@ class Watch:
 
     def _is_shared(self, members: int, partitions: int) -> bool:
         with self._lock:
-            held = [each for each in self.works.values() if each]
+            held = [work for work in self.works.values() if work]
             counts = [len(each) for each in held]
             is_even = len(held) == members and max(counts) - min(counts) <= 1
             return is_even and sum(counts) == len(set().union(*held)) == partitions

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from benchmarks.bare import DONE
-from marshal_dagster.batches import BatchRequest, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.spark.connect_session import connect, disconnect
 from marshal_dagster.spark.session import spark_settings, start_session
 
@@ -46,14 +46,14 @@ def main() -> None:
     orders = Orders.model_validate_json(sys.stdin.read())
     connection = KafkaConnection(bootstrap_servers=orders.servers)
     log, data = KafkaLog(connection, orders.coordination_topic), Topics(connection)
-    delivery = Delivery(
+    delivery = BatchSession(
         log=log,
         data=data,
         connection=connection,
         group=orders.group,
         client="benchmark",
         run_id="3b0e6b5c-6f64-4a4e-9d1b-0c8f6a2d7e11",
-        settings=Settings(),
+        settings=GroupSettings(),
     )
     with delivery.claimed_batch(BatchRequest(topic=orders.topic, max_records=orders.records)) as batch:
         spark = open_session(orders)

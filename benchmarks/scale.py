@@ -19,7 +19,7 @@ from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate, round
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol import snapshots
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 
@@ -57,7 +57,7 @@ class Deployment:
 
     def _started(self, run: int) -> Claimer:
         claimer = self._claimer(run)
-        claimer.agree_on_settings()
+        claimer.ensure_group_settings()
         partitions = self._partitions(run)
         claimer.claim(partitions)
         claimer.name_data_topic("0123456789012345678901")
@@ -67,7 +67,7 @@ class Deployment:
     def _claimer(self, run: int) -> Claimer:
         topic = run // self.sizes.runs_of_a_topic
         member = Member(f"group-{topic % 10}", "scheduled", new_instance_id(_RUN_ID))
-        return Claimer(self.rationalizer, member, f"topic-{topic}", Settings(), clock=self.clock)
+        return Claimer(self.rationalizer, member, f"topic-{topic}", GroupSettings(), clock=self.clock)
 
     def _partitions(self, run: int) -> range:
         width = self.sizes.partitions_of_a_run
@@ -78,7 +78,7 @@ class Deployment:
         """Let an interval pass in which each run sends its heartbeats."""
         for claimer in self.claimers:
             claimer.beat()
-        self.clock.advance(Settings().heartbeat_interval_ms)
+        self.clock.advance(GroupSettings().heartbeat_interval_ms)
 
     def claim_ms(self) -> float:
         """Have the first run end, and another one claim what it held; give the milliseconds of the claim."""
@@ -152,12 +152,12 @@ class Deployment:
     def _taken_over(self) -> dict[str, float | int]:
         """Let runs die, and others claim what they held as soon as they may; tell when that was, and what it took."""
         self.beat_all()
-        last_beat_ms = self.clock.wall_ms() - Settings().heartbeat_interval_ms
+        last_beat_ms = self.clock.wall_ms() - GroupSettings().heartbeat_interval_ms
         dead = range(0, len(self.claimers), ONE_DIES_IN)
         for number, claimer in enumerate(self.claimers):
             if number not in dead:
                 claimer.beat()
-        self.clock.advance(Settings().heartbeat_interval_ms)
+        self.clock.advance(GroupSettings().heartbeat_interval_ms)
         if any(self._claimer(run).claim(self._partitions(run)) for run in dead):
             raise RuntimeError("a claim was won of an owner that was not stale yet")
         self.clock.advance(1)
@@ -186,7 +186,7 @@ def _snapshot_figures(world: PartitionWorld) -> dict[str, float | int]:
     rendered_s = time.perf_counter() - began_s
     (stored,), _ = snapshots.collect((record.key, record.value) for record in records)
     began_s = time.perf_counter()
-    if not isinstance(snapshots.load(stored, Settings()), PartitionWorld):
+    if not isinstance(snapshots.load(stored, GroupSettings()), PartitionWorld):
         sys.exit("the snapshot could not be read back")
     loaded_s = time.perf_counter() - began_s
     return {

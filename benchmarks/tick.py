@@ -20,9 +20,9 @@ from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DeliveryMode,
     GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     RuleSet,
-    Settings,
     coordination_partition,
     render,
 )
@@ -107,7 +107,7 @@ def _cases(
     for state, sensor, requests in (("live", live, 0), ("stale", dead, 1)):
         name = f"stale-claim tick, {sizes.partitions:,} {state} claims"
         yield case(name, after_a_heartbeat_each(ticks(sensor, requests)), read)
-    lagging = build_lag_sensor(job, group=LIVE, more_than_records=sizes.lagging, older_than_s=_OLD_S)
+    lagging = build_lag_sensor(job, group=LIVE, max_lag_records=sizes.lagging, max_lag_age_s=_OLD_S)
     asking = _admin(connection)
     wanted = [TopicPartition(TOPIC, number) for number in range(sizes.lagging)]
     for kind, sensor in (("lag", lagging), ("topic", build_topic_sensor(TOPIC))):
@@ -125,8 +125,8 @@ def _claims(group: str, partitions: int) -> Iterator[tuple[int, bytes]]:
     """Give the records by which one instance claims all partitions of the topic."""
     home = coordination_partition(TOPIC, services.COORDINATION_PARTITIONS)
     who: dict[str, Any] = {"instance": f"{group}-run.1", "client": group, "group": group, "time_s": 0}
-    settings = Settings(_INTERVALS_MS[group], RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE, ())
-    yield home, render(GroupSettings(settings=settings, **who))
+    settings = GroupSettings(_INTERVALS_MS[group], RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE, ())
+    yield home, render(GroupSettingsRecord(settings=settings, **who))
     for number in range(partitions):
         yield home, render(ClaimingPartition(topic=TOPIC, partition=number, **who))
         yield home, render(Heartbeat(topic=TOPIC, partition=number, offset=0, **who))

@@ -87,4 +87,4 @@ def expected_totals(flights: "pd.DataFrame") -> dict[str, CarrierTotal]:
 
 def as_json(totals: dict[str, CarrierTotal]) -> str:
     """Write totals for a person to compare."""
-    return json.dumps({name: [one.flights, one.mean_delay_min] for name, one in sorted(totals.items())}, indent=1)
+    return json.dumps({name: [total.flights, total.mean_delay_min] for name, total in sorted(totals.items())}, indent=1)

@@ -1,7 +1,7 @@
 """What an operator does to the group from the launchpad."""
 
 from marshal_dagster.jobs.admin import (
-    build_adopt_job,
+    build_import_positions_job,
     build_pause_job,
     build_reprocess_range_job,
     build_resume_job,
@@ -12,6 +12,6 @@ from marshal_dagster.jobs.admin import (
 pause_flights_job = build_pause_job(name="pause_flights")
 resume_flights_job = build_resume_job(name="resume_flights")
 set_flights_position_job = build_set_position_job(name="set_flights_position")
-adopt_flights_positions_job = build_adopt_job(name="adopt_flights_positions")
+adopt_flights_positions_job = build_import_positions_job(name="adopt_flights_positions")
 reprocess_flights_range_job = build_reprocess_range_job(name="reprocess_flights_range")
 revoke_flights_job = build_revoke_job(name="revoke_flights")

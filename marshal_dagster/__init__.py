@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     # What type checkers see. They do not see `__getattr__`, so a name that is not public is an error for them.
     from marshal_dagster.assets import ClaimCheck as ClaimCheck
     from marshal_dagster.assets import ClaimedAsset as ClaimedAsset
-    from marshal_dagster.assets import MarshalTranslator as MarshalTranslator
+    from marshal_dagster.assets import DagsterMarshalTranslator as DagsterMarshalTranslator
     from marshal_dagster.assets import build_claim_checks as build_claim_checks
     from marshal_dagster.assets import build_topic_asset as build_topic_asset
     from marshal_dagster.assets import build_topic_sensor as build_topic_sensor
-    from marshal_dagster.assets import kafka_partitions as kafka_partitions
+    from marshal_dagster.assets import kafka_partitions_def as kafka_partitions_def
     from marshal_dagster.assets import marshal_asset as marshal_asset
     from marshal_dagster.assets.outbox_check import build_outbox_check as build_outbox_check
     from marshal_dagster.batches import BatchRequest as BatchRequest
+    from marshal_dagster.batches import BatchSession as BatchSession
     from marshal_dagster.batches import ClaimedBatch as ClaimedBatch
-    from marshal_dagster.batches import Delivery as Delivery
     from marshal_dagster.batches import IdleReason as IdleReason
     from marshal_dagster.batches import PartitionReport as PartitionReport
     from marshal_dagster.batches import RangeOptions as RangeOptions
@@ -27,38 +27,38 @@ if TYPE_CHECKING:
     from marshal_dagster.batches.submitted import submitted_batch as submitted_batch
     from marshal_dagster.component import ClaimedTopicComponent as ClaimedTopicComponent
     from marshal_dagster.coordinator.client import CoordinatedMember as CoordinatedMember
+    from marshal_dagster.errors import AuthorizationError as AuthorizationError
     from marshal_dagster.errors import BadRecord as BadRecord
-    from marshal_dagster.errors import BadRecords as BadRecords
-    from marshal_dagster.errors import BatchAborted as BatchAborted
-    from marshal_dagster.errors import ClaimLost as ClaimLost
+    from marshal_dagster.errors import BatchAbortedError as BatchAbortedError
+    from marshal_dagster.errors import ClaimLostError as ClaimLostError
+    from marshal_dagster.errors import CommitFailedError as CommitFailedError
     from marshal_dagster.errors import ConfigurationError as ConfigurationError
-    from marshal_dagster.errors import DataLoss as DataLoss
-    from marshal_dagster.errors import DataTopicChanged as DataTopicChanged
+    from marshal_dagster.errors import CoordinationLogChangedError as CoordinationLogChangedError
+    from marshal_dagster.errors import DataLossError as DataLossError
+    from marshal_dagster.errors import DataTopicChangedError as DataTopicChangedError
+    from marshal_dagster.errors import DecodeError as DecodeError
     from marshal_dagster.errors import GoGroupError as GoGroupError
-    from marshal_dagster.errors import GroupPaused as GroupPaused
-    from marshal_dagster.errors import LogChanged as LogChanged
+    from marshal_dagster.errors import GroupPausedError as GroupPausedError
+    from marshal_dagster.errors import IncompleteLogError as IncompleteLogError
     from marshal_dagster.errors import MarshalError as MarshalError
-    from marshal_dagster.errors import NotCertain as NotCertain
-    from marshal_dagster.errors import NotCommitted as NotCommitted
-    from marshal_dagster.errors import PlanRejected as PlanRejected
-    from marshal_dagster.errors import RightMissing as RightMissing
-    from marshal_dagster.errors import SchemaDrift as SchemaDrift
-    from marshal_dagster.errors import SettingsDiffer as SettingsDiffer
+    from marshal_dagster.errors import PlanRejectedError as PlanRejectedError
+    from marshal_dagster.errors import SchemaDriftError as SchemaDriftError
+    from marshal_dagster.errors import SettingsMismatchError as SettingsMismatchError
     from marshal_dagster.errors import SettingsNotSetError as SettingsNotSetError
-    from marshal_dagster.errors import SinkRefused as SinkRefused
-    from marshal_dagster.errors import StartUnknown as StartUnknown
+    from marshal_dagster.errors import SinkRejectedError as SinkRejectedError
+    from marshal_dagster.errors import StartPositionError as StartPositionError
     from marshal_dagster.errors import TimestampTypeError as TimestampTypeError
-    from marshal_dagster.errors import TopicMissing as TopicMissing
+    from marshal_dagster.errors import TopicNotFoundError as TopicNotFoundError
     from marshal_dagster.errors import UnavailableError as UnavailableError
-    from marshal_dagster.errors import UnsafeTopic as UnsafeTopic
-    from marshal_dagster.jobs.admin import AdoptConfig as AdoptConfig
+    from marshal_dagster.errors import UnsafeTopicError as UnsafeTopicError
+    from marshal_dagster.jobs.admin import ImportPositionsConfig as ImportPositionsConfig
     from marshal_dagster.jobs.admin import PauseConfig as PauseConfig
     from marshal_dagster.jobs.admin import ReprocessRangeConfig as ReprocessRangeConfig
     from marshal_dagster.jobs.admin import ResumeConfig as ResumeConfig
     from marshal_dagster.jobs.admin import RevokeConfig as RevokeConfig
     from marshal_dagster.jobs.admin import SetPositionConfig as SetPositionConfig
     from marshal_dagster.jobs.admin import SettingsConfig as SettingsConfig
-    from marshal_dagster.jobs.admin import build_adopt_job as build_adopt_job
+    from marshal_dagster.jobs.admin import build_import_positions_job as build_import_positions_job
     from marshal_dagster.jobs.admin import build_pause_job as build_pause_job
     from marshal_dagster.jobs.admin import build_reprocess_range_job as build_reprocess_range_job
     from marshal_dagster.jobs.admin import build_resume_job as build_resume_job
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from marshal_dagster.jobs.batch import build_reprocess_job as build_reprocess_job
     from marshal_dagster.jobs.outbox import build_outbox_drain_job as build_outbox_drain_job
     from marshal_dagster.kafka.connection import KafkaConnection as KafkaConnection
+    from marshal_dagster.ops import BatchesResult as BatchesResult
     from marshal_dagster.ops import ClaimedBatchConfig as ClaimedBatchConfig
-    from marshal_dagster.ops import DrainedBatches as DrainedBatches
     from marshal_dagster.ops import build_claimed_batch_op as build_claimed_batch_op
     from marshal_dagster.outbox.events import OutgoingEvents as OutgoingEvents
     from marshal_dagster.outbox.harvester import Harvester as Harvester
@@ -82,19 +82,19 @@ if TYPE_CHECKING:
     from marshal_dagster.protocol.batch_planning import ClaimedRange as ClaimedRange
     from marshal_dagster.protocol.batch_planning import StartPolicy as StartPolicy
     from marshal_dagster.protocol.messages import DeliveryMode as DeliveryMode
+    from marshal_dagster.protocol.messages import GroupSettings as GroupSettings
     from marshal_dagster.protocol.messages import RuleSet as RuleSet
-    from marshal_dagster.protocol.messages import Settings as Settings
     from marshal_dagster.resources.claimer import ClaimerResource as ClaimerResource
     from marshal_dagster.resources.connection import KafkaConnectionConfig as KafkaConnectionConfig
     from marshal_dagster.resources.outbox import OutboxResource as OutboxResource
     from marshal_dagster.resources.rationalizer import RationalizerResource as RationalizerResource
     from marshal_dagster.resources.spark_connect import SparkConnectResource as SparkConnectResource
     from marshal_dagster.sensors import AlertHook as AlertHook
-    from marshal_dagster.sensors import GivenUp as GivenUp
-    from marshal_dagster.sensors import GivenUpPartition as GivenUpPartition
-    from marshal_dagster.sensors import build_dead_run_sensors as build_dead_run_sensors
-    from marshal_dagster.sensors import build_given_up_check as build_given_up_check
+    from marshal_dagster.sensors import ExhaustedPlan as ExhaustedPlan
+    from marshal_dagster.sensors import ExhaustedPlans as ExhaustedPlans
+    from marshal_dagster.sensors import build_exhausted_plans_check as build_exhausted_plans_check
     from marshal_dagster.sensors import build_lag_sensor as build_lag_sensor
+    from marshal_dagster.sensors import build_run_failure_sensors as build_run_failure_sensors
     from marshal_dagster.sensors import build_stale_claim_sensor as build_stale_claim_sensor
     from marshal_dagster.sensors.group_membership import build_group_member_sensor as build_group_member_sensor
     from marshal_dagster.sensors.outbox_backlog import build_outbox_backlog_sensor as build_outbox_backlog_sensor
@@ -103,10 +103,10 @@ if TYPE_CHECKING:
     from marshal_dagster.sinks import KafkaSink as KafkaSink
     from marshal_dagster.sinks import PostgresSink as PostgresSink
     from marshal_dagster.sinks import Sink as Sink
-    from marshal_dagster.sinks import WriteOutcome as WriteOutcome
+    from marshal_dagster.sinks import WriteResult as WriteResult
     from marshal_dagster.sinks import delta_settings as delta_settings
-    from marshal_dagster.spark.decoding import Decoded as Decoded
-    from marshal_dagster.spark.decoding import Nulls as Nulls
+    from marshal_dagster.spark.decoding import DecodedBatch as DecodedBatch
+    from marshal_dagster.spark.decoding import NullPolicy as NullPolicy
     from marshal_dagster.spark.decoding import SchemaFiles as SchemaFiles
     from marshal_dagster.spark.decoding import SchemaRegistry as SchemaRegistry
     from marshal_dagster.spark.decoding import Schemas as Schemas
@@ -119,14 +119,14 @@ if TYPE_CHECKING:
     from marshal_dagster.spark.session import start_session as start_session
 
 _MODULES: Final = {
-    "AdoptConfig": "marshal_dagster.jobs.admin",
+    "ImportPositionsConfig": "marshal_dagster.jobs.admin",
     "AlertHook": "marshal_dagster.sensors",
     "BadRecord": "marshal_dagster.errors",
-    "BadRecords": "marshal_dagster.errors",
-    "BatchAborted": "marshal_dagster.errors",
+    "DecodeError": "marshal_dagster.errors",
+    "BatchAbortedError": "marshal_dagster.errors",
     "BatchRequest": "marshal_dagster.batches",
     "ClaimCheck": "marshal_dagster.assets",
-    "ClaimLost": "marshal_dagster.errors",
+    "ClaimLostError": "marshal_dagster.errors",
     "ClaimedAsset": "marshal_dagster.assets",
     "ClaimedBatch": "marshal_dagster.batches",
     "ClaimedBatchConfig": "marshal_dagster.ops",
@@ -135,72 +135,72 @@ _MODULES: Final = {
     "ClaimerResource": "marshal_dagster.resources.claimer",
     "ConfigurationError": "marshal_dagster.errors",
     "CoordinatedMember": "marshal_dagster.coordinator.client",
-    "DataLoss": "marshal_dagster.errors",
-    "DataTopicChanged": "marshal_dagster.errors",
-    "Decoded": "marshal_dagster.spark.decoding",
-    "Delivery": "marshal_dagster.batches",
+    "DataLossError": "marshal_dagster.errors",
+    "DataTopicChangedError": "marshal_dagster.errors",
+    "DecodedBatch": "marshal_dagster.spark.decoding",
+    "BatchSession": "marshal_dagster.batches",
     "DeliveryMode": "marshal_dagster.protocol.messages",
     "DeltaSink": "marshal_dagster.sinks",
-    "DrainedBatches": "marshal_dagster.ops",
+    "BatchesResult": "marshal_dagster.ops",
     "FileSink": "marshal_dagster.sinks",
-    "GivenUp": "marshal_dagster.sensors",
-    "GivenUpPartition": "marshal_dagster.sensors",
+    "ExhaustedPlans": "marshal_dagster.sensors",
+    "ExhaustedPlan": "marshal_dagster.sensors",
     "GoGroupError": "marshal_dagster.errors",
-    "GroupPaused": "marshal_dagster.errors",
+    "GroupPausedError": "marshal_dagster.errors",
     "Harvester": "marshal_dagster.outbox.harvester",
     "IdleReason": "marshal_dagster.batches",
     "KafkaConnection": "marshal_dagster.kafka.connection",
     "KafkaConnectionConfig": "marshal_dagster.resources.connection",
     "KafkaSink": "marshal_dagster.sinks",
-    "LogChanged": "marshal_dagster.errors",
+    "CoordinationLogChangedError": "marshal_dagster.errors",
     "MarshalError": "marshal_dagster.errors",
-    "MarshalTranslator": "marshal_dagster.assets",
-    "NotCertain": "marshal_dagster.errors",
-    "NotCommitted": "marshal_dagster.errors",
-    "Nulls": "marshal_dagster.spark.decoding",
+    "DagsterMarshalTranslator": "marshal_dagster.assets",
+    "IncompleteLogError": "marshal_dagster.errors",
+    "CommitFailedError": "marshal_dagster.errors",
+    "NullPolicy": "marshal_dagster.spark.decoding",
     "Outbox": "marshal_dagster.outbox.writer",
     "OutboxRecord": "marshal_dagster.outbox.writer",
     "OutboxResource": "marshal_dagster.resources.outbox",
     "OutgoingEvents": "marshal_dagster.outbox.events",
     "PartitionReport": "marshal_dagster.batches",
     "PauseConfig": "marshal_dagster.jobs.admin",
-    "PlanRejected": "marshal_dagster.errors",
+    "PlanRejectedError": "marshal_dagster.errors",
     "PostgresSink": "marshal_dagster.sinks",
     "RangeOptions": "marshal_dagster.batches",
     "RationalizerResource": "marshal_dagster.resources.rationalizer",
     "ReprocessRangeConfig": "marshal_dagster.jobs.admin",
     "ResumeConfig": "marshal_dagster.jobs.admin",
     "RevokeConfig": "marshal_dagster.jobs.admin",
-    "RightMissing": "marshal_dagster.errors",
+    "AuthorizationError": "marshal_dagster.errors",
     "RuleSet": "marshal_dagster.protocol.messages",
-    "SchemaDrift": "marshal_dagster.errors",
+    "SchemaDriftError": "marshal_dagster.errors",
     "SchemaFiles": "marshal_dagster.spark.decoding",
     "SchemaRegistry": "marshal_dagster.spark.decoding",
     "Schemas": "marshal_dagster.spark.decoding",
     "SetPositionConfig": "marshal_dagster.jobs.admin",
-    "Settings": "marshal_dagster.protocol.messages",
+    "GroupSettings": "marshal_dagster.protocol.messages",
     "SettingsConfig": "marshal_dagster.jobs.admin",
-    "SettingsDiffer": "marshal_dagster.errors",
+    "SettingsMismatchError": "marshal_dagster.errors",
     "SettingsNotSetError": "marshal_dagster.errors",
     "Sink": "marshal_dagster.sinks",
-    "SinkRefused": "marshal_dagster.errors",
+    "SinkRejectedError": "marshal_dagster.errors",
     "SparkConnectResource": "marshal_dagster.resources.spark_connect",
     "StartPolicy": "marshal_dagster.protocol.batch_planning",
-    "StartUnknown": "marshal_dagster.errors",
+    "StartPositionError": "marshal_dagster.errors",
     "Submission": "marshal_dagster.pipes",
     "SubmittedBatch": "marshal_dagster.batches.submitted",
     "TimestampTypeError": "marshal_dagster.errors",
-    "TopicMissing": "marshal_dagster.errors",
+    "TopicNotFoundError": "marshal_dagster.errors",
     "UnavailableError": "marshal_dagster.errors",
-    "UnsafeTopic": "marshal_dagster.errors",
-    "WriteOutcome": "marshal_dagster.sinks",
-    "build_adopt_job": "marshal_dagster.jobs.admin",
+    "UnsafeTopicError": "marshal_dagster.errors",
+    "WriteResult": "marshal_dagster.sinks",
+    "build_import_positions_job": "marshal_dagster.jobs.admin",
     "build_claim_checks": "marshal_dagster.assets",
     "build_claimed_batch_job": "marshal_dagster.jobs.batch",
     "build_claimed_batch_op": "marshal_dagster.ops",
     "build_claimed_batch_schedule": "marshal_dagster.jobs.batch",
-    "build_dead_run_sensors": "marshal_dagster.sensors",
-    "build_given_up_check": "marshal_dagster.sensors",
+    "build_run_failure_sensors": "marshal_dagster.sensors",
+    "build_exhausted_plans_check": "marshal_dagster.sensors",
     "build_group_member_sensor": "marshal_dagster.sensors.group_membership",
     "build_lag_sensor": "marshal_dagster.sensors",
     "build_outbox_backlog_sensor": "marshal_dagster.sensors.outbox_backlog",
@@ -222,7 +222,7 @@ _MODULES: Final = {
     "delta_settings": "marshal_dagster.sinks",
     "handed_over": "marshal_dagster.pipes",
     "infer_json_schema": "marshal_dagster.spark.decoding",
-    "kafka_partitions": "marshal_dagster.assets",
+    "kafka_partitions_def": "marshal_dagster.assets",
     "marshal_asset": "marshal_dagster.assets",
     "run_once": "marshal_dagster.spark.reader",
     "spark_settings": "marshal_dagster.spark.session",

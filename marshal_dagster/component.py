@@ -36,7 +36,7 @@ from marshal_dagster.resources.claimer import DEFAULT_HEARTBEAT_INTERVAL_S, Clai
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.names import as_name
-from marshal_dagster.sensors import build_dead_run_sensors, build_given_up_check, build_stale_claim_sensor
+from marshal_dagster.sensors import build_exhausted_plans_check, build_run_failure_sensors, build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
 
 _FUNCTION = '''"""What is done with the messages of a batch."""
@@ -167,7 +167,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             assets=[*([build_topic_asset(self.topic, claimer_key=claimer_key)] if observes else []), asset],
             asset_checks=[
                 build_claim_checks(asset, max_lag=self.max_lag, claimer_key=claimer_key),
-                *([build_given_up_check(self.topic, group=self.group)] if tells else []),
+                *([build_exhausted_plans_check(self.topic, group=self.group)] if tells else []),
             ],
             jobs=[job, redo],
             schedules=self._schedules(job),
@@ -206,7 +206,9 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
                 )
             )
         if "dead_runs" in self.sensors:
-            found += build_dead_run_sensors(group=self.group, name=name, claimer_key=claimer_key, default_status=status)
+            found += build_run_failure_sensors(
+                group=self.group, name=name, claimer_key=claimer_key, default_status=status
+            )
         if "topic" in self.sensors:
             found.append(
                 build_topic_sensor(self.topic, name=f"{name}_messages", claimer_key=claimer_key, default_status=status)

@@ -19,15 +19,15 @@ class UnavailableError(MarshalError):
     """A service (Kafka, Spark, a sink's database) could not be reached within its time-out."""
 
 
-class TopicMissing(MarshalError):
+class TopicNotFoundError(MarshalError):
     """A data topic or the coordination topic does not exist, or cannot be seen with these rights."""
 
 
-class RightMissing(MarshalError):
+class AuthorizationError(MarshalError):
     """The user may not do this to a topic, a group or the cluster; the message names the right that it takes."""
 
 
-class UnsafeTopic(MarshalError):
+class UnsafeTopicError(MarshalError):
     """The coordination topic has settings under which the protocol does not hold."""
 
     def __init__(self, topic: str, reasons: Sequence[str], *, can_be_accepted: bool = True) -> None:
@@ -42,11 +42,11 @@ class UnsafeTopic(MarshalError):
         )
 
 
-class LogChanged(MarshalError):
+class CoordinationLogChangedError(MarshalError):
     """The coordination log is not the one read before: truncated, made anew, or repartitioned."""
 
 
-class TimestampTypeError(LogChanged):
+class TimestampTypeError(CoordinationLogChangedError):
     """The coordination topic stored a record with its sender's timestamp: it was not made with LogAppendTime."""
 
 
@@ -54,35 +54,35 @@ class GoGroupError(MarshalError):
     """Go consumers use the group or the coordination topic, so a person must decide before anything is written."""
 
 
-class NotCertain(MarshalError):
+class IncompleteLogError(MarshalError):
     """The log no longer starts at offset 0 and no snapshot fits: one may observe, never claim."""
 
 
-class NotRecovered(MarshalError):
+class RecoveryFailedError(MarshalError):
     """A log that was cut could not be made certain again: somebody is at work on it."""
 
 
-class SettingsDiffer(MarshalError):
+class SettingsMismatchError(MarshalError):
     """The group's settings in the log differ from those this member is configured with."""
 
 
-class GroupPaused(MarshalError):
+class GroupPausedError(MarshalError):
     """The group is paused; nothing is claimed or planned until it is resumed."""
 
 
-class ClaimLost(MarshalError):
+class ClaimLostError(MarshalError):
     """A claim is no longer this instance's; the message names who holds it now."""
 
 
-class NotCommitted(MarshalError):
+class CommitFailedError(MarshalError):
     """A commit was not seen accepted in the log: nothing was committed by it."""
 
 
-class PlanRejected(MarshalError):
+class PlanRejectedError(MarshalError):
     """A plan was not seen accepted in the log."""
 
 
-class PositionNotSet(MarshalError):
+class PositionNotSetError(MarshalError):
     """A position was not set: members did not leave in time, or others paused and resumed in between."""
 
 
@@ -90,19 +90,19 @@ class SettingsNotSetError(MarshalError):
     """The group's settings were not changed, or not in every coordination partition."""
 
 
-class DataTopicChanged(MarshalError):
+class DataTopicChangedError(MarshalError):
     """The data topic is not the incarnation to which the stored offsets belong."""
 
 
-class DataLoss(MarshalError):
+class DataLossError(MarshalError):
     """Retention deleted messages that were not processed, and the mode does not allow going on."""
 
 
-class StartUnknown(MarshalError):
+class StartPositionError(MarshalError):
     """A partition has no position and the start policy is `fail`, or the log forgot one."""
 
 
-class SinkRefused(MarshalError):
+class SinkRejectedError(MarshalError):
     """A sink refused a range: lower token or generation, or a position that does not fit."""
 
 
@@ -119,7 +119,7 @@ class BadRecord:
         return f"{self.topic}/{self.partition} offset {self.offset} ({self.reason})"
 
 
-class BadRecords(MarshalError):
+class DecodeError(MarshalError):
     """Records of a batch could not be decoded, and were to fail it."""
 
     def __init__(self, count: int, first: Sequence[BadRecord]) -> None:
@@ -132,17 +132,17 @@ class BadRecords(MarshalError):
             f"partition: {named}. Mend the schema or the writer, or have bad records set aside (docs/decoding.md)"
         )
 
-    def __reduce__(self) -> tuple[type["BadRecords"], tuple[int, tuple[BadRecord, ...]]]:
+    def __reduce__(self) -> tuple[type["DecodeError"], tuple[int, tuple[BadRecord, ...]]]:
         return type(self), (self.count, self.first)
 
 
-class SchemaDrift(MarshalError):
+class SchemaDriftError(MarshalError):
     """The records of a batch have fields that the declared schema lacks, and these were to fail it."""
 
 
-class BatchAborted(MarshalError):
+class BatchAbortedError(MarshalError):
     """The batch was stopped before its commit; nothing more was committed."""
 
 
-class PortInUse(UnavailableError):
+class PortInUseError(UnavailableError):
     """Another process listens on a port that a server was to have."""

@@ -23,13 +23,13 @@ from marshal_dagster.batches.submitted import (
     BATCH_VARIABLE,
     KAFKA_PIPE,
     SETTINGS_FILE,
-    HandedOver,
+    BatchManifest,
     is_done,
     questions,
     read_outcome,
     take_back,
 )
-from marshal_dagster.errors import BatchAborted, ConfigurationError, UnavailableError
+from marshal_dagster.errors import BatchAbortedError, ConfigurationError, UnavailableError
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.process_files import spark_home, write_private
 from marshal_dagster.spark.secret_pipe import telling
@@ -80,8 +80,8 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
     the claim is lost meanwhile, or the data topic made anew, the script's Spark jobs are cancelled and it fails; before
     its sink commits it asks this run. `claimer` is the resource of the batch, or the connection to its data. Raises
     `ConfigurationError` in at most once, where a session must be seen to run no task twice before anything is
-    committed, what `batch.begin_processing` raises, and in at least once `BatchAborted` at the end when no script has
-    read the batch and come to the end of its own block.
+    committed, what `batch.begin_processing` raises, and in at least once `BatchAbortedError` at the end when no script
+    has read the batch and come to the end of its own block.
     """
     if batch.mode is DeliveryMode.AT_MOST_ONCE:
         raise ConfigurationError(
@@ -91,7 +91,7 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
     batch.begin_processing()
     with tempfile.TemporaryDirectory(prefix="marshal-batch-") as name:
         folder = Path(name)
-        HandedOver(
+        BatchManifest(
             batch_id=batch.batch_id,
             topic=batch.request.topic,
             ranges=batch.ranges,
@@ -108,7 +108,7 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
             over.set()
             watch.join()
         if batch.mode is DeliveryMode.AT_LEAST_ONCE and not is_done(folder):
-            raise BatchAborted(
+            raise BatchAbortedError(
                 f"batch {batch.batch_id}: no script has read it and come to the end of its block, so nothing is "
                 "committed. Submit one in the block of handed_over(), wait for it, see that its exit code is 0, and "
                 "have it read the batch in a block of submitted_batch()"

@@ -8,13 +8,13 @@ from typing import Any, Self
 import pytest
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import TopicMissing
+from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.kafka.admin_client import OffsetBounds, TopicDescription
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
+    GroupSettings,
     Heartbeat,
     ReleasingPartition,
-    Settings,
     render,
 )
 from marshal_dagster.testing import ManualClock
@@ -27,7 +27,7 @@ YOUNGEST_MS = 5_000
 """The record at offset n has timestamp 50·n: the last one's is this."""
 
 
-def give_settings(site: Site, settings: Settings = SETTINGS) -> None:
+def write_first_settings(site: Site, settings: GroupSettings = SETTINGS) -> None:
     """Give the tests' group its settings, before anything else of it is there."""
     for number in range(site.partitions):
         site.broker.append(number, render(settings_record(settings)))
@@ -77,12 +77,12 @@ class FakeTopics:
     def describe(self, topic: str) -> TopicDescription:
         """Describe it."""
         if topic != TOPIC:
-            raise TopicMissing(f"topic {topic!r} does not exist")
+            raise TopicNotFoundError(f"topic {topic!r} does not exist")
         return TopicDescription(topic, self.topic_id, self.partitions, 1)
 
     def offsets(self, _: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
         """Give what each partition holds."""
-        return {number: OffsetBounds(START, END if committed_only else WRITTEN) for number in partitions}
+        return {partition: OffsetBounds(START, END if committed_only else WRITTEN) for partition in partitions}
 
     def offsets_at(self, _: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
         """Give the first offset of that time or later."""
@@ -134,8 +134,8 @@ def at_work_on(site: Site, monkeypatch: pytest.MonkeyPatch, *modules: object, to
         monkeypatch.setattr(module, "open_reader", open_reader)
         if topics is not None and hasattr(module, "Topics"):
             monkeypatch.setattr(module, "Topics", lambda *_, **__: topics)
-        if hasattr(module, "Assignments"):
-            monkeypatch.setattr(module, "Assignments", lambda _: NOBODYS)
+        if hasattr(module, "AssignmentCache"):
+            monkeypatch.setattr(module, "AssignmentCache", lambda _: NOBODYS)
 
 
 def act(capsys: pytest.CaptureFixture[str], *arguments: Any) -> Answer:  # noqa: ANN401 - words

@@ -34,12 +34,12 @@ def encode(schema: Any, value: Any) -> bytes:  # noqa: ANN401
         case "boolean":
             return b"\x01" if value else b"\x00"
         case [*branches]:
-            number = next(n for n, each in enumerate(branches) if (each == "null") == (value is None))
+            number = next(n for n, branch in enumerate(branches) if (branch == "null") == (value is None))
             return long(number) + encode(branches[number], value)
         case {"type": "array", "items": items}:
             return (long(len(value)) + b"".join(encode(items, each) for each in value) if value else b"") + b"\x00"
         case {"type": "record", "fields": fields}:
-            return b"".join(encode(each["type"], value[each["name"]]) for each in fields)
+            return b"".join(encode(field["type"], value[field["name"]]) for field in fields)
     raise NotImplementedError(schema)
 
 

@@ -5,24 +5,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import TopicMissing, UnavailableError
+from marshal_dagster.errors import TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import TakenRanges, Verdict, judge_ranges
 from marshal_dagster.protocol.messages import (
     DeliveryMode,
+    GroupSettings,
     Message,
     ReleaseGroup,
     RuleSet,
-    Settings,
     coordination_partition,
     render,
 )
 from marshal_dagster.protocol.state import RANGES, Key
-from marshal_dagster.sinks.sink import BeforeCommit, OffsetsRead, WriteOutcome
+from marshal_dagster.sinks.sink import BeforeCommit, OffsetsRead, WriteResult
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 from tests.real.kill_points import KillableLog, KillPoint, Side
 
@@ -125,10 +125,10 @@ class DataTopics:
     def read(self, ranges: Iterable[ClaimedRange]) -> list[Place]:
         """Read what is there at `ranges`."""
         return [
-            (one.partition, offset)
-            for one in ranges
-            for offset in self._topics[one.topic].partitions[one.partition].messages
-            if one.first_readable <= offset < one.end
+            (range_.partition, offset)
+            for range_ in ranges
+            for offset in self._topics[range_.topic].partitions[range_.partition].messages
+            if range_.first_readable <= offset < range_.end
         ]
 
     def all_messages(self, topic: str = TOPIC) -> set[Place]:
@@ -148,10 +148,10 @@ class DataTopics:
         self.before_offsets()
         found = self._found(topic).partitions
         bounds = {}
-        for number in partitions:
-            at = found[number]
+        for partition in partitions:
+            at = found[partition]
             end = at.end if at.stable_end is None or not committed_only else at.stable_end
-            bounds[number] = Bounds(at.start, max(at.start, end))
+            bounds[partition] = Bounds(at.start, max(at.start, end))
         return bounds
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
@@ -173,14 +173,14 @@ class DataTopics:
         if self.is_down:
             raise UnavailableError("the data cluster does not answer")
         if topic not in self._topics:
-            raise TopicMissing(f"topic {topic!r} does not exist")
+            raise TopicNotFoundError(f"topic {topic!r} does not exist")
         return self._topics[topic]
 
 
 class MemorySink:
     """An output in memory that takes each range once, by the rules of the real ones; a frame is a list of places."""
 
-    takes_in_any_order = True
+    supports_unordered_ranges = True
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, Place]] = []
@@ -196,7 +196,10 @@ class MemorySink:
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
         """Judge each range."""
-        return {one: judge_ranges(self.stored.get(one.partition, TakenRanges()).beside(one), one) for one in ranges}
+        return {
+            range_: judge_ranges(self.stored.get(range_.partition, TakenRanges()).beside(range_), range_)
+            for range_ in ranges
+        }
 
     def write(
         self,
@@ -204,12 +207,12 @@ class MemorySink:
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Take all ranges that are not there yet, in one step."""
         self.while_reading()
         before_commit()
         verdicts = self.verdicts(ranges)
-        taken = tuple(one for one in ranges if verdicts[one] is not Verdict.SKIP)
+        taken = tuple(range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
         for one in taken:
             self._replace(one, offsets_read()[one.partition])
         places = cast("list[Place]", frame)
@@ -221,7 +224,7 @@ class MemorySink:
         for one in taken:
             self.stored.setdefault(one.partition, TakenRanges()).add(one)
         self.after_write()
-        return WriteOutcome(taken, tuple(one for one in ranges if one not in taken), {})
+        return WriteResult(taken, tuple(one for one in ranges if one not in taken), {})
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:  # noqa: ARG002 - as `Sink`
         """Rows have offsets: always."""
@@ -276,28 +279,28 @@ class Scene:
         self,
         mode: DeliveryMode = DeliveryMode.AT_LEAST_ONCE,
         *,
-        settings: Settings | None = None,
+        settings: GroupSettings | None = None,
         ranges: bool = False,
         log: CoordinationLog | None = None,
         **extra: Any,  # noqa: ANN401 - the fields of a Delivery
-    ) -> Delivery:
+    ) -> BatchSession:
         """Open a member of the group, which claims `ranges` of partitions or the whole."""
         self._members += 1
         features = (RANGES,) if ranges else ()
-        return Delivery(
+        return BatchSession(
             log=log or self.log(),
             data=cast("Topics", self.data),
             connection=KafkaConnection(bootstrap_servers="127.0.0.1:1"),
             group=GROUP,
             client=f"client{self._members}",
             run_id=f"run{self._members}",
-            settings=settings or Settings(HI_MS, RuleSet.NATIVE, mode, features),
+            settings=settings or GroupSettings(HI_MS, RuleSet.NATIVE, mode, features),
             announce=self.announced.extend,
             clock=self.clock,
             **extra,
         )
 
-    def batch(self, delivery: Delivery, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
+    def batch(self, delivery: BatchSession, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
         """Give a batch of `TOPIC` with these limits, with the sink if the mode has one."""
         has_sink = delivery.settings.delivery is DeliveryMode.EFFECTIVELY_ONCE
         return delivery.claimed_batch(BatchRequest(topic=TOPIC, **limits), self.sink if has_sink else None)
@@ -311,14 +314,14 @@ class Scene:
         else:
             self.processed.update(messages)
 
-    def work(self, delivery: Delivery, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
+    def work(self, delivery: BatchSession, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
         """Claim, process and commit one batch."""
         with self.batch(delivery, **limits) as batch:
             if batch.idle is None:
                 self.process(batch)
         return batch
 
-    def drain(self, delivery: Delivery, **limits: Any) -> list[ClaimedBatch]:  # noqa: ANN401
+    def drain(self, delivery: BatchSession, **limits: Any) -> list[ClaimedBatch]:  # noqa: ANN401
         """Work batch after batch until one is idle; the last one is."""
         batches = []
         for _ in range(100):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from marshal_dagster.coordination.claimer import Claimer
-from marshal_dagster.errors import ClaimLost, GroupPaused, PlanRejected
+from marshal_dagster.errors import ClaimLostError, GroupPausedError, PlanRejectedError
 from marshal_dagster.protocol.messages import Message, parse
 from tests.fuzz.world import state_of, state_of_plain
 from tests.member_statemachine import MemberMachine, steps_ms, which_ones
@@ -56,7 +56,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
         free = set() if self._is_paused else {n for n in new if not self._is_live(n)}
         try:
             won = member.claim(sorted(wanted))
-        except GroupPaused:
+        except GroupPausedError:
             self._see("paused")
             assert self._is_paused or not looks
             return
@@ -86,7 +86,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
         try:
             member.name_data_topic(TOPIC_ID)
             member.beat(dict.fromkeys(nowhere, 0))
-        except ClaimLost:
+        except ClaimLostError:
             self._see("lost at the start")
             assert before
             return
@@ -101,7 +101,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
         before, ended = self._may_lose(member), self._has_ended(member)
         try:
             member.beat()
-        except ClaimLost:
+        except ClaimLostError:
             self._see("lost at a heartbeat")
             assert before
             return
@@ -123,11 +123,11 @@ class ClaimerMachine(MemberMachine[Claimer]):
         can = key["offset"] is not None and end > key["offset"] and key["plan_end"] in {None, end}
         try:
             member.plan({number: end})
-        except ClaimLost:
+        except ClaimLostError:
             self._see("lost at a plan")
             assert may_lose
             return
-        except PlanRejected:
+        except PlanRejectedError:
             self._see("plan rejected")
             assert self._is_paused or not can
             return
@@ -149,13 +149,13 @@ class ClaimerMachine(MemberMachine[Claimer]):
         before, may_lose = self._key(number)["offset"], self._may_lose(member)
         try:
             member.commit({number: to})
-        except PlanRejected:
+        except PlanRejectedError:
             self._see("commit without a plan")
             assert claim.plan_end is None
             self._read_log()
             assert self._key(number)["offset"] == before
             return
-        except ClaimLost:
+        except ClaimLostError:
             self._see("commit refused")
             assert may_lose
             self._read_log()
@@ -210,7 +210,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
         assert held == self.holders
 
     @invariant()
-    def nobody_believes_in_anothers_claim(self) -> None:
+    def no_member_holds_anothers_claim(self) -> None:
         """What a member holds under a lease is its own by the log, unless it was revoked behind its back."""
         for member in getattr(self, "members", []):
             for number, claim in member.claims.items():
@@ -246,7 +246,7 @@ class ClaimerMachine(MemberMachine[Claimer]):
     def _may_lose(self, member: Claimer) -> bool:
         """Tell whether a member has lost something, or is about to: by its lease, or to another."""
         instance = member.member.instance
-        return bool(member._tenure.left) or any(
+        return bool(member._claim_set.left) or any(
             self._is_late(member, n) or self.holders.get(n) != Holder(instance, claim.epoch)
             for n, claim in member.claims.items()
         )

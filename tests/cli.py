@@ -47,7 +47,7 @@ class Answer:
 def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Answer:
     """Carry out a command line in this process."""
     capsys.readouterr()
-    code = run([str(each) for each in arguments])
+    code = run([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return Answer(code, captured.out, captured.err)
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from marshal_dagster.coordinator.assignment import Place, Strategy, sticky_assignment, weighted_assignment
-from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
+from marshal_dagster.coordinator.assignment import DataPartitionId, Strategy, sticky_assignment, weighted_assignment
+from marshal_dagster.coordinator.group import GroupCoordinator, GroupEvent, GroupEventKind, GroupRules
 from marshal_dagster.coordinator.member import MemberActions, Membership, MemberState
 from marshal_dagster.coordinator.messages import (
     ALL,
@@ -24,7 +24,7 @@ from marshal_dagster.coordinator.messages import (
 
 GROUP = "etl"
 TICK_MS = 50.0
-GONE = frozenset({Happening.LEFT, Happening.FAILED})
+GONE = frozenset({GroupEventKind.LEFT, GroupEventKind.FAILED})
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class World:
     strategy: Strategy = sticky_assignment
     topics: dict[str, int] = field(default_factory=lambda: {"orders": 24})
     network: Network = field(default_factory=Network)
-    weights: dict[Place, float] | None = None
+    weights: dict[DataPartitionId, float] | None = None
     """What partitions weigh, where that is looked at."""
     overhears: bool = True
     """Whether members get the orders for others too, as they do on a broker; thousands are too many for that here."""
@@ -77,14 +77,14 @@ class World:
         self.coordinators: list[GroupCoordinator] = []
         self.terms = 0
         self.kept: dict[str, StartFetcher] = {}
-        self.happened: list[tuple[int, Event]] = []
+        self.happened: list[tuple[int, GroupEvent]] = []
         """What coordinators told of, with the epoch of each."""
         self.sleeping: dict[int, tuple[float, list[bytes]]] = {}
         """Until when coordinators sleep, by epoch, and what has come for them."""
-        self.claims: dict[Place, Worker] = {}
+        self.claims: dict[DataPartitionId, Worker] = {}
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self.rules = Rules(self.strategy, min_session_ms=500, weighs=self.weights is not None)
+        self.rules = GroupRules(self.strategy, min_session_ms=500, weighs=self.weights is not None)
 
     def join(self, name: str, **fields: object) -> Worker:
         """Start a member's process; one of that name which is there goes on, if it lives."""
@@ -126,7 +126,7 @@ class World:
     def depose(self, leader: GroupCoordinator) -> None:
         """End a coordinator."""
         self.sleeping.pop(leader.epoch, None)
-        self.coordinators = [each for each in self.coordinators if each is not leader]
+        self.coordinators = [coordinator for coordinator in self.coordinators if coordinator is not leader]
 
     def run(self, duration_ms: float) -> None:
         """Let time pass."""
@@ -141,7 +141,7 @@ class World:
                     self._send_orders(leader.update_topics(self.topics, self.now_ms))
                     self._weigh(leader)
                     self._send_orders(leader.tick(self.now_ms))
-                    self._tell(leader)
+                    self._report(leader)
             for worker in list(self.workers.values()):
                 if worker.sleeps_until_ms <= self.now_ms:
                     inbox, worker.inbox = worker.inbox, []
@@ -154,13 +154,13 @@ class World:
         """Let time pass until something is so; give how long it took. Raises `AssertionError`."""
         began_ms = self.now_ms
         while not condition():
-            assert self.now_ms - began_ms < within_ms, self.told()
+            assert self.now_ms - began_ms < within_ms, self.actions()
             self.run(TICK_MS)
         return self.now_ms - began_ms
 
     def is_even(self) -> bool:
         """Tell whether each partition is worked on, by who is to, and nobody has two more than another."""
-        living = [name for name, each in self.workers.items() if each.membership.state is MemberState.REGISTERED]
+        living = [name for name, worker in self.workers.items() if worker.membership.state is MemberState.REGISTERED]
         places = {(topic, number) for topic, count in self.topics.items() for number in range(count)}
         owners = self.owners()
         counts = Counter(owners[place] for place in places if place in owners)
@@ -169,7 +169,7 @@ class World:
             return self._is_even_by_weight(owners)
         return has_all and max(counts[name] for name in living) - min(counts[name] for name in living) <= 1
 
-    def _is_even_by_weight(self, owners: dict[Place, str]) -> bool:
+    def _is_even_by_weight(self, owners: dict[DataPartitionId, str]) -> bool:
         """Tell whether nobody has much more than its share and the heaviest partition."""
         weights = self.weights or {}
         loads: Counter[str] = Counter()
@@ -184,7 +184,7 @@ class World:
         if self.weights is not None and is_due:
             leader.update_weights(leader.topics_wanted(), self.weights)
 
-    def owners(self) -> dict[Place, str]:
+    def owners(self) -> dict[DataPartitionId, str]:
         """Give by which name each partition is claimed."""
         return {place: owner.name for place, owner in self.claims.items()}
 
@@ -202,10 +202,10 @@ class World:
         }
         return found + [f"{n}: it claims {c}" for n, c in claimed.items() if c != self.workers[n].membership.places]
 
-    def told(self) -> str:
+    def actions(self) -> str:
         """Say how things stand, for messages."""
         counts = Counter(self.owners().values())
-        standings = {name: each.membership.state.name for name, each in self.workers.items()}
+        standings = {name: worker.membership.state.name for name, worker in self.workers.items()}
         return f"at {self.now_ms:.0f} ms: {dict(counts)}, {standings}"
 
     def _claim(self, worker: Worker) -> None:
@@ -217,38 +217,38 @@ class World:
     def _forget(self, worker: Worker) -> None:
         self.claims = {place: owner for place, owner in self.claims.items() if owner is not worker}
 
-    def _do(self, worker: Worker, told: MemberActions) -> None:
-        for word in told.messages:
-            self._send_word(word)
-        if told.stop:
-            worker.stopped_for += len(told.stop)
-            self._later(worker.stops_in_ms, lambda: self._release(worker, told.stop))
+    def _do(self, worker: Worker, actions: MemberActions) -> None:
+        for message in actions.messages:
+            self._send_message(message)
+        if actions.stop:
+            worker.stopped_for += len(actions.stop)
+            self._later(worker.stops_in_ms, lambda: self._release(worker, actions.stop))
         if worker.membership.state is MemberState.GONE:
             self.workers = {name: each for name, each in self.workers.items() if each is not worker}
 
-    def _release(self, worker: Worker, places: frozenset[Place]) -> None:
+    def _release(self, worker: Worker, places: frozenset[DataPartitionId]) -> None:
         for place in places - worker.membership.places:
             if self.claims.get(place) is worker:
                 del self.claims[place]
         if not worker.is_dead:
             self._do(worker, worker.membership.stopped(places))
 
-    def _send_word(self, word: MemberMessage) -> None:
-        value = render(word)
+    def _send_message(self, message: MemberMessage) -> None:
+        value = render(message)
         for delay_ms in self._deliveries():
-            self._later(delay_ms, lambda: self._hear(value))
+            self._later(delay_ms, lambda: self._receive(value))
 
-    def _hear(self, value: bytes) -> None:
+    def _receive(self, value: bytes) -> None:
         for leader in self.coordinators:
             if leader.epoch in self.sleeping:
                 self.sleeping[leader.epoch][1].append(value)
             else:
-                self._hear_one(leader, value)
+                self._receive_one(leader, value)
 
-    def _hear_one(self, leader: GroupCoordinator, value: bytes) -> None:
-        word = parse_member_message(value)
-        assert word is not None
-        self._send_orders(leader.receive(word, self.now_ms))
+    def _receive_one(self, leader: GroupCoordinator, value: bytes) -> None:
+        message = parse_member_message(value)
+        assert message is not None
+        self._send_orders(leader.receive(message, self.now_ms))
 
     def _wake(self) -> None:
         """Let coordinators go on whose time it is; what came for them they hear at once, or a little later."""
@@ -259,9 +259,9 @@ class World:
             del self.sleeping[leader.epoch]
             delay_ms = self.random.choice((0.0, 2 * TICK_MS))
             for value in waiting:
-                self._later(delay_ms, lambda leader=leader, value=value: self._hear_one(leader, value))  # type: ignore[misc]
+                self._later(delay_ms, lambda leader=leader, value=value: self._receive_one(leader, value))  # type: ignore[misc]
 
-    def _tell(self, leader: GroupCoordinator) -> None:
+    def _report(self, leader: GroupCoordinator) -> None:
         """Do with what a coordinator tells of as its process does."""
         count = sum(epoch == leader.epoch for epoch, _ in self.happened)
         for event in leader.events[count:]:
@@ -307,7 +307,7 @@ class World:
         heapq.heappush(self._due, (self.now_ms + delay_ms, next(self._numbers), do))
 
 
-def befall(seed: int) -> None:
+def inject_fault(seed: int) -> None:
     """Let faults befall a group for a while, at random; then none. Raises `AssertionError` unless all is well then.
 
     By then another coordinator leads, or the newest that there was goes on with what it knows.
@@ -321,13 +321,13 @@ def befall(seed: int) -> None:
     world.elect()
     names = (f"m{number}" for number in itertools.count())
     for _ in range(40):
-        _befall_once(world, dice, names)
+        _inject_one_fault(world, dice, names)
         _depose_superseded(world)
         world.run(dice.random() * 4_000)
     _calm_down(world, dice)
     world.until(world.is_even, 40_000 + 4 * world.session_ms)
     world.run(2 * world.session_ms)
-    assert world.is_even(), world.told()
+    assert world.is_even(), world.actions()
     stopped_for = sum(worker.stopped_for for worker in world.workers.values())
     world.run(2 * world.session_ms)
     assert not world.disagreements(), world.disagreements()
@@ -362,11 +362,11 @@ def _calm_down(world: World, dice: random.Random) -> None:
 
 def _depose_superseded(world: World) -> None:
     for leader in world.coordinators[:]:
-        if Happening.SUPERSEDED in [event.happening for event in leader.events]:
+        if GroupEventKind.SUPERSEDED in [event.happening for event in leader.events]:
             world.depose(leader)
 
 
-def _befall_once(world: World, dice: random.Random, names: Iterator[str]) -> None:
+def _inject_one_fault(world: World, dice: random.Random, names: Iterator[str]) -> None:
     living = [name for name in world.workers if " before " not in name]
     match dice.randrange(12):
         case 0 | 1:
@@ -378,14 +378,14 @@ def _befall_once(world: World, dice: random.Random, names: Iterator[str]) -> Non
         case 3 if len(living) > 2:
             world.leave(dice.choice(living))
         case 4 | 5 | 6:
-            _befall_coordinators(world, dice)
+            _inject_coordinator_faults(world, dice)
         case 7 | 8 | 9 if living:
-            _befall_a_member(world, dice, dice.choice(living))
+            _inject_member_fault(world, dice, dice.choice(living))
         case 10:
             world.topics["orders"] += 1
 
 
-def _befall_coordinators(world: World, dice: random.Random) -> None:
+def _inject_coordinator_faults(world: World, dice: random.Random) -> None:
     match dice.randrange(3):
         case 0:
             world.elect()
@@ -395,7 +395,7 @@ def _befall_coordinators(world: World, dice: random.Random) -> None:
             world.put_to_sleep(dice.choice(world.coordinators), dice.random() * 12_000)
 
 
-def _befall_a_member(world: World, dice: random.Random, name: str) -> None:
+def _inject_member_fault(world: World, dice: random.Random, name: str) -> None:
     match dice.randrange(3):
         case 0:
             world.workers[name].sleeps_until_ms = world.now_ms + dice.random() * 20_000
@@ -421,7 +421,7 @@ def main() -> None:
     failed = []
     for seed in range(first, first + count):
         try:
-            befall(seed)
+            inject_fault(seed)
         except AssertionError as error:
             failed.append(seed)
             print(f"seed {seed}: {error}".partition("\n")[0])

@@ -37,7 +37,7 @@ def of_type(*types: str, partition: int | None = None) -> Choice:
     return chosen
 
 
-class Interrupted(BaseException):
+class InterruptError(BaseException):
     """What Dagster or Ctrl-C raises in the middle of anything."""
 
 
@@ -47,7 +47,7 @@ class _InterruptedRecords(list[tuple[int, int, bytes | None]]):
     def __iter__(self) -> Iterator[tuple[int, int, bytes | None]]:
         for index in range(len(self) - 1):
             yield self[index]
-        raise Interrupted
+        raise InterruptError
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class FaultyLog:
             if self.interrupt is not None and chunk.records:
                 where, self.interrupt = self.interrupt, None
                 if where == "read":
-                    raise Interrupted
+                    raise InterruptError
                 yield chunk._replace(records=_InterruptedRecords(chunk.records))
             else:
                 yield chunk

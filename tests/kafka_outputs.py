@@ -21,7 +21,7 @@ PARTITIONS: Final = 2
 
 
 @dataclass(frozen=True)
-class StandInRecords:
+class FakeRecords:
     """Rows as records, whose keys say which message they come from; without Spark."""
 
     rows: Sequence[Mapping[str, Any]]
@@ -30,7 +30,7 @@ class StandInRecords:
     def counts(self) -> dict[int | None, int]:
         """Rows by partition."""
         partitions = [row["partition"] for row in self.rows]
-        return {each: partitions.count(each) for each in partitions}
+        return {partition: partitions.count(partition) for partition in partitions}
 
     def __iter__(self) -> Iterator[Record]:
         for row in sorted(self.rows, key=lambda row: (row["partition"], -1 if _offset(row) is None else _offset(row))):
@@ -42,13 +42,13 @@ def _offset(row: Mapping[str, Any]) -> int | None:
     return row.get("offset")
 
 
-class StandInKafkaSink(KafkaSink):
+class FakeKafkaSink(KafkaSink):
     """A Kafka sink whose rows come without Spark."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[StandInRecords]:
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeRecords]:
         rows = frame.rows if hasattr(frame.rows, "append") else [row.asDict() for row in frame.collect()]
-        yield StandInRecords([row for row in rows if row["partition"] not in done])
+        yield FakeRecords([row for row in rows if row["partition"] not in done])
 
 
 class KafkaOutput:
@@ -66,7 +66,7 @@ class KafkaOutput:
 
     def sink(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
         """Another process's sink, whose frames are stand-ins."""
-        sink = StandInKafkaSink(self.connection, self.topic, **self.options)
+        sink = FakeKafkaSink(self.connection, self.topic, **self.options)
         hook(sink, reached)
         return sink
 
@@ -93,7 +93,7 @@ def committed(connection: KafkaConnection, topic: str, patience_s: float = 10.0)
         with Topics(connection) as topics:
             partitions = topics.describe(topic).partitions
             ends = {number: at.end for number, at in topics.offsets(topic, partitions, committed_only=False).items()}
-        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         found: list[Any] = []
         due, looked_at = set(ends), set[int]()
         deadline = time.monotonic() + patience_s

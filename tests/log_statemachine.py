@@ -11,7 +11,7 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from marshal_dagster.coordination.log import Append, Bounds, Chunk, CoordinationLog, LogIdentity, PositionLost
+from marshal_dagster.coordination.log import Append, Bounds, Chunk, CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.testing import ManualClock, MemoryBroker
 from tests.fast.test_log_port import SOON_S, House, MemoryHouse
 
@@ -119,7 +119,9 @@ class LogMachine(RuleBasedStateMachine):
     def ask_for_bounds(self, which: int) -> None:
         """The bounds are those of now."""
         bounds = self._log(which).log.bounds(range(PARTITIONS))
-        assert bounds == {number: Bounds(one.start, one.end) for number, one in enumerate(self.partitions)}
+        assert bounds == {
+            number: Bounds(partition.start, partition.end) for number, partition in enumerate(self.partitions)
+        }
 
     @rule(which=st.integers(0))
     def purge(self, which: int) -> None:
@@ -153,7 +155,7 @@ class LogMachine(RuleBasedStateMachine):
         try:
             for chunk in opened.log.read_until(ends, SOON_S):
                 self._take(opened, chunk)
-        except PositionLost as lost:
+        except PositionLostError as lost:
             return lost.partition
         return None
 
@@ -185,7 +187,7 @@ class LogMachine(RuleBasedStateMachine):
         assert times_ms == sorted(times_ms)
 
     def _begin(self, opened: Opened) -> None:
-        opened.positions = {number: one.start for number, one in enumerate(self.partitions)}
+        opened.positions = {number: partition.start for number, partition in enumerate(self.partitions)}
         opened.log.follow(opened.positions)
 
 

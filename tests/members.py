@@ -13,9 +13,9 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.protocol.messages import (
     GroupSettings,
+    GroupSettingsRecord,
     Message,
     ReleaseGroup,
-    Settings,
     coordination_partition,
     parse,
     render,
@@ -29,8 +29,8 @@ from tests.faulty_log import FaultyLog
 GROUP, TOPIC = "etl", "orders"
 TOPIC_ID, OTHER_TOPIC_ID = "A" * 22, "B" * 22
 HI_MS = 10_000
-SETTINGS = Settings(HI_MS)
-RANGES = Settings(HI_MS, features=("ranges",))
+SETTINGS = GroupSettings(HI_MS)
+RANGES = GroupSettings(HI_MS, features=("ranges",))
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Site:
         return Rationalizer(log, topics=topics, clock=self.clock, snapshots=snapshots)
 
     def claimer(
-        self, *, settings: Settings = SETTINGS, log: FaultyLog | None = None, instance: str | None = None
+        self, *, settings: GroupSettings = SETTINGS, log: FaultyLog | None = None, instance: str | None = None
     ) -> Claimer:
         """Open a claimer with a log and a rationalizer of its own, that has read the log."""
         number = next(self._numbers)
@@ -72,14 +72,14 @@ class Site:
         rationalizer.catch_up()
         return claimer
 
-    def member(self, *, settings: Settings = SETTINGS, log: FaultyLog | None = None) -> Claimer:
+    def member(self, *, settings: GroupSettings = SETTINGS, log: FaultyLog | None = None) -> Claimer:
         """Open a claimer that has agreed on the settings."""
         claimer = self.claimer(settings=settings, log=log)
-        claimer.agree_on_settings()
+        claimer.ensure_group_settings()
         return claimer
 
     def owner_of(
-        self, *partitions: int, settings: Settings = SETTINGS, log: FaultyLog | None = None, at: int = 0
+        self, *partitions: int, settings: GroupSettings = SETTINGS, log: FaultyLog | None = None, at: int = 0
     ) -> Claimer:
         """Open a claimer that holds `partitions`, each at offset `at`, by default 0."""
         claimer = self.member(settings=settings, log=log)
@@ -88,23 +88,23 @@ class Site:
         claimer.beat(dict.fromkeys(partitions, at))
         return claimer
 
-    def begin(self, *partitions: int, settings: Settings = RANGES, at: int = 0) -> None:
+    def begin(self, *partitions: int, settings: GroupSettings = RANGES, at: int = 0) -> None:
         """Let a first member name the data topic and the offset, as ranges need it."""
         self.owner_of(*partitions, settings=settings, at=at).release()
 
     def range_claimer(
-        self, *, settings: Settings = RANGES, log: FaultyLog | None = None, instance: str | None = None
+        self, *, settings: GroupSettings = RANGES, log: FaultyLog | None = None, instance: str | None = None
     ) -> RangeClaimer:
         """Open a claimer of ranges with a log and a rationalizer of its own, that has agreed on the settings."""
         number = next(self._numbers)
         rationalizer = self.reader(log or self.log(), topics=[TOPIC])
         member = Member(GROUP, f"client{number}", instance or f"run{number}.0")
         claimer = RangeClaimer(rationalizer, member, TOPIC, settings, clock=self.clock)
-        claimer.agree_on_settings()
+        claimer.ensure_group_settings()
         return claimer
 
     def holder_of(
-        self, ranges: Mapping[int, tuple[int, int]], *, settings: Settings = RANGES, plans: bool = False
+        self, ranges: Mapping[int, tuple[int, int]], *, settings: GroupSettings = RANGES, plans: bool = False
     ) -> RangeClaimer:
         """Open a claimer that holds a range of each of some partitions, which have begun, and has planned them."""
         claimer = self.range_claimer(settings=settings)
@@ -115,7 +115,7 @@ class Site:
 
     def ranges(self, partition: int = 0) -> list[tuple[int, int, str]]:
         """Read start, end and phase of a key's ranges anew."""
-        return [(each.start, each.end, each.phase.value) for each in self.key(partition).ranges]
+        return [(range_.start, range_.end, range_.phase.value) for range_ in self.key(partition).ranges]
 
     def overtake(self) -> None:
         """Let retention delete all there is, with a record more: who has not read it can only observe from now on."""
@@ -164,15 +164,15 @@ def about(kind: type[Message], instance: str, partition: int = 0, **tail: object
     return kind(time_s=0, **fields, **tail)  # type: ignore[arg-type]
 
 
-def settings_record(settings: Settings) -> GroupSettings:
+def settings_record(settings: GroupSettings) -> GroupSettingsRecord:
     """Make the record by which `ops.1` gives the group settings."""
-    return GroupSettings(instance="ops.1", client="ops", group=GROUP, time_s=0, settings=settings)
+    return GroupSettingsRecord(instance="ops.1", client="ops", group=GROUP, time_s=0, settings=settings)
 
 
-def sent_by(site: Site, instance: str) -> list[str]:
+def messages_sent_by(site: Site, instance: str) -> list[str]:
     """Give the types of the records that `instance` has in the log."""
     messages = [parse(value.encode()) for value in site.values()]
-    return [type_name(each) for each in messages if isinstance(each, Message) and each.instance == instance]
+    return [type_name(message) for message in messages if isinstance(message, Message) and message.instance == instance]
 
 
 def raiser(error: BaseException) -> Callable[[], None]:

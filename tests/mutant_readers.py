@@ -410,12 +410,12 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
         'if len(key["ranges"]) >= MOST_RANGES:\n            return False\n        if again is None:\n            # ... or no range',
     ),
     "a claim takes only the spent away that it overlaps": (
-        'self._take_spent_away(log, group, key)\n        key["owner"] = None\n        if again',
+        'self._drop_abandoned_claims(log, group, key)\n        key["owner"] = None\n        if again',
         'key["ranges"] = [each for each in key["ranges"] if not self._is_spent(log, group, each) or each["end"] <= record["start"] or each["start"] >= record["end"]]\n        key["owner"] = None\n        if again',
     ),
     "a claim leaves a stale whole owner": (
-        'self._take_spent_away(log, group, key)\n        key["owner"] = None\n        if again',
-        "self._take_spent_away(log, group, key)\n        if again",
+        'self._drop_abandoned_claims(log, group, key)\n        key["owner"] = None\n        if again',
+        "self._drop_abandoned_claims(log, group, key)\n        if again",
     ),
     "a takeover is no attempt": ('again["attempts"] = again["attempts"] + 1', "pass"),
     "a takeover keeps the old epoch": (
@@ -496,7 +496,7 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
         "if not self._is_spent(log, group, each):",
     ),
     "a whole claim leaves the spent": (
-        'self._take_spent_away(log, group, key)\n        for each in key["ranges"]:\n            each["owner"] = None\n        key["owner"] = new',
+        'self._drop_abandoned_claims(log, group, key)\n        for each in key["ranges"]:\n            each["owner"] = None\n        key["owner"] = new',
         'for each in key["ranges"]:\n            if not self._is_spent(log, group, each):\n                each["owner"] = None\n        key["owner"] = new',
     ),
     "a whole claim leaves the ranges' stale owners": (
@@ -516,7 +516,7 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
     ),
     "another data topic leaves the ranges": ('key["ranges"] = []  # R3\n        key["data', 'key["data'),
     "settings change under live ranges": ("return False  # R3: no range is live", "pass"),
-    "settings leave the spent": ("self._take_spent_away(log, group, key)  # R3", "pass"),
+    "settings leave the spent": ("self._drop_abandoned_claims(log, group, key)  # R3", "pass"),
     "settings leave the ranges' owners": ('each["owner"] = None  # R3', "pass"),
     "another delivery leaves the ranges": ('key["ranges"] = []  # R3\n            if not self', 'pass\n            if not self'),
     "settings drop the ranges though they enable them": (

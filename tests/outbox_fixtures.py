@@ -12,14 +12,14 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.outbox.backoff import Limits
-from marshal_dagster.outbox.harvest import Counts, Harvest
+from marshal_dagster.outbox.backoff import HarvestLimits
+from marshal_dagster.outbox.harvest import Harvest, HarvestCounts
 from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
 from marshal_dagster.outbox.interfaces import ID_HEADER, Header, Row
 from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.publisher import KafkaPublisher
 from marshal_dagster.outbox.schema import OutboxTables
-from marshal_dagster.outbox.status import Backlog, OutboxStatus, ParkedRow
+from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus, ParkedRow
 from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 
@@ -41,9 +41,9 @@ class Published(NamedTuple):
 class Session:
     """A session of harvesting, step by step; its clock stands still unless it is told."""
 
-    def __init__(self, site: "Site", limits: Limits) -> None:
+    def __init__(self, site: "Site", limits: HarvestLimits) -> None:
         self.store, self.publisher = PostgresStore(site.tables), site.publisher()
-        self.counts = Counts()
+        self.counts = HarvestCounts()
         self.now_ms = 0.0
         self.harvest = Harvest(
             self.store, self.publisher, limits=limits, counts=self.counts, now_ms=lambda: self.now_ms
@@ -91,13 +91,13 @@ class Site:
     @contextmanager
     def session(self, **limits: int) -> Iterator[Session]:
         """Give a session that has not begun."""
-        session = Session(self, Limits(topic_patience_s=0, **limits))
+        session = Session(self, HarvestLimits(topic_patience_s=0, **limits))
         try:
             yield session
         finally:
             session.close()
 
-    def harvest(self, **limits: int) -> Counts:
+    def harvest(self, **limits: int) -> HarvestCounts:
         """Harvest all that is there in one session."""
         with self.session(**limits) as session:
             session.turns()
@@ -109,7 +109,7 @@ class Site:
 
     def status(self) -> OutboxStatus:
         """Look at the outbox."""
-        backlog = Backlog(self.tables)
+        backlog = OutboxInspector(self.tables)
         try:
             return backlog.status()
         finally:
@@ -117,7 +117,7 @@ class Site:
 
     def parked(self) -> list[ParkedRow]:
         """Give what is set aside."""
-        backlog = Backlog(self.tables)
+        backlog = OutboxInspector(self.tables)
         try:
             return backlog.parked()
         finally:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from marshal_dagster.kafka.transactions import Transaction
-from marshal_dagster.outbox.interfaces import Turn, Turned
+from marshal_dagster.outbox.interfaces import BatchTransaction, TransactionResult
 from marshal_dagster.outbox.store import PostgresStore
 from tests.outbox_faults.worker import Orders, harvester
 from tests.real.kill_points import die
@@ -24,7 +24,7 @@ def before_strike() -> None:
     """A batch is committed in Kafka, and its rows are still in the database."""
     turn = PostgresStore.turn
 
-    def dying_turn(store: PostgresStore, session: int, given: Turn) -> Turned:
+    def dying_turn(store: PostgresStore, session: int, given: BatchTransaction) -> TransactionResult:
         if given.done.rows:
             die()
         return turn(store, session, given)
@@ -36,7 +36,7 @@ def after_strike() -> None:
     """A batch is committed in Kafka, and its rows are struck."""
     turn = PostgresStore.turn
 
-    def dying_turn(store: PostgresStore, session: int, given: Turn) -> Turned:
+    def dying_turn(store: PostgresStore, session: int, given: BatchTransaction) -> TransactionResult:
         turned = turn(store, session, given)
         if given.done.rows:
             die()

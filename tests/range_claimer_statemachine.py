@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
-from marshal_dagster.errors import ClaimLost, GroupPaused, NotCommitted, PlanRejected
+from marshal_dagster.errors import ClaimLostError, CommitFailedError, GroupPausedError, PlanRejectedError
 from marshal_dagster.protocol.messages import ClaimingRange, Message, RangeDone, parse
 from marshal_dagster.protocol.state import Key, Range
 from tests.faulty_log import Fault, every
@@ -64,7 +64,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
         for claim in won:
             self._see("planned range taken over" if claim.plan_end is not None else "range claimed")
             assert max_attempts is None or claim.attempts <= max_attempts
-        if plans and not member._tenure.left:
+        if plans and not member._claim_set.left:
             member.plan({claim.partition: claim.end for claim in won})
 
     @rule(which=which_ones, number=partitions, start=st.integers(0, TOPIC_END), size=sizes, fault=faults)
@@ -74,7 +74,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
         try:
             with self._failing(member, fault):
                 won = member.claim({number: (start, start + size)})
-        except GroupPaused:
+        except GroupPausedError:
             return
         self._see("range asked for" if won else "range not won")
 
@@ -85,10 +85,10 @@ class RangeMachine(MemberMachine[RangeClaimer]):
         try:
             with self._failing(member, fault):
                 member.beat()
-        except ClaimLost:
+        except ClaimLostError:
             self._see("lost at a heartbeat")
             assert self._may_lose(member)
-        except NotCommitted:
+        except CommitFailedError:
             assert fault is not None
 
     @rule(passed_ms=steps_ms, size=sizes)
@@ -108,10 +108,10 @@ class RangeMachine(MemberMachine[RangeClaimer]):
         try:
             with self._failing(member, fault):
                 member.plan({number: end})
-        except ClaimLost:
+        except ClaimLostError:
             assert self._may_lose(member)
             return
-        except PlanRejected:
+        except PlanRejectedError:
             allowed = end == before[1] if before[1] is not None else end <= before[0]
             assert fault is not None or self._is_paused or claim.is_done or not allowed
             return
@@ -134,7 +134,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
         try:
             with self._failing(member, fault):
                 member.commit({claim.partition: claim.end})
-        except ClaimLost:
+        except ClaimLostError:
             self._see("commit refused")
             assert self._may_lose(member)
             has_ended = not claim.lease.holds(self.site.clock.lease_ms())
@@ -154,7 +154,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
     @rule(which=which_ones, number=partitions, nth=st.integers(0, 3))
     def revoke(self, which: int, number: int, nth: int) -> None:
         """A range is taken from its owner by its epoch."""
-        epochs = [each.owner.epoch for each in self._key(number).ranges if each.owner is not None]
+        epochs = [range_.owner.epoch for range_ in self._key(number).ranges if range_.owner is not None]
         if not epochs:
             return
         epoch = epochs[nth % len(epochs)] or 0
@@ -178,7 +178,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
             assert self.done[number] >= set(range(self._key(number).offset or 0))
 
     @invariant()
-    def nobody_believes_in_what_is_anothers(self) -> None:
+    def no_member_holds_anothers_range(self) -> None:
         """What members hold under leases is theirs by the log and shared with nobody; what they call done is done."""
         if not hasattr(self, "members"):
             return
@@ -218,12 +218,14 @@ class RangeMachine(MemberMachine[RangeClaimer]):
 
     def _held(self, claim: RangeClaim) -> Range | None:
         ranges = self._key(claim.partition).ranges
-        return next((each for each in ranges if each.owner is not None and each.owner.epoch == claim.epoch), None)
+        return next(
+            (range_ for range_ in ranges if range_.owner is not None and range_.owner.epoch == claim.epoch), None
+        )
 
     def _may_lose(self, member: RangeClaimer) -> bool:
         """Tell whether a member has lost something, or is about to."""
         now_ms = self.site.clock.lease_ms()
-        return bool(member._tenure.left) or any(
+        return bool(member._claim_set.left) or any(
             not claim.is_done and (not claim.lease.may_send(now_ms) or self._held(claim) is None)
             for claim in member.claims.values()
         )
@@ -234,7 +236,7 @@ class RangeMachine(MemberMachine[RangeClaimer]):
             message = parse(value)
             assert isinstance(message, Message)
             before = self._key(message.partition)
-            ranges = {each.owner.epoch: each for each in before.ranges if each.owner is not None}
+            ranges = {range_.owner.epoch: range_ for range_ in before.ranges if range_.owner is not None}
             self.plain.read(home, offset, timestamp_ms, value)
             verdict = self.world.apply(home, offset, timestamp_ms, value)
             self.read = offset + 1

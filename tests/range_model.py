@@ -27,6 +27,7 @@ from marshal_dagster.protocol.messages import (
     DataTopic,
     DeliveryMode,
     GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     Message,
     PlanningRange,
@@ -38,7 +39,6 @@ from marshal_dagster.protocol.messages import (
     RevokingClaim,
     RevokingRange,
     RuleSet,
-    Settings,
     render,
     type_name,
 )
@@ -57,11 +57,11 @@ MODES: Final = tuple(DeliveryMode)
 Steps = Generator[None, None, None]
 
 
-class Violation(Exception):
+class ViolationError(Exception):
     """A promise was broken."""
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """A member is dead."""
 
 
@@ -76,7 +76,7 @@ class View:
     def live_ranges(self, at_ms: int) -> list[Range]:
         """Give the ranges with an owner that is not stale at `at_ms`."""
         interval_ms = self.group.settings.heartbeat_interval_ms
-        return [each for each in self.key.ranges if each.is_live(at_ms, interval_ms)]
+        return [range_ for range_ in self.key.ranges if range_.is_live(at_ms, interval_ms)]
 
     def is_held(self, at_ms: int) -> bool:
         """Tell whether anybody holds anything."""
@@ -125,14 +125,14 @@ class Walk:
         self.calm = False
         self.seen: Counter[str] = Counter()
         self.told: list[str] = []
-        self.ranges_on = Settings(HI_MS, RuleSet.NATIVE, self.mode, ("ranges",))
+        self.ranges_on = GroupSettings(HI_MS, RuleSet.NATIVE, self.mode, ("ranges",))
         self.ranges_off = replace(self.ranges_on, features=())
 
     # The log
 
     def view(self) -> View:
         """Give what the log has led to."""
-        return self.views[-1] if self.views else View(Key(), Group(Settings()), 0)
+        return self.views[-1] if self.views else View(Key(), Group(GroupSettings()), 0)
 
     def look(self) -> View:
         """Copy what the log has led to."""
@@ -162,12 +162,14 @@ class Walk:
         was, now = before.key, after.key
         truth = self.truth_of(was.generation)
         if isinstance(message, RangeDone):
-            [found] = [each for each in was.ranges if each.owner is not None and each.owner.epoch == message.epoch]
+            [found] = [
+                range_ for range_ in was.ranges if range_.owner is not None and range_.owner.epoch == message.epoch
+            ]
             truth.done |= set(range(found.start, found.end))
         if isinstance(message, Heartbeat) and was.offset is not None and was.plan_end == message.offset:
             truth.done |= set(range(was.offset, message.offset))
         if isinstance(message, ClaimingRange | PlanningRange) and before.group.is_paused(after.log_time_ms):
-            raise Violation("new work in a paused group")
+            raise ViolationError("new work in a paused group")
         if isinstance(message, RevokingClaim | RevokingRange):
             self.excused.add(message.epoch)
         for held in was.ranges:
@@ -175,10 +177,10 @@ class Walk:
                 self.give_way(held.owner.epoch or 0, was.generation != now.generation)
         if now.generation == was.generation and was.offset is not None and now.offset != was.offset:
             if now.offset is None or now.offset < was.offset:
-                raise Violation("the offset went back within a generation")
+                raise ViolationError("the offset went back within a generation")
             self.check_ground(truth, was.offset, now.offset)
         if now.generation != was.generation and now.ranges:
-            raise Violation("ranges outlived their generation")
+            raise ViolationError("ranges outlived their generation")
 
     def give_way(self, epoch: int, is_new_generation: bool) -> None:
         """A new generation is a person's doing: who works in the old one is excused."""
@@ -189,44 +191,44 @@ class Walk:
         """Check that the offset may move from `start` to `end`."""
         ground = range(start, end)
         if not truth.done.issuperset(ground):
-            raise Violation(f"the offset passed {sorted(set(ground) - truth.done)}, which is not done")
+            raise ViolationError(f"the offset passed {sorted(set(ground) - truth.done)}, which is not done")
         if self.mode is DeliveryMode.AT_LEAST_ONCE and not all(truth.processed[each] for each in ground):
-            raise Violation("at least once: the offset passed what nobody processed")
+            raise ViolationError("at least once: the offset passed what nobody processed")
         truth.done.difference_update(ground)
         if self.mode is DeliveryMode.EFFECTIVELY_ONCE and any(truth.output[each] != 1 for each in ground):
-            raise Violation("effectively once: the output does not hold each once")
+            raise ViolationError("effectively once: the output does not hold each once")
 
     def check_state(self, view: View) -> None:
         """Check what must hold of any state."""
         key, at_ms = view.key, view.log_time_ms
         edges = [edge for each in key.ranges for edge in (each.start, each.end)]
         if edges != sorted(edges) or any(each.start >= each.end for each in key.ranges):
-            raise Violation("ranges overlap, or are not in order")
+            raise ViolationError("ranges overlap, or are not in order")
         if key.ranges and (key.offset is None or key.offset > key.ranges[0].start or key.data_topic_id is None):
-            raise Violation("a range below the offset, or of an unknown topic")
+            raise ViolationError("a range below the offset, or of an unknown topic")
         if key.ranges and key.plan_end is not None:
-            raise Violation("a plan for the whole beside ranges")
+            raise ViolationError("a plan for the whole beside ranges")
         if view.group.is_live(key, at_ms) and view.live_ranges(at_ms):
-            raise Violation("held whole and by ranges")
+            raise ViolationError("held whole and by ranges")
         if key.ranges and not enables_ranges(view.group.settings):
-            raise Violation("ranges in a group that does not enable them")
+            raise ViolationError("ranges in a group that does not enable them")
         if len(key.ranges) > MOST_RANGES:
-            raise Violation("too many ranges")
+            raise ViolationError("too many ranges")
         for each in key.ranges:
             if each.phase is (Phase.CLAIMED if each.owner is None else Phase.DONE):
-                raise Violation("a range in no phase")
+                raise ViolationError("a range in no phase")
         self.check_done(key)
 
     def check_done(self, key: Key) -> None:
         """Check that done ranges are what is done ahead of the offset, and all of it."""
         done = {each for one in key.ranges if one.phase is Phase.DONE for each in range(one.start, one.end)}
         if done != self.truth_of(key.generation).done:
-            raise Violation("what is done ahead of the offset is not what was done")
+            raise ViolationError("what is done ahead of the offset is not what was done")
         if any(
             one.end == other.start and one.phase is other.phase is Phase.DONE
             for one, other in zip(key.ranges, key.ranges[1:], strict=False)
         ):
-            raise Violation("done ranges that touch are not one")
+            raise ViolationError("done ranges that touch are not one")
 
     def truth_of(self, generation: int) -> Truth:
         """Give what happened in a generation."""
@@ -243,12 +245,12 @@ class Walk:
                 self.seen["stored before"] += 1
                 return
             if any(truth.output[each] for each in range(start, end)):
-                raise Violation(f"effectively once: the output holds a part of [{start}, {end})")
+                raise ViolationError(f"effectively once: the output holds a part of [{start}, {end})")
             truth.stored.add((start, end))
             truth.output.update(range(start, end))
         truth.processed.update(range(start, end))
         if self.mode is DeliveryMode.AT_MOST_ONCE and any(truth.processed[each] > 1 for each in range(start, end)):
-            raise Violation(f"at most once: [{start}, {end}) processed twice in generation {generation}")
+            raise ViolationError(f"at most once: [{start}, {end}) processed twice in generation {generation}")
 
     def believe(self, instance: str, epoch: int, belief: Belief | None) -> None:
         """Let a member believe in a lease, or no longer; no two may believe in the same offsets."""
@@ -261,7 +263,7 @@ class Walk:
                 continue
             both = other.until_ms > self.now_ms < belief.until_ms
             if both and other.start < belief.end and belief.start < other.end:
-                raise Violation(f"two leases at once on [{belief.start}, {belief.end})")
+                raise ViolationError(f"two leases at once on [{belief.start}, {belief.end})")
 
     # Sending
 
@@ -272,12 +274,14 @@ class Walk:
 
     def send(self, kind: type[Message], instance: str, **content: object) -> int | None:
         """Send a record; give its log offset if it is acknowledged. It may be lost, come late or twice, or kill."""
-        where = {} if issubclass(kind, ReleaseGroup | GroupSettings) else {"topic": PLACE[0], "partition": PLACE[1]}
+        where = (
+            {} if issubclass(kind, ReleaseGroup | GroupSettingsRecord) else {"topic": PLACE[0], "partition": PLACE[1]}
+        )
         said: dict[str, Any] = {**where, **content}
         message = kind(instance=instance, client="c", group="g", time_s=0, **said)
         chance = 1.0 if self.calm else self.rng.random()
         if chance < 0.02:
-            raise Crash
+            raise CrashError
         if chance < 0.05:
             return None
         if chance < 0.10:
@@ -285,7 +289,7 @@ class Walk:
             return None
         offset = self.append(message)
         if chance < 0.12:
-            raise Crash
+            raise CrashError
         if chance < 0.15:
             return None
         if chance < 0.18:
@@ -330,7 +334,7 @@ class Walk:
         """Let an actor take a step; tell whether it goes on."""
         try:
             next(actor)
-        except (StopIteration, Crash):
+        except (StopIteration, CrashError):
             return False
         return True
 
@@ -346,13 +350,15 @@ class Walk:
             for _ in member(self):
                 self.now_ms += self.rng.randrange(2)
             self.now_ms += 2 * HI_MS + 1
-        raise Violation(f"not all gets done: {self.view()}")
+        raise ViolationError(f"not all gets done: {self.view()}")
 
     def is_drained(self) -> bool:
         """Tell whether there is nothing left to do."""
         key = self.view().key
         return (
-            key.offset is not None and key.offset >= self.end and all(one.phase is Phase.CLAIMED for one in key.ranges)
+            key.offset is not None
+            and key.offset >= self.end
+            and all(range_.phase is Phase.CLAIMED for range_ in key.ranges)
         )
 
 
@@ -367,7 +373,7 @@ def member(walk: Walk) -> Steps:
         key = view.key
         is_begun = key.offset is not None and key.data_topic_id is not None and key.plan_end is None
         if not view.group.settings_accepted:
-            walk.send(GroupSettings, walk.new_instance(), settings=walk.ranges_on)
+            walk.send(GroupSettingsRecord, walk.new_instance(), settings=walk.ranges_on)
         elif is_begun and enables_ranges(view.group.settings):
             yield from _Tenures(walk, view).work()
         else:
@@ -453,22 +459,22 @@ class _Tenures:
 
     def claim_and_do(self) -> Steps:
         walk = self.walk
-        sent, unheard = {}, False
+        sent, unconfirmed = {}, False
         for start, end in self.wanted():
             at_ms = walk.now_ms
             epoch = walk.send(ClaimingRange, self.instance, start=start, end=end)
-            unheard |= epoch is None
+            unconfirmed |= epoch is None
             if epoch is not None:
                 sent[epoch] = at_ms
             if self.rng.random() < 0.3:
                 yield
         yield
-        for each in walk.view().key.ranges:
-            if each.owner is not None and each.owner.instance == self.instance:
-                epoch = each.owner.epoch or 0
+        for range_ in walk.view().key.ranges:
+            if range_.owner is not None and range_.owner.instance == self.instance:
+                epoch = range_.owner.epoch or 0
                 if epoch in sent:
                     self.sent_ms[epoch] = sent[epoch]
-                    self.believe(each)
+                    self.believe(range_)
                 else:
                     walk.send(RevokingRange, walk.new_instance(), epoch=epoch)
         for epoch in self.rng.sample(list(self.sent_ms), len(self.sent_ms)):
@@ -478,11 +484,11 @@ class _Tenures:
         """Give planned ranges that nobody holds, then pieces of the lowest gaps, also beyond the data's end."""
         key, interval_ms = self.view.key, HI_MS
         left = self.rng.randrange(1, 4)
-        for each in key.ranges:
-            is_left = each.phase is Phase.PLANNED and not each.is_live(self.walk.now_ms, interval_ms)
+        for range_ in key.ranges:
+            is_left = range_.phase is Phase.PLANNED and not range_.is_live(self.walk.now_ms, interval_ms)
             if is_left and left:
                 left -= 1
-                yield each.start, each.end
+                yield range_.start, range_.end
         at = key.offset or 0
         kept = [each for each in key.ranges if not each.is_spent(self.walk.now_ms, interval_ms)]
         ahead = 0 if self.walk.calm else self.rng.choice((0, 0, 10))
@@ -583,9 +589,9 @@ def revoker(walk: Walk) -> Steps:
     instance = walk.new_instance()
     if key.owner is not None and walk.rng.random() < 0.5:
         walk.send(RevokingClaim, instance, epoch=key.owner.epoch)
-    for each in key.ranges:
-        if each.owner is not None and walk.rng.random() < 0.4:
-            walk.send(RevokingRange, instance, epoch=each.owner.epoch)
+    for range_ in key.ranges:
+        if range_.owner is not None and walk.rng.random() < 0.4:
+            walk.send(RevokingRange, instance, epoch=range_.owner.epoch)
 
 
 def _paused(walk: Walk, instance: str) -> Generator[None, None, bool]:
@@ -645,7 +651,7 @@ def settler(walk: Walk) -> Steps:
         if is_on and walk.rng.random() < 0.5:
             yield from _switch_off(walk, instance)
         else:
-            walk.send(GroupSettings, instance, settings=walk.ranges_on)
+            walk.send(GroupSettingsRecord, instance, settings=walk.ranges_on)
     yield
     walk.send(ReleaseGroup, instance, expiry_s=0)
 
@@ -661,13 +667,13 @@ def _switch_off(walk: Walk, instance: str) -> Steps:
         return
     if walk.seen["ReleaseGroup accepted"] != pauses:
         return
-    settled = walk.send(GroupSettings, instance, settings=walk.ranges_off)
+    settled = walk.send(GroupSettingsRecord, instance, settings=walk.ranges_off)
     if settled is None or not walk.accepted[settled]:
         return
     walk.seen["switched off"] += 1
     ours, theirs = walk.view().key, walk.older.key("g", *PLACE)
     if ours != theirs or walk.view().group.settings != walk.older.group_of("g", PLACE[0]).settings:
-        raise Violation(f"a reader that knows no ranges has another state: {theirs}, not {ours}")
+        raise ViolationError(f"a reader that knows no ranges has another state: {theirs}, not {ours}")
 
 
 def stranger(walk: Walk) -> Steps:
@@ -680,11 +686,11 @@ def stranger(walk: Walk) -> Steps:
 
 def _speak_for_others(walk: Walk, instance: str) -> Steps:
     key = walk.view().key
-    for each in key.ranges:
+    for range_ in key.ranges:
         kind = walk.rng.choice((RangeDone, RangeHeartbeat, ReleasingRange, PlanningRange))
-        if each.owner is not None:
-            content = {"end": each.end} if kind is PlanningRange else {}
-            walk.send(kind, instance, epoch=each.owner.epoch, **content)
+        if range_.owner is not None:
+            content = {"end": range_.end} if kind is PlanningRange else {}
+            walk.send(kind, instance, epoch=range_.owner.epoch, **content)
     walk.send(Heartbeat, instance, offset=(key.offset or 0) + 5)
     yield
 
@@ -694,7 +700,9 @@ def _claim_wrongly(walk: Walk, instance: str) -> Steps:
     start = max(0, (walk.view().key.offset or 0) + walk.rng.randrange(-6, 12))
     epoch = walk.send(ClaimingRange, instance, start=start, end=start + walk.rng.randrange(1, 8))
     yield
-    held = next((each for each in walk.view().key.ranges if each.owner is not None and each.owner.epoch == epoch), None)
+    held = next(
+        (range_ for range_ in walk.view().key.ranges if range_.owner is not None and range_.owner.epoch == epoch), None
+    )
     if held is not None and held.phase is Phase.CLAIMED:
         walk.send(RangeDone, instance, epoch=epoch)
 
@@ -702,7 +710,9 @@ def _claim_wrongly(walk: Walk, instance: str) -> Steps:
 def _plan_wrongly(walk: Walk, instance: str) -> Steps:
     """Take a planned range over and plan it otherwise, or plan beyond what was claimed."""
     view = walk.view()
-    left = [each for each in view.key.ranges if each.phase is Phase.PLANNED and not each.is_live(walk.now_ms, HI_MS)]
+    left = [
+        range_ for range_ in view.key.ranges if range_.phase is Phase.PLANNED and not range_.is_live(walk.now_ms, HI_MS)
+    ]
     if left:
         start, end = left[0].start, left[0].end
         epoch, end = walk.send(ClaimingRange, instance, start=start, end=end), max(start + 1, end - 1)
@@ -718,8 +728,8 @@ def _pause_and_hold(walk: Walk, instance: str) -> Steps:
     """Pause, claim ranges and the whole without waiting, and act as its owner when the pause is over."""
     walk.send(ReleaseGroup, instance, expiry_s=FAR_S)
     group = walk.view().group
-    walk.send(GroupSettings, instance, settings=group.settings if group.settings_accepted else walk.ranges_on)
-    start = max([walk.view().key.offset or 0, *(each.end for each in walk.view().key.ranges)])
+    walk.send(GroupSettingsRecord, instance, settings=group.settings if group.settings_accepted else walk.ranges_on)
+    start = max([walk.view().key.offset or 0, *(range_.end for range_ in walk.view().key.ranges)])
     walk.send(ClaimingRange, instance, start=start, end=start + 3)
     walk.send(ClaimingPartition, instance)
     yield
@@ -753,7 +763,7 @@ def run(seeds: Sequence[int], steps: int, *, shows: int = 25) -> Outcome:
         walk = Walk(seed)
         try:
             walk.walk(steps)
-        except Violation as violation:
+        except ViolationError as violation:
             lines = "\n  ".join(walk.told[-shows:])
             return Outcome(seen, f"seed {seed}, {walk.mode}: {violation}\n  {lines}")
         seen.update(walk.seen)

@@ -156,7 +156,7 @@ def first_difference(records: Iterable[LogRecord], plain: Reader, other: Reader,
     return None
 
 
-def first_difference_by_many(
+def first_difference_in_batches(
     records: Iterable[LogRecord], plain: Reader, other: LibraryReader, seed: int, largest: int = 60
 ) -> Difference | None:
     """Return where the fast path first differs: pieces of random size go through it, a few through the slow one."""
@@ -229,7 +229,7 @@ def compare(case: Case, every: int = 1) -> str | None:
         return first_difference(records, case.plain(), case.library(), every)
 
     def by_many(records: Iterable[LogRecord]) -> Difference | None:
-        return first_difference_by_many(records, case.plain(), case.library(), case.seed)
+        return first_difference_in_batches(records, case.plain(), case.library(), case.seed)
 
     for differs in (by_one, by_many):
         difference = differs(case.log())

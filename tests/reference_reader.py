@@ -195,7 +195,7 @@ class PlainReader:
         for each in key["ranges"]:
             if not self._is_spent(log, group, each) and not sender_paused:
                 return False
-        self._take_spent_away(log, group, key)
+        self._drop_abandoned_claims(log, group, key)
         for each in key["ranges"]:
             each["owner"] = None
         key["owner"] = new_owner(record, offset, log["log_time"])
@@ -349,7 +349,7 @@ class PlainReader:
                 if key["plan_end"] is not None:
                     return False
         for key in group["keys"].values():
-            self._take_spent_away(log, group, key)  # R3
+            self._drop_abandoned_claims(log, group, key)  # R3
         delivery_before = self._settings_of(group)["delivery"]
         group["settings"] = record["settings"]
         for key in group["keys"].values():
@@ -410,7 +410,7 @@ class PlainReader:
             if count >= MOST_RANGES:
                 return False
 
-        self._take_spent_away(log, group, key)
+        self._drop_abandoned_claims(log, group, key)
         key["owner"] = None
         if again is not None:
             again["owner"] = new_owner(record, offset, log["log_time"])
@@ -503,7 +503,7 @@ class PlainReader:
     def _is_spent(self, log: dict[str, Any], group: dict[str, Any], each: dict[str, Any]) -> bool:
         return each["phase"] == "claimed" and not self._is_live(log, group, each["owner"])
 
-    def _take_spent_away(self, log: dict[str, Any], group: dict[str, Any], key: dict[str, Any]) -> None:
+    def _drop_abandoned_claims(self, log: dict[str, Any], group: dict[str, Any], key: dict[str, Any]) -> None:
         for each in list(key["ranges"]):
             if self._is_spent(log, group, each):
                 key["ranges"].remove(each)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
-from tests.simulator.checkers import Violation
+from tests.simulator.checkers import ViolationError
 from tests.soak_results import add_row, code_digest, code_version, read_rows
 
 CHUNK: Final = 50
@@ -57,7 +57,7 @@ class Result(Protocol):
         ...
 
     @property
-    def violations(self) -> tuple[Violation, ...]:
+    def violations(self) -> tuple[ViolationError, ...]:
         """The promises that were broken."""
         ...
 
@@ -143,7 +143,7 @@ class Simulator(Generic[S, R]):
     """What happens in a seed depends on, as git names it."""
     scenario: Callable[[int], S]
     simulate: Callable[[S], R]
-    result: Callable[[int, tuple[Violation, ...], int, int, Counter[str]], R]
+    result: Callable[[int, tuple[ViolationError, ...], int, int, Counter[str]], R]
     """Makes a result: seed, violations, records, steps, faults."""
     outcomes: Callable[[R], Counter[str]] = no_outcomes
     """Returns what else is counted of a seed."""
@@ -159,7 +159,7 @@ class Simulator(Generic[S, R]):
         try:
             return self.simulate(of)
         except TimeoutError:
-            endless = Violation("every seed ends", f"not after {LONGEST_SEED_S} s")
+            endless = ViolationError("every seed ends", f"not after {LONGEST_SEED_S} s")
             return self.result(of.seed, (endless,), 0, 0, Counter())
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)

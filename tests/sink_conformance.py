@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
-from marshal_dagster.sinks import Sink, WriteOutcome
+from marshal_dagster.sinks import Sink, WriteResult
 from marshal_dagster.sinks.conformance import Row
 from marshal_dagster.sinks.conformance.target import ahead, intervals, never, part, rows_of
 
@@ -41,7 +41,7 @@ Frame = Any
 """A DataFrame, or what stands in for one."""
 
 
-class Crash(BaseException):
+class CrashError(BaseException):
     """Stands for the end of a process."""
 
 
@@ -83,7 +83,7 @@ def deliver(
     sink: Sink | None = None,
     without: Iterable[int] = (),
     rows: Sequence[Row] | None = None,
-) -> WriteOutcome:
+) -> WriteResult:
     """Do what a batch does: ask, process, write."""
     sink = sink or output.sink()
     sink.verdicts(ranges)
@@ -112,7 +112,7 @@ class SinkConformance:
         for again in (done, [part(0, 0, 5, epoch=20), part(1, 0, 3, epoch=21)]):
             assert set(output.sink().verdicts(again).values()) == {Verdict.SKIP}
             outcome = output.sink().write(output.poison(), again, never)
-            assert outcome == WriteOutcome(taken=(), skipped=tuple(again), rows={})
+            assert outcome == WriteResult(taken=(), skipped=tuple(again), rows={})
         assert output.rows() == rows_of("a", *done)
 
     def test_of_a_partly_taken_batch_the_rest_is_taken(self, output: Output) -> None:
@@ -146,9 +146,9 @@ class SinkConformance:
         deliver(output, "a", part(0, 0, 10, generation=7))
         late = part(0, *bounds, **{"generation": 7, **others})
         beside = part(1, 0, 3, generation=7, log=late.coordination_topic_id)
-        with pytest.raises(SinkRefused, match=why):
+        with pytest.raises(SinkRejectedError, match=why):
             output.sink().verdicts([beside, late])
-        with pytest.raises(SinkRefused, match=why):
+        with pytest.raises(SinkRejectedError, match=why):
             output.sink().write(output.frame(rows_of("b", beside, late)), [beside, late], never)
         assert output.rows() == rows_of("a", part(0, 0, 10))
         assert deliver(output, "c", part(0, 10, 12, generation=7)).taken
@@ -170,7 +170,7 @@ class SinkConformance:
         with pytest.raises(ConfigurationError, match=r"groupBy\(\"partition\""):
             output.sink().write(output.frame([(1, "x")], ("offset", "value")), [mine], never)
         for foreign in ([(7, 0, "x")], [(None, 0, "x")], [(-1, 0, "x")]):
-            with pytest.raises(SinkRefused, match="which this batch did not read"):
+            with pytest.raises(SinkRejectedError, match="which this batch did not read"):
                 output.sink().write(output.frame([*rows_of("a", mine), *foreign]), [mine], never)
         assert output.rows() == []
         assert deliver(output, "b", mine).taken == (mine,)
@@ -254,7 +254,7 @@ class ReplacingConformance:
         read = rows_of("new", newer)
         reads: list[str] = []
 
-        class MadeAnew(Exception):
+        class TopicRecreatedError(Exception):
             """The topic is another."""
 
         def offsets_read() -> Mapping[int, Sequence[tuple[int, int]]]:
@@ -264,11 +264,11 @@ class ReplacingConformance:
         def is_changed_after(count: int) -> Callable[[], None]:
             def before_commit() -> None:
                 if len(reads) == count:
-                    raise MadeAnew
+                    raise TopicRecreatedError
 
             return before_commit
 
-        with pytest.raises(MadeAnew):
+        with pytest.raises(TopicRecreatedError):
             output.sink().write(output.frame(read), [newer], offsets_read, is_changed_after(int(is_replacing)))
         assert output.rows() == before
         assert len(reads) == int(is_replacing)
@@ -317,9 +317,9 @@ class ReplacingConformance:
         over, beyond = part(0, 5, 12, generation=20, epoch=21), part(0, 10, 12, generation=20, epoch=21)
         assert "no column 'offset'" in (output.sink().can_replace([over]) or "")
         assert output.sink().can_replace([beyond]) is None
-        with pytest.raises(SinkRefused, match="no column 'offset'"):
+        with pytest.raises(SinkRejectedError, match="no column 'offset'"):
             output.sink().verdicts([over])
-        with pytest.raises(SinkRefused, match="no column 'offset'"):
+        with pytest.raises(SinkRejectedError, match="no column 'offset'"):
             output.sink().write(output.poison(), [over], never)
         assert output.sink().write(output.frame([(0, "more")], columns), [beyond], never).taken == (beyond,)
         assert output.rows() == [(0, -1, "more"), (0, -1, "sum")]
@@ -343,7 +343,7 @@ class CrashConformance:
             ranges = [part(2 * number, 0, 3), part(2 * number + 1, 5, 7)]
             seen = self.dies(output, step, "a", *ranges)
             assert step in seen, f"{step} was not reached: {seen}"
-            again = [part(each.partition, each.start, each.end, epoch=20) for each in ranges]
+            again = [part(range_.partition, range_.start, range_.end, epoch=20) for range_ in ranges]
             outcome = deliver(output, "b", *again)
             assert set(outcome.taken + outcome.skipped) == set(again)
             mine = [row for row in output.rows() if row[0] in {2 * number, 2 * number + 1}]
@@ -374,11 +374,11 @@ class CrashConformance:
         def reached(at: str) -> None:
             seen.append(at)
             if at == step:
-                raise Crash
+                raise CrashError
 
         try:
             deliver(output, value, *ranges, sink=output.sink(reached))
-        except Crash:
+        except CrashError:
             assert seen[-1] == step or step in seen
         return seen
 
@@ -389,7 +389,7 @@ class CrashConformance:
             outcomes = self.race(output, {"a": [mine], "b": [mine]})
             assert sorted(len(each.taken) for each in outcomes.values()) == [0, 1]
             assert sorted(len(each.skipped) for each in outcomes.values()) == [0, 1]
-            winner = next(value for value, each in outcomes.items() if each.taken)
+            winner = next(value for value, outcome in outcomes.items() if outcome.taken)
             found = [row for row in output.rows() if row[0] == number and row[1] >= start]
             assert found == rows_of(winner, mine)
 
@@ -405,18 +405,18 @@ class CrashConformance:
     @classmethod
     def race(
         cls, output: Output, batches: Mapping[str, Sequence[ClaimedRange]], *, replacing: bool = False
-    ) -> dict[str, WriteOutcome]:
+    ) -> dict[str, WriteResult]:
         """Let all come to the racing step before one goes on; with `replacing`, over rows of an older generation."""
         found = cls.race_or_refused(output, batches, replacing=replacing)
         for each in found.values():
-            if isinstance(each, SinkRefused):
+            if isinstance(each, SinkRejectedError):
                 raise each
-        return {value: each for value, each in found.items() if isinstance(each, WriteOutcome)}
+        return {value: each for value, each in found.items() if isinstance(each, WriteResult)}
 
     @staticmethod
     def race_or_refused(
         output: Output, batches: Mapping[str, Sequence[ClaimedRange]], *, replacing: bool = False
-    ) -> dict[str, WriteOutcome | SinkRefused]:
+    ) -> dict[str, WriteResult | SinkRejectedError]:
         """Let all come to the racing step before one goes on, and return what became of each."""
         barrier = threading.Barrier(len(batches))
 
@@ -431,13 +431,13 @@ class CrashConformance:
 
             return reached
 
-        def write(value: str, ranges: Sequence[ClaimedRange]) -> WriteOutcome | SinkRefused:
+        def write(value: str, ranges: Sequence[ClaimedRange]) -> WriteResult | SinkRejectedError:
             read = rows_of(value, *ranges)
             try:
                 return output.sink(waits()).write(
                     frames[value], ranges, lambda: intervals(read) if replacing else never()
                 )
-            except SinkRefused as refused:
+            except SinkRejectedError as refused:
                 return refused
 
         frames = {value: output.frame(rows_of(value, *ranges)) for value, ranges in batches.items()}
@@ -463,7 +463,7 @@ class CrashConformance:
             deliver(output, "new", part(0, 0, 5, epoch=20), sink=output.sink())
             output.sweep()
             go.set()
-            with pytest.raises(SinkRefused, match="fencing token 10 is lower than 20"):
+            with pytest.raises(SinkRejectedError, match="fencing token 10 is lower than 20"):
                 future.result(60)
         assert output.rows() == rows_of("new", mine)
         assert deliver(output, "next", part(0, 5, 6, epoch=20)).taken
@@ -530,7 +530,7 @@ class AnyOrderConformance:
 
     @pytest.fixture(autouse=True)
     def _in_any_order(self, output: Output) -> None:
-        assert output.sink().takes_in_any_order is True
+        assert output.sink().supports_unordered_ranges is True
 
     def test_ranges_come_in_any_order(self, output: Output) -> None:
         """Each is taken once, under a higher token than its neighbours' or a lower one."""
@@ -590,9 +590,9 @@ class AnyOrderConformance:
             deliver(output, "a", each)
         wrong = ahead(0, *bounds, **{"generation": 7, **others})
         beside = ahead(1, 0, 3, generation=7, log=wrong.coordination_topic_id)
-        with pytest.raises(SinkRefused, match=why):
+        with pytest.raises(SinkRejectedError, match=why):
             output.sink().verdicts([beside, wrong])
-        with pytest.raises(SinkRefused, match=why):
+        with pytest.raises(SinkRejectedError, match=why):
             output.sink().write(output.frame(rows_of("b", beside, wrong)), [beside, wrong], never)
         assert output.rows() == rows_of("a", *reversed(held))
         assert deliver(output, "c", ahead(0, 20, 30, generation=7)).taken
@@ -608,11 +608,11 @@ class AnyOrderConformance:
             (25, 35, r"holds \[20, 30\)"),
             (0, 10, "in order up to 30 in the same generation, and has no such range"),
         ):
-            with pytest.raises(SinkRefused, match=why):
+            with pytest.raises(SinkRejectedError, match=why):
                 deliver(output, "b", ahead(0, start, end, epoch=30))
         for start in (50, 30):
             assert deliver(output, "c", ahead(0, start, start + 10)).taken
-        with pytest.raises(SinkRefused, match="in order up to 30"):
+        with pytest.raises(SinkRejectedError, match="in order up to 30"):
             deliver(output, "b", ahead(0, 5, 10, epoch=30))
         expected = rows_of("a", part(0, 10, 30)) + rows_of("c", part(0, 30, 40), part(0, 50, 60))
         assert output.rows() == expected
@@ -622,13 +622,13 @@ class AnyOrderConformance:
         for start, epoch in ((20, 15), (0, 12)):
             deliver(output, "a", ahead(0, start, start + 10, epoch=epoch))
         for start in (0, 10, 20, 30):
-            with pytest.raises(SinkRefused, match="needs a new generation: set the position"):
+            with pytest.raises(SinkRejectedError, match="needs a new generation: set the position"):
                 deliver(output, "b", part(0, start, start + 10, epoch=30))
         deliver(output, "a", ahead(0, 10, 20, epoch=11))
-        with pytest.raises(SinkRefused, match="fencing token 14 is lower than 15"):
+        with pytest.raises(SinkRejectedError, match="fencing token 14 is lower than 15"):
             deliver(output, "b", part(0, 30, 40, epoch=14))
         for start, end, why in ((10, 20, "stands at 30"), (15, 30, "needs a new generation"), (31, 40, "stands at 30")):
-            with pytest.raises(SinkRefused, match=why):
+            with pytest.raises(SinkRejectedError, match=why):
                 deliver(output, "b", part(0, start, end, epoch=30))
         assert deliver(output, "b", part(0, 20, 30, epoch=30)).skipped
         assert deliver(output, "c", part(0, 30, 40, epoch=30)).taken
@@ -655,7 +655,7 @@ class AnyOrderConformance:
         deliver(output, "b", ahead(0, 0, 5, generation=20, epoch=22))
         deliver(output, "c", part(0, 25, 40, generation=30, epoch=31))
         deliver(output, "c", part(0, 40, 45, generation=30, epoch=31))
-        with pytest.raises(SinkRefused, match="generation 20 is older than 30"):
+        with pytest.raises(SinkRejectedError, match="generation 20 is older than 30"):
             deliver(output, "d", ahead(0, 5, 20, generation=20, epoch=40))
         values = "".join(value for _, _, value in output.rows())
         assert values == "bbbbb" + "aaaaa" + "bbbbb" + "c" * 20
@@ -687,7 +687,7 @@ class AnyOrderConformance:
         deliver(output, "b", ahead(last, 2**63 - 3, 2**63 - 1, epoch=1, generation=2**61))
         deliver(output, "c", ahead(last, 2**62 + 3, 2**62 + 5, epoch=1, generation=2**61))
         assert [value for _, _, value in output.rows()] == list("aaaccbb")
-        with pytest.raises(SinkRefused, match="which overlaps it"):
+        with pytest.raises(SinkRejectedError, match="which overlaps it"):
             output.sink().verdicts([ahead(last, 2**62 + 5, 2**63 - 1, generation=2**61)])
 
     def test_many_ranges_of_one_partition(self, output: Output) -> None:
@@ -699,7 +699,7 @@ class AnyOrderConformance:
         for number in order:
             again = ahead(0, 2 * number, 2 * number + 2)
             assert output.sink().verdicts([again]) == {again: Verdict.SKIP}
-        with pytest.raises(SinkRefused, match=r"holds \[40, 42\)"):
+        with pytest.raises(SinkRejectedError, match=r"holds \[40, 42\)"):
             output.sink().verdicts([ahead(0, 40, 44)])
 
     # New generations
@@ -732,7 +732,7 @@ class AnyOrderConformance:
         """Writers of different ranges of one partition come to the last step together, in an output old or new."""
         for generation, value in ((0, "a"), (20, "b")):
             ranges = [ahead(0, start, start + 5, generation=generation, epoch=90 - start) for start in (15, 0, 10, 5)]
-            batches = {f"{value}{each.start}": [each] for each in ranges}
+            batches = {f"{value}{range_.start}": [range_] for range_ in ranges}
             outcomes = CrashConformance.race(output, batches, replacing=generation > 0)
             assert [outcome.taken for outcome in outcomes.values()] == [(each,) for each in ranges]
             assert [offset for _, offset, _ in output.rows()] == list(range(20))
@@ -747,7 +747,7 @@ class AnyOrderConformance:
             outcomes = CrashConformance.race(output, {"a": [mine], "b": [mine]})
             assert sorted(len(each.taken) for each in outcomes.values()) == [0, 1]
             assert sorted(len(each.skipped) for each in outcomes.values()) == [0, 1]
-            winner = next(value for value, each in outcomes.items() if each.taken)
+            winner = next(value for value, outcome in outcomes.items() if outcome.taken)
             assert [row for row in output.rows() if start <= row[1] < start + 10] == rows_of(winner, mine)
 
     def test_two_writers_of_ranges_that_overlap(self, output: Output) -> None:
@@ -755,7 +755,7 @@ class AnyOrderConformance:
         for start in (60, 0, 30):
             mine, other = ahead(0, start, start + 10), ahead(0, start + 5, start + 15)
             outcomes = CrashConformance.race_or_refused(output, {"a": [mine], "b": [other]})
-            refused = [value for value, each in outcomes.items() if isinstance(each, SinkRefused)]
+            refused = [value for value, outcome in outcomes.items() if isinstance(outcome, SinkRejectedError)]
             assert len(refused) == 1, outcomes
             assert "which overlaps it and is not the same" in str(outcomes[refused[0]])
             winner = {"a": mine, "b": other}[{"a": "b", "b": "a"}[refused[0]]]
@@ -805,7 +805,7 @@ class AnyOrderConformance:
         if outcome in {"taken", "skipped"}:
             assert getattr(sink.write(frame, [mine], never), outcome) == (mine,)
         else:
-            with pytest.raises(SinkRefused, match=outcome):
+            with pytest.raises(SinkRejectedError, match=outcome):
                 sink.write(frame, [mine], never)
         late = rows_of("late", mine) if outcome == "taken" else []
         assert output.rows() == sorted(before + late + rows_of("new", meanwhile))
@@ -872,9 +872,9 @@ class HistoryConformance:
             expected = model.outcome(ranges, read, written)
             try:
                 self.write(output, ranges, written, read, died_at)
-            except SinkRefused:
+            except SinkRejectedError:
                 assert expected is None
-            except Crash:
+            except CrashError:
                 pass
             else:
                 assert expected is not None
@@ -902,7 +902,7 @@ class HistoryConformance:
 
         def reached(step: str) -> None:
             if step == died_at:
-                raise Crash
+                raise CrashError
 
         output.sink(reached).write(output.frame(written), ranges, lambda: intervals(read))
 
@@ -931,9 +931,9 @@ class Rows(ABC):
         for partition, offset, _ in read:
             self.rows.pop((partition, offset), None)
         self.rows |= {(partition, offset): (partition, offset, value) for partition, offset, value in written}
-        for each in ranges:
-            if each.partition in taken:
-                self._note(each)
+        for range_ in ranges:
+            if range_.partition in taken:
+                self._note(range_)
 
     @abstractmethod
     def _note(self, taken: ClaimedRange) -> None:
@@ -984,16 +984,16 @@ class Model(Rows):
     def outcome(self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]) -> Taken | None:
         """Return the partitions taken with what was read and written of them, or None if it must be refused."""
         taken = set()
-        for each in ranges:
-            if each.partition in self._stands:
-                generation, epoch, position = self._stands[each.partition]
-                if each.generation < generation or each.epoch < epoch:
+        for range_ in ranges:
+            if range_.partition in self._stands:
+                generation, epoch, position = self._stands[range_.partition]
+                if range_.generation < generation or range_.epoch < epoch:
                     return None
-                if each.generation == generation and each.end == position:
+                if range_.generation == generation and range_.end == position:
                     continue
-                if each.generation == generation and each.start != position:
+                if range_.generation == generation and range_.start != position:
                     return None
-            taken.add(each.partition)
+            taken.add(range_.partition)
         return of_partitions(taken, read, written)
 
     def _note(self, taken: ClaimedRange) -> None:
@@ -1025,16 +1025,16 @@ class RangesModel(Rows):
     def outcome(self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]) -> Taken | None:
         """Return the partitions taken with what was read and written of them, or None if it must be refused."""
         taken = set()
-        for each in ranges:
-            generation, ground = self._held.get(each.partition, (-1, {}))
-            if each.generation < generation:
+        for range_ in ranges:
+            generation, ground = self._held.get(range_.partition, (-1, {}))
+            if range_.generation < generation:
                 return None
-            met = {ground.get(offset) for offset in range(each.start, each.end)}
-            if each.generation == generation and met == {(each.start, each.end)}:
+            met = {ground.get(offset) for offset in range(range_.start, range_.end)}
+            if range_.generation == generation and met == {(range_.start, range_.end)}:
                 continue
-            if each.generation == generation and met != {None}:
+            if range_.generation == generation and met != {None}:
                 return None
-            taken.add(each.partition)
+            taken.add(range_.partition)
         return of_partitions(taken, read, written)
 
     def _note(self, taken: ClaimedRange) -> None:

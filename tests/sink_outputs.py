@@ -20,7 +20,7 @@ TABLE = "results"
 
 
 @dataclass(frozen=True)
-class StandInFrame:
+class FakeFrame:
     """As much of a DataFrame as a sink asks for before Spark's part."""
 
     columns: list[str]
@@ -38,18 +38,18 @@ class StandInFrame:
         return [dict(zip(self.columns, row, strict=True)) for row in self._rows]
 
 
-class StandInOutput(Output):
+class FakeOutput(Output):
     """Frames without Spark."""
 
     def frame(
         self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = ("partition", "offset", "value")
-    ) -> StandInFrame:
+    ) -> FakeFrame:
         """A frame of these rows."""
-        return StandInFrame(list(columns), tuple(rows))
+        return FakeFrame(list(columns), tuple(rows))
 
-    def poison(self) -> StandInFrame:
+    def poison(self) -> FakeFrame:
         """A frame that fails when its rows are asked for."""
-        return StandInFrame(["partition", "offset", "value"], None)
+        return FakeFrame(["partition", "offset", "value"], None)
 
 
 def place_of(row: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ def place_of(row: Mapping[str, Any]) -> str:
     return f"{row['partition']}{'' if row.get('offset', 0) is not None else '_without_offset'}"
 
 
-class StandInFileSink(FileSink):
+class FakeFileSink(FileSink):
     """A file sink that writes a line of JSON for each row, two files for each partition, as tasks would."""
 
     def __init__(self, path: Path | str, **others: Any) -> None:  # noqa: ANN401 - as `FileSink`
@@ -101,7 +101,7 @@ DELTA_STEPS = ("evaluated", "judged", "committed")
 FILE_STEPS = ("attempt noted", "rows written", "judged", "linked", "cleared")
 
 
-class FileOutput(StandInOutput):
+class FileOutput(FakeOutput):
     """A folder, written by stand-ins."""
 
     steps: ClassVar[Sequence[str]] = FILE_STEPS
@@ -112,7 +112,7 @@ class FileOutput(StandInOutput):
 
     def sink(self, reached: Callable[[str], None] | None = None) -> FileSink:
         """Another process's sink."""
-        sink = StandInFileSink(self.path)
+        sink = FakeFileSink(self.path)
         hook(sink, reached)
         return sink
 
@@ -150,7 +150,7 @@ def counting(texts: Iterable[str]) -> Iterator[tuple[str, Callable[[int | None],
 
     Written from the layout alone, without the sink's own code.
     """
-    commits = [json.loads(each) for each in texts]
+    commits = [json.loads(text) for text in texts]
     assert [commit["number"] for commit in commits] == list(range(1, len(commits) + 1))
     entries = [(commit["attempt"], entry) for commit in commits for entry in commit["ranges"]]
     for attempt, entry in entries:
@@ -170,7 +170,7 @@ def counting(texts: Iterable[str]) -> Iterator[tuple[str, Callable[[int | None],
 
 
 @dataclass(frozen=True)
-class StandInLines:
+class FakeCopyRows:
     """Rows as COPY text, without Spark."""
 
     rows: Sequence[Mapping[str, Any]]
@@ -194,18 +194,18 @@ class StandInLines:
             yield row["partition"], "\t".join(cells)
 
 
-class StandInPostgresSink(PostgresSink):
+class FakePostgresSink(PostgresSink):
     """A Postgres sink whose rows come without Spark."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[StandInLines]:
-        yield StandInLines([row for row in frame.rows if row["partition"] not in done])
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
+        yield FakeCopyRows([row for row in frame.rows if row["partition"] not in done])
 
 
 POSTGRES_STEPS = ("evaluated", "copied", "locked", "moved", "set", "committing", "committed")
 
 
-class PostgresOutput(StandInOutput):
+class PostgresOutput(FakeOutput):
     """A schema of its own with a table, written by stand-ins."""
 
     steps: ClassVar[Sequence[str]] = POSTGRES_STEPS
@@ -220,7 +220,7 @@ class PostgresOutput(StandInOutput):
 
     def sink(self, reached: Callable[[str], None] | None = None) -> PostgresSink:
         """Another process's sink."""
-        sink = StandInPostgresSink(self.dsn, TABLE, schema=self.schema, lock_timeout_s=30)
+        sink = FakePostgresSink(self.dsn, TABLE, schema=self.schema, lock_timeout_s=30)
         hook(sink, reached)
         return sink
 

@@ -26,7 +26,7 @@ def write_and_die(output: FileOutput | PostgresOutput, step: str, value: str, ra
         kind, place = "files", str(output.path)
     else:
         kind, place = "postgres", f"{output.dsn}\n{output.schema}"
-    told = json.dumps([range_to(each) for each in ranges])
+    told = json.dumps([range_to(range_) for range_ in ranges])
     done = subprocess.run(
         [sys.executable, "-m", "tests.sink_process", kind, place, step, value, told],
         check=False,

@@ -15,5 +15,5 @@ def lines_about(servers: str, printed: str) -> list[str]:
     return [
         line
         for line in printed.splitlines()
-        if not _CLIENT_LINE.match(line) or any(re.search(rf"{re.escape(each)}\b", line) for each in ours)
+        if not _CLIENT_LINE.match(line) or any(re.search(rf"{re.escape(our)}\b", line) for our in ours)
     ]

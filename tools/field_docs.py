@@ -31,4 +31,4 @@ def _meant(value: ast.expr, module: griffe.Module) -> ast.expr:
 def _arguments(node: ast.AST | griffe.ObjectNode) -> dict[str | None, ast.expr]:
     if not (isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)):
         return {}
-    return {each.arg: each.value for each in node.value.keywords}
+    return {keyword.arg: keyword.value for keyword in node.value.keywords}

@@ -16,7 +16,7 @@ from typing import Final
 from unittest import mock
 
 from marshal_dagster.admin import operator
-from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.batches import session
 from marshal_dagster.coordination import claims
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -27,7 +27,7 @@ from marshal_dagster.protocol.world import PartitionWorld, Verdict, World
 from marshal_dagster.testing import ManualClock, MemoryBroker
 from tests.batch_fixtures import Scene
 from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site, faulty
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 TOP = Path(__file__).resolve().parents[1]
 FOLDER = TOP / "tests" / "scenarios"
@@ -73,7 +73,7 @@ class Transcript:
         """Note, at this place of the log, what a member found or what happens."""
         self.told.append((self.broker.bounds(self.home).end, text))
 
-    def tell_error(self, who: str, act: Callable[[], object]) -> None:
+    def report_error(self, who: str, act: Callable[[], object]) -> None:
         """Let a member do what fails, and note how."""
         try:
             act()
@@ -201,7 +201,7 @@ def takeover_of_a_plan() -> Transcript:
     story.advance(2 * HI_MS + 1)
     _work(story, scene, DeliveryMode.AT_LEAST_ONCE)
     _work(story, scene, DeliveryMode.AT_LEAST_ONCE)
-    _tell_counts(story, scene, DeliveryMode.AT_LEAST_ONCE)
+    _report_counts(story, scene, DeliveryMode.AT_LEAST_ONCE)
     return story
 
 
@@ -215,7 +215,7 @@ def at_most_once_killed_after_its_commit() -> Transcript:
     story.advance(2 * HI_MS + 1)
     _work(story, scene, DeliveryMode.AT_MOST_ONCE)
     _work(story, scene, DeliveryMode.AT_MOST_ONCE)
-    _tell_counts(story, scene, DeliveryMode.AT_MOST_ONCE)
+    _report_counts(story, scene, DeliveryMode.AT_MOST_ONCE)
     return story
 
 
@@ -223,14 +223,14 @@ def pause_and_set_position() -> Transcript:
     """In a pause the batch in hand is finished and nothing is claimed; then the position is set back."""
     site = Site()
     story = Transcript(site.broker, site.clock)
-    acting = Operator(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
+    acting = GroupAdmin(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
     member, waiting = site.owner_of(0, at=50), site.member()
     member.plan({0: 60})
     acting.pause(site.clock.wall_ms() // 1_000 + 60)
     waiting.rationalizer.catch_up()
-    story.tell_error(waiting.member.instance, lambda: waiting.claim([1]))
+    story.report_error(waiting.member.instance, lambda: waiting.claim([1]))
     member.commit({0: 60})
-    story.tell_error(member.member.instance, lambda: member.plan({0: 70}))
+    story.report_error(member.member.instance, lambda: member.plan({0: 70}))
     member.release()
     acting.set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
     story.tell("the pause that was in force is put back")
@@ -256,7 +256,7 @@ def effectively_once_half_taken_over() -> Transcript:
     story.tell("a message arrives in orders/2")
     _work(story, scene, DeliveryMode.EFFECTIVELY_ONCE, partitions=(2,))
     _work(story, scene, DeliveryMode.EFFECTIVELY_ONCE)
-    _tell_counts(story, scene, DeliveryMode.EFFECTIVELY_ONCE)
+    _report_counts(story, scene, DeliveryMode.EFFECTIVELY_ONCE)
     return story
 
 
@@ -278,7 +278,7 @@ def zombie_fenced() -> Transcript:
         story.tell(f"{late.member.instance} goes on")
 
     faulty(late).before_append = sleep
-    story.tell_error(late.member.instance, lambda: late.commit({0: 5}))
+    story.report_error(late.member.instance, lambda: late.commit({0: 5}))
     story.tell(f"{late.member.instance} holds {list(late.claims)} and says no more")
     successor.commit({0: 5})
     successor.release()
@@ -300,9 +300,9 @@ def _die(story: Transcript, scene: Scene, mode: DeliveryMode, at: KillPoint, max
     member = scene.delivery(mode, log=KillableLog(scene.log(), at))
     try:
         scene.work(member, max_records=max_records)
-    except Killed:
+    except KilledError:
         story.tell(f"{member.run_id} is killed")
-        _tell_counts(story, scene, mode)
+        _report_counts(story, scene, mode)
     else:
         raise AssertionError(f"it was to die {at}")
 
@@ -318,7 +318,7 @@ def _work(story: Transcript, scene: Scene, mode: DeliveryMode, partitions: tuple
     story.tell(f"{member.run_id} has processed {ranges}; done before: {skipped}")
 
 
-def _tell_counts(story: Transcript, scene: Scene, mode: DeliveryMode) -> None:
+def _report_counts(story: Transcript, scene: Scene, mode: DeliveryMode) -> None:
     """Tell how often each message is in the output."""
     counts = scene.counts(mode)
     times = Counter(counts[place] for place in scene.data.all_messages())

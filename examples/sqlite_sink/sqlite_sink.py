@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 
 from pyspark.sql import DataFrame
 
-from marshal_dagster import ClaimedRange, ConfigurationError, Sink, WriteOutcome
+from marshal_dagster import ClaimedRange, ConfigurationError, Sink, WriteResult
 from marshal_dagster.sinks import (
     BeforeCommit,
     Intervals,
@@ -14,9 +14,9 @@ from marshal_dagster.sinks import (
     TakenRanges,
     Verdict,
     check_columns,
+    checked_after_read,
     judge_ranges,
     refuse_foreign_rows,
-    then_checked,
 )
 
 TABLES = """
@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS taken (
 class SqliteSink(Sink):
     """Rows (partition, offset, value) in the table `result` of the file `path`, beside the ranges that they are of."""
 
-    takes_in_any_order = True
+    supports_unordered_ranges = True
 
     def __init__(self, path: str) -> None:
         """Name the output."""
@@ -54,21 +54,21 @@ class SqliteSink(Sink):
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write the rows and the ranges in one transaction, which begins with the judging."""
         check_columns(frame.schema, reserved=())
         if "offset" not in frame.columns:
             raise ConfigurationError("the result has no column 'offset': keep it")
         verdicts = self.verdicts(ranges)
         if set(verdicts.values()) == {Verdict.SKIP}:
-            return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
+            return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         rows = [(row["partition"], row["offset"], row["value"]) for row in frame.collect()]
         refuse_foreign_rows([partition for partition, _, _ in rows], ranges)
         self._check_offsets(rows)
         before_commit()
         read: Mapping[int, Intervals] = {}
-        if any(each.generation for each in ranges):
-            read = then_checked(offsets_read, before_commit)()
+        if any(range_.generation for range_ in ranges):
+            read = checked_after_read(offsets_read, before_commit)()
         with self._transaction() as database:
             verdicts = self._judge(database, ranges)
             taken = tuple(each for each in ranges if verdicts[each] is not Verdict.SKIP)
@@ -77,7 +77,7 @@ class SqliteSink(Sink):
                 self._replace(database, each, [*read.get(each.partition, ()), *((at, at + 1) for _, at, _ in own)])
                 self._insert(database, each, own)
         skipped = tuple(each for each in ranges if each not in taken)
-        return WriteOutcome(taken=taken, skipped=skipped, rows={})
+        return WriteResult(taken=taken, skipped=skipped, rows={})
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

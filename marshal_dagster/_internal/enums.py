@@ -8,7 +8,7 @@ from marshal_dagster.errors import ConfigurationError
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
-def one_of(kind: type[_Choice], field: str, value: str) -> _Choice:
+def enum_member(kind: type[_Choice], field: str, value: str) -> _Choice:
     """Give the one of this name. Raises `ConfigurationError`, which names `field` and all that there are."""
     try:
         return kind(value)

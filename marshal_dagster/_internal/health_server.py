@@ -39,7 +39,7 @@ class HealthServer:
 
         `tell` is a service's `health`: that of a `Harvester`, or of a `Coordinator`.
         """
-        self._tell = tell
+        self._report = tell
         self._wanted = host, port
         self._server: ThreadingHTTPServer | None = None
 
@@ -52,7 +52,7 @@ class HealthServer:
     def __enter__(self) -> Self:
         """Listen. Raises `ConfigurationError` where that cannot be."""
         try:
-            self._server = _server_class(self._wanted[0])(self._wanted, _handler(self._tell))
+            self._server = _server_class(self._wanted[0])(self._wanted, _handler(self._report))
         except OSError as error:
             raise ConfigurationError(
                 f"health: cannot listen on {self.address}: {error.strerror or error}; give another address"

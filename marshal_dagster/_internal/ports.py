@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from marshal_dagster.errors import PortInUse
+from marshal_dagster.errors import PortInUseError
 
 HOST = "127.0.0.1"
 LARGEST_PORT = 65_535
@@ -29,14 +29,14 @@ def free_port(taken: Container[int] = ()) -> int:
     for port in candidates:
         if port not in taken and _bind_error(port) is None:
             return port
-    raise PortInUse(f"no port from {_LOWEST} to {_highest()} is free; give the ports to use by number")
+    raise PortInUseError(f"no port from {_LOWEST} to {_highest()} is free; give the ports to use by number")
 
 
 def check_free(port: int) -> None:
     """Do nothing when `port` can be listened on.
 
     Raises:
-        PortInUse: it cannot; the message names who listens where the system tells it.
+        PortInUseError: it cannot; the message names who listens where the system tells it.
     """
     error = _bind_error(port)
     if error is None:
@@ -45,7 +45,7 @@ def check_free(port: int) -> None:
         what = f"port {port} is in use{_user_of(port)}; stop that process, or give another port"
     else:
         what = f"port {port} cannot be used ({error.strerror}); give another port"
-    raise PortInUse(f"{what} (0 picks a free one)") from error
+    raise PortInUseError(f"{what} (0 picks a free one)") from error
 
 
 def is_free(port: int) -> bool:

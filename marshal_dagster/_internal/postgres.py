@@ -74,7 +74,7 @@ class Database:
                 "dsn: not a PostgreSQL connection string; give postgresql://user:password@host:port/database"
             ) from None
 
-    def said(self, error: "psycopg.Error") -> str:
+    def error_text(self, error: "psycopg.Error") -> str:
         """Return what an error says, in one line, without the password."""
         return self._scrubbed((error.diag.message_primary or str(error)).strip().partition("\n")[0])
 

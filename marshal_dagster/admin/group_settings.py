@@ -6,30 +6,30 @@ from typing import TypeVar
 
 from marshal_dagster.admin.go_groups import require_settings_allowed
 from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval
-from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.reset_positions import owners_of
-from marshal_dagster.coordination.claimer import nobody_is_dead
+from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, NotCertain
-from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, RuleSet, Settings
-from marshal_dagster.protocol.state import RANGES, Key, Owner, Phase, Place, Ranges
+from marshal_dagster.errors import ConfigurationError, IncompleteLogError
+from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, GroupSettings, RuleSet
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Key, Owner, Phase, Ranges
 from marshal_dagster.protocol.world import World
 
 N = TypeVar("N", RuleSet, DeliveryMode)
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsThere:
+class PartitionSettings:
     """What one coordination partition has of a group's settings.
 
     They are in force `by_default` where no record of them was accepted; where the log is not `certain` they are only
     what was last seen.
     """
 
-    settings: Settings
+    settings: GroupSettings
     by_default: bool
     certain: bool
 
@@ -38,9 +38,9 @@ class SettingsThere:
         """Whether members may claim ranges."""
         return RANGES in self.settings.features
 
-    def without_ranges(self) -> "SettingsThere":
+    def without_ranges(self) -> "PartitionSettings":
         """Give them without that."""
-        features = tuple(each for each in self.settings.features if each != RANGES)
+        features = tuple(feature for feature in self.settings.features if feature != RANGES)
         return replace(self, settings=replace(self.settings, features=features))
 
 
@@ -53,7 +53,7 @@ class SettingsChange:
     delivery: str | None = None
     ranges: bool = False
 
-    def settings(self, found: Mapping[int, SettingsThere]) -> Settings:
+    def settings(self, found: Mapping[int, PartitionSettings]) -> GroupSettings:
         """Return what is to be in force, where `found` is now; a group without settings gets a member's defaults.
 
         Raises `ConfigurationError` for what no group can have, and where `found` differs in what is not named.
@@ -69,10 +69,10 @@ class SettingsChange:
         check_settings(settings, 0)
         return settings
 
-    def _without(self) -> Settings:
+    def _without(self) -> GroupSettings:
         return WITHOUT_SETTINGS if self.rules == RuleSet.GO else DEFAULT_SETTINGS
 
-    def _changed(self, before: Settings) -> Settings:
+    def _changed(self, before: GroupSettings) -> GroupSettings:
         rules = before.rule_set if self.rules is None else _one_of(RuleSet, "--rules", self.rules)
         delivery = before.delivery if self.delivery is None else _one_of(DeliveryMode, "--delivery", self.delivery)
         interval_ms = before.heartbeat_interval_ms
@@ -85,7 +85,7 @@ class SettingsChange:
         features = before.features
         if self.ranges and RANGES not in features:
             features = (*features, RANGES)
-        return Settings(interval_ms, rules, delivery, features)
+        return GroupSettings(interval_ms, rules, delivery, features)
 
 
 def _one_of(values: type[N], option: str, text: str) -> N:
@@ -96,28 +96,28 @@ def _one_of(values: type[N], option: str, text: str) -> N:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class ForgottenRanges:
     """What is `ahead` of the offset of a key, planned or done, who holds it, and where it stands."""
 
-    place: Place
+    place: DataPartitionId
     offset: int | None
     ahead: Ranges
     owners: Sequence[Owner]
 
 
-def settings_of(world: World, group: str) -> Mapping[int, SettingsThere]:
+def settings_by_partition(world: World, group: str) -> Mapping[int, PartitionSettings]:
     """Give the settings by coordination partition; one that does not know the group has the defaults."""
     found = {}
     for number, partition in sorted(world.partitions.items()):
         known = partition.groups.get(group)
         settings = world.defaults if known is None else known.settings
         by_default = known is None or not known.settings_accepted
-        found[number] = SettingsThere(settings, by_default, partition.certain)
+        found[number] = PartitionSettings(settings, by_default, partition.certain)
     return found
 
 
 @dataclass(slots=True)
-class Agreed:
+class GroupSettingsAdmin:
     """Looks at the settings of one group, gives it others, and switches its ranges off; `client` is for people to see.
 
     `look` before anything else. `go_consumers_stopped`: a person says that no Go consumer, of any group, will use this
@@ -131,18 +131,18 @@ class Agreed:
     go_consumers_stopped: bool = False
     _reader: Rationalizer | None = None
 
-    def look(self, *, new_group: bool = False) -> Mapping[int, SettingsThere]:
+    def look(self, *, new_group: bool = False) -> Mapping[int, PartitionSettings]:
         """Read to the end, and give the settings by coordination partition.
 
         Raises `ConfigurationError` for a group that the log does not name, unless it may be a `new_group`;
-        `UnavailableError`, `LogChanged`.
+        `UnavailableError`, `CoordinationLogChangedError`.
         """
         reader = self._open()
         with reader.lock:
             world = reader.follow_all()
             if not new_group:
                 require_known(world, self.group, "If it is to get settings before its first claim give --new-group")
-            return settings_of(world, self.group)
+            return settings_by_partition(world, self.group)
 
     def require_allowed(self) -> None:
         """Raise `GoGroupError` where Go consumers may use the group or the topic, and no person says otherwise."""
@@ -159,27 +159,27 @@ class Agreed:
             return tuple(dict.fromkeys(owner for key in keys for owner in owners_of(key)))
 
     def set_settings(
-        self, settings: Settings, *, wait_s: float, is_dead: Callable[[Owner], bool] = nobody_is_dead
-    ) -> Mapping[int, SettingsThere]:
+        self, settings: GroupSettings, *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
+    ) -> Mapping[int, PartitionSettings]:
         """Give the group `settings`, pausing it meanwhile, and return those then in force.
 
-        Raises `GoGroupError` as `require_allowed`; as `Operator.set_settings`.
+        Raises `GoGroupError` as `require_allowed`; as `GroupAdmin.set_settings`.
         """
         found = self.look(new_group=True)
         self.require_allowed()
         intervals = [settings.heartbeat_interval_ms, *(each.settings.heartbeat_interval_ms for each in found.values())]
         rationalizer = self.open_log(min(intervals))
         try:
-            operator = Operator(rationalizer, self.group, self.client, clock=self.clock)
+            operator = GroupAdmin(rationalizer, self.group, self.client, clock=self.clock)
             operator.set_settings(settings, wait_ms=wait_s * 1_000, is_dead=is_dead)
         finally:
             rationalizer.close()
         return self.look()
 
-    def forgotten(self) -> Sequence[Forgotten]:
+    def forgotten(self) -> Sequence[ForgottenRanges]:
         """Give each key, by place, of which something is forgotten when ranges are switched off, or that is held.
 
-        Also those that stand nowhere: they keep ranges from being switched off. Raises `NotCertain`.
+        Also those that stand nowhere: they keep ranges from being switched off. Raises `IncompleteLogError`.
         """
         reader = self._open()
         with reader.lock:
@@ -192,21 +192,23 @@ class Agreed:
         """Say what a person should know of the group before ranges are switched off."""
         reader = self._open()
         with reader.lock:
-            modes = {each.settings.delivery for each in settings_of(reader.world, self.group).values()}
+            modes = {each.settings.delivery for each in settings_by_partition(reader.world, self.group).values()}
         if DeliveryMode.EFFECTIVELY_ONCE not in modes:
             return []
         told = "at the offsets done ahead its output must replace what it holds; one that cannot refuses"
         return [f"group {self.group!r} delivers effectively once: {told}"]
 
-    def switch_ranges_off(self, *, wait_s: float) -> Mapping[int, SettingsThere]:
+    def switch_ranges_off(self, *, wait_s: float) -> Mapping[int, PartitionSettings]:
         """Take the feature out of the settings, pausing the group meanwhile, and give them as they then are.
 
-        Raises as `Operator.switch_ranges_off`.
+        Raises as `GroupAdmin.switch_ranges_off`.
         """
         interval_ms = min(each.settings.heartbeat_interval_ms for each in self.look().values())
         rationalizer = self.open_log(interval_ms)
         try:
-            Operator(rationalizer, self.group, self.client, clock=self.clock).switch_ranges_off(wait_ms=wait_s * 1_000)
+            GroupAdmin(rationalizer, self.group, self.client, clock=self.clock).switch_ranges_off(
+                wait_ms=wait_s * 1_000
+            )
         finally:
             rationalizer.close()
         return self.look()
@@ -223,22 +225,22 @@ class Agreed:
         return self._reader
 
 
-def alike(found: Mapping[int, SettingsThere]) -> Mapping[SettingsThere, Sequence[int]]:
+def partitions_by_settings(found: Mapping[int, PartitionSettings]) -> Mapping[PartitionSettings, Sequence[int]]:
     """Put the coordination partitions together in which the same is in force."""
-    together: dict[SettingsThere, list[int]] = {}
+    together: dict[PartitionSettings, list[int]] = {}
     for number, each in found.items():
         together.setdefault(each, []).append(number)
     return together
 
 
 def _require_all_certain(world: World) -> None:
-    if unsure := [number for number, each in sorted(world.partitions.items()) if not each.certain]:
-        raise NotCertain(
+    if unsure := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
+        raise IncompleteLogError(
             f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: the settings there "
             "are not known. Stop all members of the group, then see `marshal-dagster recover`"
         )
 
 
-def _forgotten(place: Place, key: Key) -> Forgotten:
-    ahead = tuple(each for each in key.ranges if each.phase is not Phase.CLAIMED)
-    return Forgotten(place, key.offset, ahead, owners_of(key))
+def _forgotten(place: DataPartitionId, key: Key) -> ForgottenRanges:
+    ahead = tuple(range_ for range_ in key.ranges if range_.phase is not Phase.CLAIMED)
+    return ForgottenRanges(place, key.offset, ahead, owners_of(key))

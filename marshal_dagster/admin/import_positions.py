@@ -6,10 +6,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marshal_dagster.admin.position_spec import Offsets, choose
-from marshal_dagster.admin.reset_positions import Move, Repositioning, Way
-from marshal_dagster.coordination.claimer import nobody_is_dead
-from marshal_dagster.errors import ConfigurationError, PositionNotSet
+from marshal_dagster.admin.position_spec import ToOffsets, choose_partitions
+from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter, Way
+from marshal_dagster.coordination.claimer import assume_alive
+from marshal_dagster.errors import ConfigurationError, PositionNotSetError
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.spark.checkpoints import read_checkpoint
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
 
 
-class Others(StrEnum):
+class MissingPositionPolicy(StrEnum):
     """Where partitions begin of which the source has no offset."""
 
     EARLIEST = "earliest"
@@ -25,7 +25,7 @@ class Others(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PositionSource:
     """Where offsets are taken from: its `name` in words, the next offset to read by partition, and what to know of it.
 
     `others` is where its own reader would begin in other partitions; None where that is not known. `is_at_work`: it
@@ -34,7 +34,7 @@ class Source:
 
     name: str
     offsets: Mapping[int, int]
-    others: Others | None = None
+    others: MissingPositionPolicy | None = None
     notes: tuple[str, ...] = ()
     is_at_work: bool = False
 
@@ -44,10 +44,10 @@ class Source:
             raise ConfigurationError(f"{self.name} is at work: stop its consumers first; nothing was written")
 
 
-def consumer_group(topics: "Topics", group: str, topic: str) -> Source:
+def consumer_group(topics: "Topics", group: str, topic: str) -> PositionSource:
     """Take what Kafka holds as the committed offsets of a consumer group.
 
-    Raises `ConfigurationError` where it holds none; `TopicMissing`, `RightMissing`, `UnavailableError`.
+    Raises `ConfigurationError` where it holds none; `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
     """
     is_at_work = topics.has_consumers(group)
     offsets = topics.group_offsets(group, topic)
@@ -55,10 +55,10 @@ def consumer_group(topics: "Topics", group: str, topic: str) -> Source:
         raise ConfigurationError(f"Kafka holds no offsets of a consumer group {group!r} in topic {topic!r}")
     name = f"consumer group {group!r}"
     notes = (f"{name} has consumers at work: these offsets will soon be old",) if is_at_work else ()
-    return Source(name, offsets, notes=notes, is_at_work=is_at_work)
+    return PositionSource(name, offsets, notes=notes, is_at_work=is_at_work)
 
 
-def checkpoint(folder: Path, topic: str) -> Source:
+def checkpoint(folder: Path, topic: str) -> PositionSource:
     """Take the end of the newest committed batch in a checkpoint of Structured Streaming. Raises `ConfigurationError`.
 
     Whether its query is still at work cannot be seen.
@@ -69,11 +69,11 @@ def checkpoint(folder: Path, topic: str) -> Source:
         notes.append(
             f"batch {found.begun} was begun and not committed: what it has written already will be written again"
         )
-    return Source(f"checkpoint {folder}", found.offsets(topic), Others.EARLIEST, tuple(notes))
+    return PositionSource(f"checkpoint {folder}", found.offsets(topic), MissingPositionPolicy.EARLIEST, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PositionSourceOptions:
     """A source as a person gives it, one of both; and where partitions begin of which it has no offset."""
 
     consumer_group: str | None = None
@@ -85,7 +85,7 @@ class Given:
         """Whether one source is given."""
         return (self.consumer_group is None) != (self.checkpoint is None)
 
-    def begin_at(self, prefix: str = "") -> Others | None:
+    def begin_at(self, prefix: str = "") -> MissingPositionPolicy | None:
         """Read where other partitions begin; `prefix` is what a person writes before the names.
 
         Raises `ConfigurationError` for that, and unless one source is given.
@@ -94,11 +94,11 @@ class Given:
             raise ConfigurationError("give one of the two: a consumer group or a checkpoint")
         if self.others is None:
             return None
-        if self.others not in set(Others):
+        if self.others not in set(MissingPositionPolicy):
             raise ConfigurationError(f"{prefix}others: {self.others!r} is neither earliest nor latest")
-        return Others(self.others)
+        return MissingPositionPolicy(self.others)
 
-    def source(self, topics: "Topics", topic: str) -> Source:
+    def source(self, topics: "Topics", topic: str) -> PositionSource:
         """Look it up. Raises as `consumer_group` and `checkpoint`."""
         if self.consumer_group is not None:
             return consumer_group(topics, self.consumer_group, topic)
@@ -106,40 +106,45 @@ class Given:
 
 
 @dataclass(slots=True)
-class Adopting:
+class PositionImporter:
     """Gives a group its first positions in a data topic, by `work`, which it closes.
 
     `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
     """
 
-    work: Repositioning
+    work: PositionResetter
 
     def look(
         self,
-        source: Source,
+        source: PositionSource,
         partitions: Sequence[range] | None = None,
         *,
-        others: Others | None = None,
-        outside_the_log: bool = False,
-    ) -> Sequence[Move]:
+        others: MissingPositionPolicy | None = None,
+        allow_out_of_range: bool = False,
+    ) -> Sequence[PositionChange]:
         """Give what is to be, by partition, in their order. Nothing is written.
 
         Raises `ConfigurationError` for partitions that have positions already, for those of which `source` has no
         offset unless it is known where these begin, and for offsets that the topic does not hold unless they may lie
-        `outside_the_log`. Raises as `Repositioning.look`.
+        `allow_out_of_range`. Raises as `PositionResetter.look`.
         """
         offsets = self._offsets(source, partitions, others)
-        moves = self.work.look(Offsets(by_partition=tuple(offsets.items())), outside_the_log=True, new_group=True)
-        if standing := [move.partition for move in moves if move.key.offset is not None]:
+        moves = self.work.look(ToOffsets(by_partition=tuple(offsets.items())), allow_out_of_range=True, new_group=True)
+        if positions := [move.partition for move in moves if move.key.offset is not None]:
             raise ConfigurationError(
-                f"group {self.work.group!r} has positions already in {self.work.topic!r}, partitions {standing}: first "
+                f"group {self.work.group!r} has positions already in {self.work.topic!r}, partitions "
+                f"{positions}: first "
                 "positions are adopted only where there are none. To move it on or back set the position"
             )
-        told = [f"partition {each.partition}: offset {each.offset}: {each.outside}" for each in moves if each.outside]
-        if told and not outside_the_log:
+        told = [
+            f"partition {change.partition}: offset {change.offset}: {change.outside}"
+            for change in moves
+            if change.outside
+        ]
+        if told and not allow_out_of_range:
             raise ConfigurationError(
                 f"{source.name} stands outside what topic {self.work.topic!r} holds: {'; '.join(told)}. Set these "
-                "positions yourself, or allow them with --outside-the-log (outside_the_log in a run config)"
+                "positions yourself, or allow them with --allow-out-of-range (allow_out_of_range in a run config)"
             )
         return moves
 
@@ -152,25 +157,30 @@ class Adopting:
         return self.work.way()
 
     def carry_out(
-        self, moves: Sequence[Move], *, wait_s: float, is_dead: Callable[[Owner], bool] = nobody_is_dead
+        self, moves: Sequence[PositionChange], *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> str | None:
-        """Set the positions. Raises as `Repositioning.carry_out`, and `PositionNotSet` where there are some by now."""
-        if standing := self.work.standing([move.partition for move in moves]):
-            raise PositionNotSet(
+        """Set the positions.
+
+        Raises as `PositionResetter.carry_out`, and `PositionNotSetError` where there are some by now.
+        """
+        if positions := self.work.positions([move.partition for move in moves]):
+            raise PositionNotSetError(
                 f"group {self.work.group!r} has got positions meanwhile in {self.work.topic!r}, partitions "
-                f"{sorted(standing)}: its members have begun. Nothing was set"
+                f"{sorted(positions)}: its members have begun. Nothing was set"
             )
         return self.work.carry_out(moves, wait_s=wait_s, is_dead=is_dead)
 
-    def done(self, moves: Sequence[Move]) -> Mapping[int, int]:
-        """Give the partitions that were set since, each with its generation. Raises as `Repositioning.done`."""
+    def done(self, moves: Sequence[PositionChange]) -> Mapping[int, int]:
+        """Give the partitions that were set since, each with its generation. Raises as `PositionResetter.done`."""
         return self.work.done(moves)
 
     def close(self) -> None:
         """Let go of the coordination log."""
         self.work.close()
 
-    def _offsets(self, source: Source, partitions: Sequence[range] | None, others: Others | None) -> dict[int, int]:
+    def _offsets(
+        self, source: PositionSource, partitions: Sequence[range] | None, others: MissingPositionPolicy | None
+    ) -> dict[int, int]:
         topics, topic = self.work.topics, self.work.topic
         existing = topics.describe(topic).partitions
         if strange := sorted(source.offsets.keys() - set(existing)):
@@ -178,7 +188,7 @@ class Adopting:
                 f"{source.name} has offsets for partitions {strange}, which topic {topic!r} does not have: it was made "
                 "anew since, or is another one"
             )
-        numbers = choose(topic, Offsets(each=0), partitions, existing)
+        numbers = choose_partitions(topic, ToOffsets(each=0), partitions, existing)
         bounds = topics.offsets(topic, [number for number in numbers if number not in source.offsets])
         begin_at = others or source.others
         # Where there is nothing to read both ends are the same.
@@ -188,6 +198,8 @@ class Adopting:
                 f"{source.name} has no offset for partitions {unclear} of topic {topic!r}: say with others whether "
                 "they begin at the earliest or at the latest, or name the partitions to adopt"
             )
-        rest = {number: at.end if begin_at is Others.LATEST else at.start for number, at in bounds.items()}
+        rest = {
+            number: at.end if begin_at is MissingPositionPolicy.LATEST else at.start for number, at in bounds.items()
+        }
         known = {**source.offsets, **rest}
         return {number: known[number] for number in numbers}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import NotCertain
+from marshal_dagster.errors import IncompleteLogError
 from marshal_dagster.protocol.world import World
 
 OpenForInterval = Callable[[int], Rationalizer]
@@ -14,9 +14,9 @@ LOOKING_MS: Final = 60_000
 
 
 def require_certain(world: World, topic: str) -> None:
-    """Raise `NotCertain` where the state of the keys of `topic` can only be observed."""
+    """Raise `IncompleteLogError` where the state of the keys of `topic` can only be observed."""
     if not world.partition_of(topic).certain:
-        raise NotCertain(
+        raise IncompleteLogError(
             f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no snapshot: what it "
             "shows is not sure, and nothing can be changed by it. Stop all members of the group, then see "
             "`marshal-dagster recover`"

@@ -9,32 +9,32 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from marshal_dagster.coordination.appender import Sender
-from marshal_dagster.coordination.claimer import Claimer, nobody_is_dead
+from marshal_dagster.coordination.claimer import Claimer, assume_alive
 from marshal_dagster.coordination.claims import Member, new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.group_settings import check_settings, give_settings
+from marshal_dagster.coordination.group_settings import check_settings, write_first_settings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
-    ClaimLost,
+    ClaimLostError,
     ConfigurationError,
     GoGroupError,
-    GroupPaused,
+    GroupPausedError,
+    IncompleteLogError,
     MarshalError,
-    NotCertain,
-    PositionNotSet,
+    PositionNotSetError,
     SettingsNotSetError,
     UnavailableError,
 )
 from marshal_dagster.protocol.messages import (
     GroupSettings,
+    GroupSettingsRecord,
     Mark,
     Message,
     ReleaseGroup,
     RevokingClaim,
     RevokingRange,
-    Settings,
 )
-from marshal_dagster.protocol.state import RANGES, Group, Owner, Phase, Place, Ranges
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Owner, Phase, Ranges
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _LOOK_PART: Final = 0.1
 """Part of the heartbeat interval after which the owners are looked at again."""
 
 
-class Operator:
+class GroupAdmin:
     """Pauses, resumes and repositions one group, and gives it settings.
 
     Every act is an instance of its own. The rationalizer follows all coordination partitions from the first act on.
@@ -69,11 +69,12 @@ class Operator:
     def pause(self, until_s: int) -> None:
         """Pause the group until `until_s`, unix seconds: its members claim and plan no more, and leave.
 
-        Raises `UnavailableError` naming the coordination partitions where it could not be written; `LogChanged`;
-        `ConfigurationError` where by log time it was over when it was written, which resumes the group.
+        Raises `UnavailableError` naming the coordination partitions where it could not be written;
+        `CoordinationLogChangedError`; `ConfigurationError` where by log time it was over when it was written, which
+        resumes the group.
         """
         with self._rationalizer.lock:
-            self._tell(self._member.anew(), dict.fromkeys(self._numbers, until_s))
+            self._report(self._member.with_new_instance(), dict.fromkeys(self._numbers, until_s))
             times = [world.log_time_ms for world in self._rationalizer.world.partitions.values()]
         latest_ms = max(at_ms for at_ms in times if at_ms is not None)
         if latest_ms >= until_s * 1_000:
@@ -84,19 +85,19 @@ class Operator:
 
     def resume(self) -> None:
         """End a pause, whoever began it. Raises as `pause`."""
-        self._tell(self._member.anew(), dict.fromkeys(self._numbers, RESUMED_S))
+        self._report(self._member.with_new_instance(), dict.fromkeys(self._numbers, RESUMED_S))
 
     def ahead(self, topic: str) -> Mapping[int, Ranges]:
         """Give the ranges that are planned or done ahead of the offset, by partition: show them to the person.
 
         Where a position is set they are forgotten: they will be done again, or never. Raises `UnavailableError`,
-        `LogChanged`.
+        `CoordinationLogChangedError`.
         """
         with self._rationalizer.lock:
             self._rationalizer.follow_all()
             places = {place: key.ranges for place, key in self._group(topic).keys.items() if place[0] == topic}
         waiting = {
-            number: tuple(each for each in ranges if each.phase is not Phase.CLAIMED)
+            number: tuple(range_ for range_ in ranges if range_.phase is not Phase.CLAIMED)
             for (_, number), ranges in places.items()
         }
         return {number: ranges for number, ranges in sorted(waiting.items()) if ranges}
@@ -108,16 +109,16 @@ class Operator:
         topic_id: str,
         *,
         wait_ms: float,
-        is_dead: Callable[[Owner], bool] = nobody_is_dead,
+        is_dead: Callable[[Owner], bool] = assume_alive,
     ) -> None:
         """Set partitions of `topic`, whose id in Kafka is `topic_id`, to `offsets`: the next to read.
 
         The group is paused meanwhile; a pause that was in force is put back, one that another begins meanwhile stays.
         The owners, of ranges too, have `wait_ms` to leave; what `is_dead` knows to be dead is revoked. What is planned
-        or done `ahead` of an offset is forgotten, with a warning. Raises `PositionNotSet` when they do not leave, or
-        others pause and resume in between: then nothing was set, or what the message says. Raises `GoGroupError` in a
-        Go group, where a late release would move the offset: see `set_go_positions`. Raises `NotCertain`,
-        `UnavailableError`, `LogChanged`.
+        or done `ahead` of an offset is forgotten, with a warning. Raises `PositionNotSetError` when they do not leave,
+        or others pause and resume in between: then nothing was set, or what the message says. Raises `GoGroupError` in
+        a Go group, where a late release would move the offset: see `set_go_positions`. Raises `IncompleteLogError`,
+        `UnavailableError`, `CoordinationLogChangedError`.
         """
         self._require_certain(topic)
         if self._group(topic).is_go:
@@ -126,8 +127,8 @@ class Operator:
                 f"are not set by a pause. Give it settings first with `marshal-dagster settings set "
                 f"{self._member.group}`"
             )
-        self._warn_of_ahead(topic, offsets)
-        setting = _Setting(topic, topic_id, self._clock.lease_ms() + wait_ms, is_dead)
+        self._warn_of_ranges_ahead(topic, offsets)
+        setting = _PositionReset(topic, topic_id, self._clock.lease_ms() + wait_ms, is_dead)
         try:
             unset = dict(offsets)
             for _ in range(TRIES):
@@ -140,7 +141,7 @@ class Operator:
             self._try_to_put_back(setting)
             raise
         if unset:
-            raise PositionNotSet(
+            raise PositionNotSetError(
                 f"positions of {topic!r} were not seen set for partitions {sorted(unset)}: others pause, resume or "
                 "claim at the same time, or records were not acknowledged. See `marshal-dagster status` for where they "
                 "stand (one may have the new offset, or none), let the others end, then try again"
@@ -151,23 +152,24 @@ class Operator:
 
         A person says that all consumers of the group are stopped: the next heartbeat of one would move the offset
         again. Only records that Go knows are written. The owners have `wait_ms` to go stale; nothing is revoked.
-        Raises `PositionNotSet` when they do not, or when another took a partition in between: then nothing was set, or
-        what the message says. Raises `GroupPaused`, `NotCertain`, `UnavailableError`, `LogChanged`.
+        Raises `PositionNotSetError` when they do not, or when another took a partition in between: then nothing was
+        set, or what the message says. Raises `GroupPausedError`, `IncompleteLogError`, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         self._require_certain(topic)
-        setting = _Setting(topic, "", self._clock.lease_ms() + wait_ms, nobody_is_dead)
+        setting = _PositionReset(topic, "", self._clock.lease_ms() + wait_ms, assume_alive)
         unset = dict(offsets)
         for _ in range(TRIES):
             unset = self._try_to_set_go(setting, unset)
             if not unset:
                 return
-        raise PositionNotSet(
+        raise PositionNotSetError(
             f"positions of {topic!r} were not seen set for partitions {sorted(unset)}: a consumer of group "
             f"{self._member.group!r} is at work, or records were not acknowledged. Stop all of its consumers, see "
             "`marshal-dagster status` for where the partitions stand, then try again"
         )
 
-    def _try_to_set_go(self, setting: "_Setting", unset: Mapping[int, int]) -> dict[int, int]:
+    def _try_to_set_go(self, setting: "_PositionReset", unset: Mapping[int, int]) -> dict[int, int]:
         """Try once, as an instance of its own; return what is still not set."""
         topic, member = setting.topic, replace(self._member, instance=new_instance_id(_SETTING))
         claimer = Claimer(self._rationalizer, member, topic, self._group(topic).settings, clock=self._clock)
@@ -176,7 +178,7 @@ class Operator:
             wanted = {claim.partition: unset[claim.partition] for claim in claimer.claim(unset)}
             setting.in_doubt |= wanted.keys()
             done = claimer.take_over_and_release(wanted)
-        except ClaimLost as error:
+        except ClaimLostError as error:
             logger.warning("setting positions of %r is tried again: %s", topic, error)
             done = frozenset()
         finally:
@@ -185,20 +187,20 @@ class Operator:
         setting.in_doubt -= done
         return {number: offset for number, offset in unset.items() if number not in done}
 
-    def give_first_settings(self, settings: Settings) -> None:
+    def give_first_settings(self, settings: GroupSettings) -> None:
         """Give the group its first settings as its first member would, or complete half-written ones; without a pause.
 
         Raises `GoGroupError` where Go consumers use the group, or the coordination topic while no group in it has
-        settings; `SettingsDiffer` where others are in force; `ConfigurationError` for settings that no member can
-        keep; `NotCertain`, `UnavailableError`, `LogChanged`.
+        settings; `SettingsMismatchError` where others are in force; `ConfigurationError` for settings that no member
+        can keep; `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         check_settings(settings, self._rationalizer.log.delivery_timeout_ms)
         with self._rationalizer.lock:
             self._groups()
-            give_settings(self._rationalizer, self._sender, self._member.anew(), settings)
+            write_first_settings(self._rationalizer, self._sender, self._member.with_new_instance(), settings)
 
     def set_settings(
-        self, settings: Settings, *, wait_ms: float, is_dead: Callable[[Owner], bool] = nobody_is_dead
+        self, settings: GroupSettings, *, wait_ms: float, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> None:
         """Give the group `settings` in place of those in force (protocol.md, section 6, "Settings").
 
@@ -207,17 +209,17 @@ class Operator:
         consumers use the group or the coordination topic, a person has said before that they are stopped for good.
         Where the settings are in force already nothing happens. Raises `SettingsNotSetError` when owners do not leave,
         or others pause and resume in between: it can be tried again. Raises `ConfigurationError` for settings that no
-        member can keep; `NotCertain`, `UnavailableError`, `LogChanged`.
+        member can keep; `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         check_settings(settings, self._rationalizer.log.delivery_timeout_ms)
         groups, numbers = self._groups(), self._with_other_settings(settings)
         if not any(
             number in groups and (groups[number].keys or groups[number].settings_accepted) for number in numbers
         ):
-            self._write_settings(self._member.anew(), settings, numbers)
+            self._write_settings(self._member.with_new_instance(), settings, numbers)
             if not self._with_other_settings(settings):
                 return
-        setting = _Setting("all topics", "", self._clock.lease_ms() + wait_ms, is_dead)
+        setting = _PositionReset("all topics", "", self._clock.lease_ms() + wait_ms, is_dead)
         try:
             for _ in range(TRIES):
                 self._note_pauses(setting)
@@ -235,10 +237,10 @@ class Operator:
                 "try again, which completes it"
             )
 
-    def _try_to_set_settings(self, setting: "_Setting", settings: Settings) -> None:
+    def _try_to_set_settings(self, setting: "_PositionReset", settings: GroupSettings) -> None:
         """Try once, as an instance of its own."""
         member = replace(self._member, instance=new_instance_id(_SETTING))
-        self._tell(member, dict.fromkeys(self._numbers, self._until_s(setting)))
+        self._report(member, dict.fromkeys(self._numbers, self._until_s(setting)))
         while held := self._held(self._groups()):
             self._revoke_dead(member, setting)
             if not (held := self._held(self._groups())):
@@ -257,7 +259,7 @@ class Operator:
         intervals = [group.settings.heartbeat_interval_ms for group in self._groups().values()]
         return min(intervals, default=0) * _LOOK_PART
 
-    def _held(self, groups: Mapping[int, Group]) -> list[Place]:
+    def _held(self, groups: Mapping[int, Group]) -> list[DataPartitionId]:
         """Return the keys that an owner holds who is not stale, whole or by a range."""
         worlds = self._rationalizer.world.partitions
         return sorted(
@@ -266,14 +268,14 @@ class Operator:
             for place in group.live_keys(group.advice_time_ms(worlds[number].log_time_ms, self._clock.wall_ms()))
         )
 
-    def _revoke_dead(self, member: Member, setting: "_Setting") -> None:
+    def _revoke_dead(self, member: Member, setting: "_PositionReset") -> None:
         """Revoke what owners hold that are dead; in a Go group nothing is revoked."""
         messages: list[Message] = []
         numbers: list[int] = []
         for number, group in self._groups().items():
             for (topic, partition), key in () if group.is_go else tuple(group.keys.items()):
                 signed = {**self._sender.signed(member), "topic": topic, "partition": partition}
-                owners = [(RevokingClaim, key.owner), *((RevokingRange, each.owner) for each in key.ranges)]
+                owners = [(RevokingClaim, key.owner), *((RevokingRange, range_.owner) for range_ in key.ranges)]
                 for kind, owner in owners:
                     if owner is not None and owner.epoch is not None and setting.is_over(owner):
                         messages.append(kind(epoch=owner.epoch, **signed))
@@ -282,32 +284,32 @@ class Operator:
             with self._rationalizer.lock:
                 self._sender.send(messages, numbers)
 
-    def _with_other_settings(self, settings: Settings) -> list[int]:
+    def _with_other_settings(self, settings: GroupSettings) -> list[int]:
         """Return the coordination partitions where other settings are in force, by default too. Raises as `_groups`."""
         groups, defaults = self._groups(), self._rationalizer.world.defaults
         return [n for n in self._numbers if (groups[n].settings if n in groups else defaults) != settings]
 
-    def _write_settings(self, member: Member, settings: Settings, numbers: Sequence[int]) -> None:
+    def _write_settings(self, member: Member, settings: GroupSettings, numbers: Sequence[int]) -> None:
         if numbers:
-            message = GroupSettings(settings=settings, **self._sender.signed(member))
+            message = GroupSettingsRecord(settings=settings, **self._sender.signed(member))
             with self._rationalizer.lock:
                 self._sender.send([message] * len(numbers), numbers)
 
-    def switch_ranges_off(self, *, wait_ms: float, is_dead: Callable[[Owner], bool] = nobody_is_dead) -> None:
+    def switch_ranges_off(self, *, wait_ms: float, is_dead: Callable[[Owner], bool] = assume_alive) -> None:
         """Take the feature `ranges` out of the group's settings, so that members that do not know it may claim.
 
         The group is paused meanwhile, as for `set_positions`, for more than 2 heartbeat intervals; the position of each
         of its keys is set to where it stands. What is done ahead of an offset is forgotten, and will be done again:
-        look at it `ahead`. Where the feature is off already nothing happens. Raises `PositionNotSet` for a key without
-        offset, when owners do not leave within `wait_ms`, or others pause and resume in between: it can be tried again.
-        Raises `NotCertain`, `UnavailableError`, `LogChanged`.
+        look at it `ahead`. Where the feature is off already nothing happens. Raises `PositionNotSetError` for a key
+        without offset, when owners do not leave within `wait_ms`, or others pause and resume in between: it can be
+        tried again. Raises `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         numbers = self._with_ranges()
         if not numbers:
             return
         for topic in sorted({topic for number in numbers for topic, _ in self._places(number)}):
-            self._warn_of_ahead(topic)
-        setting = _Setting("all topics", "", self._clock.lease_ms() + wait_ms, is_dead)
+            self._warn_of_ranges_ahead(topic)
+        setting = _PositionReset("all topics", "", self._clock.lease_ms() + wait_ms, is_dead)
         try:
             for _ in range(TRIES):
                 self._note_pauses(setting)
@@ -319,12 +321,12 @@ class Operator:
             self._try_to_put_back(setting)
             raise
         if left := self._with_ranges():
-            raise PositionNotSet(
+            raise PositionNotSetError(
                 f"ranges of group {self._member.group!r} are still enabled in coordination partitions {left}: others "
                 "pause, resume or claim at the same time; let them end, then try again"
             )
 
-    def _try_to_switch_off(self, setting: "_Setting") -> None:
+    def _try_to_switch_off(self, setting: "_PositionReset") -> None:
         """Try once, as an instance of its own, in the order of protocol.md, section 8.4, "Switch off"."""
         member = replace(self._member, instance=new_instance_id(_SETTING))
         if not self._pause_once(member, setting):
@@ -338,25 +340,25 @@ class Operator:
         ]
         try:
             for claimer in claimers:
-                self._wait_for_owners(claimer, self._standing(claimer.topic), setting)
+                self._wait_for_owners(claimer, self._positions(claimer.topic), setting)
             self._wait_out(member, begun)
             if all(self._confirm(claimer, setting) for claimer in claimers):
                 self._write_without_ranges(member)
-        except (ClaimLost, GroupPaused) as error:
+        except (ClaimLostError, GroupPausedError) as error:
             logger.warning("switching ranges off is tried again: %s", error)
         finally:
             for claimer in claimers:
                 claimer.release()
             setting.given_up.add(member.instance)
 
-    def _pause_once(self, member: Member, setting: "_Setting") -> bool:
+    def _pause_once(self, member: Member, setting: "_PositionReset") -> bool:
         """Pause everywhere, with one record each; tell whether all were acknowledged, so that none comes later.
 
         While the state then names `member` as who paused, nobody has paused or resumed in between.
         """
         pause = ReleaseGroup(expiry_s=self._until_s(setting), **self._sender.signed(member))
         with self._rationalizer.lock:
-            return not self._sender.send([pause] * len(self._numbers), self._numbers).unheard
+            return not self._sender.send([pause] * len(self._numbers), self._numbers).unconfirmed
 
     def _wait_out(self, member: Member, begun: Mapping[int, int]) -> None:
         """Let more than 2 heartbeat intervals of log time pass since `begun`, by marks where the log is silent."""
@@ -371,7 +373,7 @@ class Operator:
                 if not early:
                     return
                 if self._clock.lease_ms() >= deadline_ms:
-                    raise PositionNotSet(
+                    raise PositionNotSetError(
                         f"log time stands still in coordination partitions {early}: is a broker's clock wrong? Nothing "
                         "was changed"
                     )
@@ -379,9 +381,9 @@ class Operator:
             with self._rationalizer.lock:
                 self._sender.send([Mark(**self._sender.signed(member))] * len(early), early)
 
-    def _confirm(self, claimer: Claimer, setting: "_Setting") -> bool:
+    def _confirm(self, claimer: Claimer, setting: "_PositionReset") -> bool:
         """Set the positions of a topic to where they stand; tell whether all are set."""
-        wanted = self._standing(claimer.topic)
+        wanted = self._positions(claimer.topic)
         claimer.claim(wanted, is_dead=setting.is_over)
         done = claimer.confirm_positions()
         setting.done |= done
@@ -392,9 +394,10 @@ class Operator:
             world, numbers = self._rationalizer.world, self._with_ranges()
             groups = [world.partitions[number].groups[self._member.group] for number in numbers]
             messages = [
-                GroupSettings(
+                GroupSettingsRecord(
                     settings=replace(
-                        group.settings, features=tuple(each for each in group.settings.features if each != RANGES)
+                        group.settings,
+                        features=tuple(feature for feature in group.settings.features if feature != RANGES),
                     ),
                     **self._sender.signed(member),
                 )
@@ -405,11 +408,11 @@ class Operator:
     def _groups(self) -> dict[int, Group]:
         """Read on, and give the group as each coordination partition knows it, if it does.
 
-        Raises `NotCertain` where that is not known, as after retention has overtaken the reader.
+        Raises `IncompleteLogError` where that is not known, as after retention has overtaken the reader.
         """
         partitions = self._rationalizer.follow_all().partitions.items()
         if unsure := [number for number, one in partitions if not one.certain]:
-            raise NotCertain(
+            raise IncompleteLogError(
                 f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: the settings "
                 "there are not known. Stop all members of the group, then see `marshal-dagster recover`"
             )
@@ -419,35 +422,35 @@ class Operator:
         """Give the coordination partitions where the group's settings name ranges. Raises as `_groups`."""
         return [number for number, group in self._groups().items() if RANGES in group.settings.features]
 
-    def _places(self, number: int) -> Collection[Place]:
+    def _places(self, number: int) -> Collection[DataPartitionId]:
         return self._rationalizer.world.partitions[number].groups[self._member.group].keys.keys()
 
-    def _standing(self, topic: str) -> dict[int, int]:
-        """Give where each partition of `topic` stands. Raises `PositionNotSet` for those that stand nowhere."""
+    def _positions(self, topic: str) -> dict[int, int]:
+        """Give where each partition of `topic` stands. Raises `PositionNotSetError` for those that stand nowhere."""
         with self._rationalizer.lock:
             keys = {number: key.offset for (of, number), key in self._group(topic).keys.items() if of == topic}
         nowhere = sorted(number for number, offset in keys.items() if offset is None)
         if nowhere:
-            raise PositionNotSet(f"partitions {nowhere} of {topic!r} have no offset: set their positions first")
+            raise PositionNotSetError(f"partitions {nowhere} of {topic!r} have no offset: set their positions first")
         return {number: offset for number, offset in keys.items() if offset is not None}
 
-    def _warn_of_ahead(self, topic: str, partitions: Collection[int] | None = None) -> None:
+    def _warn_of_ranges_ahead(self, topic: str, partitions: Collection[int] | None = None) -> None:
         for number, ranges in self.ahead(topic).items():
             if partitions is None or number in partitions:
-                told = ", ".join(f"[{each.start}, {each.end}) {each.phase}" for each in ranges)
+                told = ", ".join(f"[{range_.start}, {range_.end}) {range_.phase}" for range_ in ranges)
                 logger.warning("%s/%d will be done again, or never, ahead of the offset: %s", topic, number, told)
 
-    def _try_to_set(self, setting: "_Setting", unset: Mapping[int, int]) -> dict[int, int]:
+    def _try_to_set(self, setting: "_PositionReset", unset: Mapping[int, int]) -> dict[int, int]:
         """Try once, as an instance of its own; give what is still not set."""
         topic, member = setting.topic, replace(self._member, instance=new_instance_id(_SETTING))
-        self._tell(member, dict.fromkeys(self._numbers, self._until_s(setting)))
+        self._report(member, dict.fromkeys(self._numbers, self._until_s(setting)))
         claimer = Claimer(self._rationalizer, member, topic, self._group(topic).settings, clock=self._clock)
         try:
             self._wait_for_owners(claimer, unset, setting)
             claims = claimer.claim(unset, is_dead=setting.is_over)
-            setting.in_doubt |= {one.partition for one in claims}
+            setting.in_doubt |= {claim.partition for claim in claims}
             done = claimer.set_positions({one.partition: unset[one.partition] for one in claims}, setting.topic_id)
-        except (ClaimLost, GroupPaused) as error:
+        except (ClaimLostError, GroupPausedError) as error:
             logger.warning("setting positions of %r is tried again: %s", topic, error)
             done = frozenset()
         finally:
@@ -461,14 +464,14 @@ class Operator:
     def _numbers(self) -> range:
         return range(self._rationalizer.identity.partitions)
 
-    def _until_s(self, setting: "_Setting") -> int:
+    def _until_s(self, setting: "_PositionReset") -> int:
         """Say when the pause for `setting` is to end if nobody ends it, should this machine's clock be slow too."""
         times = [world.log_time_ms or 0 for world in self._rationalizer.world.partitions.values()]
         ahead_ms = max(0, max(times) - self._clock.wall_ms())
         left_ms = max(0.0, setting.deadline_ms - self._clock.lease_ms())
         return int(self._clock.wall_ms() + ahead_ms + left_ms) // 1_000 + LONGEST_SETTING_S
 
-    def _tell(self, member: Member, ends: Mapping[int, int]) -> None:
+    def _report(self, member: Member, ends: Mapping[int, int]) -> None:
         """Write the end of a pause to each coordination partition, in the name of `member`, and read it back."""
         with self._rationalizer.lock:
             self._rationalizer.follow_all()
@@ -484,18 +487,18 @@ class Operator:
             "did not acknowledge it in time. Elsewhere it is in force; try again, which completes it"
         )
 
-    def _wait_for_owners(self, claimer: Claimer, partitions: Mapping[int, int], setting: "_Setting") -> None:
+    def _wait_for_owners(self, claimer: Claimer, partitions: Mapping[int, int], setting: "_PositionReset") -> None:
         while len(free := claimer.claimable(partitions, is_dead=setting.is_over)) < len(partitions):
             if self._clock.lease_ms() >= setting.deadline_ms:
                 held = sorted(partitions.keys() - set(free))
-                raise PositionNotSet(
+                raise PositionNotSetError(
                     f"partitions {held} of {claimer.topic!r} are still held by live members after the wait: give them "
                     f"more time, or stop their runs; {setting.what_was_set}"
                 )
             self._clock.sleep_ms(claimer.settings.heartbeat_interval_ms * _LOOK_PART)
             self._rationalizer.catch_up()
 
-    def _note_pauses(self, setting: "_Setting") -> list[int]:
+    def _note_pauses(self, setting: "_PositionReset") -> list[int]:
         """Note what is to be put back; give the coordination partitions where another has paused or resumed since.
 
         Where retention has overtaken the reader since, what was in force before still is what is known.
@@ -504,21 +507,21 @@ class Operator:
         for number, partition in self._rationalizer.follow_all().partitions.items():
             if number in setting.before and not partition.certain:
                 continue
-            pause = _Pause.of(partition.groups.get(self._member.group))
+            pause = _LastPause.of(partition.groups.get(self._member.group))
             before = setting.before.setdefault(number, _NO_PAUSE if pause.is_for_a_setting else pause)
             if not pause.is_for_a_setting and pause != before:
                 setting.before[number] = pause
                 changed.append(number)
         return changed
 
-    def _put_back(self, setting: "_Setting") -> None:
+    def _put_back(self, setting: "_PositionReset") -> None:
         """End this setting's pause: with the one in force before, except where another has decided meanwhile."""
         with self._rationalizer.lock:
             theirs = self._note_pauses(setting)
             ends = {number: pause.until_s for number, pause in setting.before.items() if number not in theirs}
-            self._tell(replace(self._member, instance=new_instance_id(_PUTTING_BACK)), ends)
+            self._report(replace(self._member, instance=new_instance_id(_PUTTING_BACK)), ends)
 
-    def _try_to_put_back(self, setting: "_Setting") -> None:
+    def _try_to_put_back(self, setting: "_PositionReset") -> None:
         try:
             self._put_back(setting)
         except MarshalError:
@@ -535,27 +538,27 @@ class Operator:
 
     def _require_certain(self, topic: str) -> None:
         if not self._rationalizer.follow_all().partition_of(topic).certain:
-            raise NotCertain(
+            raise IncompleteLogError(
                 f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no snapshot: no "
                 "position can be set. Stop all members of the group, then see `marshal-dagster recover`"
             )
 
 
-def _named(places: Sequence[Place]) -> str:
+def _named(places: Sequence[DataPartitionId]) -> str:
     """Name the first of `places`, and say how many more there are."""
     topic, partition = places[0]
     more = f" and {len(places) - 1} more partitions are" if len(places) > 1 else " is"
     return f"{topic}/{partition}{more}"
 
 
-class _Pause(NamedTuple):
+class _LastPause(NamedTuple):
     """The last pause or resumption that a coordination partition has of a group."""
 
     until_s: int = RESUMED_S
     by: str | None = None
 
     @classmethod
-    def of(cls, group: Group | None) -> "_Pause":
+    def of(cls, group: Group | None) -> "_LastPause":
         """Take it from a group's state."""
         return (
             _NO_PAUSE if group is None or group.paused_until_s is None else cls(group.paused_until_s, group.paused_by)
@@ -568,11 +571,11 @@ class _Pause(NamedTuple):
         return begun_by == _SETTING or (begun_by == _PUTTING_BACK and self.until_s == RESUMED_S)
 
 
-_NO_PAUSE: Final = _Pause()
+_NO_PAUSE: Final = _LastPause()
 
 
 @dataclass(slots=True)
-class _Setting:
+class _PositionReset:
     """One setting of positions, over all its tries.
 
     `given_up` are the instances of tries that ended, `done` the partitions that were set, `before` what is to be put
@@ -587,7 +590,7 @@ class _Setting:
     done: frozenset[int] = frozenset()
     in_doubt: frozenset[int] = frozenset()
     """Those of which a record that sets them, or takes their offset, may be in the log."""
-    before: dict[int, _Pause] = field(default_factory=dict)
+    before: dict[int, _LastPause] = field(default_factory=dict)
 
     @property
     def what_was_set(self) -> str:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from marshal_dagster.admin.go_groups import has_native_settings, require_pause_allowed
-from marshal_dagster.admin.operator import RESUMED_S, Operator
+from marshal_dagster.admin.operator import RESUMED_S, GroupAdmin
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.messages import RuleSet, Settings
+from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 _SECOND_MS: Final = 1_000
@@ -35,7 +35,7 @@ class PauseChange:
 
 
 @dataclass(slots=True)
-class Pausing:
+class GroupPauser:
     """Pauses and resumes one group; `client` is for people to see.
 
     `look` before anything else. A group without settings gets `settings` first, those that its members are configured
@@ -47,12 +47,12 @@ class Pausing:
     group: str
     client: str
     clock: Clock = field(default_factory=SystemClock)
-    settings: Settings | None = None
+    settings: GroupSettings | None = None
     go_consumers_stopped: bool = False
     _before: dict[int, Pause] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Read to the end of all coordination partitions. Raises `UnavailableError`, `LogChanged`."""
+        """Read to the end of all coordination partitions. Raises `UnavailableError`, `CoordinationLogChangedError`."""
         with self.rationalizer.lock:
             self._before = self._pauses(self.rationalizer.follow_all())
 
@@ -86,8 +86,8 @@ class Pausing:
     def pause(self, until_s: int) -> Sequence[PauseChange]:
         """Pause the group until then (unix seconds).
 
-        Raises `GoGroupError` where Go consumers may not know the record; as `Operator.pause`, and as
-        `Operator.give_first_settings` for a group that gets its settings first.
+        Raises `GoGroupError` where Go consumers may not know the record; as `GroupAdmin.pause`, and as
+        `GroupAdmin.give_first_settings` for a group that gets its settings first.
         """
         self._prepare()
         self._operator().pause(until_s)
@@ -122,8 +122,8 @@ class Pausing:
         with self.rationalizer.lock:
             require_pause_allowed(self.rationalizer.world, self.group, stopped=self.go_consumers_stopped)
 
-    def _operator(self) -> Operator:
-        return Operator(self.rationalizer, self.group, self.client, clock=self.clock)
+    def _operator(self) -> GroupAdmin:
+        return GroupAdmin(self.rationalizer, self.group, self.client, clock=self.clock)
 
     def _changes(self) -> Sequence[PauseChange]:
         with self.rationalizer.lock:
@@ -131,7 +131,7 @@ class Pausing:
         return [PauseChange(number, before, after[number]) for number, before in self._before.items()]
 
     def _pauses(self, world: World) -> dict[int, Pause]:
-        return {number: self._pause(world.partitions[number]) for number in sorted(world.partitions)}
+        return {partition: self._pause(world.partitions[partition]) for partition in sorted(world.partitions)}
 
     def _pause(self, partition: PartitionWorld) -> Pause:
         group = partition.groups.get(self.group)

@@ -7,14 +7,14 @@ from typing import Final
 
 from marshal_dagster.admin.times import instant_ms
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.batch_planning import Extent
+from marshal_dagster.protocol.batch_planning import ReadableOffsets
 from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER
 
 _PARTITIONS: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PartitionPosition:
     """Where one partition stands, `offset` being the next to read, and what of it can be read.
 
     `is_other`: the offset belongs to a topic of that name that is no more. `at_time` is the first offset of the time
@@ -22,13 +22,13 @@ class Standing:
     """
 
     offset: int | None
-    extent: Extent
+    extent: ReadableOffsets
     is_other: bool = False
     at_time: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Offsets:
+class ToOffsets:
     """These very offsets: `each` for every partition, or `by_partition`, which names the partitions too."""
 
     each: int | None = None
@@ -36,34 +36,34 @@ class Offsets:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstAt:
+class ToDatetime:
     """The first record of that time (unix ms) or later, by the record's own timestamp; the end where there is none."""
 
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Earliest:
+class ToEarliest:
     """The first record that is left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
+class ToLatest:
     """The end of what can be read: only what comes is read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class ShiftBy:
     """So many offsets before where it stands."""
 
     offsets: int
 
 
-Target = Offsets | FirstAt | Earliest | Latest | Back
+Target = ToOffsets | ToDatetime | ToEarliest | ToLatest | ShiftBy
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class TargetOptions:
     """A target as a person gives it: one of these."""
 
     offsets: str | None = None
@@ -85,16 +85,16 @@ class Where:
         if self.offsets is not None:
             return offsets_of(self.offsets, f"{prefix}offsets")
         if self.timestamp is not None:
-            return FirstAt(instant_ms(self.timestamp, f"{prefix}timestamp"))
+            return ToDatetime(instant_ms(self.timestamp, f"{prefix}timestamp"))
         if self.back is not None:
-            return Back(self.back)
-        return Earliest() if self.earliest else Latest()
+            return ShiftBy(self.back)
+        return ToEarliest() if self.earliest else ToLatest()
 
 
-def offsets_of(text: str, source: str) -> Offsets:
+def offsets_of(text: str, source: str) -> ToOffsets:
     """Read `0=5,1=7`, or one number for all. Raises `ConfigurationError`, in which `source` says where it stands."""
     if NUMBER.fullmatch(text) and int(text) <= INT64_MAX:
-        return Offsets(each=int(text))
+        return ToOffsets(each=int(text))
     found: dict[int, int] = {}
     for part in text.split(","):
         number, _, offset = part.strip().partition("=")
@@ -104,7 +104,7 @@ def offsets_of(text: str, source: str) -> Offsets:
             )
         if found.setdefault(int(number), int(offset)) != int(offset):
             raise ConfigurationError(f"{source}: partition {number} is named twice")
-    return Offsets(by_partition=tuple(sorted(found.items())))
+    return ToOffsets(by_partition=tuple(sorted(found.items())))
 
 
 def partitions_of(text: str, source: str) -> tuple[range, ...]:
@@ -120,12 +120,16 @@ def _run_of(text: str, source: str) -> range:
     return range(first, last + 1)
 
 
-def choose(topic: str, target: Target, named: Sequence[range] | None, existing: Collection[int]) -> list[int]:
+def choose_partitions(
+    topic: str, target: Target, named: Sequence[range] | None, existing: Collection[int]
+) -> list[int]:
     """Give the partitions that are meant: those `named`, those that the target names, or all.
 
     Raises `ConfigurationError` for what does not exist, and for partitions that are named in both ways.
     """
-    by_target = [range(number, number + 1) for number, _ in target.by_partition] if isinstance(target, Offsets) else []
+    by_target = (
+        [range(number, number + 1) for number, _ in target.by_partition] if isinstance(target, ToOffsets) else []
+    )
     if by_target and named is not None:
         raise ConfigurationError("the offsets say of which partitions they are: name no others beside them")
     runs = by_target or named
@@ -137,29 +141,29 @@ def choose(topic: str, target: Target, named: Sequence[range] | None, existing: 
     return sorted({number for run in runs for number in run})
 
 
-def resolve(topic: str, target: Target, standing: Mapping[int, Standing]) -> dict[int, int]:
+def resolve(topic: str, target: Target, positions: Mapping[int, PartitionPosition]) -> dict[int, int]:
     """Give the offset that `target` means in each partition. Raises `ConfigurationError`."""
-    return {number: _resolve(f"{topic}/{number}", number, target, at) for number, at in standing.items()}
+    return {number: _resolve(f"{topic}/{number}", number, target, at) for number, at in positions.items()}
 
 
-def _resolve(name: str, number: int, target: Target, at: Standing) -> int:
+def _resolve(name: str, number: int, target: Target, at: PartitionPosition) -> int:
     match target:
-        case Offsets(each=None):
+        case ToOffsets(each=None):
             return dict(target.by_partition)[number]
-        case Offsets(each=int(offset)):
+        case ToOffsets(each=int(offset)):
             return offset
-        case FirstAt():
+        case ToDatetime():
             return at.extent.end if at.at_time is None else at.at_time
-        case Earliest():
+        case ToEarliest():
             return at.extent.start
-        case Latest():
+        case ToLatest():
             return at.extent.end
-        case Back():
+        case ShiftBy():
             return _back(name, target.offsets, at)
     raise AssertionError(target)
 
 
-def _back(name: str, offsets: int, at: Standing) -> int:
+def _back(name: str, offsets: int, at: PartitionPosition) -> int:
     if at.offset is None or at.is_other:
         why = "it has no position" if at.offset is None else "the topic was made anew since its position was written"
         raise ConfigurationError(f"{name} cannot go back from where it stands: {why}. Name an offset")
@@ -168,7 +172,7 @@ def _back(name: str, offsets: int, at: Standing) -> int:
     return at.offset - offsets
 
 
-def outside(offset: int, extent: Extent) -> str:
+def outside_text(offset: int, extent: ReadableOffsets) -> str:
     """Say how `offset` lies outside what is there; nothing where it does not."""
     if offset < extent.start:
         return f"offsets {offset} to {extent.start} (exclusive) are deleted"

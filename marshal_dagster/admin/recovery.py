@@ -14,24 +14,24 @@ from typing import Any, Final, NamedTuple
 from marshal_dagster.coordination.appender import GO_TIME_SHIFT_S
 from marshal_dagster.coordination.claims import new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, LogIdentity, PositionLost
+from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.coordination.rationalizer import Rationalizer, sender_timed_error
-from marshal_dagster.coordination.snapshots import Snapshots, newest_of_log, not_of_log
-from marshal_dagster.errors import LogChanged, MarshalError, NotRecovered, UnavailableError
+from marshal_dagster.coordination.snapshots import Snapshots, foreign_snapshots, newest_snapshots
+from marshal_dagster.errors import CoordinationLogChangedError, MarshalError, RecoveryFailedError, UnavailableError
 from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,
+    GroupSettings,
     Heartbeat,
     InvalidMessage,
     Mark,
     Message,
     ReleasingPartition,
     RuleSet,
-    Settings,
     parse,
     render,
     type_name,
 )
-from marshal_dagster.protocol.state import RANGES, Group, Key, Place
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, VerdictKind, World
 
 NAME: Final = "recover"
@@ -41,26 +41,26 @@ _MORE_MS: Final = 100
 """How much longer than 2 intervals is waited: the broker's clock tells the time."""
 
 
-class Said(NamedTuple):
+class LastOffsets(NamedTuple):
     """The last offsets that a log without its beginning names for a key; either may have been refused."""
 
     heartbeat: int | None = None
     release: int | None = None
 
 
-class Confirmed(NamedTuple):
+class ConfirmedOffset(NamedTuple):
     """What a person confirms for a key: the next offset to read, of the data topic with that id, if it is known."""
 
     offset: int
     data_topic_id: str | None
 
 
-Whose = tuple[str, Place]
+Whose = tuple[str, DataPartitionId]
 """A group and a partition of a data topic."""
 
 
 @dataclass(slots=True)
-class Observed:
+class ObservedPartition:
     """One coordination partition that can only be observed, and what it says of each key."""
 
     world: PartitionWorld
@@ -68,7 +68,7 @@ class Observed:
     """What the others have of each group's settings and pause: the certain ones, and behind them those observed too."""
     by: str = ""
     """Who recovers: the instance whose Marks are its own."""
-    said: dict[Whose, Said] = field(default_factory=dict)
+    last_offsets: dict[Whose, LastOffsets] = field(default_factory=dict)
     disturbed_by: str | None = None
     """The first record since `look` that was no Mark, in words."""
     awaited: int | None = None
@@ -108,7 +108,7 @@ class Observed:
         """Let one record act; when it `is_quiet`, anything but a Mark is noted as a disturbance."""
         message = parse(value)
         verdict = self.world.apply(offset, timestamp_ms, value)
-        self.world.note_last((offset, timestamp_ms, value))
+        self.world.set_last_record((offset, timestamp_ms, value))
         if offset == self.awaited and isinstance(message, Message) and message.instance == self.by:
             self.mark_ms, self.mark = self.world.log_time_ms, LastRecord.of(offset, timestamp_ms, value)
         what = self._disturbance(message)
@@ -118,9 +118,9 @@ class Observed:
             return
         if isinstance(message, Heartbeat | ReleasingPartition):
             whose = (message.group, (message.topic, message.partition))
-            before = self.said.get(whose, Said())
+            before = self.last_offsets.get(whose, LastOffsets())
             is_beat = isinstance(message, Heartbeat)
-            self.said[whose] = before._replace(**{"heartbeat" if is_beat else "release": message.offset})
+            self.last_offsets[whose] = before._replace(**{"heartbeat" if is_beat else "release": message.offset})
 
     def _disturbance(self, message: Message | InvalidMessage) -> str | None:
         """Say what is no Mark, or one of somebody who recovers at the same time and may confirm other offsets."""
@@ -154,9 +154,9 @@ class Recovery:
     def __init__(
         self, log: CoordinationLog, snapshots: Snapshots, *, timeout_s: float = 10.0, clock: Clock | None = None
     ) -> None:
-        """Say which log, and where its snapshots go. Raises `TopicMissing`, `UnavailableError`."""
+        """Say which log, and where its snapshots go. Raises `TopicNotFoundError`, `UnavailableError`."""
         self.identity = log.identity()
-        self.observed: dict[int, Observed] = {}
+        self.observed: dict[int, ObservedPartition] = {}
         self._log = log
         self._snapshots = snapshots
         self._timeout_s = timeout_s
@@ -167,11 +167,11 @@ class Recovery:
         self._go_elsewhere: frozenset[str] = frozenset()
         self._native_elsewhere: frozenset[str] = frozenset()
 
-    def look(self) -> Mapping[int, Observed]:
+    def look(self) -> Mapping[int, ObservedPartition]:
         """Read what is left of every coordination partition that can only be observed, to its present end.
 
-        From now on nothing but Marks may come. Raises `TopicMissing` where there is no topic for snapshots,
-        `RightMissing`, `LogChanged`, `UnavailableError`, `NotRecovered`.
+        From now on nothing but Marks may come. Raises `TopicNotFoundError` where there is no topic for snapshots,
+        `AuthorizationError`, `CoordinationLogChangedError`, `UnavailableError`, `RecoveryFailedError`.
         """
         world = World(self.identity.partitions)
         bounds = self._log.bounds(range(self.identity.partitions))
@@ -180,7 +180,7 @@ class Recovery:
         cut = {number: at for number, at in cut.items() if number not in known}
         elsewhere = self._elsewhere(bounds.keys() - cut.keys()) if cut else {}
         self.observed = {
-            number: Observed(world.start(number, at.start), by=self._instance) for number, at in cut.items()
+            number: ObservedPartition(world.start(number, at.start), by=self._instance) for number, at in cut.items()
         }
         self._is_quiet = False
         self._log.follow({number: at.start for number, at in cut.items()})
@@ -191,7 +191,7 @@ class Recovery:
             each.elsewhere = _one_or_other(elsewhere, shown)
         return self.observed
 
-    def go_groups(self, settings: Mapping[str, Settings] | None = None) -> frozenset[str]:
+    def go_groups(self, settings: Mapping[str, GroupSettings] | None = None) -> frozenset[str]:
         """Return the groups that Go consumers use, as far as what is left of the log tells.
 
         Those with the rule set `go` by their settings, shown or those that a person names in `settings`; where there
@@ -210,16 +210,16 @@ class Recovery:
 
     def recover(
         self,
-        confirmed: Mapping[Whose, Confirmed],
+        confirmed: Mapping[Whose, ConfirmedOffset],
         heartbeat_interval_ms: int | None = None,
-        settings: Mapping[str, Settings] | None = None,
+        settings: Mapping[str, GroupSettings] | None = None,
     ) -> list[int]:
         """Append the Marks, wait in between, and write the snapshots; give the coordination partitions.
 
         `heartbeat_interval_ms` is the longest that any member was configured with, where that is longer than what is
-        shown; `settings` are those of groups of which none are left. Raises `NotRecovered` when something else than
-        Marks came since `look`: then nothing was written. Raises `TimestampTypeError` where a Mark was stored with its
-        sender's timestamp; `LogChanged`, `RightMissing`, `UnavailableError`.
+        shown; `settings` are those of groups of which none are left. Raises `RecoveryFailedError` when something else
+        than Marks came since `look`: then nothing was written. Raises `TimestampTypeError` where a Mark was stored
+        with its sender's timestamp; `CoordinationLogChangedError`, `AuthorizationError`, `UnavailableError`.
         """
         if not self.observed:
             return []
@@ -236,7 +236,9 @@ class Recovery:
             if all(last[number] - began_ms > silence_ms for number, began_ms in first.items()):
                 break
         else:
-            raise NotRecovered("log time does not move on as this machine's clock does; check the brokers' clocks")
+            raise RecoveryFailedError(
+                "log time does not move on as this machine's clock does; check the brokers' clocks"
+            )
         self._require_same(self._log.identity())
         self._require_alone()
         self._require_quiet()
@@ -247,7 +249,7 @@ class Recovery:
 
     def _newest(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
         defaults = World(self.identity.partitions).defaults
-        return newest_of_log(
+        return newest_snapshots(
             self._log,
             bounds,
             self._timeout_s,
@@ -259,7 +261,7 @@ class Recovery:
         reader = Rationalizer(self._log, timeout_s=self._timeout_s, clock=self._clock, snapshots=self._snapshots)
         self._require_same(reader.identity)
         world = reader.catch_up()
-        certain = [each for number, each in world.partitions.items() if number in whole and each.certain]
+        certain = [partition for number, partition in world.partitions.items() if number in whole and partition.certain]
         groups = [(name, group) for each in certain for name, group in each.groups.items()]
         self._go_elsewhere = frozenset(name for name, group in groups if group.has_go_keys)
         self._native_elsewhere = frozenset(
@@ -269,13 +271,13 @@ class Recovery:
 
     def _require_same(self, now: LogIdentity) -> None:
         if now != self.identity:
-            raise LogChanged(f"coordination topic {self.identity.topic!r} was made anew meanwhile")
+            raise CoordinationLogChangedError(f"coordination topic {self.identity.topic!r} was made anew meanwhile")
 
     def _require_alone(self) -> None:
         """Make sure that nobody has recovered the same meanwhile: members may have begun with other offsets."""
         found = self._newest(self._log.bounds(self.observed.keys()))
         if found:
-            raise NotRecovered(
+            raise RecoveryFailedError(
                 f"coordination partitions {sorted(found)} have a snapshot since this was shown: another `recover` was "
                 "faster. Nothing was written; look again"
             )
@@ -283,8 +285,8 @@ class Recovery:
     def _check_last_read(self) -> None:
         """Follow the log where it was read to, and make sure that it has not lost what was read."""
         seen = {number: each.world for number, each in self.observed.items()}
-        if not_of_log(self._log, self._log.bounds(seen.keys()), self._timeout_s, seen):
-            raise LogChanged(
+        if foreign_snapshots(self._log, self._log.bounds(seen.keys()), self._timeout_s, seen):
+            raise CoordinationLogChangedError(
                 f"coordination topic {self.identity.topic!r} lost records since this was shown: the log was truncated. "
                 "Nothing was written; look again"
             )
@@ -299,7 +301,7 @@ class Recovery:
     def _require_undisturbed(self) -> None:
         for each in self.observed.values():
             if each.disturbed_by is not None:
-                raise NotRecovered(
+                raise RecoveryFailedError(
                     f"somebody is at work: {each.disturbed_by} came since this was shown. Nothing was written; stop "
                     "all members of all groups, then recover again"
                 )
@@ -309,7 +311,7 @@ class Recovery:
         found = self._newest(self._log.bounds(self.observed.keys()))
         unfit = sorted(self.observed.keys() - found.keys())
         if unfit:
-            raise NotRecovered(
+            raise RecoveryFailedError(
                 f"coordination partitions {unfit} lost records, or retention deleted more of them, while their "
                 "snapshots were written: these do not fit. Look again"
             )
@@ -330,7 +332,9 @@ class Recovery:
         self._require_undisturbed()
         found = {number: each.mark_ms for number, each in self.observed.items() if each.mark_ms is not None}
         if len(found) < len(self.observed):
-            raise LogChanged(f"a Mark that {self.identity.topic!r} acknowledged is not in it: the log was truncated")
+            raise CoordinationLogChangedError(
+                f"a Mark that {self.identity.topic!r} acknowledged is not in it: the log was truncated"
+            )
         return found
 
     def _read(self, ends: Mapping[int, int]) -> None:
@@ -341,29 +345,29 @@ class Recovery:
                     observed.take(offset, timestamp_ms, value, is_quiet=self._is_quiet)
                 if observed.awaited in chunk.sender_timed:
                     raise sender_timed_error(self.identity.topic, (chunk.partition, observed.awaited or 0))
-        except PositionLost as lost:
+        except PositionLostError as lost:
             raise self._why_lost(lost.partition) from None
 
     def _why_lost(self, partition: int) -> MarshalError:
         if self._log.bounds([partition])[partition].start <= self.observed[partition].world.next_offset:
-            return LogChanged(
+            return CoordinationLogChangedError(
                 f"coordination partition {partition} of {self.identity.topic!r} ends before what was read of it: the "
                 "log was truncated. Nothing was written; look again"
             )
-        return NotRecovered(
+        return RecoveryFailedError(
             f"retention deleted more of coordination partition {partition} meanwhile; set retention.ms and "
             "retention.bytes to -1, then recover again"
         )
 
 
 def _recovered(
-    observed: Observed, confirmed: Mapping[Whose, Confirmed], named: Mapping[str, Settings]
+    observed: ObservedPartition, confirmed: Mapping[Whose, ConfirmedOffset], named: Mapping[str, GroupSettings]
 ) -> PartitionWorld:
     """Give the state as of the last Mark: pauses and settings as shown, offsets as confirmed, nobody owns anything."""
     seen, at = observed.world, observed.awaited or 0
     world = PartitionWorld(seen.number, seen.coordination_partitions, seen.defaults, 0)
     world.resume_at(at + 1, observed.mark_ms)
-    world.note_last(observed.mark)
+    world.set_last_record(observed.mark)
     world.groups = {name: replace(group, keys={}) for name, group in observed.groups.items() if name != NAME}
     for name, settings in named.items():
         group = world.groups.setdefault(name, Group(seen.defaults))

@@ -11,11 +11,11 @@ from typing import Final
 
 from marshal_dagster.admin.log_access import LOOKING_MS
 from marshal_dagster.admin.operator import LONGEST_SETTING_S
-from marshal_dagster.admin.pause import Pausing
-from marshal_dagster.admin.position_spec import Offsets
-from marshal_dagster.admin.reset_positions import Move, Repositioning
-from marshal_dagster.coordination.claimer import nobody_is_dead
-from marshal_dagster.errors import ConfigurationError, PositionNotSet, UnavailableError
+from marshal_dagster.admin.pause import GroupPauser
+from marshal_dagster.admin.position_spec import ToOffsets
+from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
+from marshal_dagster.coordination.claimer import assume_alive
+from marshal_dagster.errors import ConfigurationError, PositionNotSetError, UnavailableError
 from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
 from marshal_dagster.protocol.state import RANGES, Key, Owner
@@ -24,54 +24,56 @@ _LOOK_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Redo:
+class ReprocessPlan:
     """What is to be done again: the offsets from that of `back`, where the partition is set, up to `end` (exclusive).
 
     `stood` is where the group stood when it was looked at.
     """
 
-    back: Move
+    back: PositionChange
     end: int
-    stood: int
+    position_before: int
 
 
 @dataclass(frozen=True, slots=True)
-class Redone:
+class ReprocessResult:
     """How far it was done again, where the group goes on, and why Kafka's own offsets did not follow."""
 
     reached: int
-    goes_on_at: int
+    resume_offset: int
     problem: str | None = None
 
 
 @dataclass(slots=True)
-class Reprocessing:
+class RangeReprocessor:
     """Has one group do a range of a partition again, by `work`, which it closes.
 
     `look` first, show a person what it gives, then `carry_out`.
     """
 
-    work: Repositioning
+    work: PositionResetter
 
-    def look(self, partition: int, start: int, end: int) -> Redo:
+    def look(self, partition: int, start: int, end: int) -> ReprocessPlan:
         """Give what is to be. Nothing is written.
 
         Raises `ConfigurationError` for a range that is none, or that the group has not done yet; for a group that
-        delivers at most once, is shared with Go consumers, claims ranges or is paused. Raises as `Repositioning.look`.
+        delivers at most once, is shared with Go consumers, claims ranges or is paused. Raises as
+        `PositionResetter.look`.
         """
         if start >= end:
             raise ConfigurationError(f"from {start} up to {end} (exclusive) is no range of offsets")
-        (back,) = self.work.look(Offsets(by_partition=((partition, start),)), is_set_later=False)
-        name, stood = f"{self.work.topic}/{partition}", back.key.offset
-        if stood is None or back.is_other:
+        (back,) = self.work.look(ToOffsets(by_partition=((partition, start),)), is_set_later=False)
+        name, position_before = f"{self.work.topic}/{partition}", back.key.offset
+        if position_before is None or back.is_other:
             raise ConfigurationError(f"group {self.work.group!r} has no position in {name}: nothing was done yet")
-        if end > stood:
+        if end > position_before:
             raise ConfigurationError(
-                f"group {self.work.group!r} stands at {stood} in {name}, and has not done all up to {end}: to have it "
+                f"group {self.work.group!r} stands at {position_before} in {name}, and has not done all up to "
+                f"{end}: to have it "
                 f"do all from {start} on, set the position"
             )
         self._require_fit()
-        return Redo(back, end, stood)
+        return ReprocessPlan(back, end, position_before)
 
     def warnings(self) -> list[str]:
         """Say what a person should know of the group before."""
@@ -79,33 +81,34 @@ class Reprocessing:
 
     def carry_out(
         self,
-        redo: Redo,
+        redo: ReprocessPlan,
         *,
         wait_s: float,
         within_s: float,
-        is_dead: Callable[[Owner], bool] = nobody_is_dead,
+        is_dead: Callable[[Owner], bool] = assume_alive,
         tell: Callable[[str], None] = lambda _: None,
-    ) -> Redone:
+    ) -> ReprocessResult:
         """Set the position back, wait until the members are through, and set it to where they stood.
 
         Each time the group is paused, and its members have `wait_s` to leave. However the waiting ends, after
-        `within_s` at the latest, the group goes on where it stood. Raises `PositionNotSet` where members stay, or
-        somebody else sets the position meanwhile; `DataTopicChanged`, `UnavailableError`, `LogChanged`.
+        `within_s` at the latest, the group goes on where it stood. Raises `PositionNotSetError` where members stay, or
+        somebody else sets the position meanwhile; `DataTopicChangedError`, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         with self._at_rest(redo, wait_s, is_dead) as key:
             if key.offset is None or key.generation != redo.back.key.generation:
                 raise self._set_by_another(redo)
-            stood = key.offset
-            with _telling(tell, stood):
+            position_before = key.offset
+            with _failure_with_position(tell, position_before):
                 self.work.carry_out([redo.back], wait_s=wait_s, is_dead=is_dead)
                 generation = self._key(redo).generation
-        tell(f"the group does it again from {redo.back.offset} on; it has stood at {stood}")
+        tell(f"the group does it again from {redo.back.offset} on; it has stood at {position_before}")
         try:
             self._await(redo, generation, within_s)
         finally:
-            with _telling(tell, stood):
-                redone = self._go_on(redo, generation, stood, wait_s, is_dead)
-            tell(f"the group goes on at {redone.goes_on_at}")
+            with _failure_with_position(tell, position_before):
+                redone = self._go_on(redo, generation, position_before, wait_s, is_dead)
+            tell(f"the group goes on at {redone.resume_offset}")
         return redone
 
     def close(self) -> None:
@@ -127,18 +130,18 @@ class Reprocessing:
         if RANGES in settings.features:
             raise ConfigurationError(f"members of group {group!r} claim ranges ahead of the offset: set the position")
         with closing(self.work.open_log(LOOKING_MS)) as rationalizer:
-            pausing = Pausing(rationalizer, group, self.work.client, self.work.clock)
+            pausing = GroupPauser(rationalizer, group, self.work.client, self.work.clock)
             pausing.look()
             if pausing.is_in_force:
                 raise ConfigurationError(f"group {group!r} is paused, so that nobody would do it: resume it first")
 
     @contextmanager
-    def _at_rest(self, redo: Redo, wait_s: float, is_dead: Callable[[Owner], bool]) -> Iterator[Key]:
+    def _at_rest(self, redo: ReprocessPlan, wait_s: float, is_dead: Callable[[Owner], bool]) -> Iterator[Key]:
         """Have nobody at work in the partition while the block runs, and give its state; others' pauses stay."""
         clock = self.work.clock
         deadline_ms = clock.lease_ms() + wait_s * 1_000
         with closing(self.work.open_log(self.work.settings_in_force().heartbeat_interval_ms)) as rationalizer:
-            pausing = Pausing(rationalizer, self.work.group, self.work.client, clock)
+            pausing = GroupPauser(rationalizer, self.work.group, self.work.client, clock)
             pausing.look()
             ours_s = None if pausing.is_in_force else pausing.end_after(round(wait_s) + LONGEST_SETTING_S)
             if ours_s is not None:
@@ -146,7 +149,7 @@ class Reprocessing:
             try:
                 while (key := self._key(redo)).owner is not None and not self._is_gone(key, is_dead):
                     if clock.lease_ms() >= deadline_ms:
-                        raise PositionNotSet(
+                        raise PositionNotSetError(
                             f"{self.work.topic}/{redo.back.partition} is still held by {key.owner.instance} after the "
                             "wait: give it more time, or stop its run"
                         )
@@ -163,7 +166,7 @@ class Reprocessing:
         is_stale = self.work.clock.wall_ms() - key.last_beat_ms > stale_after_ms(settings.heartbeat_interval_ms)
         return owner is None or is_stale or is_dead(owner)
 
-    def _await(self, redo: Redo, generation: int, within_s: float) -> None:
+    def _await(self, redo: ReprocessPlan, generation: int, within_s: float) -> None:
         """Wait until the members have reached the end, for so long at most."""
         clock = self.work.clock
         deadline_ms = clock.lease_ms() + within_s * 1_000
@@ -174,39 +177,44 @@ class Reprocessing:
                     return
 
     def _go_on(
-        self, redo: Redo, generation: int, stood: int, wait_s: float, is_dead: Callable[[Owner], bool]
-    ) -> Redone:
+        self,
+        redo: ReprocessPlan,
+        generation: int,
+        position_before: int,
+        wait_s: float,
+        is_dead: Callable[[Owner], bool],
+    ) -> ReprocessResult:
         """Set the position to where the group stood, unless it is there by now."""
         self._reached(redo, generation)
         problem = None
         with self._at_rest(redo, wait_s, is_dead):
             reached = self._reached(redo, generation)
-            if reached < stood:
-                forward = replace(redo.back, key=self._key(redo), offset=stood)
+            if reached < position_before:
+                forward = replace(redo.back, key=self._key(redo), offset=position_before)
                 problem = self.work.carry_out([forward], wait_s=wait_s, is_dead=is_dead)
-        return Redone(reached, max(reached, stood), problem)
+        return ReprocessResult(reached, max(reached, position_before), problem)
 
-    def _key(self, redo: Redo) -> Key:
+    def _key(self, redo: ReprocessPlan) -> Key:
         return self.work.keys([redo.back.partition])[redo.back.partition]
 
-    def _reached(self, redo: Redo, generation: int) -> int:
-        """Read on, and give where the partition stands. Raises `PositionNotSet` if another has set it since."""
+    def _reached(self, redo: ReprocessPlan, generation: int) -> int:
+        """Read on, and give where the partition stands. Raises `PositionNotSetError` if another has set it since."""
         key = self._key(redo)
         if key.offset is None or key.generation != generation:
             raise self._set_by_another(redo)
         return key.offset
 
-    def _set_by_another(self, redo: Redo) -> PositionNotSet:
-        return PositionNotSet(
+    def _set_by_another(self, redo: ReprocessPlan) -> PositionNotSetError:
+        return PositionNotSetError(
             f"somebody else has set the position of {self.work.topic}/{redo.back.partition} meanwhile: it is left so"
         )
 
 
 @contextmanager
-def _telling(tell: Callable[[str], None], stood: int) -> Iterator[None]:
+def _failure_with_position(tell: Callable[[str], None], position_before: int) -> Iterator[None]:
     """Tell what the group does if the block fails, which may have set the position or not."""
     try:
         yield
     except BaseException:
-        tell(f"where the group stands before {stood} by now it does all up to there again")
+        tell(f"where the group stands before {position_before} by now it does all up to there again")
         raise

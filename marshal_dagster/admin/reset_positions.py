@@ -7,16 +7,29 @@ from typing import TYPE_CHECKING
 
 from marshal_dagster.admin.go_groups import has_native_settings
 from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval, require_certain
-from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.pause import require_known
-from marshal_dagster.admin.position_spec import FirstAt, Standing, Target, choose, outside, resolve
-from marshal_dagster.coordination.claimer import nobody_is_dead
+from marshal_dagster.admin.position_spec import (
+    PartitionPosition,
+    Target,
+    ToDatetime,
+    choose_partitions,
+    outside_text,
+    resolve,
+)
+from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_settings import require_no_go_consumers
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, DataTopicChanged, GoGroupError, MarshalError, PositionNotSet
-from marshal_dagster.protocol.batch_planning import Extent
-from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, RuleSet, Settings
+from marshal_dagster.errors import (
+    ConfigurationError,
+    DataTopicChangedError,
+    GoGroupError,
+    MarshalError,
+    PositionNotSetError,
+)
+from marshal_dagster.protocol.batch_planning import ReadableOffsets
+from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key, Owner, Ranges
 from marshal_dagster.protocol.world import World
 
@@ -25,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PositionChange:
     """One partition's position before and after.
 
     `key` is its state before, `extent` what can be read of it, `ahead` what is planned or done ahead of the offset;
@@ -35,7 +48,7 @@ class Move:
 
     partition: int
     key: Key
-    extent: Extent
+    extent: ReadableOffsets
     offset: int
     is_other: bool = False
     ahead: Ranges = ()
@@ -74,7 +87,7 @@ class Way(Enum):
 
 
 @dataclass(slots=True)
-class Repositioning:
+class PositionResetter:
     """Sets positions of one group in one data topic; `client` is for people to see.
 
     `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
@@ -88,7 +101,7 @@ class Repositioning:
     topic: str
     client: str
     clock: Clock = field(default_factory=SystemClock)
-    settings: Settings | None = None
+    settings: GroupSettings | None = None
     go_consumers_stopped: bool = False
     _reader: Rationalizer | None = None
     _topic_id: str = ""
@@ -98,20 +111,21 @@ class Repositioning:
         target: Target,
         partitions: Sequence[range] | None = None,
         *,
-        outside_the_log: bool = False,
+        allow_out_of_range: bool = False,
         new_group: bool = False,
         is_set_later: bool = True,
-    ) -> Sequence[Move]:
+    ) -> Sequence[PositionChange]:
         """Give what is to be, by partition, in their order. Nothing is written.
 
         Raises `GoGroupError` where a person must say first how (see `way`), unless it is not to be set at all after
         this look; `ConfigurationError` for a group that the log does not name unless it may be a `new_group`, for what
-        `target` cannot mean, and for offsets outside what the topic holds unless these may lie `outside_the_log`;
-        `NotCertain`, `TopicMissing`, `RightMissing`, `UnavailableError`, `LogChanged`.
+        `target` cannot mean, and for offsets outside what the topic holds unless these may lie `allow_out_of_range`;
+        `IncompleteLogError`, `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         described = self.topics.describe(self.topic)
         self._topic_id = described.topic_id
-        numbers = choose(self.topic, target, partitions, described.partitions)
+        numbers = choose_partitions(self.topic, target, partitions, described.partitions)
         world = self._read()
         if not new_group:
             require_known(world, self.group, "If its positions are to be set before its first claim give --new-group")
@@ -119,22 +133,24 @@ class Repositioning:
         if is_set_later:
             self.way()
         keys, ahead = self._keys(numbers), self._operator(self._open()).ahead(self.topic)
-        extents = {n: Extent(at.start, at.end) for n, at in self.topics.offsets(self.topic, numbers).items()}
-        at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, FirstAt) else {}
+        extents = {n: ReadableOffsets(at.start, at.end) for n, at in self.topics.offsets(self.topic, numbers).items()}
+        at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, ToDatetime) else {}
         strange = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
-        standing = {n: Standing(keys[n].offset, extents[n], n in strange, at_time.get(n)) for n in numbers}
-        wanted = resolve(self.topic, target, standing)
+        positions = {n: PartitionPosition(keys[n].offset, extents[n], n in strange, at_time.get(n)) for n in numbers}
+        wanted = resolve(self.topic, target, positions)
         held = self._with_open_transactions(wanted, extents)
-        told = {n: text for n in numbers if (text := outside(wanted[n], held[n]))}
-        if told and not outside_the_log:
+        told = {n: text for n in numbers if (text := outside_text(wanted[n], held[n]))}
+        if told and not allow_out_of_range:
             named = "; ".join(f"{self.topic}/{n}: offset {wanted[n]}: {text}" for n, text in told.items())
             raise ConfigurationError(
-                f"outside what the topic holds: {named}. Name others, or allow these with --outside-the-log "
-                "(outside_the_log in a run config)"
+                f"outside what the topic holds: {named}. Name others, or allow these with --allow-out-of-range "
+                "(allow_out_of_range in a run config)"
             )
-        young = set(numbers) - at_time.keys() if isinstance(target, FirstAt) else set()
+        young = set(numbers) - at_time.keys() if isinstance(target, ToDatetime) else set()
         return [
-            Move(n, keys[n], extents[n], wanted[n], n in strange, ahead.get(n, ()), told.get(n, ""), n in young)
+            PositionChange(
+                n, keys[n], extents[n], wanted[n], n in strange, ahead.get(n, ()), told.get(n, ""), n in young
+            )
             for n in numbers
         ]
 
@@ -155,13 +171,14 @@ class Repositioning:
         return told
 
     def carry_out(
-        self, moves: Sequence[Move], *, wait_s: float, is_dead: Callable[[Owner], bool] = nobody_is_dead
+        self, moves: Sequence[PositionChange], *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> str | None:
         """Set the positions, pausing the group meanwhile; then tell Kafka's own group offsets, and give why not.
 
-        Owners have `wait_s` to leave; what `is_dead` knows to be dead is revoked. Raises as `Operator.set_positions`,
-        and `DataTopicChanged` for a topic that was made anew since `look`. In a Go group it is done as
-        `Operator.set_go_positions` does, and `PositionNotSet` is raised where Kafka's own group offsets did not follow.
+        Owners have `wait_s` to leave; what `is_dead` knows to be dead is revoked. Raises as `GroupAdmin.set_positions`,
+        and `DataTopicChangedError` for a topic that was made anew since `look`. In a Go group it is done as
+        `GroupAdmin.set_go_positions` does, and `PositionNotSetError` is raised where Kafka's own group offsets did not
+        follow.
         """
         self._check_topic("nothing was set")
         self._read()
@@ -180,19 +197,21 @@ class Repositioning:
                 raise
             self._set(offsets, shorter_ms, wait_s * 1_000, is_dead)  # the group's first member came meanwhile
         self._check_topic("positions were set in one that is no more: set them again")
-        return self._tell_kafka(offsets.keys())
+        return self._commit_to_kafka(offsets.keys())
 
-    def done(self, moves: Sequence[Move]) -> Mapping[int, int]:
+    def done(self, moves: Sequence[PositionChange]) -> Mapping[int, int]:
         """Give the partitions of which the log shows that a position was set since, each with its generation.
 
-        That is a new one, but in a Go group, where only the offset shows it. Raises `UnavailableError`, `LogChanged`.
+        That is a new one, but in a Go group, where only the offset shows it. Raises `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         now = self.keys([move.partition for move in moves])
         is_go = self.settings_in_force().rule_set is RuleSet.GO
         return {
-            each.partition: key.generation
-            for each in moves
-            if _is_set(each, key := now[each.partition]) or (is_go and key.offset == each.offset and key.owner is None)
+            change.partition: key.generation
+            for change in moves
+            if _is_set(change, key := now[change.partition])
+            or (is_go and key.offset == change.offset and key.owner is None)
         }
 
     def way(self) -> Way:
@@ -225,16 +244,22 @@ class Repositioning:
             "(go_consumers_stopped in a run config)"
         )
 
-    def standing(self, partitions: Collection[int]) -> Mapping[int, int]:
-        """Read on, and give those of `partitions` that have a position. Raises `UnavailableError`, `LogChanged`."""
+    def positions(self, partitions: Collection[int]) -> Mapping[int, int]:
+        """Read on, and give those of `partitions` that have a position.
+
+        Raises `UnavailableError`, `CoordinationLogChangedError`.
+        """
         return {number: key.offset for number, key in self.keys(partitions).items() if key.offset is not None}
 
     def keys(self, partitions: Collection[int]) -> Mapping[int, Key]:
-        """Read on, and give the state of `partitions`. Raises `NotCertain`, `UnavailableError`, `LogChanged`."""
+        """Read on, and give the state of `partitions`.
+
+        Raises `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
+        """
         require_certain(self._read(), self.topic)
         return self._keys(partitions)
 
-    def settings_in_force(self) -> Settings:
+    def settings_in_force(self) -> GroupSettings:
         """Return the group's settings as the last reading has them."""
         reader = self._open()
         with reader.lock:
@@ -258,7 +283,7 @@ class Repositioning:
         self._read()
         return self.settings_in_force().heartbeat_interval_ms
 
-    def _give_settings(self, settings: Settings) -> None:
+    def _give_settings(self, settings: GroupSettings) -> None:
         rationalizer = self.open_log(settings.heartbeat_interval_ms)
         try:
             self._operator(rationalizer).give_first_settings(settings)
@@ -278,7 +303,7 @@ class Repositioning:
             wrong = sorted(number for number, offset in offsets.items() if there.get(number) != offset)
             problem = f"partitions {wrong} have others when read back" if wrong else None
         if problem is not None:
-            raise PositionNotSet(
+            raise PositionNotSetError(
                 f"the positions of group {self.group!r} in {self.topic!r} were set in the coordination log, but not in "
                 f"Kafka's own group offsets, where a Go consumer starts that finds offset 0: {problem}. Set them again "
                 "before a consumer of the group starts"
@@ -295,31 +320,33 @@ class Repositioning:
         finally:
             rationalizer.close()
 
-    def _operator(self, rationalizer: Rationalizer) -> Operator:
-        return Operator(rationalizer, self.group, self.client, clock=self.clock)
+    def _operator(self, rationalizer: Rationalizer) -> GroupAdmin:
+        return GroupAdmin(rationalizer, self.group, self.client, clock=self.clock)
 
     def _keys(self, numbers: Collection[int]) -> dict[int, Key]:
         reader = self._open()
         with reader.lock:
             return {number: reader.world.snapshot_key(self.group, self.topic, number) for number in numbers}
 
-    def _with_open_transactions(self, wanted: Mapping[int, int], extents: Mapping[int, Extent]) -> Mapping[int, Extent]:
+    def _with_open_transactions(
+        self, wanted: Mapping[int, int], extents: Mapping[int, ReadableOffsets]
+    ) -> Mapping[int, ReadableOffsets]:
         """Give what there is, also behind open transactions where that matters: nothing can be read there yet."""
         beyond = [number for number, offset in wanted.items() if offset > extents[number].end]
         bounds = self.topics.offsets(self.topic, beyond, committed_only=False)
-        return {**extents, **{number: Extent(at.start, at.end) for number, at in bounds.items()}}
+        return {**extents, **{number: ReadableOffsets(at.start, at.end) for number, at in bounds.items()}}
 
     def _check_topic(self, otherwise: str) -> None:
         topic_id = self.topics.describe(self.topic).topic_id
         if topic_id != self._topic_id:
-            raise DataTopicChanged(
+            raise DataTopicChangedError(
                 f"topic {self.topic!r} was made anew meanwhile (id {topic_id} instead of {self._topic_id}): {otherwise}"
             )
 
-    def _tell_kafka(self, numbers: Collection[int]) -> str | None:
+    def _commit_to_kafka(self, numbers: Collection[int]) -> str | None:
         """Let lag tools see where the partitions stand by now; best effort."""
         try:
-            offsets = self.standing(numbers)
+            offsets = self.positions(numbers)
         except MarshalError as error:
             return str(error)
         return self.topics.commit_group_offsets(self.group, self.topic, offsets)
@@ -327,10 +354,10 @@ class Repositioning:
 
 def owners_of(key: Key) -> Sequence[Owner]:
     """Give who holds a key, or ranges of it."""
-    holders = (key.owner, *(each.owner for each in key.ranges))
+    holders = (key.owner, *(range_.owner for range_ in key.ranges))
     return tuple(dict.fromkeys(owner for owner in holders if owner is not None))
 
 
-def _is_set(move: Move, now: Key) -> bool:
+def _is_set(move: PositionChange, now: Key) -> bool:
     """Tell by the state `now` whether a position was set: members only move it on, in the same generation."""
     return now.generation != move.key.generation and now.offset is not None and now.offset >= move.offset

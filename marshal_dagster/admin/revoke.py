@@ -10,8 +10,8 @@ from marshal_dagster.coordination.claims import Member, new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import LogChanged
-from marshal_dagster.protocol.messages import RuleSet, Settings
+from marshal_dagster.errors import CoordinationLogChangedError
+from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Freshness, Group, Key, Owner, freshness
 from marshal_dagster.protocol.world import World
 
@@ -37,7 +37,7 @@ class HeldClaim:
 
 
 @dataclass(slots=True)
-class Revoking:
+class ClaimRevoker:
     """Takes claims of one group in one data topic; `client` is for people to see.
 
     `look` first, show a person what is held, then `carry_out`.
@@ -53,8 +53,8 @@ class Revoking:
     def look(self) -> Sequence[HeldClaim]:
         """Give all that is held, by partition and offset.
 
-        Raises `ConfigurationError` for a group that the log does not name; `NotCertain` where the log shows no epochs;
-        `UnavailableError`, `LogChanged`.
+        Raises `ConfigurationError` for a group that the log does not name; `IncompleteLogError` where the log shows no
+        epochs; `UnavailableError`, `CoordinationLogChangedError`.
         """
         reader = self._open()
         with reader.lock:
@@ -68,7 +68,8 @@ class Revoking:
 
         In a Go group nothing can be revoked: a new instance takes each partition at its offset and releases it. What
         has no offset there stays until it is stale. A live Go owner takes the rest back with its next heartbeat: see
-        `taken_back`. Raises `NotCertain` where the log can only be observed now; `UnavailableError`, `LogChanged`.
+        `taken_back`. Raises `IncompleteLogError` where the log can only be observed now; `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         reader = self._open()
         with reader.lock:
@@ -77,13 +78,13 @@ class Revoking:
         try:
             world = rationalizer.follow_all()
             if rationalizer.identity != reader.identity:
-                raise LogChanged(
+                raise CoordinationLogChangedError(
                     f"coordination topic {reader.identity.topic!r} was made anew since the claims were looked at. "
                     "Nothing was revoked; look again"
                 )
             require_certain(world, self.topic)
             held = {(each.partition, each.owner) for each in self._held(world)}
-            still_held = [each for each in claims if (each.partition, each.owner) in held]
+            still_held = [claim for claim in claims if (claim.partition, claim.owner) in held]
             taken = self._revoke(still_held, rationalizer, settings)
         finally:
             rationalizer.close()
@@ -102,7 +103,7 @@ class Revoking:
         return [each for each in self.look() if each.partition in partitions]
 
     def _revoke(
-        self, claims: Sequence[HeldClaim], rationalizer: Rationalizer, settings: Settings
+        self, claims: Sequence[HeldClaim], rationalizer: Rationalizer, settings: GroupSettings
     ) -> set[tuple[int, int | None]]:
         """Give partition and epoch of those seen taken."""
         member = Member(self.group, self.client, new_instance_id("revoking"))
@@ -110,7 +111,7 @@ class Revoking:
             claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
             freed = claimer.take_over_and_release({each.partition: None for each in claims})
             return {(each.partition, each.owner.epoch) for each in claims if each.partition in freed}
-        numbered = [(each.partition, each.owner.epoch, each.is_range) for each in claims]
+        numbered = [(claim.partition, claim.owner.epoch, claim.is_range) for claim in claims]
         whole = {number: epoch for number, epoch, is_range in numbered if epoch is not None and not is_range}
         parts = [(number, epoch) for number, epoch, is_range in numbered if epoch is not None and is_range]
         taken: set[tuple[int, int | None]] = set()
@@ -118,7 +119,7 @@ class Revoking:
             claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
             taken |= {(number, whole[number]) for number in claimer.revoke(whole)}
         if parts:
-            ranges = RangeClaimer(rationalizer, member.anew(), self.topic, settings, clock=self.clock)
+            ranges = RangeClaimer(rationalizer, member.with_new_instance(), self.topic, settings, clock=self.clock)
             taken |= ranges.revoke(parts)
         return taken
 
@@ -143,14 +144,14 @@ class Revoking:
 def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range] | None = None) -> Sequence[HeldClaim]:
     """Give those of `claims`, in `partitions` if any, of the owner `named`: an instance id, or the run id before it."""
     return [
-        each
-        for each in claims
-        if named in {each.owner.instance, each.owner.instance.rpartition(".")[0]}
-        and (partitions is None or any(each.partition in run for run in partitions))
+        claim
+        for claim in claims
+        if named in {claim.owner.instance, claim.owner.instance.rpartition(".")[0]}
+        and (partitions is None or any(claim.partition in run for run in partitions))
     ]
 
 
-def told_of_nobody(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
+def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
     """Say that the owner `named` holds nothing of what is wanted, and who does of all that is `held`."""
     owners = ", ".join(dict.fromkeys(repr(each.owner.instance) for each in held)) or "nobody"
     return f"{named!r} holds nothing of topic {topic!r} in the partitions wanted; of all of it holds: {owners}"
@@ -161,7 +162,7 @@ def _held(group: Group, number: int, key: Key, at_ms: int) -> Iterator[HeldClaim
     if key.owner is not None:
         heard = freshness(at_ms - key.last_beat_ms, interval_ms)
         yield HeldClaim(number, key.owner, key.last_beat_ms, heard)
-    for each in key.ranges:
-        if each.owner is not None:
-            heard = freshness(at_ms - each.last_beat_ms, interval_ms)
-            yield HeldClaim(number, each.owner, each.last_beat_ms, heard, each.start, each.end)
+    for range_ in key.ranges:
+        if range_.owner is not None:
+            heard = freshness(at_ms - range_.last_beat_ms, interval_ms)
+            yield HeldClaim(number, range_.owner, range_.last_beat_ms, heard, range_.start, range_.end)

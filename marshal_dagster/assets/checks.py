@@ -26,11 +26,11 @@ from dagster import (
     multi_asset_check,
 )
 
-from marshal_dagster.assets.progress import Standing, standing
+from marshal_dagster.assets.progress import TopicProgress, topic_progress
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
-from marshal_dagster.runs.abandoned_work import listed, partitions_left
+from marshal_dagster.runs.abandoned_work import abandoned_partitions, listed
 from marshal_dagster.runs.names import TOPIC_TAG
 
 DEFAULT_LAST: Final = 100
@@ -80,7 +80,7 @@ class RecordedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Oddity:
+class OffsetFinding:
     """Offsets [start, end) of a partition of which a check has something to say."""
 
     partition: int
@@ -115,7 +115,7 @@ def build_claim_checks(
     if last > MOST_LAST:
         raise ConfigurationError(f"last is {last}; it must not be above {MOST_LAST}")
     stopping = {_check(each) for each in blocking}
-    failing = stopping | {_check(each) for each in errors}
+    failing = stopping | {_check(error) for error in errors}
     checks = [each for each in ClaimCheck if max_lag is not None or each is not ClaimCheck.LAG]
     if missing := failing.difference(checks):
         raise ConfigurationError(f"{', '.join(sorted(missing))}: give max_lag too, else it is not checked")
@@ -123,7 +123,7 @@ def build_claim_checks(
     def judge(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         claimer = claimer_of(context.resources, claimer_key)
         keys = sorted(context.selected_asset_check_keys, key=lambda key: _ORDER.index(key.name))
-        look = _Look(claimer, topic, context.instance, keys[0].asset_key, last)
+        look = _CheckContext(claimer, topic, context.instance, keys[0].asset_key, last)
         for key in keys:
             check = ClaimCheck(key.name)
             passed, text, metadata = look.judge(check, max_lag or 0)
@@ -159,7 +159,7 @@ def _check(name: ClaimCheck | str) -> ClaimCheck:
 _Verdict = tuple[bool, str, Mapping[str, Any]]
 
 
-class _Look:
+class _CheckContext:
     """What the checks of one execution look at; each thing once, when it is first asked for."""
 
     def __init__(
@@ -167,7 +167,7 @@ class _Look:
     ) -> None:
         self._claimer, self._topic = claimer, topic
         self._instance, self._asset_key, self._last = instance, asset_key, last
-        self._standing: Standing | None = None
+        self._progress: TopicProgress | None = None
         self._recorded: Sequence[RecordedRange] | None = None
 
     def judge(self, check: ClaimCheck, max_lag: int) -> _Verdict:
@@ -176,16 +176,16 @@ class _Look:
             ClaimCheck.STALE_CLAIMS: self._stale_claims,
             ClaimCheck.LAG: lambda: self._lag(max_lag),
             ClaimCheck.GAPS: self._gaps,
-            ClaimCheck.REWINDS: lambda: _told(rewinds(self.recorded()), "no position was set back"),
-            ClaimCheck.DOUBLE_COMMITS: lambda: _told(double_commits(self.recorded()), "nothing was committed twice"),
+            ClaimCheck.REWINDS: lambda: _summary(rewinds(self.recorded()), "no position was set back"),
+            ClaimCheck.DOUBLE_COMMITS: lambda: _summary(double_commits(self.recorded()), "nothing was committed twice"),
         }
         return verdicts[check]()
 
-    def standing(self) -> Standing:
+    def progress(self) -> TopicProgress:
         """Where the group stands."""
-        if self._standing is None:
-            self._standing = standing(self._claimer, self._topic)
-        return self._standing
+        if self._progress is None:
+            self._progress = topic_progress(self._claimer, self._topic)
+        return self._progress
 
     def recorded(self) -> Sequence[RecordedRange]:
         """What the asset's last materializations say."""
@@ -197,23 +197,30 @@ class _Look:
     def _stale_claims(self) -> _Verdict:
         wall_ms = time.time_ns() // 1_000_000
         with self._claimer.world() as world:
-            found = partitions_left(world, self._claimer.group, self._topic, wall_ms)
+            found = abandoned_partitions(world, self._claimer.group, self._topic, wall_ms)
         return not found, listed(found) or "nothing is left by dead members", {"partitions": len(found)}
 
     def _lag(self, max_lag: int) -> _Verdict:
-        found = self.standing()
+        found = self.progress()
         text = f"{found.lag:,} offsets are left to read; {max_lag:,} are allowed"
         return found.lag <= max_lag, text, {"lag": found.lag, "partitions": found.table()}
 
     def _gaps(self) -> _Verdict:
-        keys = {one.partition: one.key for one in self.standing().partitions if one.key is not None}
-        return _told([*gaps(self.recorded(), keys), *self._lost()], "no gap")
+        keys = {
+            partition.partition: partition.key for partition in self.progress().partitions if partition.key is not None
+        }
+        return _summary([*gaps(self.recorded(), keys), *self._lost()], "no gap")
 
-    def _lost(self) -> list[Oddity]:
+    def _lost(self) -> list[OffsetFinding]:
         return [
-            Oddity(one.partition, one.offset, one.offset + one.lost, "retention deleted them unread")
-            for one in self.standing().partitions
-            if one.offset is not None and one.lost
+            OffsetFinding(
+                partition.partition,
+                partition.offset,
+                partition.offset + partition.lost,
+                "retention deleted them unread",
+            )
+            for partition in self.progress().partitions
+            if partition.offset is not None and partition.lost
         ]
 
 
@@ -253,7 +260,7 @@ def _recorded(row: Mapping[str, Any], batch_id: str, *, is_recent: bool) -> Reco
 # Judgements, of what was recorded, the newest first
 
 
-def gaps(recorded: Sequence[RecordedRange], keys: Mapping[int, Key] = MappingProxyType({})) -> list[Oddity]:
+def gaps(recorded: Sequence[RecordedRange], keys: Mapping[int, Key] = MappingProxyType({})) -> list[OffsetFinding]:
     """Give what lies between recorded ranges of one generation, and what a new position left out.
 
     Not what lies beyond the position of a partition's key: it is not committed, a member that claims ranges may be at
@@ -263,15 +270,15 @@ def gaps(recorded: Sequence[RecordedRange], keys: Mapping[int, Key] = MappingPro
     for partition, generations in _by_generation(recorded).items():
         for ranges in generations:
             reach = ranges[0].end
-            for one in ranges[1:]:
-                end = _committed(one, keys.get(partition))
-                if end > reach and one.is_recent:
-                    found.append(Oddity(partition, reach, end, "committed by nobody who recorded it"))
-                reach = max(reach, one.end)
+            for range_ in ranges[1:]:
+                end = _committed(range_, keys.get(partition))
+                if end > reach and range_.is_recent:
+                    found.append(OffsetFinding(partition, reach, end, "committed by nobody who recorded it"))
+                reach = max(reach, range_.end)
         for before, after in pairwise(generations):
             reach, start = max(one.end for one in before), after[0].start
             if start > reach and after[0].is_recent:
-                found.append(Oddity(partition, reach, start, "left out by a new position"))
+                found.append(OffsetFinding(partition, reach, start, "left out by a new position"))
     return found
 
 
@@ -282,28 +289,28 @@ def _committed(one: RecordedRange, key: Key | None) -> int:
     return min(one.start, key.offset)
 
 
-def rewinds(recorded: Sequence[RecordedRange]) -> list[Oddity]:
+def rewinds(recorded: Sequence[RecordedRange]) -> list[OffsetFinding]:
     """Give what a new position made to be read again."""
     found = []
     for partition, generations in _by_generation(recorded).items():
         for before, after in pairwise(generations):
             reach, start = max(one.end for one in before), after[0].start
             if start < reach and after[0].is_recent:
-                found.append(Oddity(partition, start, reach, f"set back in generation {after[0].generation}"))
+                found.append(OffsetFinding(partition, start, reach, f"set back in generation {after[0].generation}"))
     return found
 
 
-def double_commits(recorded: Sequence[RecordedRange]) -> list[Oddity]:
+def double_commits(recorded: Sequence[RecordedRange]) -> list[OffsetFinding]:
     """Give what two batches of one generation both say that they committed."""
     found = []
     for partition, generations in _by_generation([one for one in recorded if one.is_certain]).items():
         for ranges in generations:
             furthest = ranges[0]
-            for one in ranges[1:]:
-                if one.start < furthest.end and (one.is_recent or furthest.is_recent):
-                    text = f"by batches {furthest.batch_id} and {one.batch_id}"
-                    found.append(Oddity(partition, one.start, min(one.end, furthest.end), text))
-                furthest = max(furthest, one, key=lambda each: each.end)
+            for range_ in ranges[1:]:
+                if range_.start < furthest.end and (range_.is_recent or furthest.is_recent):
+                    text = f"by batches {furthest.batch_id} and {range_.batch_id}"
+                    found.append(OffsetFinding(partition, range_.start, min(range_.end, furthest.end), text))
+                furthest = max(furthest, range_, key=lambda each: each.end)
     return found
 
 
@@ -332,7 +339,7 @@ _ODDITIES: Final = TableSchema(
 )
 
 
-def _told(found: Sequence[Oddity], otherwise: str) -> _Verdict:
+def _summary(found: Sequence[OffsetFinding], otherwise: str) -> _Verdict:
     rows = [
         TableRecord({"partition": one.partition, "start": one.start, "end": one.end, "what": one.text})
         for one in found[:_MOST_SHOWN]

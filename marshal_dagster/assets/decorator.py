@@ -17,7 +17,7 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ops import BatchWork, WorkOptions, batch_spec, config_of
+from marshal_dagster.ops import BatchExecution, WorkOptions, batch_spec, config_of
 from marshal_dagster.runs.names import TOPIC_TAG, topic_asset_key
 
 if TYPE_CHECKING:
@@ -38,29 +38,29 @@ class ClaimedAsset:
     description: str | None = None
 
 
-class MarshalTranslator:
+class DagsterMarshalTranslator:
     """Says how assets and data topics look in Dagster.
 
     Override a method, and change what it gives with `AssetSpec.replace_attributes` or `merge_attributes`: key, group,
     owners, tags, metadata, automation condition, freshness policy. Give one translator to all that name a topic.
     """
 
-    def topic_spec(self, topic: str) -> AssetSpec:
+    def get_topic_spec(self, topic: str) -> AssetSpec:
         """Describe a data topic, by default as `kafka/<topic>`."""
         return AssetSpec(topic_asset_key(topic), description=f"Topic {topic!r} in Kafka.", kinds={"kafka"})
 
-    def asset_spec(self, asset: ClaimedAsset) -> AssetSpec:
+    def get_asset_spec(self, asset: ClaimedAsset) -> AssetSpec:
         """Describe an asset: named as its function, it depends on its data topic."""
         return AssetSpec(
             asset.name,
-            deps=[self.topic_spec(asset.topic).key],
+            deps=[self.get_topic_spec(asset.topic).key],
             description=asset.description,
             kinds={"kafka", "spark"},
             metadata={"topic": asset.topic},
         )
 
 
-def kafka_partitions(topic: str) -> DynamicPartitionsDefinition:
+def kafka_partitions_def(topic: str) -> DynamicPartitionsDefinition:
     """Give the Dagster partitions that stand for the partitions of `topic`; its topic asset adds what is there."""
     return DynamicPartitionsDefinition(name=f"kafka/{topic}")
 
@@ -69,7 +69,7 @@ def marshal_asset(
     *,
     topic: str,
     name: str | None = None,
-    translator: MarshalTranslator | None = None,
+    translator: DagsterMarshalTranslator | None = None,
     per_partition: bool = False,
     required_resource_keys: Sequence[str] = (),
     retry_policy: RetryPolicy | None = None,
@@ -81,18 +81,18 @@ def marshal_asset(
     The function gets context, batch and frame, as that of `build_claimed_batch_op` does; `options` and what a run does
     are the same too. Each batch is one materialization, with its ranges and numbers. Where there was nothing to do an
     observation says why, and what depends on the asset is skipped. With `per_partition` each partition of the topic is
-    a Dagster partition (`kafka_partitions`), and a run claims no other than its own. Name and description of the asset
-    are those of the function unless `name` or `translator` says otherwise.
+    a Dagster partition (`kafka_partitions_def`), and a run claims no other than its own. Name and description of the
+    asset are those of the function unless `name` or `translator` says otherwise.
 
     Raises `ConfigurationError` for settings that no batch could keep to.
     """
-    translator = translator or MarshalTranslator()
-    if per_partition and options.get("entire_topic"):
-        raise ConfigurationError("entire_topic: with per_partition a run claims one partition alone")
+    translator = translator or DagsterMarshalTranslator()
+    if per_partition and options.get("claim_entire_topic"):
+        raise ConfigurationError("claim_entire_topic: with per_partition a run claims one partition alone")
 
     def decorate(process: Process) -> AssetsDefinition:
         asset = ClaimedAsset(name or process.__name__, topic, process.__doc__)
-        described = translator.asset_spec(asset).replace_attributes(skippable=True)
+        described = translator.get_asset_spec(asset).replace_attributes(skippable=True)
         spec = batch_spec(process, topic, described.key, options)  # type: ignore[arg-type] # see `handed`
         config_class = config_of(options)
 
@@ -103,7 +103,7 @@ def marshal_asset(
             def handed(_: OpExecutionContext, batch: "ClaimedBatch", frame: "DataFrame") -> "DataFrame | None":
                 return process(context, batch, frame)
 
-            work = BatchWork(
+            work = BatchExecution(
                 replace(spec, process=handed, asset_key=context.asset_key),  # which may have got a prefix since
                 context.op_execution_context,
                 config,
@@ -119,7 +119,7 @@ def marshal_asset(
         return multi_asset(
             name=asset.name,
             specs=[described],
-            partitions_def=kafka_partitions(topic) if per_partition else None,
+            partitions_def=kafka_partitions_def(topic) if per_partition else None,
             backfill_policy=BackfillPolicy.multi_run(1) if per_partition else None,
             required_resource_keys={*spec.resource_keys, *required_resource_keys},
             op_tags={TOPIC_TAG: topic},
@@ -136,7 +136,7 @@ def _partition(context: AssetExecutionContext) -> int:
     return int(context.partition_key)
 
 
-def _result(work: BatchWork, context: AssetExecutionContext) -> MaterializeResult[Any]:
+def _result(work: BatchExecution, context: AssetExecutionContext) -> MaterializeResult[Any]:
     """Give the last batch, with what the run did before it.
 
     Where this attempt found nothing to do, all batches have been recorded: then only which, without their numbers.

@@ -16,7 +16,7 @@ MOST_SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionStanding:
+class PartitionProgress:
     """One partition of a data topic: what it holds, up to `end` (exclusive), and where the group stands in it."""
 
     partition: int
@@ -33,7 +33,7 @@ class PartitionStanding:
     def lag(self) -> int:
         """How many offsets are left to read; all that there is while the group has no position."""
         first = max(self.start, self.offset or 0)
-        ahead = () if self.key is None else (each for each in self.key.ranges if each.phase is Phase.DONE)
+        ahead = () if self.key is None else (range_ for range_ in self.key.ranges if range_.phase is Phase.DONE)
         done = sum(max(0, min(each.end, self.end) - max(each.start, first)) for each in ahead)
         return max(0, self.end - first - done)
 
@@ -44,21 +44,21 @@ class PartitionStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TopicProgress:
     """A data topic, by its id, and its partitions in order."""
 
     topic_id: str
-    partitions: tuple[PartitionStanding, ...]
+    partitions: tuple[PartitionProgress, ...]
 
     @property
     def lag(self) -> int:
         """How many offsets are left to read in all."""
-        return sum(each.lag for each in self.partitions)
+        return sum(partition.lag for partition in self.partitions)
 
     @property
     def ends(self) -> Mapping[int, int]:
         """The next offset of each partition that nothing has been written to."""
-        return {each.partition: each.end for each in self.partitions}
+        return {partition.partition: partition.end for partition in self.partitions}
 
     def table(self) -> TableMetadataValue:
         """Show the partitions; of more than 100 those with the most lag, for Dagster keeps each observation."""
@@ -80,10 +80,10 @@ _COLUMNS = TableSchema(
 )
 
 
-def standing(claimer: ClaimerResource, topic: str) -> Standing:
+def topic_progress(claimer: ClaimerResource, topic: str) -> TopicProgress:
     """Look where the group of `claimer` stands in `topic`; nothing is claimed or written.
 
-    Raises `ConfigurationError`, `TopicMissing` for either topic, `RightMissing`, `UnavailableError`.
+    Raises `ConfigurationError`, `TopicNotFoundError` for either topic, `AuthorizationError`, `UnavailableError`.
     """
     with closing(claimer.open_data()) as data:
         described = data.describe(topic)
@@ -95,11 +95,11 @@ def standing(claimer: ClaimerResource, topic: str) -> Standing:
         found = keys.get((topic, number))
         return found if found is not None and found.data_topic_id in {None, described.topic_id} else None
 
-    found = Standing(
+    found = TopicProgress(
         described.topic_id,
         tuple(
-            PartitionStanding(number, bounds[number].start, bounds[number].end, key(number))
-            for number in described.partitions
+            PartitionProgress(partition, bounds[partition].start, bounds[partition].end, key(partition))
+            for partition in described.partitions
         ),
     )
     record_lag(claimer.group, topic, found.lag)

@@ -26,12 +26,12 @@ from dagster import (
     multi_observable_source_asset,
 )
 
-from marshal_dagster.assets.decorator import MarshalTranslator, kafka_partitions
-from marshal_dagster.assets.progress import Standing, standing
-from marshal_dagster.errors import TopicMissing
+from marshal_dagster.assets.decorator import DagsterMarshalTranslator, kafka_partitions_def
+from marshal_dagster.assets.progress import TopicProgress, topic_progress
+from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.resources.claimer import claimer_of
-from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, own_name, sensor_name
+from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name, unique_name
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"
@@ -39,7 +39,7 @@ _RATE: Final = "offsets_per_s"
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _TopicObservation:
     """What one look at a topic found."""
 
     numbers: list[str]
@@ -57,27 +57,27 @@ class _Topic:
     per_partition: bool
     claimer_key: str
 
-    def look(self, resources: object, instance: DagsterInstance, only: str | None = None) -> "_Seen":
+    def look(self, resources: object, instance: DagsterInstance, only: str | None = None) -> "_TopicObservation":
         """Look at the topic, or at the partition `only` of it, beside what was observed last."""
         claimer = claimer_of(resources, self.claimer_key)
-        found = standing(claimer, self.name)
-        numbers = [str(each.partition) for each in found.partitions]
+        found = topic_progress(claimer, self.name)
+        numbers = [str(partition.partition) for partition in found.partitions]
         if not self.per_partition:
-            return _Seen(numbers, [self._observation(instance, claimer.group, found, None)])
-        parts = [Standing(found.topic_id, (each,)) for each in found.partitions]
+            return _TopicObservation(numbers, [self._observation(instance, claimer.group, found, None)])
+        parts = [TopicProgress(found.topic_id, (each,)) for each in found.partitions]
         observations = [
             self._observation(instance, claimer.group, part, number)
             for part, number in zip(parts, numbers, strict=True)
             if only in {None, number}
         ]
-        return _Seen(numbers, observations)
+        return _TopicObservation(numbers, observations)
 
     def _before(self, instance: DagsterInstance, partition: str | None) -> EventLogRecord | None:
         of = self.key if partition is None else AssetRecordsFilter(self.key, asset_partitions=[partition])
         return next(iter(instance.fetch_observations(of, limit=1).records), None)
 
     def _observation(
-        self, instance: DagsterInstance, group: str, found: Standing, partition: str | None
+        self, instance: DagsterInstance, group: str, found: TopicProgress, partition: str | None
     ) -> tuple[EventLogRecord | None, AssetObservation]:
         before = self._before(instance, partition)
         return before, AssetObservation(
@@ -99,7 +99,7 @@ class _Topic:
 def build_topic_asset(
     topic: str,
     *,
-    translator: MarshalTranslator | None = None,
+    translator: DagsterMarshalTranslator | None = None,
     per_partition: bool = False,
     claimer_key: str = "claimer",
 ) -> AssetsDefinition:
@@ -121,7 +121,7 @@ def build_topic_asset(
         only = context.partition_key if context.has_partition_key else None
         seen = here.look(context.resources, context.instance, only)
         if per_partition:
-            context.instance.add_dynamic_partitions(str(kafka_partitions(topic).name), seen.numbers)
+            context.instance.add_dynamic_partitions(str(kafka_partitions_def(topic).name), seen.numbers)
         for _, observation in seen.observations:
             context.log_event(observation)
         yield from ()
@@ -129,9 +129,9 @@ def build_topic_asset(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BetaWarning)  # what a user cannot change
         made: AssetsDefinition = multi_observable_source_asset(
-            name=f"observe_{own_name('__'.join(spec.key.path))}",
+            name=f"observe_{unique_name('__'.join(spec.key.path))}",
             specs=[spec.replace_attributes(skippable=True)],
-            partitions_def=kafka_partitions(topic) if per_partition else None,
+            partitions_def=kafka_partitions_def(topic) if per_partition else None,
             required_resource_keys={claimer_key},
         )(observe)
     return made
@@ -140,7 +140,7 @@ def build_topic_asset(
 def build_topic_sensor(
     topic: str,
     *,
-    translator: MarshalTranslator | None = None,
+    translator: DagsterMarshalTranslator | None = None,
     per_partition: bool = False,
     name: str | None = None,
     minimum_interval_s: int = DEFAULT_INTERVAL_S,
@@ -158,10 +158,10 @@ def build_topic_sensor(
     def tick(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
         try:
             seen = observed.look(context.resources, context.instance)
-        except TopicMissing as missing:
+        except TopicNotFoundError as missing:
             return SensorResult(skip_reason=str(missing))
         observations = [each for before, each in seen.observations if _is_new(before, each)]
-        partitions = kafka_partitions(topic)
+        partitions = kafka_partitions_def(topic)
         known = set(context.instance.get_dynamic_partitions(str(partitions.name))) if per_partition else set()
         new = [number for number in seen.numbers if number not in known]
         return SensorResult(
@@ -186,14 +186,14 @@ def data_version(topic_id: str, ends: Mapping[int, int]) -> str:
     return hashlib.sha256(f"{topic_id}:{text}".encode()).hexdigest()[:16]
 
 
-def _spec(topic: str, translator: MarshalTranslator | None) -> AssetSpec:
+def _spec(topic: str, translator: DagsterMarshalTranslator | None) -> AssetSpec:
     require_topic_name("topic", topic)
-    return (translator or MarshalTranslator()).topic_spec(topic)
+    return (translator or DagsterMarshalTranslator()).get_topic_spec(topic)
 
 
 def _rate(before: EventLogRecord | None, ends: Mapping[int, int]) -> dict[str, float]:
     """Give how many offsets a second were added since the observation before, if there is one to compare with."""
-    then = _told(before).get(_ENDS)
+    then = _numbers_of(before).get(_ENDS)
     passed_s = time.time() - before.timestamp if before is not None else 0.0
     if not isinstance(then, dict) or passed_s <= 0:
         return {}
@@ -202,10 +202,10 @@ def _rate(before: EventLogRecord | None, ends: Mapping[int, int]) -> dict[str, f
 
 
 def _is_new(before: EventLogRecord | None, now: AssetObservation) -> bool:
-    known, told = _told(before), {name: value.value for name, value in now.metadata.items()}
+    known, told = _numbers_of(before), {name: value.value for name, value in now.metadata.items()}
     return any(known.get(name) != told[name] for name in (_ENDS, "lag", "topic_id")) or bool(known.get(_RATE, 1))
 
 
-def _told(record: EventLogRecord | None) -> Mapping[str, object]:
+def _numbers_of(record: EventLogRecord | None) -> Mapping[str, object]:
     observation = record.asset_observation if record is not None else None
     return {name: each.value for name, each in observation.metadata.items()} if observation is not None else {}

@@ -1,14 +1,14 @@
 """Claimed batches: exact offset ranges held by a run, in the three delivery modes (protocol.md, section 6).
 
-Floor 3: stands on `coordination`, `kafka` and `spark`, knows nothing of Dagster. A `Delivery` is what one process needs
-for batch after batch; each `ClaimedBatch` is a tenure of its own: claim, plan, process, commit, release. It holds whole
-partitions (`partition_source`) or ranges of them (`range_source`).
+Floor 3: stands on `coordination`, `kafka` and `spark`, knows nothing of Dagster. A `BatchSession` is what one process
+needs for batch after batch; each `ClaimedBatch` is a tenure of its own: claim, plan, process, commit, release. It
+holds whole partitions (`partition_source`) or ranges of them (`range_source`).
 """
 
 from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch
 from marshal_dagster.batches.request import DEFAULT_MAX_ATTEMPTS, Advice, Advise, BatchRequest, RangeOptions
-from marshal_dagster.batches.result import Idle, IdleReason, PartitionReport, Phases
-from marshal_dagster.batches.session import Delivery
+from marshal_dagster.batches.result import Idle, IdleReason, PartitionReport, PhaseDurations
+from marshal_dagster.batches.session import BatchSession
 
 __all__ = [
     "DEFAULT_MAX_ATTEMPTS",
@@ -16,11 +16,11 @@ __all__ = [
     "Advise",
     "BatchObserver",
     "BatchRequest",
+    "BatchSession",
     "ClaimedBatch",
-    "Delivery",
     "Idle",
     "IdleReason",
     "PartitionReport",
-    "Phases",
+    "PhaseDurations",
     "RangeOptions",
 ]

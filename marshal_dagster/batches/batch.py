@@ -9,27 +9,34 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from marshal_dagster.batches.claim_guard import ClaimGuard
-from marshal_dagster.batches.context import Ground
+from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.early_commit import EarlyCommit
-from marshal_dagster.batches.partition_source import WholeClaims
-from marshal_dagster.batches.range_source import RangeClaims
+from marshal_dagster.batches.partition_source import PartitionSource
+from marshal_dagster.batches.range_source import RangeSource
 from marshal_dagster.batches.request import Advice
-from marshal_dagster.batches.result import Idle, IdleReason, PartitionReport, Phases
+from marshal_dagster.batches.result import Idle, IdleReason, PartitionReport, PhaseDurations
 from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.observer import Observer
 from marshal_dagster.coordination.range_claimer import RangeClaimer
-from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, LogChanged, MarshalError, PlanRejected
+from marshal_dagster.errors import (
+    BatchAbortedError,
+    ClaimLostError,
+    ConfigurationError,
+    CoordinationLogChangedError,
+    MarshalError,
+    PlanRejectedError,
+)
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.sinks import Sink, WriteOutcome
+from marshal_dagster.sinks import Sink, WriteResult
 from marshal_dagster.spark import reader
 from marshal_dagster.spark.session import check_session, check_single_execution
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from marshal_dagster.batches.session import Delivery
+    from marshal_dagster.batches.session import BatchSession
 
 
 logger = logging.getLogger(__name__)
@@ -96,42 +103,42 @@ class ClaimedBatch:
 
     On entering it claims, plans and (at least once, effectively once) has its `ranges`; leaving the block cleanly
     commits and releases, any other way releases with nothing more committed. A block that did not read the batch
-    commits nothing: at least once raises `BatchAborted`. `idle` says why there is nothing to do.
+    commits nothing: at least once raises `BatchAbortedError`. `idle` says why there is nothing to do.
     """
 
     def __init__(
         self,
-        delivery: "Delivery",
-        ground: Ground,
+        delivery: "BatchSession",
+        context: BatchContext,
         claimer: Claimer,
         range_claimer: RangeClaimer | None = None,
         sink: Sink | None = None,
         *,
         only_positions: bool = False,
     ) -> None:
-        """Prepare; `Delivery.claimed_batch` makes these.
+        """Prepare; `BatchSession.claimed_batch` makes these.
 
         With a `range_claimer` it holds ranges, and whole partitions only where one is to be finished whole; with
         `only_positions` it gives keys their first position and has nothing to do.
         """
-        self.request = ground.request
+        self.request = context.request
         self.skipped: tuple[ClaimedRange, ...] = ()
         self.idle: Idle | None = None
         self.advice: Advice | None = None
         """What it was advised to claim."""
-        self.phases = Phases()
-        self.outcome: WriteOutcome | None = None
+        self.phases = PhaseDurations()
+        self.outcome: WriteResult | None = None
         self.committed = False
         """Whether this batch has committed anything."""
         self._delivery = delivery
-        self._ground = ground
+        self._context = context
         self._guard = ClaimGuard(range_claimer or claimer, delivery.reasons_to_stop)
         start_heartbeats = self._guard.start_heartbeats
-        self._whole = WholeClaims(ground, claimer, start_heartbeats)
-        self._ranged: RangeClaims | None = None
+        self._whole = PartitionSource(context, claimer, start_heartbeats)
+        self._ranged: RangeSource | None = None
         if range_claimer is not None:
-            self._ranged = RangeClaims(ground, range_claimer, start_heartbeats, self._check_heartbeats)
-        self._claims: WholeClaims | RangeClaims = self._ranged or self._whole
+            self._ranged = RangeSource(context, range_claimer, start_heartbeats, self._check_heartbeats)
+        self._claims: PartitionSource | RangeSource = self._ranged or self._whole
         self._sink = sink
         self._only_positions = only_positions
         self._state = BatchState.PREPARED
@@ -179,7 +186,7 @@ class ClaimedBatch:
     @property
     def lag_after(self) -> int:
         """Offsets that the batch leaves to be read in all partitions that it claimed, those that got no part too."""
-        ends = {one.partition: one.end for one in self.all_ranges}
+        ends = {range_.partition: range_.end for range_ in self.all_ranges}
         return sum(max(0, at.end - ends.get(number, at.readable)) for number, at in self._claims.positions.items())
 
     def report(self) -> list[PartitionReport]:
@@ -192,13 +199,13 @@ class ClaimedBatch:
         topic_ends = {number: at.end for number, at in self._claims.positions.items()}
         return [
             PartitionReport(
-                one,
-                topic_ends[one.partition] - one.start,
-                max(0, topic_ends[one.partition] - one.end),
-                one.partition in self._claims.replays,
-                states.get(one, done),
+                range_,
+                topic_ends[range_.partition] - range_.start,
+                max(0, topic_ends[range_.partition] - range_.end),
+                range_.partition in self._claims.replays,
+                states.get(range_, done),
             )
-            for one in self.all_ranges
+            for range_ in self.all_ranges
         ]
 
     # The block
@@ -224,7 +231,8 @@ class ClaimedBatch:
     ) -> None:
         """Commit if the block was left cleanly; release in any case.
 
-        Raises `BatchAborted` where a block that was left cleanly has not read, or not written, what it would commit.
+        Raises `BatchAbortedError` where a block that was left cleanly has not read, or not written, what it would
+        commit.
         """
         try:
             self._move(BatchEvent.LEAVE)
@@ -240,12 +248,16 @@ class ClaimedBatch:
                 finally:  # once more: the first time may have been interrupted
                     self._guard.release()
             self.phases.committing_s += time.monotonic() - self._left_s
-            self._tell_left()
+            self._notify_left()
         changed = self._claimer.rationalizer.changed
         if error is None and changed is not None and self.committed:
-            raise LogChanged(f"what this batch has committed may be lost: {changed}")
+            raise CoordinationLogChangedError(f"what this batch has committed may be lost: {changed}")
         lost = self._lost
-        if lost is not None and isinstance(error, Exception) and not isinstance(error, ClaimLost | BatchAborted):
+        if (
+            lost is not None
+            and isinstance(error, Exception)
+            and not isinstance(error, ClaimLostError | BatchAbortedError)
+        ):
             raise self._guard.with_present_owner(lost, self._numbers) from error
 
     # In the block
@@ -253,19 +265,20 @@ class ClaimedBatch:
     def check(self) -> None:
         """Make sure that the claims still hold and the data topic is the same: call it before touching an output.
 
-        Raises `ClaimLost`, `BatchAborted`, `DataTopicChanged`.
+        Raises `ClaimLostError`, `BatchAbortedError`, `DataTopicChangedError`.
         """
         self._check_heartbeats()
         if self.idle is not None:
             return
         self._guard.check_claims(self._numbers)
-        self._ground.check_topic()
+        self._context.check_topic()
 
     def begin_processing(self) -> None:
         """Take the permission to process; `read` does it by itself, a reader of one's own must call it first.
 
         At most once: plans, announces and commits now; what did not get through is in `dropped`, should this raise too.
-        Raises `PlanRejected`, `ClaimLost`, `BatchAborted`, `UnavailableError`, `LogChanged`.
+        Raises `PlanRejectedError`, `ClaimLostError`, `BatchAbortedError`, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         self._take_permission()
         self._move(BatchEvent.READ)
@@ -290,10 +303,10 @@ class ClaimedBatch:
         self._move(BatchEvent.READ)
         return frame
 
-    def write(self, frame: "DataFrame") -> WriteOutcome:
+    def write(self, frame: "DataFrame") -> WriteResult:
         """Hand the result to the sink, once for the whole batch; its rows are told apart by their `partition` column.
 
-        Raises `SinkRefused`, and what `check` raises.
+        Raises `SinkRejectedError`, and what `check` raises.
         """
         if self._sink is None:
             raise ConfigurationError(f"delivery is {self.mode}: the batch has no sink; write the frame yourself")
@@ -310,21 +323,21 @@ class ClaimedBatch:
     # Entering
 
     def _begin(self) -> None:
-        self._ground.look_up()
-        self._claimer.agree_on_settings()
+        self._context.look_up()
+        self._claimer.ensure_group_settings()
         paused_until_s = self._claimer.paused_until_s()
         if paused_until_s is not None:
-            self.idle = self._ground.paused(paused_until_s)
+            self.idle = self._context.paused(paused_until_s)
             return
         self.advice = advice = self._ask_advice()
-        allowed = [n for n in self._ground.wanted() if advice is None or n in advice.partitions]
+        allowed = [n for n in self._context.wanted() if advice is None or n in advice.partitions]
         if advice is not None and not allowed:
             self.idle = Idle(IdleReason.NOT_ASSIGNED, advice.text)
             return
         wanted = self._choose_claims(allowed)
         self._to_do = self._claims.take(wanted)
         if self._only_positions:
-            self._to_do, self.idle = (), self._ground.drained()
+            self._to_do, self.idle = (), self._context.drained()
             return
         self._plan()
         self._ask_sink()
@@ -335,7 +348,7 @@ class ClaimedBatch:
     def _ask_advice(self) -> Advice | None:
         """Ask which partitions to claim, unless the request says it."""
         advise, request = self._delivery.advise, self.request
-        if advise is None or request.partitions is not None or request.entire_topic:
+        if advise is None or request.partitions is not None or request.claim_entire_topic:
             return None
         return advise(request.topic)
 
@@ -359,11 +372,11 @@ class ClaimedBatch:
         if self.mode is DeliveryMode.AT_MOST_ONCE or not self.ranges:
             return
         try:
-            self._claimer.plan({one.partition: one.end for one in self.ranges})
-        except PlanRejected:
+            self._claimer.plan({range_.partition: range_.end for range_ in self.ranges})
+        except PlanRejectedError:
             if self._claimer.paused_until_s() is None:
                 raise
-            self._to_do, self.idle = (), self._ground.paused(self._claimer.paused_until_s())
+            self._to_do, self.idle = (), self._context.paused(self._claimer.paused_until_s())
 
     def _ask_sink(self) -> None:
         """Ask the sink which ranges it has: those are only committed."""
@@ -371,7 +384,7 @@ class ClaimedBatch:
             return
         ranges = self._to_do
         verdicts = self._sink.verdicts(ranges)
-        self._to_do = tuple(one for one in ranges if verdicts[one] is not Verdict.SKIP)
+        self._to_do = tuple(range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
         self.skipped = tuple(one for one in ranges if verdicts[one] is Verdict.SKIP)
 
     # Processing and leaving
@@ -420,7 +433,7 @@ class ClaimedBatch:
         else:
             self._guard.cancel_jobs(f"the batch was left: {type(error).__name__}")
         if self.committed and (error is None or isinstance(error, Exception)):  # an interrupt waits for no broker
-            self._tell_kafka()
+            self._commit_to_kafka()
 
     def _finish(self) -> None:
         if self.idle is not None:
@@ -439,21 +452,23 @@ class ClaimedBatch:
     def _require_work(self) -> None:
         """Refuse to commit what nobody has processed."""
         if self._sink is not None and self._to_do and self.outcome is None:
-            raise BatchAborted("the block ended without batch.write(...): nothing was written, so nothing is committed")
+            raise BatchAbortedError(
+                "the block ended without batch.write(...): nothing was written, so nothing is committed"
+            )
         if self._sink is None and not self._state.was_read:
-            raise BatchAborted(reader.NOTHING_READ)
+            raise BatchAbortedError(reader.NOTHING_READ)
 
-    def _tell_kafka(self) -> None:
+    def _commit_to_kafka(self) -> None:
         """Let lag tools see the offsets that are surely in the log; best effort.
 
         Before the release, while heartbeats go on: afterwards a successor's may be there, and would be set back.
         """
         sure = [
-            one
-            for one in self.all_ranges
-            if self.mode is not DeliveryMode.AT_MOST_ONCE or self._early.is_permitted(one)
+            range_
+            for range_ in self.all_ranges
+            if self.mode is not DeliveryMode.AT_MOST_ONCE or self._early.is_permitted(range_)
         ]
-        offsets = self._claims.offsets_to_tell(sure)
+        offsets = self._claims.offsets_to_publish(sure)
         problem = self._delivery.data.commit_group_offsets(self._delivery.group, self.request.topic, offsets)
         if problem is not None:
             logger.warning(problem)
@@ -461,7 +476,7 @@ class ClaimedBatch:
     def _offsets_read(self) -> Mapping[int, Sequence[tuple[int, int]]]:
         spark = self._guard.spark
         if spark is None:
-            return {one.partition: [(one.first_readable, one.end)] for one in self.ranges}
+            return {range_.partition: [(range_.first_readable, range_.end)] for range_ in self.ranges}
         return reader.offsets_read(self._read_ranges(spark))
 
     def _read_ranges(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
@@ -469,12 +484,12 @@ class ClaimedBatch:
             spark,
             self._delivery.connection.spark_options(),
             self.request.topic,
-            {one.partition: (one.first_readable, one.end) for one in self.ranges},
+            {range_.partition: (range_.first_readable, range_.end) for range_ in self.ranges},
             min_partitions=min_partitions,
-            topic_id=self._ground.topic_id,
+            topic_id=self._context.topic_id,
         )
 
-    def _tell_left(self) -> None:
+    def _notify_left(self) -> None:
         observer = self._delivery.observer
         if observer is None or self._only_positions:  # a part of another batch, which is told of
             return
@@ -495,7 +510,7 @@ class ClaimedBatch:
 
     @property
     def _numbers(self) -> list[int]:
-        return [one.partition for one in self.all_ranges]
+        return [range_.partition for range_ in self.all_ranges]
 
 
 class BatchObserver(Observer, Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.heartbeats import Heartbeats, ReasonToStop
 from marshal_dagster.coordination.range_claimer import RangeClaimer
-from marshal_dagster.errors import ClaimLost, MarshalError
+from marshal_dagster.errors import ClaimLostError, MarshalError
 from marshal_dagster.spark import job_control
 
 if TYPE_CHECKING:
@@ -85,20 +85,20 @@ class ClaimGuard:
             raise self.with_present_owner(lost, partitions)
 
     def check_claims(self, partitions: Collection[int]) -> None:
-        """Raise `ClaimLost`, with who holds them now, unless `partitions` are held under a lease."""
+        """Raise `ClaimLostError`, with who holds them now, unless `partitions` are held under a lease."""
         try:
             self.claimer.check(partitions)
-        except ClaimLost as lost:
+        except ClaimLostError as lost:
             raise self.with_present_owner(lost, partitions) from None
 
     def with_present_owner(self, lost: MarshalError, partitions: Collection[int]) -> MarshalError:
         """Return the loss of a claim with who holds it now, if the log can be read."""
-        if not isinstance(lost, ClaimLost):
+        if not isinstance(lost, ClaimLostError):
             return lost
         try:
             self.claimer.rationalizer.catch_up()
             self.claimer.check(partitions)
-        except ClaimLost as newer:
+        except ClaimLostError as newer:
             return newer
         except MarshalError as error:
             logger.warning("who holds the partitions of %r now could not be read: %s", self.claimer.topic, error)

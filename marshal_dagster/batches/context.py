@@ -11,10 +11,17 @@ from marshal_dagster.coordination.claimer import Claim
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.range_claimer import RangeClaim
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, DataTopicChanged
-from marshal_dagster.protocol.batch_planning import ClaimedRange, Extent, Position, check_incarnation, position, reach
+from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
+from marshal_dagster.protocol.batch_planning import (
+    ClaimedRange,
+    Position,
+    ReadableOffsets,
+    check_incarnation,
+    position,
+    reach,
+)
 from marshal_dagster.protocol.leases import stale_after_ms
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key, Owner, enables_ranges
 
 if TYPE_CHECKING:
@@ -24,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Ground:
+class BatchContext:
     """What a batch asks of its data topic and of the group's keys; copies, which later records do not change.
 
     `look_up` before anything else.
@@ -33,7 +40,7 @@ class Ground:
     request: BatchRequest
     group: str
     run_id: str
-    settings: Settings
+    settings: GroupSettings
     data: "Topics"
     rationalizer: Rationalizer
     clock: Clock
@@ -45,8 +52,8 @@ class Ground:
     @property
     def accepts_loss(self) -> bool:
         """Whether the batch goes on where retention deleted messages unread."""
-        if self.request.accept_data_loss is not None:
-            return self.request.accept_data_loss
+        if self.request.allow_data_loss is not None:
+            return self.request.allow_data_loss
         return self.settings.delivery is DeliveryMode.AT_LEAST_ONCE
 
     @property
@@ -62,10 +69,10 @@ class Ground:
         self.topic_id, self.existing = described.topic_id, described.partitions
 
     def check_topic(self) -> None:
-        """Raise `DataTopicChanged` unless the topic is the one that was looked up."""
+        """Raise `DataTopicChangedError` unless the topic is the one that was looked up."""
         now = self.data.describe(self.request.topic).topic_id
         if now != self.topic_id:
-            raise DataTopicChanged(
+            raise DataTopicChangedError(
                 f"topic {self.request.topic!r} was made anew while this batch read it (id {now} instead of "
                 f"{self.topic_id}); nothing was written or committed. A person must set the position"
             )
@@ -81,18 +88,18 @@ class Ground:
             )
         return sorted(set(self.request.partitions))
 
-    def extents(self, partitions: Collection[int]) -> dict[int, Extent]:
+    def extents(self, partitions: Collection[int]) -> dict[int, ReadableOffsets]:
         """Give what can be read of `partitions`; it ends where open transactions begin."""
         bounds = self.data.offsets(self.request.topic, partitions)
-        return {number: Extent(at.start, at.end) for number, at in bounds.items()}
+        return {number: ReadableOffsets(at.start, at.end) for number, at in bounds.items()}
 
     def group_offsets(self) -> Mapping[int, int]:
         """Give the offsets that Kafka knows of the group."""
         return self.data.group_offsets(self.group, self.request.topic)
 
-    def position(self, partition: int, offset: int, extent: Extent) -> Position:
-        """Lay `offset` against what can be read; raises `DataLoss`."""
-        return position(self.name(partition), offset, extent, accept_data_loss=self.accepts_loss)
+    def position(self, partition: int, offset: int, extent: ReadableOffsets) -> Position:
+        """Lay `offset` against what can be read; raises `DataLossError`."""
+        return position(self.name(partition), offset, extent, allow_data_loss=self.accepts_loss)
 
     # The group's keys
 
@@ -100,10 +107,10 @@ class Ground:
         """Give copies of the keys' states."""
         with self.rationalizer.lock:
             world, topic = self.rationalizer.world, self.request.topic
-            return {number: world.snapshot_key(self.group, topic, number) for number in partitions}
+            return {partition: world.snapshot_key(self.group, topic, partition) for partition in partitions}
 
-    def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, Extent]) -> None:
-        """Raise `DataTopicChanged` unless all keys, and ranges that are batches already, are of this very topic.
+    def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, ReadableOffsets]) -> None:
+        """Raise `DataTopicChangedError` unless all keys, and ranges that are batches already, are of this very topic.
 
         In a Go group only an offset beyond the topic's end shows another one: ids are not looked at there. `extents`
         end where open transactions begin; a position may lie beyond that, not beyond the last message.
@@ -113,20 +120,22 @@ class Ground:
             known = replace(key, data_topic_id=None) if self.is_go else key
             check_incarnation(self.name(number), known, self.topic_id, extents[number])
 
-    def _whole_extents(self, beyond: Collection[int], extents: Mapping[int, Extent]) -> Mapping[int, Extent]:
+    def _whole_extents(
+        self, beyond: Collection[int], extents: Mapping[int, ReadableOffsets]
+    ) -> Mapping[int, ReadableOffsets]:
         if not beyond:
             return extents
         bounds = self.data.offsets(self.request.topic, beyond, committed_only=False)
-        return {**extents, **{number: Extent(at.start, at.end) for number, at in bounds.items()}}
+        return {**extents, **{number: ReadableOffsets(at.start, at.end) for number, at in bounds.items()}}
 
     # Ranges and words
 
     def ranges(self, parts: Iterable[tuple[Claim | RangeClaim, Position, int]]) -> tuple[ClaimedRange, ...]:
         """Make the parts of the batch: each begins where its claim stands, at a position, and goes up to an end."""
         ranges = tuple(self._range(claim, at, end) for claim, at, end in parts)
-        for one in ranges:
-            if one.lost is not None:
-                logger.error("retention deleted %s unread: offsets %d to %d (exclusive) are lost", one, *one.lost)
+        for range_ in ranges:
+            if range_.lost is not None:
+                logger.error("retention deleted %s unread: offsets %d to %d (exclusive) are lost", range_, *range_.lost)
         return ranges
 
     def _range(self, claim: Claim | RangeClaim, at: Position, end: int) -> ClaimedRange:

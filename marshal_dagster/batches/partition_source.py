@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from marshal_dagster.batches.context import Ground
+from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.result import Idle, IdleReason
 from marshal_dagster.coordination.claimer import Claim, Claimer
-from marshal_dagster.errors import GroupPaused, StartUnknown
-from marshal_dagster.protocol.batch_planning import ClaimedRange, Extent, Position, first_offset, plan_ends
+from marshal_dagster.errors import GroupPausedError, StartPositionError
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, ReadableOffsets, first_offset, plan_ends
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key
 
@@ -19,16 +19,16 @@ _MOST_TRIES: Final = 16
 """How often it is asked for others while each that looks free is refused."""
 
 
-class WholeClaims:
+class PartitionSource:
     """Claims whole partitions for a batch; `keep_alive` starts the heartbeats."""
 
-    def __init__(self, ground: Ground, claimer: Claimer, keep_alive: Callable[[], None]) -> None:
+    def __init__(self, context: BatchContext, claimer: Claimer, keep_alive: Callable[[], None]) -> None:
         """Claim by `claimer`, on `ground`."""
         self.claimer = claimer
         self.positions: dict[int, Position] = {}
         self.replays: set[int] = set()
-        self._ground = ground
-        self._request = ground.request
+        self._context = context
+        self._request = context.request
         self._keep_alive = keep_alive
 
     def worth_trying(self, planned: Sequence[int]) -> list[int]:
@@ -39,12 +39,14 @@ class WholeClaims:
         """Claim what looks free of `wanted` and has something to do; give what to do with what was won."""
         key_partition = self._key_to_first_claim()
         is_first = key_partition is not None
-        chosen = list(self._ground.existing) if is_first and not self._request.entire_topic else self._choose(wanted)
+        chosen = (
+            list(self._context.existing) if is_first and not self._request.claim_entire_topic else self._choose(wanted)
+        )
         claims = self._claim(chosen, is_first=is_first)
         if not claims:
             return ()
         # A key with an offset must have its data topic's id before a heartbeat; in a Go group none is written.
-        if self._ground.is_go or all(claim.offset is None or claim.data_topic_id is not None for claim in claims):
+        if self._context.is_go or all(claim.offset is None or claim.data_topic_id is not None for claim in claims):
             self._keep_alive()
         return self._without_rest(self._take_positions(claims, key_partition), wanted)
 
@@ -54,52 +56,52 @@ class WholeClaims:
         A group's first claim of a topic gives every partition a position, that one last: as long as it has none, the
         first claim was not carried out, or was cut short, and is begun (again).
         """
-        lowest = min(self._ground.existing)
-        key = self._ground.keys([lowest])[lowest]
+        lowest = min(self._context.existing)
+        key = self._context.keys([lowest])[lowest]
         return lowest if key.offset is None and key.generation == 0 else None
 
     def _choose(self, wanted: Sequence[int]) -> list[int]:
         """Give those of `wanted` that look free and have something to do, the largest lag first.
 
-        Raises `DataTopicChanged` when one of them stands in another incarnation of the topic.
+        Raises `DataTopicChangedError` when one of them stands in another incarnation of the topic.
         """
-        free, worn = self._free(wanted)
-        extents, keys = self._ground.extents(wanted), self._ground.keys(wanted)
-        self._ground.check_incarnation({number: keys[number] for number in free}, extents)
-        if worn:
-            logger.error("%s", self._ground.given_up(_plans(worn)))
+        free, exhausted = self._free(wanted)
+        extents, keys = self._context.extents(wanted), self._context.keys(wanted)
+        self._context.check_incarnation({number: keys[number] for number in free}, extents)
+        if exhausted:
+            logger.error("%s", self._context.given_up(_plans(exhausted)))
         todo = {number: lag for number in free if (lag := _advised_lag(keys[number], extents[number]))}
-        if self._request.entire_topic:
+        if self._request.claim_entire_topic:
             return list(wanted) if todo and len(free) == len(wanted) else []
         return sorted(todo, key=lambda number: (-todo[number], number))
 
     def _free(self, wanted: Sequence[int]) -> tuple[list[int], dict[int, Key]]:
         """Give those of `wanted` that look free, apart from those whose plan is left alone."""
-        is_dead = self._ground.is_dead
+        is_dead = self._context.is_dead
         free = self.claimer.claimable(wanted, is_dead=is_dead)
-        if self._request.one_more_attempt:
+        if self._request.retry_exhausted:
             return free, {}
         untired = self.claimer.claimable(free, is_dead=is_dead, max_attempts=self._request.max_attempts)
         tired = set(free).difference(untired)
-        return untired, self._ground.keys(number for number in free if number in tired)
+        return untired, self._context.keys(number for number in free if number in tired)
 
     def _claim(self, chosen: Sequence[int], *, is_first: bool) -> list[Claim]:
-        request, is_dead = self._request, self._ground.is_dead
+        request, is_dead = self._request, self._context.is_dead
         if not chosen:
             return []
         try:
-            if request.entire_topic:
+            if request.claim_entire_topic:
                 claims = self.claimer.claim_entire_topic(chosen, is_dead=is_dead)
             else:
                 claims = self._claim_some(chosen, None if is_first else request.max_claims)
-        except GroupPaused:
+        except GroupPausedError:
             return []
-        worn = [claim.partition for claim in claims if self._is_worn_out(claim)]
-        if worn:
-            logger.error("%s", self._ground.given_up(_plans(self._ground.keys(worn))))
-            self.claimer.release(worn)
-        kept = [claim for claim in claims if claim.partition not in worn]
-        if request.entire_topic and len(kept) < len(chosen):
+        exhausted = [claim.partition for claim in claims if self._is_exhausted(claim)]
+        if exhausted:
+            logger.error("%s", self._context.given_up(_plans(self._context.keys(exhausted))))
+            self.claimer.release(exhausted)
+        kept = [claim for claim in claims if claim.partition not in exhausted]
+        if request.claim_entire_topic and len(kept) < len(chosen):
             self.claimer.release()
             return []
         return kept
@@ -108,40 +110,44 @@ class WholeClaims:
         """Claim at most so many; where all that were asked for were refused, go on with the next."""
         rounds = 1 if most is None else min(_MOST_TRIES, -(-len(chosen) // most))
         for _ in range(rounds):
-            claims = self.claimer.claim(chosen, max_claims=most, is_dead=self._ground.is_dead)
+            claims = self.claimer.claim(chosen, max_claims=most, is_dead=self._context.is_dead)
             if claims:
                 return claims
         return []
 
-    def _is_worn_out(self, claim: Claim) -> bool:
-        return claim.plan_attempts > self._request.max_attempts and not self._request.one_more_attempt
+    def _is_exhausted(self, claim: Claim) -> bool:
+        return claim.plan_attempts > self._request.max_attempts and not self._request.retry_exhausted
 
     def _take_positions(self, claims: Sequence[Claim], key_partition: int | None) -> tuple[ClaimedRange, ...]:
         """Read, after the claim is won, where each partition stands; choose how far each goes."""
-        ground, request = self._ground, self._request
-        ground.look_up()
-        extents = ground.extents([claim.partition for claim in claims])
-        keys = ground.keys(claim.partition for claim in claims)
-        ground.check_incarnation(keys, extents)
-        self.claimer.name_data_topic(ground.topic_id)
+        context, request = self._context, self._request
+        context.look_up()
+        extents = context.extents([claim.partition for claim in claims])
+        keys = context.keys(claim.partition for claim in claims)
+        context.check_incarnation(keys, extents)
+        self.claimer.name_data_topic(context.topic_id)
         self._keep_alive()
         self._check_forgotten(keys)
         starts = self._starts(keys, extents, is_first=key_partition is not None)
-        ground.check_incarnation({number: replace(key, offset=starts[number]) for number, key in keys.items()}, extents)
+        context.check_incarnation(
+            {number: replace(key, offset=starts[number]) for number, key in keys.items()}, extents
+        )
         if key_partition in starts and len(starts) > 1:
             self.claimer.beat({number: start for number, start in starts.items() if number != key_partition})
         self.claimer.beat(starts)
         wanted = keys.keys() if request.partitions is None else keys.keys() & set(request.partitions)
         for number in wanted:
-            self.positions[number] = ground.position(number, starts[number], extents[number])
+            self.positions[number] = context.position(number, starts[number], extents[number])
         return self._ranges(keys)
 
-    def _starts(self, keys: Mapping[int, Key], extents: Mapping[int, Extent], *, is_first: bool) -> dict[int, int]:
+    def _starts(
+        self, keys: Mapping[int, Key], extents: Mapping[int, ReadableOffsets], *, is_first: bool
+    ) -> dict[int, int]:
         unset = [number for number, key in keys.items() if key.offset is None]
-        committed = self._ground.group_offsets() if unset else {}
+        committed = self._context.group_offsets() if unset else {}
         return {
             number: first_offset(
-                self._ground.name(number),
+                self._context.name(number),
                 key,
                 extents[number],
                 self._request.start,
@@ -153,17 +159,17 @@ class WholeClaims:
 
     def _check_forgotten(self, keys: Mapping[int, Key]) -> None:
         """Refuse to go on where the coordination log has forgotten a position that Kafka still knows."""
-        mode = self._ground.settings.delivery
+        mode = self._context.settings.delivery
         unset = [number for number, key in keys.items() if key.offset is None and key.generation == 0]
-        if not unset or mode is DeliveryMode.AT_LEAST_ONCE or self._request.accept_new_log:
+        if not unset or mode is DeliveryMode.AT_LEAST_ONCE or self._request.allow_log_reset:
             return
-        committed = self._ground.group_offsets()
+        committed = self._context.group_offsets()
         known = sorted(number for number in unset if number in committed)
         if known:
-            raise StartUnknown(
-                f"Kafka knows committed offsets of group {self._ground.group!r} for partitions {known} of "
+            raise StartPositionError(
+                f"Kafka knows committed offsets of group {self._context.group!r} for partitions {known} of "
                 f"{self._request.topic!r}, the coordination log does not: was it made anew? {mode} cannot go on by "
-                "itself; check what was done, then accept the new log explicitly (accept_new_log)"
+                "itself; check what was done, then accept the new log explicitly (allow_log_reset)"
             )
 
     def _ranges(self, keys: Mapping[int, Key]) -> tuple[ClaimedRange, ...]:
@@ -177,26 +183,26 @@ class WholeClaims:
         ends |= {number: at.end for number, at in fresh.items() if not at.lag and at.end > at.offset}
         claims = self.claimer.claims
         self.claimer.check(ends)
-        return self._ground.ranges((claims[number], self.positions[number], ends[number]) for number in sorted(ends))
+        return self._context.ranges((claims[number], self.positions[number], ends[number]) for number in sorted(ends))
 
     def _without_rest(self, ranges: tuple[ClaimedRange, ...], wanted: Sequence[int]) -> tuple[ClaimedRange, ...]:
         """Release what has no part in the batch, and what is over the limit after a first claim."""
-        if self._request.entire_topic:
+        if self._request.claim_entire_topic:
             return ranges
         most = self._request.max_claims
         may_have = set(wanted)
-        mine = [one for one in ranges if one.partition in may_have]
+        mine = [range_ for range_ in ranges if range_.partition in may_have]
         if most is not None and len(mine) > most:
             mine = sorted(mine, key=lambda one: -one.width)[:most]
         kept = {one.partition for one in mine}
-        unused = [number for number in self.claimer.claims if number not in kept]
+        unused = [claim for claim in self.claimer.claims if claim not in kept]
         if unused:
             self.claimer.release(unused)
         return tuple(sorted(mine, key=lambda one: one.partition))
 
     # What to tell
 
-    def offsets_to_tell(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
+    def offsets_to_publish(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
         """Give the offsets that lag tools may see once `sure` are committed: while this is still the owner."""
         held, now_ms = self.claimer.claims, self.claimer.clock.lease_ms()
         return {
@@ -205,41 +211,41 @@ class WholeClaims:
 
     def why_idle(self, wanted: Sequence[int]) -> Idle:
         """Say why there is nothing to do, by the log as it is now."""
-        ground, is_entire = self._ground, self._request.entire_topic
+        context, is_entire = self._context, self._request.claim_entire_topic
         self.claimer.rationalizer.catch_up()
         paused_until_s = self.claimer.paused_until_s()
         if paused_until_s is not None:
-            return ground.paused(paused_until_s)
-        extents, keys = ground.extents(wanted), ground.keys(wanted)
-        free, worn = self._free(wanted)
-        todo = [n for n, key in keys.items() if n not in worn and _advised_lag(key, extents[n])]
-        if todo and not (worn and is_entire):
+            return context.paused(paused_until_s)
+        extents, keys = context.extents(wanted), context.keys(wanted)
+        free, exhausted = self._free(wanted)
+        todo = [n for n, key in keys.items() if n not in exhausted and _advised_lag(key, extents[n])]
+        if todo and not (exhausted and is_entire):
             taken = set(wanted if is_entire else todo).difference(free)
             idle = self._held({n: key for n, key in keys.items() if n in taken}, is_all=len(taken) >= len(todo))
-            return replace(idle, text=f"{idle.text}. {ground.given_up(_plans(worn))}") if worn else idle
-        if worn:
-            return Idle(IdleReason.GIVEN_UP, ground.given_up(_plans(worn)))
-        return ground.drained()
+            return replace(idle, text=f"{idle.text}. {context.given_up(_plans(exhausted))}") if exhausted else idle
+        if exhausted:
+            return Idle(IdleReason.GIVEN_UP, context.given_up(_plans(exhausted)))
+        return context.drained()
 
     def _held(self, taken: Mapping[int, Key], *, is_all: bool) -> Idle:
         """Say who holds the partitions `taken`, which are or are not all of those that have something to read."""
         owners = {number: owner for number, key in taken.items() if (owner := key.owner) is not None}
         clients = ", ".join(sorted({owner.client for owner in owners.values()}))
         text = f"no partition of topic {self._request.topic!r} that has something to read can be claimed"
-        if self._request.entire_topic and owners:
+        if self._request.claim_entire_topic and owners:
             held = ", ".join(f"{owner.client} holds partition {number}" for number, owner in sorted(owners.items()))
             text = f"topic {self._request.topic!r} is claimed whole or not at all: {held}"
         elif owners:
             text = f"{text}: {'all' if is_all else 'some'} are held by {clients}"
-        return self._ground.held(text, [(owner, taken[number].last_beat_ms) for number, owner in owners.items()])
+        return self._context.held(text, [(owner, taken[number].last_beat_ms) for number, owner in owners.items()])
 
 
-def _advised_lag(key: Key, extent: Extent) -> int:
+def _advised_lag(key: Key, extent: ReadableOffsets) -> int:
     """Say how much there seems to be to do: 1 at least for a key without position or with an open plan."""
     if key.offset is None or key.plan_end is not None:
         return max(1, extent.end - (key.offset or extent.start))
     return max(0, extent.end - key.offset)
 
 
-def _plans(worn: Mapping[int, Key]) -> dict[int, tuple[int | None, int | None]]:
-    return {number: (key.offset, key.plan_end) for number, key in worn.items()}
+def _plans(exhausted: Mapping[int, Key]) -> dict[int, tuple[int | None, int | None]]:
+    return {number: (key.offset, key.plan_end) for number, key in exhausted.items()}

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from marshal_dagster.batches.context import Ground
+from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.request import RangeOptions
 from marshal_dagster.batches.result import Idle, IdleReason
 from marshal_dagster.coordination.base_claimer import listed
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
-from marshal_dagster.errors import GroupPaused
-from marshal_dagster.protocol.batch_planning import ClaimedRange, Extent, Position, plan_ends
+from marshal_dagster.errors import GroupPausedError
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, ReadableOffsets, plan_ends
 from marshal_dagster.protocol.range_choice import Bounds
 from marshal_dagster.protocol.state import Key, Owner, Phase, Range
 
@@ -22,18 +22,18 @@ _MOST_TRIES: Final = 16
 """How often a range is looked for while others take each that looks free."""
 
 
-class RangeClaims:
+class RangeSource:
     """Claims one range of each partition for a batch; `keep_alive` starts the heartbeats, `check` asks how they are."""
 
     def __init__(
-        self, ground: Ground, claimer: RangeClaimer, keep_alive: Callable[[], None], check: Callable[[], None]
+        self, context: BatchContext, claimer: RangeClaimer, keep_alive: Callable[[], None], check: Callable[[], None]
     ) -> None:
         """Claim by `claimer`, on `ground`."""
         self.claimer = claimer
         self.positions: dict[int, Position] = {}
         self.replays: set[int] = set()
-        self._ground = ground
-        self._options = ground.request.ranges or RangeOptions()
+        self._context = context
+        self._options = context.request.ranges or RangeOptions()
         self._keep_alive = keep_alive
         self._check = check
         self._told: Mapping[int, tuple[int | None, int]] = {}
@@ -43,11 +43,11 @@ class RangeClaims:
 
     def without_position(self, wanted: Sequence[int]) -> list[int]:
         """Give those of `wanted` that have no offset yet, or none of a topic with an id: only whole claims can help."""
-        return [number for number, key in self._ground.keys(wanted).items() if not _has_position(key)]
+        return [number for number, key in self._context.keys(wanted).items() if not _has_position(key)]
 
     def planned_whole(self, wanted: Sequence[int]) -> list[int]:
         """Give those of `wanted` where a batch of the whole partition is to be carried out first."""
-        return [number for number, key in self._ground.keys(wanted).items() if key.plan_end is not None]
+        return [number for number, key in self._context.keys(wanted).items() if key.plan_end is not None]
 
     # Claiming
 
@@ -56,23 +56,23 @@ class RangeClaims:
 
         Only where there is nothing to read anywhere it claims ahead, and waits.
         """
-        claims = self._claim_free(wanted, ahead=0)
-        is_ahead = not claims and self._options.ahead > 0
+        claims = self._claim_free(wanted, prefetch_offsets=0)
+        is_ahead = not claims and self._options.prefetch_offsets > 0
         if is_ahead:
-            claims = self._claim_free(wanted, ahead=self._options.ahead)
+            claims = self._claim_free(wanted, prefetch_offsets=self._options.prefetch_offsets)
         if not claims:
             return ()
         self._keep_alive()
         extents = self._extents_in_time(claims) if is_ahead else self._extents(claims)
-        self._ground.look_up()  # last: nothing is planned of a topic that was made anew meanwhile
+        self._context.look_up()  # last: nothing is planned of a topic that was made anew meanwhile
         return self._ranges(claims, extents)
 
-    def _claim_free(self, wanted: Sequence[int], *, ahead: int) -> list[RangeClaim]:
+    def _claim_free(self, wanted: Sequence[int], *, prefetch_offsets: int) -> list[RangeClaim]:
         """Claim what is free of `wanted`; where all of it was refused, look anew, past what then looks the same."""
         refused: dict[int, int] = {}
         left = set(wanted)
         for _ in range(_MOST_TRIES):
-            chosen = self._choose(sorted(left), ahead=ahead)
+            chosen = self._choose(sorted(left), prefetch_offsets=prefetch_offsets)
             same = {number for number, (start, _) in chosen.items() if refused.get(number) == start}
             claims = [] if same else self._claim(chosen)
             if claims or not chosen:
@@ -81,27 +81,27 @@ class RangeClaims:
             refused |= {number: start for number, (start, _) in chosen.items()}
         return []
 
-    def _choose(self, wanted: Sequence[int], *, ahead: int) -> dict[int, Bounds]:
-        ground = self._ground
-        keys = {number: key for number, key in ground.keys(wanted).items() if _has_position(key)}
-        extents = ground.extents(keys)
-        ground.check_incarnation(keys, extents)
-        worn = self._worn(keys)
-        if worn and worn != self._told:
-            logger.error("%s", ground.given_up(worn))
-            self._told = worn
-        until = {number: extents[number].end + ahead for number in keys}
+    def _choose(self, wanted: Sequence[int], *, prefetch_offsets: int) -> dict[int, Bounds]:
+        context = self._context
+        keys = {number: key for number, key in context.keys(wanted).items() if _has_position(key)}
+        extents = context.extents(keys)
+        context.check_incarnation(keys, extents)
+        exhausted = self._exhausted_claims(keys)
+        if exhausted and exhausted != self._told:
+            logger.error("%s", context.given_up(exhausted))
+            self._told = exhausted
+        until = {number: extents[number].end + prefetch_offsets for number in keys}
         chosen = self.claimer.choose(
             until,
             self._options.size,
             readable={number: extents[number].start for number in keys},
-            is_dead=ground.is_dead,
-            max_attempts=None if ground.request.one_more_attempt else ground.request.max_attempts,
+            is_dead=context.is_dead,
+            max_attempts=None if context.request.retry_exhausted else context.request.max_attempts,
         )
         planned = {number for number, (start, _) in chosen.items() if start in _planned_starts(keys[number])}
         behind = {number: until[number] - start for number, (start, _) in chosen.items()}
         first = sorted(chosen, key=lambda number: (number not in planned, -behind[number], number))
-        most = {number: chosen[number] for number in first[: ground.request.max_claims]}
+        most = {number: chosen[number] for number in first[: context.request.max_claims]}
         return self._limited(most, planned, {number: extents[number].start for number in most}, until)
 
     def _limited(
@@ -114,7 +114,7 @@ class RangeClaims:
         offered = {n: (min(end, max(start, readable[n])), end) for n, (start, end) in chosen.items()}
         fresh = {n: bounds for n, bounds in offered.items() if n not in planned}
         spent = sum(end - start for n, (start, end) in offered.items() if n in planned)
-        most = self._ground.request.max_records
+        most = self._context.request.max_records
         ends = plan_ends(fresh, None if most is None else max(0, most - spent), until)
         ends |= {n: end for n, (start, end) in offered.items() if n in planned or start == end}
         return {n: (start, ends[n]) for n, (start, _) in chosen.items() if n in ends}
@@ -123,20 +123,20 @@ class RangeClaims:
         if not chosen:
             return []
         try:
-            claims = self.claimer.claim(chosen, is_dead=self._ground.is_dead)
-        except GroupPaused:
+            claims = self.claimer.claim(chosen, is_dead=self._context.is_dead)
+        except GroupPausedError:
             return []
-        request = self._ground.request
-        worn = [] if request.one_more_attempt else [each for each in claims if each.attempts > request.max_attempts]
-        if worn:
-            logger.error("%s", self._ground.given_up({each.partition: (each.start, each.end) for each in worn}))
-            self.claimer.release([each.partition for each in worn])
-        return [each for each in claims if each not in worn]
+        request = self._context.request
+        exhausted = [] if request.retry_exhausted else [each for each in claims if each.attempts > request.max_attempts]
+        if exhausted:
+            logger.error("%s", self._context.given_up({each.partition: (each.start, each.end) for each in exhausted}))
+            self.claimer.release([each.partition for each in exhausted])
+        return [claim for claim in claims if claim not in exhausted]
 
-    def _extents(self, claims: Sequence[RangeClaim]) -> dict[int, Extent]:
-        return self._ground.extents([claim.partition for claim in claims])
+    def _extents(self, claims: Sequence[RangeClaim]) -> dict[int, ReadableOffsets]:
+        return self._context.extents([claim.partition for claim in claims])
 
-    def _extents_in_time(self, claims: Sequence[RangeClaim]) -> dict[int, Extent]:
+    def _extents_in_time(self, claims: Sequence[RangeClaim]) -> dict[int, ReadableOffsets]:
         """Wait until messages have come up to the end of each range, or long enough."""
         clock = self.claimer.clock
         until_ms = clock.lease_ms() + self._options.wait_s * 1_000
@@ -148,15 +148,15 @@ class RangeClaims:
             self._check()
             clock.sleep_ms(min(LOOK_MS, max(1.0, until_ms - clock.lease_ms())))
 
-    def _ranges(self, claims: Sequence[RangeClaim], extents: Mapping[int, Extent]) -> tuple[ClaimedRange, ...]:
+    def _ranges(self, claims: Sequence[RangeClaim], extents: Mapping[int, ReadableOffsets]) -> tuple[ClaimedRange, ...]:
         """Lay what was won against what can be read; let go of that for which nothing came."""
-        ground, ends = self._ground, dict[int, int]()
-        keys = ground.keys(extents)
-        ground.check_incarnation(keys, extents)
+        context, ends = self._context, dict[int, int]()
+        keys = context.keys(extents)
+        context.check_incarnation(keys, extents)
         self.replays = {claim.partition for claim in claims if claim.plan_end is not None}
         for claim in claims:
             number = claim.partition
-            at = self.positions[number] = ground.position(number, claim.start, extents[number])
+            at = self.positions[number] = context.position(number, claim.start, extents[number])
             end = claim.end if claim.plan_end is not None else min(claim.end, at.end)
             if end > claim.start:
                 ends[number] = end
@@ -165,62 +165,68 @@ class RangeClaims:
         unused = [claim.partition for claim in claims if claim.partition not in ends]
         if unused:
             self.claimer.release(unused)
-        return ground.ranges((held[number], self.positions[number], ends[number]) for number in sorted(ends))
+        return context.ranges((held[number], self.positions[number], ends[number]) for number in sorted(ends))
 
     # What to tell
 
-    def offsets_to_tell(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
+    def offsets_to_publish(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
         """Give the offsets that lag tools may see once `sure` are committed: up to the first range that is not done."""
-        keys = self._ground.keys(one.partition for one in sure)
+        keys = self._context.keys(one.partition for one in sure)
         return {number: key.offset for number, key in keys.items() if key.offset is not None}
 
     def why_idle(self, wanted: Sequence[int]) -> Idle:
         """Say why there is nothing to do, by the log as it is now."""
-        ground = self._ground
+        context = self._context
         self.claimer.rationalizer.catch_up()
         paused_until_s = self.claimer.paused_until_s()
         if paused_until_s is not None:
-            return ground.paused(paused_until_s)
-        extents, keys = ground.extents(wanted), ground.keys(wanted)
-        worn = self._worn(keys)
+            return context.paused(paused_until_s)
+        extents, keys = context.extents(wanted), context.keys(wanted)
+        exhausted = self._exhausted_claims(keys)
         todo = [key for n, key in keys.items() if key.offset is None or key.offset < extents[n].end]
         owners = [pair for key in todo for pair in self._owners(key)]
-        if owners or (todo and not worn):
+        if owners or (todo and not exhausted):
             idle = self._held(owners)
-            return Idle(idle.reason, f"{idle.text}. {ground.given_up(worn)}", idle.stale_in_s) if worn else idle
-        if worn:
-            return Idle(IdleReason.GIVEN_UP, ground.given_up(worn))
-        return ground.drained()
+            return (
+                Idle(idle.reason, f"{idle.text}. {context.given_up(exhausted)}", idle.stale_in_s) if exhausted else idle
+            )
+        if exhausted:
+            return Idle(IdleReason.GIVEN_UP, context.given_up(exhausted))
+        return context.drained()
 
     def _held(self, owners: Sequence[tuple[Owner, int]]) -> Idle:
         clients = listed(sorted({owner.client for owner, _ in owners}), separator=", ")
-        text = f"no range of topic {self._ground.request.topic!r} that has something to read can be claimed"
-        return self._ground.held(f"{text}: what is left is held by {clients}" if owners else text, owners)
+        text = f"no range of topic {self._context.request.topic!r} that has something to read can be claimed"
+        return self._context.held(f"{text}: what is left is held by {clients}" if owners else text, owners)
 
-    def _worn(self, keys: Mapping[int, Key]) -> dict[int, tuple[int | None, int]]:
+    def _exhausted_claims(self, keys: Mapping[int, Key]) -> dict[int, tuple[int | None, int]]:
         """Give the lowest plan of each partition that was tried too often and that nobody is trying now."""
-        request, most = self._ground.request, self._ground.request.max_attempts
-        if request.one_more_attempt:
+        request, most = self._context.request, self._context.request.max_attempts
+        if request.retry_exhausted:
             return {}
         ranges: dict[int, tuple[int | None, int]] = {
-            number: (each.start, each.end)
+            number: (range_.start, range_.end)
             for number, key in keys.items()
-            for each in reversed(key.ranges)
-            if each.phase is Phase.PLANNED and each.attempts >= most and not self._is_heard(each)
+            for range_ in reversed(key.ranges)
+            if range_.phase is Phase.PLANNED and range_.attempts >= most and not self._has_recent_heartbeat(range_)
         }
         return ranges | {
             number: (key.offset, key.plan_end)
             for number, key in keys.items()
-            if key.plan_end is not None and key.plan_attempts >= most and not self._is_heard(key)
+            if key.plan_end is not None and key.plan_attempts >= most and not self._has_recent_heartbeat(key)
         }
 
     def _owners(self, key: Key) -> list[tuple[Owner, int]]:
         """Give who holds a key, or ranges of it, and when each was last heard of."""
         held: list[Key | Range] = [key, *key.ranges]
-        return [(each.owner, each.last_beat_ms) for each in held if each.owner is not None and self._is_heard(each)]
+        return [
+            (each.owner, each.last_beat_ms)
+            for each in held
+            if each.owner is not None and self._has_recent_heartbeat(each)
+        ]
 
-    def _is_heard(self, held: Key | Range) -> bool:
-        return held.owner is not None and self._ground.live_for_ms([held.last_beat_ms]) >= 0
+    def _has_recent_heartbeat(self, held: Key | Range) -> bool:
+        return held.owner is not None and self._context.live_for_ms([held.last_beat_ms]) >= 0
 
 
 def _has_position(key: Key) -> bool:
@@ -228,4 +234,4 @@ def _has_position(key: Key) -> bool:
 
 
 def _planned_starts(key: Key) -> set[int]:
-    return {each.start for each in key.ranges if each.phase is Phase.PLANNED}
+    return {range_.start for range_ in key.ranges if range_.phase is Phase.PLANNED}

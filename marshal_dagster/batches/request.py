@@ -27,21 +27,22 @@ class RangeOptions:
     """How a batch claims ranges of partitions, in a group whose settings name the feature `ranges`.
 
     It takes one range of each partition, of `size` offsets at most, not counting what retention has deleted. Where
-    there is nothing to read it may claim up to `ahead` offsets that have no message yet, and waits up to `wait_s`
-    seconds for them.
+    there is nothing to read it may claim up to `prefetch_offsets` offsets that have no message yet, and waits up to
+    `wait_s` seconds for them.
     """
 
     size: int = 1_000_000
-    ahead: int = 0
+    prefetch_offsets: int = 0
     wait_s: float = 60.0
 
     def __post_init__(self) -> None:
         """Refuse what no batch could keep to."""
         if self.size < 1:
             raise ConfigurationError(f"the size of ranges is {self.size}; it must be at least 1")
-        if self.ahead < 0 or not self.wait_s >= 0:
+        if self.prefetch_offsets < 0 or not self.wait_s >= 0:
             raise ConfigurationError(
-                f"ranges are claimed {self.ahead} offsets ahead and waited for {self.wait_s} s; neither can be negative"
+                f"ranges are claimed {self.prefetch_offsets} offsets ahead and waited for {self.wait_s} s; "
+                "neither can be negative"
             )
 
 
@@ -50,23 +51,24 @@ class BatchRequest:
     """What one batch should take.
 
     `partitions` limits it to those (by default all, or those that the process is advised to claim), `max_records`
-    bounds the offsets of all its ranges together, `max_claims` how many partitions it holds; `entire_topic` takes all
-    partitions or none. `start` is for a group that claims the topic for the first time. A plan with `max_attempts`
-    attempts is left alone unless `one_more_attempt`. `accept_data_loss` lets a batch go on where retention deleted
-    messages unread (at least once does so by default); `accept_new_log` lets it go on where Kafka knows an offset of
-    the group and the coordination log does not. `ranges` says how ranges are claimed, in groups that do.
+    bounds the offsets of all its ranges together, `max_claims` how many partitions it holds; `claim_entire_topic`
+    takes all partitions or none. `start` is for a group that claims the topic for the first time. A plan with
+    `max_attempts` attempts is left alone unless `retry_exhausted`. `allow_data_loss` lets a batch go on where
+    retention deleted messages unread (at least once does so by default); `allow_log_reset` lets it go on where Kafka
+    knows an offset of the group and the coordination log does not. `ranges` says how ranges are claimed, in groups
+    that do.
     """
 
     topic: str
     partitions: tuple[int, ...] | None = None
     max_records: int | None = None
     max_claims: int | None = None
-    entire_topic: bool = False
+    claim_entire_topic: bool = False
     start: StartPolicy = StartPolicy.EARLIEST
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    one_more_attempt: bool = False
-    accept_data_loss: bool | None = None
-    accept_new_log: bool = False
+    retry_exhausted: bool = False
+    allow_data_loss: bool | None = None
+    allow_log_reset: bool = False
     ranges: RangeOptions | None = None
 
     def __post_init__(self) -> None:
@@ -77,9 +79,11 @@ class BatchRequest:
                 raise ConfigurationError(f"{name} is {value}; it must be at least {least}")
         if self.partitions is not None and not self.partitions:
             raise ConfigurationError("partitions is empty: name some, or leave it out to take all")
-        if self.partitions is not None and any(number < 0 for number in self.partitions):
+        if self.partitions is not None and any(partition < 0 for partition in self.partitions):
             raise ConfigurationError(f"partitions is {list(self.partitions)}; partitions are numbered from 0")
-        if self.entire_topic and (self.partitions is not None or self.max_claims is not None):
-            raise ConfigurationError("entire_topic takes all partitions: leave out partitions and max_claims")
-        if self.entire_topic and self.ranges is not None:
-            raise ConfigurationError("entire_topic takes whole partitions: leave out ranges, or entire_topic")
+        if self.claim_entire_topic and (self.partitions is not None or self.max_claims is not None):
+            raise ConfigurationError("claim_entire_topic takes all partitions: leave out partitions and max_claims")
+        if self.claim_entire_topic and self.ranges is not None:
+            raise ConfigurationError(
+                "claim_entire_topic takes whole partitions: leave out ranges, or claim_entire_topic"
+            )

@@ -41,7 +41,7 @@ class PartitionReport:
 
 
 @dataclass(slots=True)
-class Phases:
+class PhaseDurations:
     """Seconds spent in each phase of a batch; starting Spark and writing to the sink are parts of the processing."""
 
     waiting_s: float = 0.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch
-from marshal_dagster.batches.context import Ground
+from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.request import Advise, BatchRequest
-from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id, nobody_is_dead
+from marshal_dagster.coordination.claimer import Claimer, Member, assume_alive, new_instance_id
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.heartbeats import ReasonToStop
 from marshal_dagster.coordination.log import CoordinationLog
@@ -20,7 +20,7 @@ from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings, coordination_partition
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet, coordination_partition
 from marshal_dagster.protocol.state import Owner, enables_ranges
 from marshal_dagster.sinks import Sink
 
@@ -35,11 +35,11 @@ Announce = Callable[[Sequence[ClaimedRange]], None]
 
 def announce_to_log(ranges: Sequence[ClaimedRange]) -> None:
     """Write the ranges into the log."""
-    logger.info("about to commit before processing: %s", ", ".join(str(one) for one in ranges))
+    logger.info("about to commit before processing: %s", ", ".join(str(range_) for range_ in ranges))
 
 
 @dataclass(slots=True, kw_only=True)
-class Delivery:
+class BatchSession:
     """What the batches of one process share: connections, the world state, and in whose name they claim.
 
     `run_id` is put in front of each instance id, `client` is for people. `is_dead` tells of an owner that its run is
@@ -55,8 +55,8 @@ class Delivery:
     group: str
     client: str
     run_id: str
-    settings: Settings
-    is_dead: Callable[[Owner], bool] = nobody_is_dead
+    settings: GroupSettings
+    is_dead: Callable[[Owner], bool] = assume_alive
     announce: Announce = announce_to_log
     reasons_to_stop: Sequence[ReasonToStop] = ()
     clock: Clock | None = None
@@ -93,12 +93,13 @@ class Delivery:
                 "ranges are claimed only in groups whose settings name the feature 'ranges', with rule set 'native': "
                 "leave ranges out, or enable them for the group"
             )
-        if enables_ranges(self.settings) and request.entire_topic:
+        if enables_ranges(self.settings) and request.claim_entire_topic:
             raise ConfigurationError(
-                f"entire_topic takes whole partitions, the members of group {self.group!r} claim ranges of them: leave "
-                "entire_topic out, or switch the feature 'ranges' off for the group"
+                f"claim_entire_topic takes whole partitions, the members of group {self.group!r} claim ranges "
+                "of them: leave "
+                "claim_entire_topic out, or switch the feature 'ranges' off for the group"
             )
-        if enables_ranges(self.settings) and sink is not None and not getattr(sink, "takes_in_any_order", False):
+        if enables_ranges(self.settings) and sink is not None and not getattr(sink, "supports_unordered_ranges", False):
             raise ConfigurationError(
                 f"{sink!r} keeps one position for each partition, the members of group {self.group!r} claim ranges in "
                 "any order: use a sink that keeps ranges, or switch the feature 'ranges' off for the group"
@@ -114,7 +115,7 @@ class Delivery:
         topic, rationalizer = request.topic, self._rationalizer(request.topic)
         member = Member(self.group, self.client, new_instance_id(self.run_id))
         claimer = Claimer(rationalizer, member, topic, self.settings, clock=self.clock, observer=self.observer)
-        ground = Ground(
+        context = BatchContext(
             request=request,
             group=self.group,
             run_id=self.run_id,
@@ -127,9 +128,9 @@ class Delivery:
         by_ranges = None
         if enables_ranges(self.settings) and not only_positions:
             by_ranges = RangeClaimer(
-                rationalizer, member.anew(), topic, self.settings, clock=self.clock, observer=self.observer
+                rationalizer, member.with_new_instance(), topic, self.settings, clock=self.clock, observer=self.observer
             )
-        return ClaimedBatch(self, ground, claimer, by_ranges, sink, only_positions=only_positions)
+        return ClaimedBatch(self, context, claimer, by_ranges, sink, only_positions=only_positions)
 
     def batches(
         self,

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from marshal_dagster._internal.processes import ProcessMark, is_alive
-from marshal_dagster.errors import BatchAborted, ConfigurationError
+from marshal_dagster.errors import BatchAbortedError, ConfigurationError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks import Sink, WriteOutcome
+from marshal_dagster.sinks import Sink, WriteResult
 from marshal_dagster.spark import job_control, reader
 from marshal_dagster.spark.process_files import write_private
 from marshal_dagster.spark.reader import NOTHING_READ
@@ -50,7 +50,7 @@ _ANSWER_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class BatchManifest:
     """What the script is told of its batch; taken back by removing the file, when the claim is lost."""
 
     batch_id: str
@@ -65,7 +65,7 @@ class HandedOver:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read it. Raises `BatchAborted` when it was taken back already."""
+        """Read it. Raises `BatchAbortedError` when it was taken back already."""
         try:
             told = json.loads((folder / _BATCH_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -79,8 +79,8 @@ class HandedOver:
         return is_alive(self.launcher)
 
 
-def _taken_back(folder: Path) -> BatchAborted:
-    return BatchAborted(f"the batch of {folder} was taken back by the run that submitted it")
+def _taken_back(folder: Path) -> BatchAbortedError:
+    return BatchAbortedError(f"the batch of {folder} was taken back by the run that submitted it")
 
 
 def take_back(folder: Path) -> None:
@@ -93,13 +93,13 @@ def questions(folder: Path) -> list[Path]:
     return list(folder.glob(f"{_QUESTION}*"))
 
 
-def read_outcome(folder: Path) -> WriteOutcome | None:
+def read_outcome(folder: Path) -> WriteResult | None:
     """Give what the script's sink took; None if it wrote none."""
     try:
         told = json.loads((folder / _OUTCOME_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return WriteOutcome(
+    return WriteResult(
         taken=tuple(ClaimedRange(**each) for each in told["taken"]),
         skipped=tuple(ClaimedRange(**each) for each in told["skipped"]),
         rows={int(partition): rows for partition, rows in told["rows"].items()},
@@ -115,7 +115,7 @@ def is_done(folder: Path) -> bool:
 class SubmittedBatch:
     """The batch that this script was submitted for."""
 
-    def __init__(self, folder: Path, handed: HandedOver, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, handed: BatchManifest, stack: ExitStack) -> None:
         self.batch_id = handed.batch_id
         self.topic = handed.topic
         self.ranges: Sequence[ClaimedRange] = handed.ranges
@@ -129,7 +129,7 @@ class SubmittedBatch:
     def check(self) -> None:
         """Have the run look whether the claims hold and the data topic is the same: call it before touching an output.
 
-        Raises `BatchAborted` when it is not so, or the run has died; the run says why.
+        Raises `BatchAbortedError` when it is not so, or the run has died; the run says why.
         """
         self._check_handed_over()
         question = self._folder / f"{_QUESTION}{secrets.token_hex(8)}"
@@ -143,11 +143,11 @@ class SubmittedBatch:
         self._check_handed_over()
 
     def _check_handed_over(self) -> None:
-        """Raise `BatchAborted` when the run has taken the batch back, or has died."""
+        """Raise `BatchAbortedError` when the run has taken the batch back, or has died."""
         if not self._handed.has_launcher:
             shutil.rmtree(self._folder, ignore_errors=True)  # nobody else is left to do it
-            raise BatchAborted(f"the run that submitted batch {self.batch_id} has died: its claim goes stale")
-        HandedOver.read(self._folder)
+            raise BatchAbortedError(f"the run that submitted batch {self.batch_id} has died: its claim goes stale")
+        BatchManifest.read(self._folder)
 
     def read(self, spark: "SparkSession", *, min_partitions: int | None = None) -> "DataFrame":
         """Give a frame over exactly the ranges: key, value, topic, partition, offset, timestamp, headers.
@@ -175,17 +175,17 @@ class SubmittedBatch:
     def finish(self) -> None:
         """Let the run commit: `submitted_batch` does so at the end of its block.
 
-        Raises `BatchAborted` when nothing was read, and what `check` raises.
+        Raises `BatchAbortedError` when nothing was read, and what `check` raises.
         """
         self.check()
         if not self._is_read:
-            raise BatchAborted(NOTHING_READ)
+            raise BatchAbortedError(NOTHING_READ)
         write_private(self._folder / _DONE_FILE, "")
 
-    def write(self, sink: Sink, frame: "DataFrame") -> WriteOutcome:
+    def write(self, sink: Sink, frame: "DataFrame") -> WriteResult:
         """Hand the result to the sink that the run was given too, once for the whole batch (effectively once).
 
-        Raises `SinkRefused`, and what `check` raises.
+        Raises `SinkRejectedError`, and what `check` raises.
         """
         if self._spark is None:
             raise ConfigurationError("write() before read(): there is no result of this batch yet")
@@ -202,7 +202,7 @@ class SubmittedBatch:
         return outcome
 
     def _read(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
-        offsets = {each.partition: (each.first_readable, each.end) for each in self.ranges}
+        offsets = {range_.partition: (range_.first_readable, range_.end) for range_ in self.ranges}
         return reader.read_ranges(spark, self._kafka_options, self.topic, offsets, min_partitions=min_partitions)
 
     def _listen(self) -> dict[str, str]:
@@ -216,7 +216,7 @@ class SubmittedBatch:
         while not over.wait(_POLL_S):
             try:
                 self._check_handed_over()
-            except BatchAborted as lost:
+            except BatchAbortedError as lost:
                 job_control.cancel(spark, self.batch_id, str(lost))
                 return
 
@@ -226,8 +226,8 @@ def submitted_batch(environment: Mapping[str, str] = os.environ) -> Iterator[Sub
     """Give the batch that the run handed over to this script; its Spark jobs belong to it until the block ends.
 
     The run commits only what a script has read (`read`, `begin_processing`) in a block that ended well.
-    Raises `ConfigurationError` outside of such a script, `BatchAborted` when the run does not hold it any more: also
-    at the end of the block, so that the script fails whose batch was lost meanwhile, or was not read.
+    Raises `ConfigurationError` outside of such a script, `BatchAbortedError` when the run does not hold it any more:
+    also at the end of the block, so that the script fails whose batch was lost meanwhile, or was not read.
     """
     folder = environment.get(BATCH_VARIABLE)
     if folder is None:
@@ -235,7 +235,7 @@ def submitted_batch(environment: Mapping[str, str] = os.environ) -> Iterator[Sub
             f"{BATCH_VARIABLE} is not set: a script has a batch where a run submits it (marshal_dagster.handed_over)"
         )
     (Path(folder) / SETTINGS_FILE).unlink(missing_ok=True)  # this script's Spark has read it
-    handed = HandedOver.read(Path(folder))
+    handed = BatchManifest.read(Path(folder))
     with ExitStack() as stack:
         batch = SubmittedBatch(Path(folder), handed, stack)
         yield batch

@@ -42,7 +42,9 @@ Partitions = Annotated[
 Wait = Annotated[
     str, typer.Option("--wait", metavar="DURATION", help="How long those that hold partitions have to leave.")
 ]
-OutsideTheLog = Annotated[bool, typer.Option("--outside-the-log", help="Also offsets that the topic does not hold.")]
+AllowOutOfRange = Annotated[
+    bool, typer.Option("--allow-out-of-range", help="Also offsets that the topic does not hold.")
+]
 
 
 @app.command(
@@ -185,7 +187,7 @@ def _set(  # noqa: PLR0917 - by name
     ] = None,
     partitions: Partitions = None,
     wait: Wait = "5m",
-    outside_the_log: OutsideTheLog = False,
+    allow_out_of_range: AllowOutOfRange = False,
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
@@ -197,14 +199,14 @@ def _set(  # noqa: PLR0917 - by name
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> ExitCode:
-    from marshal_dagster.admin.position_spec import Where
+    from marshal_dagster.admin.position_spec import TargetOptions
     from marshal_dagster.cli import position_reset
-    from marshal_dagster.cli.position import Moving
+    from marshal_dagster.cli.position import PositionOptions
 
-    where = Where(offsets, timestamp, earliest, latest, back)
+    where = TargetOptions(offsets, timestamp, earliest, latest, back)
     if where.given != 1:
         raise typer.BadParameter("give one of --offsets, --timestamp, --earliest, --latest and --back")
-    moving = Moving(
+    moving = PositionOptions(
         connection=ConnectionOptions(bootstrap_servers, connection, timeout),
         coordination_topic=coordination_topic,
         data_connection=data_connection,
@@ -212,7 +214,7 @@ def _set(  # noqa: PLR0917 - by name
         topic=topic,
         partitions=partitions,
         wait=wait,
-        outside_the_log=outside_the_log,
+        allow_out_of_range=allow_out_of_range,
         dry_run=dry_run,
         yes=yes,
         as_json=as_json,
@@ -255,13 +257,13 @@ def _adopt(  # noqa: PLR0917 - by name
         typer.Option(
             "--others",
             metavar="earliest|latest",
-            help="Where partitions begin of which it has no offset; a checkpoint's at the earliest by default.",
+            help="TargetOptions partitions begin of which it has no offset; a checkpoint's at the earliest by default.",
             show_default=False,
         ),
     ] = None,
     partitions: Partitions = None,
     wait: Wait = "5m",
-    outside_the_log: OutsideTheLog = False,
+    allow_out_of_range: AllowOutOfRange = False,
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
@@ -272,14 +274,14 @@ def _adopt(  # noqa: PLR0917 - by name
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> ExitCode:
-    from marshal_dagster.admin.import_positions import Given
+    from marshal_dagster.admin.import_positions import PositionSourceOptions
     from marshal_dagster.cli import position_import
-    from marshal_dagster.cli.position import Moving
+    from marshal_dagster.cli.position import PositionOptions
 
-    given = Given(consumer_group, checkpoint, others)
+    given = PositionSourceOptions(consumer_group, checkpoint, others)
     if not given.is_one:
         raise typer.BadParameter("give one of --consumer-group and --checkpoint")
-    moving = Moving(
+    moving = PositionOptions(
         connection=ConnectionOptions(bootstrap_servers, connection, timeout),
         coordination_topic=coordination_topic,
         data_connection=data_connection,
@@ -287,7 +289,7 @@ def _adopt(  # noqa: PLR0917 - by name
         topic=topic,
         partitions=partitions,
         wait=wait,
-        outside_the_log=outside_the_log,
+        allow_out_of_range=allow_out_of_range,
         dry_run=dry_run,
         yes=yes,
         as_json=as_json,

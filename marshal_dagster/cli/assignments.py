@@ -12,7 +12,7 @@ from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.coordinator.assignment_reader import SILENT_SESSIONS
 from marshal_dagster.coordinator.group_view import read_groups
 from marshal_dagster.coordinator.transport import CoordinatorTopics
-from marshal_dagster.errors import MarshalError, TopicMissing
+from marshal_dagster.errors import MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.connection import KafkaConnection
 
 _OLD_S: Final = 5.0
@@ -21,7 +21,7 @@ _TIMEOUT_S: Final = 3.0
 
 
 @dataclass(slots=True)
-class Assignments:
+class AssignmentCache:
     """Reads them anew after some seconds; where there is no coordinator it asks once and never again."""
 
     connection: KafkaConnection
@@ -44,14 +44,14 @@ class Assignments:
         self._read_at_s = time.monotonic()
         try:
             views = read_groups(self.connection, self.topics, groups)
-        except TopicMissing:
+        except TopicNotFoundError:
             self._has_topics = False
             return {}
         except MarshalError:
             return {}
         self._found = {
             group: {
-                place: Assignee(share.member, share.told_at_ms if place in share.gained else None)
+                place: Assignee(share.member, share.assigned_at_ms if place in share.gained else None)
                 for share in view.shares.values()
                 for place in share.places
             }

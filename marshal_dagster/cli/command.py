@@ -15,11 +15,11 @@ class Command(TyperCommand):
     """A command whose reader may go away: typer would take that for a failure."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401 - whatever it returns
-        """Carry the command out. Raises `PipeClosed`."""
+        """Carry the command out. Raises `PipeClosedError`."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise output.PipeClosed from None
+            raise output.PipeClosedError from None
 
 
 def command_group(about: str, *, add_completion: bool = False) -> typer.Typer:
@@ -37,5 +37,5 @@ def command_group(about: str, *, add_completion: bool = False) -> typer.Typer:
 
 def help_text(what: str, *examples: str) -> str:
     """Put a command's help together, the lines of the examples kept as they are."""
-    shown = "\n".join(f"  {PROGRAM} {each}" for each in examples)
+    shown = "\n".join(f"  {PROGRAM} {example}" for example in examples)
     return f"{what}\n\n\b\n{'Example' if len(examples) == 1 else 'Examples'}:\n{shown}"

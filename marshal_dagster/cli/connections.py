@@ -13,7 +13,7 @@ from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.checked_log import open_rationalizer
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -83,11 +83,11 @@ def open_reader(
 ) -> Rationalizer:
     """Open a reader of what the data topics `followed` need, or of all; nothing of the log is read yet.
 
-    Raises `RightMissing` for those of `rights` that this user has not; `ConfigurationError`, `TopicMissing`,
-    `UnavailableError`.
+    Raises `AuthorizationError` for those of `rights` that this user has not; `ConfigurationError`,
+    `TopicNotFoundError`, `UnavailableError`.
     """
     check_topic("--coordination-topic", topic)
-    with telling_how_to_create(topic):
+    with hint_how_to_create(topic):
         require_rights(connection, topic, rights)
         return open_rationalizer(connection, topic, followed=followed, interval_ms=interval_ms)
 
@@ -95,13 +95,13 @@ def open_reader(
 def require_rights(connection: KafkaConnection, topic: str, rights: tuple[Right, ...]) -> None:
     """Make sure that this user has `rights` on the coordination topic: what lacks them fails late and in other words.
 
-    Raises `RightMissing`, `TopicMissing`, `UnavailableError`.
+    Raises `AuthorizationError`, `TopicNotFoundError`, `UnavailableError`.
     """
     with Topics(connection) as topics:
         topics.require(on_topic(topic, *rights))
 
 
-def person() -> str:
+def operator_name() -> str:
     """Name who acts, for the people that read the log: the user and the machine."""
     try:
         name = f"{getpass.getuser()}@{socket.gethostname()}"
@@ -111,12 +111,12 @@ def person() -> str:
 
 
 @contextmanager
-def telling_how_to_create(topic: str) -> Iterator[None]:
+def hint_how_to_create(topic: str) -> Iterator[None]:
     """Have the error that the coordination topic is missing say what creates it."""
     try:
         yield
-    except TopicMissing as error:
-        raise TopicMissing(f"{error}; `marshal-dagster topic create --name {topic}` creates it") from None
+    except TopicNotFoundError as error:
+        raise TopicNotFoundError(f"{error}; `marshal-dagster topic create --name {topic}` creates it") from None
 
 
 def check_topic(option: str, name: str) -> None:

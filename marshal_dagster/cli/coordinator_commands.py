@@ -64,7 +64,7 @@ def _init(  # noqa: PLR0917 - typer gives options by name
     from marshal_dagster.cli import coordinator
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    coordinator.init(coordinator.Place(topic, options), partitions, as_json=as_json)
+    coordinator.init(coordinator.CoordinatorTopicOptions(topic, options), partitions, as_json=as_json)
 
 
 @app.command(
@@ -120,8 +120,12 @@ def _run(  # noqa: PLR0917 - by name
     from marshal_dagster.cli import coordinator
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    manner = coordinator.Manner(strategy, coordination_topic, min_session, max_failed_pings, backoff, max_retries)
-    return coordinator.run(coordinator.Place(topic, options, data_connection), manner, health, as_json=as_json)
+    manner = coordinator.CoordinatorRunOptions(
+        strategy, coordination_topic, min_session, max_failed_pings, backoff, max_retries
+    )
+    return coordinator.run(
+        coordinator.CoordinatorTopicOptions(topic, options, data_connection), manner, health, as_json=as_json
+    )
 
 
 @app.command(
@@ -146,7 +150,7 @@ def _status(
     from marshal_dagster.cli import coordinator
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return coordinator.status(coordinator.Place(topic, options), as_json=as_json)
+    return coordinator.status(coordinator.CoordinatorTopicOptions(topic, options), as_json=as_json)
 
 
 @app.command(
@@ -171,4 +175,4 @@ def _assignments(  # noqa: PLR0917 - by name
     from marshal_dagster.cli import coordinator
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return coordinator.assignments(coordinator.Place(topic, options), group, as_json=as_json)
+    return coordinator.assignments(coordinator.CoordinatorTopicOptions(topic, options), group, as_json=as_json)

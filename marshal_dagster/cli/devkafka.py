@@ -21,7 +21,7 @@ class UpRequest:
 
 def up(request: UpRequest) -> None:
     """Start the brokers that do not run, and show the cluster. Raises `ConfigurationError`, `DevKafkaError`."""
-    cluster = KafkaCluster(request.directory, brokers=request.brokers, port=request.port, report=output.note)
+    cluster = KafkaCluster(request.directory, brokers=request.brokers, port=request.port, report=output.write_note)
     status = cluster.up()
     if request.as_json:
         output.write_json(_to_json(status))
@@ -64,8 +64,8 @@ def status(directory: Path | None, *, as_json: bool) -> ExitCode:
 def _table(found: KafkaStatus) -> output.Table:
     columns = ("#broker", "address", "#pid", "state", "log")
     rows: list[list[str | output.Line]] = [
-        [str(each.broker_id), each.address, output.number(each.pid), _state(each), str(each.log)]
-        for each in found.brokers
+        [str(broker.broker_id), broker.address, output.number(broker.pid), _state(broker), str(broker.log)]
+        for broker in found.brokers
     ]
     return output.Table(columns, rows)
 
@@ -85,13 +85,13 @@ def _to_json(found: KafkaStatus) -> dict[str, Any]:
         "started": list(found.started),
         "brokers": [
             {
-                "id": each.broker_id,
-                "address": each.address,
-                "port": each.port,
-                "pid": each.pid,
-                "ready": each.ready,
-                "log": str(each.log),
+                "id": broker.broker_id,
+                "address": broker.address,
+                "port": broker.port,
+                "pid": broker.pid,
+                "ready": broker.ready,
+                "log": str(broker.log),
             }
-            for each in found.brokers
+            for broker in found.brokers
         ],
     }

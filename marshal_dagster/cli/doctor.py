@@ -11,7 +11,7 @@ from marshal_dagster.cli.connections import check_topic, connection_of, data_con
 from marshal_dagster.cli.doctor_checks import acls, brokers
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, missing_topic, read_log
 from marshal_dagster.cli.doctor_checks.data_topics import check_data_topics
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.cli.doctor_checks.go_consumers import check_go_consumers
 from marshal_dagster.cli.doctor_checks.machine import check_machine
 from marshal_dagster.cli.doctor_checks.senders import check_senders, newest
@@ -23,11 +23,17 @@ from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.kafka_log import CLIENT_ID, KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
-from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.errors import (
+    AuthorizationError,
+    ConfigurationError,
+    MarshalError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import Broker, Inspection, Standing
+from marshal_dagster.kafka.inspection import Broker, KafkaInspector, TopicInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ def run(request: DoctorRequest) -> ExitCode:
     """
     check_topic("--coordination-topic", request.coordination_topic)
     findings = [*check_machine(), *check_kafka(request)]
-    wrong = any(finding.state is State.PROBLEM for finding in findings)
+    wrong = any(finding.state is CheckState.PROBLEM for finding in findings)
     if request.as_json:
         output.write_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
     else:
@@ -64,29 +70,33 @@ def check_kafka(request: DoctorRequest) -> Iterator[Finding]:
     except (ConfigurationError, UnavailableError) as error:
         yield Finding(
             "connection",
-            State.PROBLEM,
+            CheckState.PROBLEM,
             str(error),
             "every claim, heartbeat and commit is a record in Kafka: without it no batch runs",
-            _mend_connection(error),
+            _connection_fix(error),
         )
-        yield Finding("coordination topic", State.NOT_CHECKED, "there is no connection")
+        yield Finding("coordination topic", CheckState.NOT_CHECKED, "there is no connection")
         return
-    yield Finding("connection", State.OK, f"{connection.bootstrap_servers} answers ({connection.security_protocol})")
+    yield Finding(
+        "connection", CheckState.OK, f"{connection.bootstrap_servers} answers ({connection.security_protocol})"
+    )
     with ExitStack() as stack:
         # With the members' own client id: quotas go by it.
-        home = Asked(connection, stack.enter_context(Inspection(connection, client_id=CLIENT_ID)))
+        home = CheckedCluster(connection, stack.enter_context(KafkaInspector(connection, client_id=CLIENT_ID)))
         data = home
         if data_connection != connection:
-            data = Asked(data_connection, stack.enter_context(Inspection(data_connection, client_id=CLIENT_ID)))
+            data = CheckedCluster(
+                data_connection, stack.enter_context(KafkaInspector(data_connection, client_id=CLIENT_ID))
+            )
         try:
             yield from Deployment(request.coordination_topic, home, data).check()
         except MarshalError as error:
-            yield Finding("coordination topic", State.NOT_CHECKED, str(error))
+            yield Finding("coordination topic", CheckState.NOT_CHECKED, str(error))
         throttled_s = max(home.cluster.throttled_s, data.cluster.throttled_s)
         yield brokers.throttling(throttled_s, connection.bootstrap_servers)
 
 
-def _mend_connection(error: MarshalError) -> str:
+def _connection_fix(error: MarshalError) -> str:
     if isinstance(error, UnavailableError) and "start Kafka" not in str(error):
         return "what is said, then: marshal-dagster doctor"
     return (
@@ -95,22 +105,22 @@ def _mend_connection(error: MarshalError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckedCluster:
     """A cluster that answers, and as whom it is asked."""
 
     connection: KafkaConnection
-    cluster: Inspection
+    cluster: KafkaInspector
 
     @property
-    def asker(self) -> acls.Asker:
+    def asker(self) -> acls.Principal:
         """Who asks, for a command that grants a right."""
-        return acls.Asker(self.connection.bootstrap_servers, self.connection.username)
+        return acls.Principal(self.connection.bootstrap_servers, self.connection.username)
 
 
 class Deployment:
     """One coordination topic, with all that its members rest on."""
 
-    def __init__(self, topic: str, home: Asked, data: Asked) -> None:
+    def __init__(self, topic: str, home: CheckedCluster, data: CheckedCluster) -> None:
         """Say which it is, where it is, and where the data topics are."""
         self._topic = topic
         self._connection = home.connection
@@ -121,31 +131,31 @@ class Deployment:
     def check(self) -> Iterator[Finding]:
         """Check everything; what may not be seen is told, and the rest goes on. Raises `MarshalError`."""
         try:
-            standing = self._cluster.standing(self._topic)
-        except RightMissing:
+            topic_info = self._cluster.topic_info(self._topic)
+        except AuthorizationError:
             yield acls.missing_describe(self._topic, self._asker, is_needed=True)
             return
-        except TopicMissing as error:
+        except TopicNotFoundError as error:
             yield missing_topic(error, self._topic)
             return
         alive = self._cluster.brokers()
-        yield brokers.versions(alive, standing.topic_id)
-        yield acls.of_coordination_topic(standing, self._asker)
-        yield from self._check_snapshot_rights(standing)
-        yield from self._check_settings(standing)
-        if standing.rights is None or Right.READ in standing.rights:
-            yield from self._check_log(alive, is_member=_is_member(standing))
+        yield brokers.versions(alive, topic_info.topic_id)
+        yield acls.of_coordination_topic(topic_info, self._asker)
+        yield from self._check_snapshot_rights(topic_info)
+        yield from self._check_settings(topic_info)
+        if topic_info.rights is None or Right.READ in topic_info.rights:
+            yield from self._check_log(alive, is_member=_is_member(topic_info))
 
-    def _check_snapshot_rights(self, beside: Standing) -> Iterator[Finding]:
+    def _check_snapshot_rights(self, beside: TopicInfo) -> Iterator[Finding]:
         topic = snapshot_topic_of(self._topic)
         try:
-            standing = self._cluster.standing(topic)
-        except RightMissing:
+            topic_info = self._cluster.topic_info(topic)
+        except AuthorizationError:
             yield acls.missing_describe(topic, self._asker, is_needed=False)
         except MarshalError:
             return  # that it is missing is told with the snapshots
         else:
-            yield acls.of_snapshot_topic(standing, self._asker, is_member=_is_member(beside))
+            yield acls.of_snapshot_topic(topic_info, self._asker, is_member=_is_member(beside))
 
     def _check_log(self, alive: Collection[Broker], *, is_member: bool) -> Iterator[Finding]:
         snapshots = kafka_snapshots(self._connection, self._topic)
@@ -161,7 +171,7 @@ class Deployment:
             yield from check_snapshots(log, snapshots, retention_of(self._cluster, self._topic), at_ms)
         yield from check_data_topics(self._data.cluster, read.world, self._data.asker, at_ms, is_member=is_member)
 
-    def _check_settings(self, standing: Standing) -> Iterator[Finding]:
+    def _check_settings(self, topic_info: TopicInfo) -> Iterator[Finding]:
         servers = self._connection.bootstrap_servers
         yield from check_topic_settings(self._cluster, self._topic, servers)
         is_cut = retention_of(self._cluster, self._topic) != Retention()
@@ -170,19 +180,19 @@ class Deployment:
             least = int(self._cluster.settings(self._topic).get("min.insync.replicas", "1"))
         except MarshalError:
             least = 1
-        yield brokers.replicas(standing, least, servers)
+        yield brokers.replicas(topic_info, least, servers)
 
 
-def _is_member(coordination_topic: Standing) -> bool:
+def _is_member(coordination_topic: TopicInfo) -> bool:
     """Tell whether who asks may claim."""
     return coordination_topic.rights is not None and Right.WRITE in coordination_topic.rights
 
 
-_MARKS: Final[Mapping[State, tuple[str, str]]] = {
-    State.OK: ("ok", "green"),
-    State.WARNING: ("warning", "yellow"),
-    State.PROBLEM: ("PROBLEM", "bold red"),
-    State.NOT_CHECKED: ("not checked", "dim"),
+_MARKS: Final[Mapping[CheckState, tuple[str, str]]] = {
+    CheckState.OK: ("ok", "green"),
+    CheckState.WARNING: ("warning", "yellow"),
+    CheckState.PROBLEM: ("PROBLEM", "bold red"),
+    CheckState.NOT_CHECKED: ("not checked", "dim"),
 }
 
 

@@ -4,10 +4,10 @@ from enum import IntEnum
 from typing import Final
 
 from marshal_dagster.errors import (
+    AuthorizationError,
     ConfigurationError,
     MarshalError,
-    RightMissing,
-    TopicMissing,
+    TopicNotFoundError,
     UnavailableError,
 )
 
@@ -39,15 +39,15 @@ def code_of(error: Exception) -> ExitCode | None:
     """Name the exit code of an error that is told in one line; None for one that is a mistake in this program."""
     # Only a command that failed gets here; a good one does not wait for these.
     from marshal_dagster.devkafka.errors import DevKafkaError
-    from marshal_dagster.protocol.replay import MalformedLog
+    from marshal_dagster.protocol.replay import MalformedLogError
 
     codes: tuple[tuple[type[Exception], ExitCode], ...] = (
         (ConfigurationError, ExitCode.USAGE),
         (UnavailableError, ExitCode.UNAVAILABLE),
         (DevKafkaError, ExitCode.UNAVAILABLE),
-        (MalformedLog, ExitCode.MALFORMED),
-        (TopicMissing, ExitCode.TOPIC_MISSING),
-        (RightMissing, ExitCode.NOT_ALLOWED),
+        (MalformedLogError, ExitCode.MALFORMED),
+        (TopicNotFoundError, ExitCode.TOPIC_MISSING),
+        (AuthorizationError, ExitCode.NOT_ALLOWED),
         (MarshalError, ExitCode.PROBLEMS),
         (OSError, ExitCode.PROBLEMS),
     )

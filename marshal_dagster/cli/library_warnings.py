@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from marshal_dagster.cli import output
 
 
-class _Notes(logging.Handler):
+class _WarningHandler(logging.Handler):
     """Writes each warning and error in one line to stderr, once or each time."""
 
     def __init__(self, *, each_time: bool) -> None:
@@ -19,16 +19,19 @@ class _Notes(logging.Handler):
         message = record.getMessage()
         if self._each_time or message not in self._told:
             self._told.add(message)
-            output.note(message)
+            output.write_note(message)
 
 
 @contextmanager
-def telling_warnings(parts: Sequence[str] = ("admin", "coordination"), *, each_time: bool = False) -> Iterator[None]:
+def warnings_to_stderr(parts: Sequence[str] = ("admin", "coordination"), *, each_time: bool = False) -> Iterator[None]:
     """Tell what parts of the library warn of while the block runs.
 
     By default that is the coordination log and those that write it.
     """
-    sources, notes = [logging.getLogger(f"marshal_dagster.{part}") for part in parts], _Notes(each_time=each_time)
+    sources, notes = (
+        [logging.getLogger(f"marshal_dagster.{part}") for part in parts],
+        _WarningHandler(each_time=each_time),
+    )
     for source in sources:
         source.addHandler(notes)
     try:

@@ -371,10 +371,10 @@ def _create(  # noqa: PLR0917 - by name
             show_default=False,
         ),
     ] = None,
-    accept_unsafe: Annotated[
+    allow_unsafe: Annotated[
         bool,
         typer.Option(
-            "--accept-unsafe", help="Do with one that is there and has dangerous settings; an unusable one is refused."
+            "--allow-unsafe", help="Do with one that is there and has dangerous settings; an unusable one is refused."
         ),
     ] = False,
     as_json: AsJson = False,
@@ -382,7 +382,7 @@ def _create(  # noqa: PLR0917 - by name
     from marshal_dagster.cli import topic
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    topic.create(topic.CreateRequest(options, name, partitions, replication, accept_unsafe, as_json))
+    topic.create(topic.CreateRequest(options, name, partitions, replication, allow_unsafe, as_json))
 
 
 @topic_app.command(
@@ -490,13 +490,13 @@ def run(arguments: Sequence[str]) -> int:
     except _UsageError as error:
         error.show()
         return ExitCode.USAGE
-    except (output.PipeClosed, BrokenPipeError):
+    except (output.PipeClosedError, BrokenPipeError):
         output.stop_writing()
         return ExitCode.PIPE_CLOSED
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told in one line
-        return _tell(error, debug=debug)
+        return _report(error, debug=debug)
 
 
 def main() -> None:
@@ -507,7 +507,7 @@ def main() -> None:
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     """Take `--debug` out, which may stand anywhere before a `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    kept = [each for each in arguments[:end] if each != _DEBUG]
+    kept = [argument for argument in arguments[:end] if argument != _DEBUG]
     return [*kept, *arguments[end:]], len(kept) < end
 
 
@@ -522,7 +522,7 @@ def _prepare(*, debug: bool) -> None:
         logging.getLogger("marshal_dagster").addHandler(_NOWHERE)
 
 
-def _tell(error: Exception, *, debug: bool) -> ExitCode:
+def _report(error: Exception, *, debug: bool) -> ExitCode:
     code = code_of(error)
     if debug:
         traceback.print_exception(error)
@@ -531,7 +531,7 @@ def _tell(error: Exception, *, debug: bool) -> ExitCode:
         advice = (
             "" if debug else f"; this is a mistake in {PROGRAM}: run it again with {_DEBUG} and report what it shows"
         )
-        output.say_error(f"unexpected {kind}: {error}{advice}")
+        output.write_error(f"unexpected {kind}: {error}{advice}")
         return ExitCode.BUG
-    output.say_error(str(error))
+    output.write_error(str(error))
     return code

@@ -18,14 +18,14 @@ from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.schema import OutboxTables
-from marshal_dagster.outbox.status import Backlog, OutboxStatus, ParkedRow
+from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus, ParkedRow
 
 DSN_VARIABLE: Final = "MARSHAL_OUTBOX_DSN"
 _COLUMNS: Final = ("#id", "topic", "key", "#bytes", "set aside", "reason")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OutboxLocation:
     """Where an outbox is, as the command line says it."""
 
     dsn: str | None
@@ -53,7 +53,7 @@ class Place:
 class InitRequest:
     """What is to be there; `replication` None: 3, or as many as there are brokers."""
 
-    place: Place
+    place: OutboxLocation
     connection: ConnectionOptions
     notifies: bool = True
     replication: int | None = None
@@ -64,41 +64,48 @@ def init(request: InitRequest) -> None:
     """Make the tables, and the topics where a Kafka is named. Raises `MarshalError`."""
     tables = request.place.tables()
     connection = connection_of(request.connection) if is_kafka_named(request.connection) else None
-    standing = tables.create(notifies=request.notifies)
-    topics = OutboxTopics.of(standing.uid)
+    registration = tables.create(notifies=request.notifies)
+    topics = OutboxTopics.of(registration.uid)
     if connection is not None:
         topics.create(connection, request.replication)
     if request.as_json:
         made = None if connection is None else asdict(topics)
-        shown = {"outbox": standing.name, "schema": tables.schema, "uid": standing.uid, "version": standing.version}
+        shown = {
+            "outbox": registration.name,
+            "schema": tables.schema,
+            "uid": registration.uid,
+            "version": registration.version,
+        }
         output.write_json({**shown, "notifies": request.notifies, "topics": made})
         return
     woken = "its rows wake the harvester" if request.notifies else "the harvester looks for its rows"
-    output.show(f"Outbox {tables.schema}.{standing.name} (version {standing.version}, uid {standing.uid}): {woken}")
+    output.show(
+        f"Outbox {tables.schema}.{registration.name} (version {registration.version}, uid {registration.uid}): {woken}"
+    )
     if connection is None:
-        output.note("no Kafka is named, so its topics were not made: call it again with --bootstrap-servers")
+        output.write_note("no Kafka is named, so its topics were not made: call it again with --bootstrap-servers")
         return
     output.show(f"Topics {topics.leader} and {topics.notes} on {connection.bootstrap_servers}")
 
 
-def status(place: Place, *, as_json: bool) -> None:
+def status(place: OutboxLocation, *, as_json: bool) -> None:
     """Show how it stands. Raises `ConfigurationError`, `UnavailableError`."""
     with _backlog(place) as backlog:
         found = backlog.status()
     if as_json:
         output.write_json(_to_json(place, found))
         return
-    standing = found.standing
+    registration = found.registration
     oldest = "" if found.oldest_age_s is None else f", the oldest for {output.duration(found.oldest_age_s * 1_000)}"
     output.show(
-        f"Outbox {place.schema}.{standing.name} (version {standing.version}, uid {standing.uid})",
+        f"Outbox {place.schema}.{registration.name} (version {registration.version}, uid {registration.uid})",
         f"  waiting    {_rows(found.rows)}{oldest}",
-        _aside(found.parked),
+        _parked_text(found.parked),
         f"  harvested  {_harvested(found)}",
     )
 
 
-def parked(place: Place, limit: int, *, as_json: bool) -> None:
+def parked(place: OutboxLocation, limit: int, *, as_json: bool) -> None:
     """List what is set aside. Raises as `status`."""
     with _backlog(place) as backlog:
         rows = backlog.parked(limit)
@@ -111,17 +118,17 @@ def parked(place: Place, limit: int, *, as_json: bool) -> None:
         return
     output.show(_table(rows))
     if total > len(rows):
-        output.note(f"{total - len(rows)} more; --limit shows them")
+        output.write_note(f"{total - len(rows)} more; --limit shows them")
 
 
-def retry(place: Place, ids: Sequence[int] | None, *, as_json: bool) -> ExitCode:
+def retry(place: OutboxLocation, ids: Sequence[int] | None, *, as_json: bool) -> ExitCode:
     """Put rows back, by id, or all. Raises as `status`."""
     with _backlog(place) as backlog:
         done = backlog.retry(ids)
-    return _tell("retried", "put back, to be published", ids or (), done, as_json=as_json)
+    return _report("retried", "put back, to be published", ids or (), done, as_json=as_json)
 
 
-def drop(place: Place, ids: Sequence[int], *, yes: bool, as_json: bool) -> ExitCode:
+def drop(place: OutboxLocation, ids: Sequence[int], *, yes: bool, as_json: bool) -> ExitCode:
     """Show rows, ask, and delete them. Raises as `status`."""
     if as_json and not yes:
         raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with `outbox parked`")
@@ -129,29 +136,31 @@ def drop(place: Place, ids: Sequence[int], *, yes: bool, as_json: bool) -> ExitC
         if not yes:
             rows = backlog.parked(len(ids), ids)
             if not rows:
-                return _tell("dropped", "", ids, [], as_json=False)
+                return _report("dropped", "", ids, [], as_json=False)
             output.show(_table(rows))
             if not typer.confirm(f"Delete {_rows(len(rows))}, never to be published?", err=True):
-                output.note("nothing was deleted")
+                output.write_note("nothing was deleted")
                 return ExitCode.PROBLEMS
         done = backlog.drop(ids)
-    return _tell("dropped", "deleted", ids, done, as_json=as_json)
+    return _report("dropped", "deleted", ids, done, as_json=as_json)
 
 
 @contextmanager
-def _backlog(place: Place) -> Iterator[Backlog]:
-    with closing(Backlog(place.tables())) as backlog:
+def _backlog(place: OutboxLocation) -> Iterator[OutboxInspector]:
+    with closing(OutboxInspector(place.tables())) as backlog:
         yield backlog
 
 
-def _tell(did: str, said: str, wanted: Sequence[int], done: Sequence[int], *, as_json: bool) -> ExitCode:
+def _report(did: str, said: str, wanted: Sequence[int], done: Sequence[int], *, as_json: bool) -> ExitCode:
     missing = sorted(set(wanted) - set(done))
     if as_json:
         output.write_json({did: list(done), "missing": missing})
     elif done or not wanted:
         output.show(f"{_rows(len(done))} {said}")
     if missing:
-        output.note(f"not set aside: {', '.join(map(str, missing))}; `marshal-dagster outbox parked` lists what is")
+        output.write_note(
+            f"not set aside: {', '.join(map(str, missing))}; `marshal-dagster outbox parked` lists what is"
+        )
     return ExitCode.PROBLEMS if missing else ExitCode.OK
 
 
@@ -159,7 +168,7 @@ def _rows(count: int) -> str:
     return f"{count} row{'' if count == 1 else 's'}"
 
 
-def _aside(count: int) -> output.Line:
+def _parked_text(count: int) -> output.Line:
     advice = "; `marshal-dagster outbox parked` says why" if count else ""
     return output.styled(f"  set aside  {_rows(count)}{advice}", "yellow" if count else "")
 
@@ -167,7 +176,7 @@ def _aside(count: int) -> output.Line:
 def _harvested(found: OutboxStatus) -> str:
     if found.led_since is None:
         return "never"
-    return f"session {found.standing.session}, begun by {found.standing.leader} at {_utc(found.led_since)}"
+    return f"session {found.registration.session}, begun by {found.registration.leader} at {_utc(found.led_since)}"
 
 
 def _table(rows: Sequence[ParkedRow]) -> output.Table:
@@ -186,18 +195,18 @@ def _utc(at: datetime) -> str:
     return output.utc(round(at.timestamp() * 1_000))
 
 
-def _to_json(place: Place, found: OutboxStatus) -> dict[str, Any]:
-    standing = found.standing
+def _to_json(place: OutboxLocation, found: OutboxStatus) -> dict[str, Any]:
+    registration = found.registration
     return {
-        "outbox": standing.name,
+        "outbox": registration.name,
         "schema": place.schema,
-        "uid": standing.uid,
-        "version": standing.version,
+        "uid": registration.uid,
+        "version": registration.version,
         "rows": found.rows,
         "oldest_age_s": found.oldest_age_s,
         "parked": found.parked,
-        "session": standing.session,
-        "leader": standing.leader,
+        "session": registration.session,
+        "leader": registration.leader,
         "led_since": None if found.led_since is None else found.led_since.isoformat(),
     }
 

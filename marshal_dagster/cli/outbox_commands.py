@@ -20,7 +20,7 @@ from marshal_dagster.cli.options import (
     Yes,
 )
 from marshal_dagster.election.rules import Timing
-from marshal_dagster.outbox.backoff import Limits
+from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.options import (
     DEFAULT_OPTIONS,
     MAX_ATTEMPTS_TEXT,
@@ -143,7 +143,7 @@ def _init(  # noqa: PLR0917 - typer gives options by name
     from marshal_dagster.cli import outbox
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    request = outbox.InitRequest(outbox.Place(dsn, name, schema), options, notify, replication, as_json)
+    request = outbox.InitRequest(outbox.OutboxLocation(dsn, name, schema), options, notify, replication, as_json)
     outbox.init(request)
 
 
@@ -180,14 +180,14 @@ def _harvest(  # noqa: PLR0917 - by name
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
     work = HarvesterOptions(
-        Limits(max_in_flight_records=max_in_flight, max_attempts=max_attempts, topic_patience_s=topic_patience),
+        HarvestLimits(max_in_flight_records=max_in_flight, max_attempts=max_attempts, topic_patience_s=topic_patience),
         Timing(receive_deadline_ms=receive_deadline * 1_000),
         poll_interval,
         transaction_timeout,
         partitioner,
     )
     return outbox_harvest.harvest(
-        outbox_harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, work, as_json), health
+        outbox_harvest.HarvestRequest(outbox.OutboxLocation(dsn, name, schema), options, work, as_json), health
     )
 
 
@@ -220,11 +220,13 @@ def _drain(  # noqa: PLR0917 - by name
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
     work = HarvesterOptions(
-        Limits(max_in_flight_records=max_in_flight, max_attempts=max_attempts, topic_patience_s=topic_patience),
+        HarvestLimits(max_in_flight_records=max_in_flight, max_attempts=max_attempts, topic_patience_s=topic_patience),
         transaction_timeout_s=transaction_timeout,
         partitioner=partitioner,
     )
-    return outbox_harvest.drain(outbox_harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, work, as_json))
+    return outbox_harvest.drain(
+        outbox_harvest.HarvestRequest(outbox.OutboxLocation(dsn, name, schema), options, work, as_json)
+    )
 
 
 @app.command(
@@ -243,7 +245,7 @@ def _status(
 ) -> None:
     from marshal_dagster.cli import outbox
 
-    outbox.status(outbox.Place(dsn, name, schema), as_json=as_json)
+    outbox.status(outbox.OutboxLocation(dsn, name, schema), as_json=as_json)
 
 
 @app.command(
@@ -266,7 +268,7 @@ def _parked(
 ) -> None:
     from marshal_dagster.cli import outbox
 
-    outbox.parked(outbox.Place(dsn, name, schema), limit, as_json=as_json)
+    outbox.parked(outbox.OutboxLocation(dsn, name, schema), limit, as_json=as_json)
 
 
 @app.command(
@@ -293,7 +295,7 @@ def _retry(  # noqa: PLR0917 - by name
 
     if bool(ids) == every:
         raise typer.BadParameter("name rows by their ids, or give --all")
-    return outbox.retry(outbox.Place(dsn, name, schema), None if every else ids, as_json=as_json)
+    return outbox.retry(outbox.OutboxLocation(dsn, name, schema), None if every else ids, as_json=as_json)
 
 
 @app.command(
@@ -320,4 +322,4 @@ def _drop(  # noqa: PLR0917 - by name
 ) -> ExitCode:
     from marshal_dagster.cli import outbox
 
-    return outbox.drop(outbox.Place(dsn, name, schema), ids, yes=yes, as_json=as_json)
+    return outbox.drop(outbox.OutboxLocation(dsn, name, schema), ids, yes=yes, as_json=as_json)

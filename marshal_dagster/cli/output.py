@@ -22,7 +22,7 @@ _LEAST_WIDTH: Final = 100
 NOTHING: Final = "-"
 
 
-class PipeClosed(Exception):
+class PipeClosedError(Exception):
     """Who read our output reads no more."""
 
 
@@ -38,12 +38,12 @@ def one_line(text: str) -> str:
     return clean(" ".join(text.split()))
 
 
-def say_error(message: str) -> None:
+def write_error(message: str) -> None:
     """Write one line to stderr: what is wrong."""
     print(f"marshal-dagster: {one_line(message)}", file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks
 
 
-def note(message: str) -> None:
+def write_note(message: str) -> None:
     """Write one line to stderr that is no error: what takes long, or what to know of the output."""
     print(one_line(message), file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks
 
@@ -64,11 +64,11 @@ def flush() -> None:
 
 
 def wait(seconds: float) -> None:
-    """Wait, but no longer than somebody reads our output. Raises `PipeClosed`."""
+    """Wait, but no longer than somebody reads our output. Raises `PipeClosedError`."""
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
     if reader.poll(seconds * 1_000):
-        raise PipeClosed
+        raise PipeClosedError
 
 
 def stop_writing() -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from marshal_dagster.admin.go_groups import are_stopped
-from marshal_dagster.admin.pause import Pause, PauseChange, Pausing
+from marshal_dagster.admin.pause import GroupPauser, Pause, PauseChange
 from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.cli import output, world_view
-from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, person
-from marshal_dagster.cli.library_warnings import telling_warnings
+from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
+from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
 
 _SECOND_MS = 1_000
@@ -50,7 +50,7 @@ def pause(request: PauseRequest) -> None:
         until_s = pausing.end_after(length_s or 0) if until_ms is None else -(-until_ms // _SECOND_MS)
         pausing.require_future(until_s, "--for" if until_ms is None else "--until")
         if pausing.ends_s is not None and pausing.ends_s > until_s:
-            output.note(f"this ends earlier than the pause in force, which goes on until {_utc(pausing.ends_s)}")
+            output.write_note(f"this ends earlier than the pause in force, which goes on until {_utc(pausing.ends_s)}")
         _show(request, pausing.preview(until_s) if request.dry_run else pausing.pause(until_s))
 
 
@@ -59,20 +59,20 @@ def resume(request: ResumeRequest) -> None:
     with _pausing(request) as pausing:
         pausing.require_known("There is nothing to resume")
         if not pausing.is_in_force:
-            output.note(f"group {request.group!r} is not paused")
+            output.write_note(f"group {request.group!r} is not paused")
         _show(request, pausing.preview() if request.dry_run else pausing.resume())
 
 
 @contextmanager
-def _pausing(request: ResumeRequest) -> Iterator[Pausing]:
+def _pausing(request: ResumeRequest) -> Iterator[GroupPauser]:
     stopped = are_stopped(request.go_consumers_stopped, request.group)
     connection = connection_of(request.connection)
     rights = READING if request.dry_run else WRITING
     with (
-        telling_warnings(),
+        warnings_to_stderr(),
         closing(open_reader(connection, request.coordination_topic, rights=rights)) as rationalizer,
     ):
-        pausing = Pausing(rationalizer, request.group, person(), go_consumers_stopped=stopped)
+        pausing = GroupPauser(rationalizer, request.group, operator_name(), go_consumers_stopped=stopped)
         pausing.look()
         yield pausing
 
@@ -80,8 +80,8 @@ def _pausing(request: ResumeRequest) -> Iterator[Pausing]:
 def _show(request: ResumeRequest, changes: Sequence[PauseChange]) -> None:
     if request.as_json:
         rows = [
-            {"partition": each.number, "before": _to_json(each.before), "after": _to_json(each.after)}
-            for each in changes
+            {"partition": change.number, "before": _to_json(change.before), "after": _to_json(change.after)}
+            for change in changes
         ]
         output.write_json({"group": request.group, "dry_run": request.dry_run, "coordination_partitions": rows})
         return
@@ -96,8 +96,8 @@ def _show(request: ResumeRequest, changes: Sequence[PauseChange]) -> None:
 def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
     """Give a row for each change, with all coordination partitions in which it is the same."""
     alike: dict[tuple[Pause, Pause], list[int]] = {}
-    for each in changes:
-        alike.setdefault((each.before, each.after), []).append(each.number)
+    for change in changes:
+        alike.setdefault((change.before, change.after), []).append(change.number)
     for (before, after), numbers in alike.items():
         yield [world_view.listed(numbers), _text(before), _text(after)]
 

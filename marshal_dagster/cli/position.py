@@ -7,11 +7,11 @@ from typing import Any, Final, Protocol
 import typer
 
 from marshal_dagster.admin.position_spec import partitions_of
-from marshal_dagster.admin.reset_positions import Move, Way
+from marshal_dagster.admin.reset_positions import PositionChange, Way
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.position_context import Opening
+from marshal_dagster.cli.position_context import PositionRequest
 from marshal_dagster.errors import MarshalError
 
 _HOW: Final = {
@@ -22,73 +22,73 @@ _HOW: Final = {
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#before", "#after", "#by", "note")
 
 
-class Movable(Protocol):
+class PositionSetter(Protocol):
     """What sets positions."""
 
     def way(self) -> Way:
         """Return how they are set. Raises `GoGroupError`."""
         ...
 
-    def carry_out(self, moves: Sequence[Move], *, wait_s: float) -> str | None:
+    def carry_out(self, moves: Sequence[PositionChange], *, wait_s: float) -> str | None:
         """Set them, and say why Kafka's own offsets did not follow. Raises `MarshalError`."""
         ...
 
-    def done(self, moves: Sequence[Move]) -> Mapping[int, int]:
+    def done(self, moves: Sequence[PositionChange]) -> Mapping[int, int]:
         """Give the partitions that were set, with their generations. Raises `MarshalError`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moving(Opening):
+class PositionOptions(PositionRequest):
     """Which positions are set, and how."""
 
     partitions: str | None
-    outside_the_log: bool
+    allow_out_of_range: bool
 
     def named(self) -> Sequence[range] | None:
         """Give the partitions that were named; None for all. Raises `ConfigurationError`."""
         return None if self.partitions is None else partitions_of(self.partitions, "--partitions")
 
-    def carry_through(self, work: Movable, moves: Sequence[Move], question: str) -> ExitCode:
+    def confirm_and_set(self, work: PositionSetter, moves: Sequence[PositionChange], question: str) -> ExitCode:
         """Show what was and what is to be, ask `question`, set it, and tell. Raises `MarshalError`."""
         ask = f"{question} " + _HOW[work.way()]
         if not self.as_json:
             output.show(
                 output.styled(f"Group {self.group}, topic {self.topic}", "bold"),
-                output.Table(_COLUMNS, [_row(each) for each in moves], may_fold={"note"}),
+                output.Table(_COLUMNS, [_row(change) for change in moves], may_fold={"note"}),
             )
         if not self.dry_run and not (self.yes or typer.confirm(ask, err=True)):
-            output.note("nothing was written")
+            output.write_note("nothing was written")
             return ExitCode.PROBLEMS
-        self._tell(moves, {} if self.dry_run else self._carry_out(work, moves))
+        self._report(moves, {} if self.dry_run else self._carry_out(work, moves))
         return ExitCode.OK
 
-    def _carry_out(self, work: Movable, moves: Sequence[Move]) -> Mapping[int, int | None]:
+    def _carry_out(self, work: PositionSetter, moves: Sequence[PositionChange]) -> Mapping[int, int | None]:
         """Set the positions, and give the generations that this has begun; should it fail, say what was set."""
-        if any(each.owners for each in moves):
+        if any(change.owners for change in moves):
             is_paused = "" if work.way() is Way.GO else "the group is paused; "
-            output.note(f"{is_paused}those that hold partitions have {self.wait} to leave")
+            output.write_note(f"{is_paused}those that hold partitions have {self.wait} to leave")
         try:
             problem = work.carry_out(moves, wait_s=duration_s(self.wait, "--wait"))
         except BaseException:
-            _tell_half_done(work, moves)
+            _report_partial_change(work, moves)
             raise
         if problem is not None:
-            output.note(problem)
+            output.write_note(problem)
         try:
             return work.done(moves)
         except MarshalError as error:
-            output.note(f"the positions were set; the log could not be read again: {error}")
+            output.write_note(f"the positions were set; the log could not be read again: {error}")
             return {each.partition: None for each in moves}
 
-    def _tell(self, moves: Sequence[Move], done: Mapping[int, int | None]) -> None:
+    def _report(self, moves: Sequence[PositionChange], done: Mapping[int, int | None]) -> None:
         if self.as_json:
             output.write_json(
                 {
                     "group": self.group,
                     "topic": self.topic,
                     "dry_run": self.dry_run,
-                    "positions": [_to_json(each, done) for each in moves],
+                    "positions": [_to_json(change, done) for change in moves],
                 }
             )
         elif self.dry_run:
@@ -99,17 +99,19 @@ class Moving(Opening):
             )
 
 
-def _tell_half_done(work: Movable, moves: Sequence[Move]) -> None:
+def _report_partial_change(work: PositionSetter, moves: Sequence[PositionChange]) -> None:
     try:
         done = work.done(moves)
     except MarshalError as error:
-        output.note(f"what was set could not be read ({error}): see `marshal-dagster position get`")
+        output.write_note(f"what was set could not be read ({error}): see `marshal-dagster position get`")
         return
-    left = [each.partition for each in moves if each.partition not in done]
-    output.note(f"set: partitions {world_view.listed(done) or 'none'}; not set: {world_view.listed(left) or 'none'}")
+    left = [change.partition for change in moves if change.partition not in done]
+    output.write_note(
+        f"set: partitions {world_view.listed(done) or 'none'}; not set: {world_view.listed(left) or 'none'}"
+    )
 
 
-def _row(move: Move) -> list[str | output.Line]:
+def _row(move: PositionChange) -> list[str | output.Line]:
     before = move.key.offset
     by = output.NOTHING if before is None or move.is_other else f"{move.offset - before:+d}"
     numbers = (move.extent.start, move.extent.end, before, move.offset)
@@ -117,7 +119,7 @@ def _row(move: Move) -> list[str | output.Line]:
     return [str(move.partition), *map(output.number, numbers), by, note]
 
 
-def _to_json(move: Move, done: Mapping[int, int | None]) -> dict[str, Any]:
+def _to_json(move: PositionChange, done: Mapping[int, int | None]) -> dict[str, Any]:
     return {
         "partition": move.partition,
         "log_start": move.extent.start,

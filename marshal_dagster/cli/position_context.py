@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marshal_dagster.admin.go_groups import are_stopped
-from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli.connections import (
     READING,
@@ -15,9 +15,9 @@ from marshal_dagster.cli.connections import (
     connection_of,
     data_connection_of,
     open_reader,
-    person,
+    operator_name,
 )
-from marshal_dagster.cli.library_warnings import telling_warnings
+from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
@@ -25,7 +25,7 @@ from marshal_dagster.kafka.admin_client import Topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class PositionRequest:
     """Whose positions are set; `wait` is how long others have to leave.
 
     `go_consumers_stopped` is the group's name where a person says that all of its consumers are stopped.
@@ -51,7 +51,7 @@ class Opening:
         check_topic("TOPIC", self.topic)
 
     @contextmanager
-    def opened(self, command: str) -> Iterator[tuple[Topics, Repositioning]]:
+    def opened(self, command: str) -> Iterator[tuple[Topics, PositionResetter]]:
         """Connect, in the name of a command, as long as the block lasts. Raises `MarshalError`."""
         connection = connection_of(self.connection)
         rights = READING if self.dry_run else WRITING
@@ -60,17 +60,17 @@ class Opening:
             return open_reader(connection, self.coordination_topic, interval_ms=interval_ms, rights=rights)
 
         with (
-            telling_warnings(),
+            warnings_to_stderr(),
             Topics(
                 data_connection_of(self.data_connection, connection), client_id=f"marshal-dagster-{command}"
             ) as topics,
             closing(
-                Repositioning(
+                PositionResetter(
                     open_log,
                     topics,
                     self.group,
                     self.topic,
-                    person(),
+                    operator_name(),
                     go_consumers_stopped=are_stopped(self.go_consumers_stopped, self.group),
                 )
             ) as positions,

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from marshal_dagster.admin.pause import require_known
-from marshal_dagster.admin.position_spec import outside
+from marshal_dagster.admin.position_spec import outside_text
 from marshal_dagster.cli import output
 from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
-from marshal_dagster.protocol.batch_planning import Extent
+from marshal_dagster.protocol.batch_planning import ReadableOffsets
 from marshal_dagster.protocol.state import Key, Phase
 from marshal_dagster.protocol.world import World
 
@@ -74,10 +74,14 @@ class Position:
         if self.key.provisional:
             told.append("provisional")
         if self.bounds is not None and self.key.offset is not None and not self.is_other:
-            told.append(outside(self.key.offset, Extent(self.bounds.start, self.bounds.end)))
+            told.append(outside_text(self.key.offset, ReadableOffsets(self.bounds.start, self.bounds.end)))
         if self.key.plan_end is not None:
             told.append(f"planned up to {self.key.plan_end}")
-        told += [f"[{one.start}, {one.end}) {one.phase}" for one in self.key.ranges if one.phase is not Phase.CLAIMED]
+        told += [
+            f"[{range_.start}, {range_.end}) {range_.phase}"
+            for range_ in self.key.ranges
+            if range_.phase is not Phase.CLAIMED
+        ]
         return [each for each in told if each]
 
 
@@ -97,7 +101,7 @@ def run(request: GetRequest) -> None:
         return
     output.show(
         output.styled(f"Group {request.group}", "bold"),
-        output.Table(_COLUMNS, [_row(each) for each in positions], may_fold={"partition", "note"}),
+        output.Table(_COLUMNS, [_row(position) for position in positions], may_fold={"partition", "note"}),
     )
 
 
@@ -112,8 +116,8 @@ def positions_of(world: World, topics: Topics, group: str, topic: str | None = N
         data = DataTopic()
         try:
             data = data if out_of_reach else _look(topics, group, name)
-        except (TopicMissing, RightMissing, UnavailableError) as error:
-            output.note(str(error))
+        except (TopicNotFoundError, AuthorizationError, UnavailableError) as error:
+            output.write_note(str(error))
             out_of_reach = isinstance(error, UnavailableError)
         numbers = {number for of, number in keys if of == name} | data.bounds.keys()
         yield from (Position(name, number, world.key(group, name, number), data) for number in sorted(numbers))
@@ -125,7 +129,7 @@ def _look(topics: Topics, group: str, topic: str) -> DataTopic:
     try:
         committed = topics.group_offsets(group, topic)
     except MarshalError as error:
-        output.note(f"what Kafka has as offsets of the group is not shown: {error}")
+        output.write_note(f"what Kafka has as offsets of the group is not shown: {error}")
         committed = {}
     return DataTopic(described.topic_id, bounds, committed)
 

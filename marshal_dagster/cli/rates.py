@@ -3,22 +3,22 @@
 from collections import deque
 from typing import Final
 
-from marshal_dagster.cli.world_view import Survey
-from marshal_dagster.protocol.state import Place
+from marshal_dagster.cli.world_view import WorldView
+from marshal_dagster.protocol.state import DataPartitionId
 
 WINDOW_S: Final = 60.0
 
 
-class Rates:
+class PositionRates:
     """Remembers where keys stood at the looks of the last minute: positions move in steps, a batch at a time."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, Place], deque[tuple[float, int]]] = {}
-        self._generations: dict[tuple[str, Place], int] = {}
+        self._seen: dict[tuple[str, DataPartitionId], deque[tuple[float, int]]] = {}
+        self._generations: dict[tuple[str, DataPartitionId], int] = {}
 
-    def note(self, looked: Survey, at_s: float) -> None:
+    def note(self, looked: WorldView, at_s: float) -> None:
         """Take in a look; `at_s` is of a clock that does not jump."""
-        seen: dict[tuple[str, Place], deque[tuple[float, int]]] = {}
+        seen: dict[tuple[str, DataPartitionId], deque[tuple[float, int]]] = {}
         for group in looked.groups:
             for each in group.keys:
                 key, offset = (group.name, each.place), each.key.offset
@@ -34,7 +34,7 @@ class Rates:
                 self._generations[key] = each.key.generation
         self._seen = seen
 
-    def per_second(self, group: str, place: Place) -> float | None:
+    def per_second(self, group: str, place: DataPartitionId) -> float | None:
         """Give the offsets per second by which a key moved on; None where it was not seen twice."""
         seen = self._seen.get((group, place))
         if seen is None:

@@ -8,22 +8,22 @@ from typing import Any, Final
 
 import typer
 
-from marshal_dagster.admin.recovery import Confirmed, Observed, Recovery, Said, Whose
+from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Recovery, Whose
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.connections import (
     WRITING,
     connection_of,
     data_connection_of,
+    hint_how_to_create,
     open_log,
     require_rights,
-    telling_how_to_create,
 )
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.protocol.messages import (
     DEFAULT_SETTINGS,
@@ -32,8 +32,8 @@ from marshal_dagster.protocol.messages import (
     NUMBER,
     WITHOUT_SETTINGS,
     DeliveryMode,
+    GroupSettings,
     RuleSet,
-    Settings,
     coordination_partition,
     is_name,
     is_topic,
@@ -65,13 +65,13 @@ class RecoverRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class OffsetProposal:
     """What is known of one key, and the offset that it is to have; `note` is what to think of."""
 
     whose: Whose
-    said: Said
+    last_offsets: LastOffsets
     committed: int | None
-    confirmed: Confirmed
+    confirmed: ConfirmedOffset
     note: str = ""
 
 
@@ -83,7 +83,7 @@ def run(request: RecoverRequest) -> ExitCode:
     connection, name = connection_of(request.connection), request.coordination_topic
     data_connection = data_connection_of(request.data_connection, connection)
     with closing(open_log(connection, name)) as log, closing(kafka_snapshots(connection, name)) as snapshots:
-        with telling_how_to_create(name):
+        with hint_how_to_create(name):
             require_rights(connection, name, WRITING)
             recovery = Recovery(log, snapshots, timeout_s=connection.timeout_s)
             observed = recovery.look()
@@ -95,12 +95,12 @@ def run(request: RecoverRequest) -> ExitCode:
         if not request.as_json:
             _show(observed, proposals, named, go_groups)
         if observed and not (request.yes or _agreed()):
-            output.note("nothing was written")
+            output.write_note("nothing was written")
             return ExitCode.PROBLEMS
         if observed:
-            output.note("waiting for more than 2 heartbeat intervals of log time, in which nobody may write")
+            output.write_note("waiting for more than 2 heartbeat intervals of log time, in which nobody may write")
         interval_ms = None if request.heartbeat_interval_s is None else round(request.heartbeat_interval_s * 1_000)
-        recovered = recovery.recover({each.whose: each.confirmed for each in proposals}, interval_ms, named)
+        recovered = recovery.recover({proposal.whose: proposal.confirmed for proposal in proposals}, interval_ms, named)
     if request.as_json:
         output.write_json({"recovered": recovered, "keys": [_to_json(each) for each in proposals]})
     elif recovered:
@@ -123,12 +123,12 @@ def _offset_of(text: str) -> tuple[Whose, int]:
     raise ConfigurationError(f"--offset: {text!r} is not of the form GROUP/TOPIC/PARTITION=OFFSET")
 
 
-def settings_of(texts: Sequence[str]) -> dict[str, Settings]:
+def settings_of(texts: Sequence[str]) -> dict[str, GroupSettings]:
     """Read GROUP=native,10s,at_least_once,ranges, in any order behind the group's name. Raises `ConfigurationError`."""
     return dict(map(_settings_of, texts))
 
 
-def _settings_of(text: str) -> tuple[str, Settings]:
+def _settings_of(text: str) -> tuple[str, GroupSettings]:
     group, _, values = text.rpartition("=")
     if not is_name(group):
         raise ConfigurationError(f"--settings: {text!r} is not of the form GROUP=native,10s,at_least_once,ranges")
@@ -146,7 +146,7 @@ def _settings_of(text: str) -> tuple[str, Settings]:
     return group, settings
 
 
-def _require_unknown(observed: Mapping[int, Observed], named: Mapping[str, Settings]) -> None:
+def _require_unknown(observed: Mapping[int, ObservedPartition], named: Mapping[str, GroupSettings]) -> None:
     """Raise `ConfigurationError` for settings that a person names of a group of which some are left."""
     for number, each in observed.items():
         for name, group in each.groups.items():
@@ -159,12 +159,12 @@ def _require_unknown(observed: Mapping[int, Observed], named: Mapping[str, Setti
 
 
 def propose(
-    observed: Mapping[int, Observed],
+    observed: Mapping[int, ObservedPartition],
     partitions: int,
     topics: Topics,
     given: Mapping[Whose, int],
     go_groups: Collection[str] = (),
-) -> Iterator[Proposal]:
+) -> Iterator[OffsetProposal]:
     """Give each partition of each topic that a group has, or that is named in `given`, with an offset for it.
 
     The offset is the one given, else the one last heard of, else the one committed in Kafka, else 0. Raises
@@ -191,18 +191,18 @@ def propose(
         raise ConfigurationError(f"--offset: topic {topic!r} has no partition {partition} (for group {group!r})")
 
 
-def _pairs(observed: Observed) -> set[tuple[str, str]]:
+def _pairs(observed: ObservedPartition) -> set[tuple[str, str]]:
     return {(name, topic) for name, group in observed.world.groups.items() for topic, _ in group.keys}
 
 
 def _of_topic(
-    observed: Observed, group: str, topic: str, topics: Topics, given: Mapping[Whose, int]
-) -> Iterator[Proposal]:
+    observed: ObservedPartition, group: str, topic: str, topics: Topics, given: Mapping[Whose, int]
+) -> Iterator[OffsetProposal]:
     try:
         described = topics.describe(topic)
         bounds = topics.offsets(topic, described.partitions)
-    except TopicMissing:
-        output.note(
+    except TopicNotFoundError:
+        output.write_note(
             f"topic {topic!r} of group {group!r} does not exist (is it in another cluster? then name that with "
             "--data-connection): its offsets are kept as last heard of"
         )
@@ -210,53 +210,55 @@ def _of_topic(
         return
     try:
         committed = topics.group_offsets(group, topic)
-    except RightMissing as missing:
-        output.note(f"what Kafka has as offsets of group {group!r} cannot be seen: {missing}")
+    except AuthorizationError as missing:
+        output.write_note(f"what Kafka has as offsets of group {group!r} cannot be seen: {missing}")
         committed = {}
     seen = observed.world.groups.get(group)
-    for number in described.partitions:
-        whose = (group, (topic, number))
-        key = None if seen is None else seen.keys.get((topic, number))
+    for partition in described.partitions:
+        whose = (group, (topic, partition))
+        key = None if seen is None else seen.keys.get((topic, partition))
         is_other = key is not None and key.data_topic_id not in {None, described.topic_id}
-        heard = (None if is_other or key is None else key.offset, committed.get(number))
+        heard = (None if is_other or key is None else key.offset, committed.get(partition))
         offset = given.get(whose, next((known for known in heard if known is not None), 0))
-        at = bounds[number]
+        at = bounds[partition]
         if offset > at.end:
             raise ConfigurationError(
-                f"{group}/{topic}/{number}: offset {offset} lies beyond the topic's end {at.end}; name another with "
-                f"--offset {group}/{topic}/{number}=OFFSET"
+                f"{group}/{topic}/{partition}: offset {offset} lies beyond the topic's end {at.end}; name another with "
+                f"--offset {group}/{topic}/{partition}=OFFSET"
             )
         note = "topic made anew" if is_other else "nothing known" if heard == (None, None) else ""
         lost = f"deleted up to {at.start}" if offset < at.start else ""
-        yield Proposal(
+        yield OffsetProposal(
             whose,
-            observed.said.get(whose, Said()),
-            committed.get(number),
-            Confirmed(offset, described.topic_id),
+            observed.last_offsets.get(whose, LastOffsets()),
+            committed.get(partition),
+            ConfirmedOffset(offset, described.topic_id),
             ", ".join(filter(None, ("as named" if whose in given else note, lost))),
         )
 
 
-def _of_missing_topic(observed: Observed, group: str, topic: str, given: Mapping[Whose, int]) -> Iterator[Proposal]:
+def _of_missing_topic(
+    observed: ObservedPartition, group: str, topic: str, given: Mapping[Whose, int]
+) -> Iterator[OffsetProposal]:
     """Keep what is known: without its offsets a group would begin anew wherever its policy says, and lose messages."""
     seen = observed.world.groups.get(group)
     for place, key in sorted(seen.keys.items() if seen else ()):
         whose = (group, place)
         offset = given.get(whose, key.offset)
         if place[0] == topic and offset is not None:
-            said = observed.said.get(whose, Said())
-            yield Proposal(whose, said, None, Confirmed(offset, key.data_topic_id), "topic not found")
+            said = observed.last_offsets.get(whose, LastOffsets())
+            yield OffsetProposal(whose, said, None, ConfirmedOffset(offset, key.data_topic_id), "topic not found")
 
 
 def _agreed() -> bool:
     return typer.confirm("All members of all groups are stopped, and these offsets are right?", err=True)
 
 
-def warn_of_ranges(observed: Mapping[int, Observed]) -> None:
+def warn_of_ranges(observed: Mapping[int, ObservedPartition]) -> None:
     """Say of which groups the offsets heard of may be lower than what is done (protocol.md, section 8.5)."""
     worlds = [each.world for each in observed.values()]
     for name in sorted({name for world in worlds for name, group in world.groups.items() if _names_ranges(group)}):
-        output.note(
+        output.write_note(
             f"the members of group {name!r} claim ranges, which is not seen here: its true offsets may be higher than "
             "those shown, and what is done ahead of them is forgotten. From these offsets it will be done again; name "
             "higher ones with --offset where that must not be"
@@ -268,9 +270,9 @@ def _names_ranges(group: Group) -> bool:
 
 
 def _show(
-    observed: Mapping[int, Observed],
-    proposals: Sequence[Proposal],
-    named: Mapping[str, Settings],
+    observed: Mapping[int, ObservedPartition],
+    proposals: Sequence[OffsetProposal],
+    named: Mapping[str, GroupSettings],
     go_groups: Collection[str],
 ) -> None:
     if not observed:
@@ -284,10 +286,10 @@ def _show(
             origin = "" if group.settings_accepted else f" ({_origin(name, named, go_groups)})"
             output.show(f"Group {name} in {number}: {world_view.settings_text(settings)}{origin}{pause}")
     columns = ["group", "partition", "#last heartbeat", "#last release", "#in Kafka", "#to start at", "note"]
-    output.show(output.Table(columns, [_row(each) for each in proposals]))
+    output.show(output.Table(columns, [_row(proposal) for proposal in proposals]))
 
 
-def _origin(name: str, named: Mapping[str, Settings], go_groups: Collection[str]) -> str:
+def _origin(name: str, named: Mapping[str, GroupSettings], go_groups: Collection[str]) -> str:
     """Say where settings come from of which no record is left."""
     if name in named:
         return "as named"
@@ -299,20 +301,20 @@ def _origin(name: str, named: Mapping[str, Settings], go_groups: Collection[str]
     return "no settings record is left: its first member writes its own"
 
 
-def _row(each: Proposal) -> list[str | output.Line]:
+def _row(each: OffsetProposal) -> list[str | output.Line]:
     group, (topic, partition) = each.whose
-    numbers = (each.said.heartbeat, each.said.release, each.committed, each.confirmed.offset)
+    numbers = (each.last_offsets.heartbeat, each.last_offsets.release, each.committed, each.confirmed.offset)
     return [group, f"{topic}/{partition}", *map(output.number, numbers), each.note or output.NOTHING]
 
 
-def _to_json(each: Proposal) -> dict[str, Any]:
+def _to_json(each: OffsetProposal) -> dict[str, Any]:
     group, (topic, partition) = each.whose
     return {
         "group": group,
         "topic": topic,
         "partition": partition,
-        "last_heartbeat": each.said.heartbeat,
-        "last_release": each.said.release,
+        "last_heartbeat": each.last_offsets.heartbeat,
+        "last_release": each.last_offsets.release,
         "committed_in_kafka": each.committed,
         "offset": each.confirmed.offset,
         "data_topic_id": each.confirmed.data_topic_id,

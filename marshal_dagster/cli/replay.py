@@ -12,10 +12,10 @@ from functools import partial
 from typing import IO, Final
 
 from marshal_dagster.cli import output, tables
-from marshal_dagster.cli.world_view import survey
+from marshal_dagster.cli.world_view import world_view
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import INT64_MAX, RuleSet
-from marshal_dagster.protocol.replay import MalformedLog, StoredRecord, parse_lines, summary
+from marshal_dagster.protocol.replay import MalformedLogError, StoredRecord, parse_lines, summary
 from marshal_dagster.protocol.world import World
 
 STDIN: Final = "-"
@@ -40,7 +40,7 @@ class ReplayRequest:
 def run(request: ReplayRequest) -> None:
     """Replay a stored log and write what came of it.
 
-    Raises `ConfigurationError` for an option or a file that cannot be, `MalformedLog` for a line.
+    Raises `ConfigurationError` for an option or a file that cannot be, `MalformedLogError` for a line.
     """
     interval_ms, rules = _interval_ms(request.heartbeat_interval_s), _rules(request.rules)
     if request.coordination_partitions is not None and request.coordination_partitions < 1:
@@ -60,7 +60,7 @@ def run(request: ReplayRequest) -> None:
     if request.as_json:
         output.write_json(summary(world))
     elif not request.at_each:
-        output.show(*tables.survey(survey(world)))
+        output.show(*tables.overview(world_view(world)))
 
 
 def _interval_ms(seconds: float) -> int:
@@ -143,11 +143,13 @@ class _Lines:
         for line in self._lines:
             self.number += 1
             if len(line) == LONGEST_LINE_BYTES:
-                raise MalformedLog(f"line {self.number}: {LONGEST_LINE_BYTES} bytes or more; is this a stored log?")
+                raise MalformedLogError(
+                    f"line {self.number}: {LONGEST_LINE_BYTES} bytes or more; is this a stored log?"
+                )
             try:
                 yield line.decode()
             except UnicodeDecodeError as error:
-                raise MalformedLog(
+                raise MalformedLogError(
                     f"line {self.number}: not UTF-8 ({error.reason} at byte {error.start + 1})"
                 ) from None
 
@@ -155,7 +157,7 @@ class _Lines:
 def _records(lines: _Lines, coordination_partitions: int) -> Iterator[StoredRecord]:
     for record in parse_lines(lines):
         if record.partition >= coordination_partitions:
-            raise MalformedLog(
+            raise MalformedLogError(
                 f"line {lines.number}: coordination partition {record.partition}, but --coordination-partitions says "
                 f"that there are {coordination_partitions}, from 0 on"
             )

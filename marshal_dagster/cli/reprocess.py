@@ -5,17 +5,17 @@ from typing import Final
 
 import typer
 
-from marshal_dagster.admin.reprocess import Redo, Redone, Reprocessing
+from marshal_dagster.admin.reprocess import RangeReprocessor, ReprocessPlan, ReprocessResult
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.position_context import Opening
+from marshal_dagster.cli.position_context import PositionRequest
 
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#again from", "#up to", "note")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReprocessRequest(Opening):
+class ReprocessRequest(PositionRequest):
     """What is done again: the offsets from `start` up to `end` (exclusive)."""
 
     partition: int
@@ -29,26 +29,28 @@ def run(request: ReprocessRequest) -> ExitCode:
     request.check()
     wait_s, within_s = duration_s(request.wait, "--wait"), duration_s(request.within, "--within")
     with request.opened("redo") as (_, positions):
-        work = Reprocessing(positions)
+        work = RangeReprocessor(positions)
         redo = work.look(request.partition, request.start, request.end)
         for warning in work.warnings():
-            output.note(warning)
+            output.write_note(warning)
         if not request.as_json:
             _show(request, redo)
         if not request.dry_run and not (request.yes or _agreed()):
-            output.note("nothing was written")
+            output.write_note("nothing was written")
             return ExitCode.PROBLEMS
-        redone = None if request.dry_run else work.carry_out(redo, wait_s=wait_s, within_s=within_s, tell=output.note)
-    return _tell(request, redo, redone)
+        redone = (
+            None if request.dry_run else work.carry_out(redo, wait_s=wait_s, within_s=within_s, tell=output.write_note)
+        )
+    return _report(request, redo, redone)
 
 
 def _agreed() -> bool:
     return typer.confirm("Have this done again? The group is paused twice, for a moment", err=True)
 
 
-def _show(request: ReprocessRequest, redo: Redo) -> None:
+def _show(request: ReprocessRequest, redo: ReprocessPlan) -> None:
     extent, notes = redo.back.extent, redo.back.notes
-    numbers = (extent.start, extent.end, redo.stood, redo.back.offset, redo.end)
+    numbers = (extent.start, extent.end, redo.position_before, redo.back.offset, redo.end)
     note = output.styled("; ".join(notes), "yellow") if notes else output.NOTHING
     output.show(
         output.styled(f"Group {request.group}, topic {request.topic}", "bold"),
@@ -56,7 +58,7 @@ def _show(request: ReprocessRequest, redo: Redo) -> None:
     )
 
 
-def _tell(request: ReprocessRequest, redo: Redo, redone: Redone | None) -> ExitCode:
+def _report(request: ReprocessRequest, redo: ReprocessPlan, redone: ReprocessResult | None) -> ExitCode:
     is_done = redone is not None and redone.reached >= redo.end
     if request.as_json:
         output.write_json(
@@ -67,9 +69,9 @@ def _tell(request: ReprocessRequest, redo: Redo, redone: Redone | None) -> ExitC
                 "dry_run": request.dry_run,
                 "start": redo.back.offset,
                 "end": redo.end,
-                "stood_at": redo.stood,
+                "stood_at": redo.position_before,
                 "reached": None if redone is None else redone.reached,
-                "goes_on_at": None if redone is None else redone.goes_on_at,
+                "goes_on_at": None if redone is None else redone.resume_offset,
                 "notes": list(redo.back.notes),
             }
         )
@@ -80,9 +82,9 @@ def _tell(request: ReprocessRequest, redo: Redo, redone: Redone | None) -> ExitC
     if redone is None:
         return ExitCode.OK
     if redone.problem is not None:
-        output.note(redone.problem)
+        output.write_note(redone.problem)
     if not is_done:
-        output.note(
+        output.write_note(
             f"the members were not through within {request.within}: what lies from {redone.reached} up to {redo.end} "
             "was not committed again"
         )

@@ -8,11 +8,11 @@ from typing import Any, Final
 import typer
 
 from marshal_dagster.admin.position_spec import partitions_of
-from marshal_dagster.admin.revoke import HeldClaim, Revoking, held_by, told_of_nobody
+from marshal_dagster.admin.revoke import ClaimRevoker, HeldClaim, held_by, holds_nothing_text
 from marshal_dagster.cli import output, world_view
-from marshal_dagster.cli.connections import READING, WRITING, check_topic, connection_of, open_reader, person
+from marshal_dagster.cli.connections import READING, WRITING, check_topic, connection_of, open_reader, operator_name
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.library_warnings import telling_warnings
+from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
@@ -48,7 +48,7 @@ def run(request: RevokeRequest) -> ExitCode:
     def open_log(interval_ms: int) -> Rationalizer:
         return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
 
-    with telling_warnings(), closing(Revoking(open_log, request.group, request.topic, person())) as work:
+    with warnings_to_stderr(), closing(ClaimRevoker(open_log, request.group, request.topic, operator_name())) as work:
         held = work.look()
         claims = held_by(request.instance, held, named)
         if not claims:
@@ -56,13 +56,13 @@ def run(request: RevokeRequest) -> ExitCode:
         is_go = work.is_go
         _show(request, claims, is_go=is_go)
         if not request.dry_run and not (request.yes or _agreed()):
-            output.note("nothing was written")
+            output.write_note("nothing was written")
             return ExitCode.PROBLEMS
         taken = [] if request.dry_run else work.carry_out(claims)
         if is_go and taken:
             back = {each.partition for each in work.taken_back(taken)}
             taken = [each for each in taken if each.partition not in back]
-    return _tell(request, claims, taken, is_go=is_go)
+    return _report(request, claims, taken, is_go=is_go)
 
 
 def _agreed() -> bool:
@@ -70,7 +70,7 @@ def _agreed() -> bool:
 
 
 def _nothing(request: RevokeRequest, held: Sequence[HeldClaim]) -> ExitCode:
-    output.note(told_of_nobody(request.instance, request.topic, held))
+    output.write_note(holds_nothing_text(request.instance, request.topic, held))
     if request.as_json:
         output.write_json(_to_json(request, (), ()))
     return ExitCode.PROBLEMS
@@ -83,21 +83,21 @@ def _show(request: RevokeRequest, claims: Sequence[HeldClaim], *, is_go: bool) -
             output.Table(_COLUMNS, [_row(each) for each in claims], may_fold={"owner"}),
         )
     if is_go:
-        output.note(
+        output.write_note(
             f"Go consumers share group {request.group!r}, or may because it has no settings: a live Go owner takes its "
             "partitions back with its next heartbeat, within a minute. Stop it first"
         )
-    elif any(each.freshness is Freshness.FRESH for each in claims):
-        output.note(
+    elif any(claim.freshness is Freshness.FRESH for claim in claims):
+        output.write_note(
             "it was heard of within a heartbeat interval: should it live, two work on the same until its next "
             "heartbeat or commit is refused"
         )
 
 
-def _tell(
+def _report(
     request: RevokeRequest, claims: Sequence[HeldClaim], taken: Collection[HeldClaim], *, is_go: bool
 ) -> ExitCode:
-    left = [each for each in claims if each not in taken]
+    left = [claim for claim in claims if claim not in taken]
     if request.as_json:
         output.write_json(_to_json(request, claims, taken))
     elif request.dry_run:
@@ -112,13 +112,13 @@ def _tell(
     if request.dry_run or not left:
         return ExitCode.OK
     if is_go:
-        output.note(
+        output.write_note(
             f"partitions {world_view.listed({each.partition for each in left})} were not freed: they have no offset, "
             "changed hands meanwhile, or their owner lives and took them back. They are free two minutes after its "
             "last heartbeat"
         )
         return ExitCode.PROBLEMS
-    output.note(
+    output.write_note(
         f"not revoked in partitions {world_view.listed({each.partition for each in left})}: they changed hands "
         "meanwhile, "
         "or the broker did not acknowledge it; look again"
@@ -139,16 +139,16 @@ def _to_json(request: RevokeRequest, claims: Sequence[HeldClaim], taken: Collect
         "dry_run": request.dry_run,
         "claims": [
             {
-                "partition": each.partition,
-                "start": each.start,
-                "end": each.end,
-                "instance": each.owner.instance,
-                "client": each.owner.client,
-                "epoch": each.owner.epoch,
-                "last_beat_ms": each.last_beat_ms,
-                "freshness": each.freshness,
-                "revoked": each in taken,
+                "partition": claim.partition,
+                "start": claim.start,
+                "end": claim.end,
+                "instance": claim.owner.instance,
+                "client": claim.owner.client,
+                "epoch": claim.owner.epoch,
+                "last_beat_ms": claim.last_beat_ms,
+                "freshness": claim.freshness,
+                "revoked": claim in taken,
             }
-            for each in claims
+            for claim in claims
         ],
     }

@@ -15,7 +15,9 @@ _END_WITHIN_S: Final = 25.0
 """Less than the 30 s after which Kubernetes kills what does not end."""
 
 
-def attend(work: Callable[[], object], stop: Callable[[], object], look: Callable[[], None] = lambda: None) -> bool:
+def run_until_signal(
+    work: Callable[[], object], stop: Callable[[], object], look: Callable[[], None] = lambda: None
+) -> bool:
     """Have a thread work until it is done, or a signal stops it; tell whether one did. Raises what the work does.
 
     Meanwhile it is looked at, now and then. The handler only notes the signal: what it would call may be in the midst
@@ -32,7 +34,7 @@ def attend(work: Callable[[], object], stop: Callable[[], object], look: Callabl
 
     thread = threading.Thread(target=carry_out, name="work", daemon=True)
     try:
-        with _noted_signals() as came:
+        with _recorded_signals() as came:
             thread.start()
             while thread.is_alive() and not came:
                 look()
@@ -61,7 +63,7 @@ def health_server(tell: Callable[[], dict[str, Any]], given: str | None) -> Abst
 
 
 @contextmanager
-def _noted_signals() -> Iterator[list[int]]:
+def _recorded_signals() -> Iterator[list[int]]:
     """Give a list into which the signals come that would end this process; as before at the block's end."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _SIGNALS}

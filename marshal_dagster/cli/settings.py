@@ -8,17 +8,23 @@ from typing import Any, Final
 import typer
 
 from marshal_dagster.admin.go_groups import are_stopped
-from marshal_dagster.admin.group_settings import Agreed, Forgotten, SettingsChange, SettingsThere, alike
+from marshal_dagster.admin.group_settings import (
+    ForgottenRanges,
+    GroupSettingsAdmin,
+    PartitionSettings,
+    SettingsChange,
+    partitions_by_settings,
+)
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
-from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, person
+from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.library_warnings import telling_warnings
+from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.kafka.acls import Right
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 
 _COLUMNS: Final = ("coordination partitions", "heartbeat interval", "rule set", "delivery", "features", "note")
 _NO_CHANGE: Final = SettingsChange()
@@ -69,7 +75,7 @@ def show(request: SettingsRequest) -> ExitCode:
     else:
         _show(request, found)
     if differ:
-        output.note(
+        output.write_note(
             "they differ: settings were written by halves. Members that are configured alike complete them, as does "
             "`marshal-dagster settings set`; where ranges are left, another `settings disable-ranges` does"
         )
@@ -83,32 +89,35 @@ def set_settings(request: ChangeRequest) -> ExitCode:
     with _agreed(request, READING if request.dry_run else WRITING, stopped=stopped) as work:
         before = work.look(new_group=request.new_group)
         settings = request.change.settings(before)
-        after: Mapping[int, SettingsThere] = {
-            number: SettingsThere(settings, by_default=False, certain=each.certain) for number, each in before.items()
+        after: Mapping[int, PartitionSettings] = {
+            number: PartitionSettings(settings, by_default=False, certain=each.certain)
+            for number, each in before.items()
         }
         is_in_force = all(each.settings == settings for each in before.values())
         if is_in_force:
-            output.note(f"group {request.group!r} has these settings already")
+            output.write_note(f"group {request.group!r} has these settings already")
             after = before
         else:
             work.require_allowed()
             for warning in _warnings(request, before, settings):
-                output.note(warning)
+                output.write_note(warning)
             if not request.as_json:
                 _show(request, before)
                 _show(request, after, "to be")
             if not (request.dry_run or request.yes or _is_agreed_to_change()):
-                output.note("nothing was written")
+                output.write_note("nothing was written")
                 return ExitCode.PROBLEMS
             if not request.dry_run:
                 if work.owners():
-                    output.note(f"the group is paused; those that hold partitions have {request.wait} to leave")
+                    output.write_note(f"the group is paused; those that hold partitions have {request.wait} to leave")
                 after = work.set_settings(settings, wait_s=wait_s)
-    _tell(request, before, after, (), dry_run=request.dry_run, done="The settings were set.")
+    _report(request, before, after, (), dry_run=request.dry_run, done="The settings were set.")
     return ExitCode.OK
 
 
-def _warnings(request: ChangeRequest, before: Mapping[int, SettingsThere], settings: Settings) -> Iterator[str]:
+def _warnings(
+    request: ChangeRequest, before: Mapping[int, PartitionSettings], settings: GroupSettings
+) -> Iterator[str]:
     in_force = [each.settings for each in before.values()]
     if any(each.delivery is not settings.delivery for each in in_force):
         yield (
@@ -132,36 +141,39 @@ def switch_ranges_off(request: WritingRequest) -> ExitCode:
     with _agreed(request, READING if dry_run else WRITING) as work:
         before, forgotten = work.look(), work.forgotten()
         if not any(each.has_ranges for each in before.values()):
-            output.note(f"ranges are off already in group {request.group!r}")
-            _tell(request, before, before, forgotten, dry_run=dry_run)
+            output.write_note(f"ranges are off already in group {request.group!r}")
+            _report(request, before, before, forgotten, dry_run=dry_run)
             return ExitCode.OK
         for warning in work.warnings():
-            output.note(warning)
+            output.write_note(warning)
         if not request.as_json:
             _show(request, before)
             _show_forgotten(forgotten)
         if not (dry_run or yes or _is_agreed()):
-            output.note("nothing was written")
+            output.write_note("nothing was written")
             return ExitCode.PROBLEMS
         after = (
             {number: each.without_ranges() for number, each in before.items()}
             if dry_run
             else _carry_out(work, before, forgotten, wait, wait_s)
         )
-    _tell(request, before, after, forgotten, dry_run=dry_run)
+    _report(request, before, after, forgotten, dry_run=dry_run)
     return ExitCode.OK
 
 
 @contextmanager
 def _agreed(
     request: SettingsRequest, rights: tuple[Right, ...] = READING, *, stopped: bool = False
-) -> Iterator[Agreed]:
+) -> Iterator[GroupSettingsAdmin]:
     connection = connection_of(request.connection)
 
     def open_log(interval_ms: int) -> Rationalizer:
         return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
 
-    with telling_warnings(), closing(Agreed(open_log, request.group, person(), go_consumers_stopped=stopped)) as work:
+    with (
+        warnings_to_stderr(),
+        closing(GroupSettingsAdmin(open_log, request.group, operator_name(), go_consumers_stopped=stopped)) as work,
+    ):
         yield work
 
 
@@ -170,35 +182,39 @@ def _is_agreed() -> bool:
 
 
 def _carry_out(
-    work: Agreed, before: Mapping[int, SettingsThere], forgotten: Sequence[Forgotten], wait: str, wait_s: int
-) -> Mapping[int, SettingsThere]:
+    work: GroupSettingsAdmin,
+    before: Mapping[int, PartitionSettings],
+    forgotten: Sequence[ForgottenRanges],
+    wait: str,
+    wait_s: int,
+) -> Mapping[int, PartitionSettings]:
     """Switch ranges off; should it fail, say where they are."""
     longest_ms = max(each.settings.heartbeat_interval_ms for each in before.values())
     left = f"; those that hold something have {wait} to leave" if any(each.owners for each in forgotten) else ""
-    output.note(f"the group is paused for {output.duration(2 * longest_ms)} at least{left}")
+    output.write_note(f"the group is paused for {output.duration(2 * longest_ms)} at least{left}")
     try:
         return work.switch_ranges_off(wait_s=wait_s)
     except BaseException:
-        _tell_half_done(work)
+        _report_partial_change(work)
         raise
 
 
-def _tell_half_done(work: Agreed) -> None:
+def _report_partial_change(work: GroupSettingsAdmin) -> None:
     try:
         on = [number for number, each in work.look().items() if each.has_ranges]
     except MarshalError as error:
-        output.note(f"where ranges are still on could not be read ({error}): see `marshal-dagster settings show`")
+        output.write_note(f"where ranges are still on could not be read ({error}): see `marshal-dagster settings show`")
         return
-    output.note(f"ranges are still on in coordination partitions {world_view.listed(on) or 'none'}")
+    output.write_note(f"ranges are still on in coordination partitions {world_view.listed(on) or 'none'}")
 
 
-def _show(request: SettingsRequest, found: Mapping[int, SettingsThere], when: str = "") -> None:
-    rows = [_row(each, numbers) for each, numbers in alike(found).items()]
+def _show(request: SettingsRequest, found: Mapping[int, PartitionSettings], when: str = "") -> None:
+    rows = [_row(each, numbers) for each, numbers in partitions_by_settings(found).items()]
     title = f"Group {request.group}{f', {when}' if when else ''}"
     output.show(output.styled(title, "bold"), output.Table(_COLUMNS, rows, may_fold={"note"}))
 
 
-def _show_forgotten(forgotten: Sequence[Forgotten]) -> None:
+def _show_forgotten(forgotten: Sequence[ForgottenRanges]) -> None:
     if not forgotten:
         return
     rows = [
@@ -207,18 +223,18 @@ def _show_forgotten(forgotten: Sequence[Forgotten]) -> None:
     output.show("", output.Table(["partition", "#position", "note"], rows, may_fold={"note"}))
 
 
-def _notes(each: Forgotten) -> Iterator[str]:
+def _notes(each: ForgottenRanges) -> Iterator[str]:
     if each.offset is None:
         yield "it stands nowhere: set its position first"
     yield from (f"[{one.start}, {one.end}) {one.phase}: forgotten, and done again" for one in each.ahead)
     yield from (f"held by {owner.instance}" for owner in each.owners)
 
 
-def _tell(
+def _report(
     request: SettingsRequest,
-    before: Mapping[int, SettingsThere],
-    after: Mapping[int, SettingsThere],
-    forgotten: Sequence[Forgotten],
+    before: Mapping[int, PartitionSettings],
+    after: Mapping[int, PartitionSettings],
+    forgotten: Sequence[ForgottenRanges],
     *,
     dry_run: bool,
     done: str = "Ranges are off.",
@@ -241,7 +257,7 @@ def _tell(
         output.show(done)
 
 
-def _row(there: SettingsThere, numbers: Sequence[int]) -> list[str | output.Line]:
+def _row(there: PartitionSettings, numbers: Sequence[int]) -> list[str | output.Line]:
     notes = [world_view.NO_SETTINGS] if there.by_default else []
     notes += [] if there.certain else ["only observed"]
     return [
@@ -254,7 +270,7 @@ def _row(there: SettingsThere, numbers: Sequence[int]) -> list[str | output.Line
     ]
 
 
-def _to_json(there: SettingsThere) -> dict[str, Any]:
+def _to_json(there: PartitionSettings) -> dict[str, Any]:
     settings = there.settings
     return {
         "heartbeat_interval_ms": settings.heartbeat_interval_ms,

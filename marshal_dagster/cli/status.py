@@ -7,12 +7,12 @@ from pathlib import Path
 
 from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.cli import output, tables, world_view
-from marshal_dagster.cli.assignments import Assignments
+from marshal_dagster.cli.assignments import AssignmentCache
 from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.log import LogIdentity
-from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
 
 
@@ -34,57 +34,57 @@ def run(request: StatusRequest) -> None:
     data_connection = data_connection_of(request.data_connection, connection)
     if request.topic is not None:
         check_topic("--topic", request.topic)
-    wanted = world_view.Wanted(request.group, request.topic)
+    wanted = world_view.ViewFilter(request.group, request.topic)
     followed = None if request.topic is None else [request.topic]
     with closing(open_reader(connection, request.coordination_topic, followed)) as rationalizer:
         world = rationalizer.catch_up()
         at_ms = SystemClock().wall_ms()
         with Topics(data_connection, client_id="marshal-dagster-status") as topics:
-            data = look_at_data(topics, world_view.data_places(world, wanted))
-        looked = world_view.survey(world, at_ms=at_ms, data=data, wanted=wanted)
-        assignments = Assignments(connection)
-        looked = world_view.with_assigned(looked, assignments.of([group.name for group in looked.groups]))
+            data = read_data_topics(topics, world_view.data_places(world, wanted))
+        looked = world_view.world_view(world, at_ms=at_ms, data=data, wanted=wanted)
+        assignments = AssignmentCache(connection)
+        looked = world_view.with_assignments(looked, assignments.of([group.name for group in looked.groups]))
         if request.as_json:
             output.write_json(_identity_json(rationalizer.identity) | world_view.to_json(world, looked))
         else:
             _show(rationalizer.identity, looked)
         if request.group is not None and request.group not in group_names(world):
-            output.note(unknown_group(world, request.group))
+            output.write_note(unknown_group(world, request.group))
 
 
-def look_at_data(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, world_view.DataTopicNow]:
+def read_data_topics(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, world_view.DataTopicEnds]:
     """Ask for id and ends of each data topic; what cannot be known does not keep the state from being shown."""
-    found: dict[str, world_view.DataTopicNow] = {}
+    found: dict[str, world_view.DataTopicEnds] = {}
     out_of_reach = False
     for topic, partitions in sorted(places.items()):
         if not out_of_reach:
             found[topic] = _guarded(lambda topic=topic, wanted=partitions: _look(topics, topic, wanted))  # type: ignore[misc]
-            out_of_reach = found[topic].unknown is world_view.NoLag.UNAVAILABLE
+            out_of_reach = found[topic].unknown is world_view.LagUnknownReason.UNAVAILABLE
         else:
-            found[topic] = world_view.DataTopicNow(unknown=world_view.NoLag.UNAVAILABLE)
+            found[topic] = world_view.DataTopicEnds(unknown=world_view.LagUnknownReason.UNAVAILABLE)
     return found
 
 
-def _look(topics: Topics, topic: str, partitions: set[int]) -> world_view.DataTopicNow:
+def _look(topics: Topics, topic: str, partitions: set[int]) -> world_view.DataTopicEnds:
     described = topics.describe(topic)
     bounds = topics.offsets(topic, partitions & set(described.partitions))
-    return world_view.DataTopicNow(described.topic_id, {number: each.end for number, each in bounds.items()})
+    return world_view.DataTopicEnds(described.topic_id, {number: each.end for number, each in bounds.items()})
 
 
-def _guarded(look: Callable[[], world_view.DataTopicNow]) -> world_view.DataTopicNow:
+def _guarded(look: Callable[[], world_view.DataTopicEnds]) -> world_view.DataTopicEnds:
     try:
         return look()
     except MarshalError as error:
         unknown = next((why for kind, why in _UNKNOWN.items() if isinstance(error, kind)), None)
         if unknown is None:
             raise
-        return world_view.DataTopicNow(unknown=unknown)
+        return world_view.DataTopicEnds(unknown=unknown)
 
 
-_UNKNOWN: Mapping[type[MarshalError], world_view.NoLag] = {
-    TopicMissing: world_view.NoLag.NO_TOPIC,
-    RightMissing: world_view.NoLag.NOT_ALLOWED,
-    UnavailableError: world_view.NoLag.UNAVAILABLE,
+_UNKNOWN: Mapping[type[MarshalError], world_view.LagUnknownReason] = {
+    TopicNotFoundError: world_view.LagUnknownReason.NO_TOPIC,
+    AuthorizationError: world_view.LagUnknownReason.NOT_ALLOWED,
+    UnavailableError: world_view.LagUnknownReason.UNAVAILABLE,
 }
 
 
@@ -92,8 +92,8 @@ def _identity_json(identity: LogIdentity) -> dict[str, str]:
     return {"coordination_topic": identity.topic, "coordination_topic_id": identity.topic_id}
 
 
-def _show(identity: LogIdentity, looked: world_view.Survey) -> None:
-    followed = world_view.listed([each.number for each in looked.partitions])
+def _show(identity: LogIdentity, looked: world_view.WorldView) -> None:
+    followed = world_view.listed([partition.number for partition in looked.partitions])
     which = (
         f"{identity.partitions}"
         if len(looked.partitions) == identity.partitions
@@ -101,5 +101,5 @@ def _show(identity: LogIdentity, looked: world_view.Survey) -> None:
     )
     output.show(
         f"Coordination log {identity.topic} (id {identity.topic_id}), {which} coordination partitions",
-        *tables.survey(looked),
+        *tables.overview(looked),
     )

@@ -9,16 +9,16 @@ from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.world_view import (
     NO_SETTINGS,
     Assignee,
-    GroupSurvey,
-    Heard,
-    KeySurvey,
-    Lag,
-    RangeSurvey,
-    Survey,
+    GroupOverview,
+    KeyOverview,
+    LastHeartbeat,
+    PartitionLag,
+    RangeOverview,
+    WorldView,
     listed,
     settings_text,
 )
-from marshal_dagster.protocol.state import Freshness, Owner, Phase, Place
+from marshal_dagster.protocol.state import DataPartitionId, Freshness, Owner, Phase
 
 _STYLES: Final[Mapping[Freshness, str]] = {
     Freshness.FRESH: "green",
@@ -29,7 +29,7 @@ _WARNING: Final = "yellow"
 _NEW_FOR_MS: Final = 600_000
 
 
-def survey(looked: Survey) -> Iterator[str | Line | Table]:
+def overview(looked: WorldView) -> Iterator[str | Line | Table]:
     """Show the log in a few lines, then each group with its keys."""
     yield from _log(looked)
     if not looked.groups:
@@ -38,7 +38,7 @@ def survey(looked: Survey) -> Iterator[str | Line | Table]:
         yield from _group(group, looked)
 
 
-def _log(looked: Survey) -> Iterator[str | Line | Table]:
+def _log(looked: WorldView) -> Iterator[str | Line | Table]:
     log_time_ms = looked.log_time_ms
     if log_time_ms is not None:
         yield f"Log time {output.utc(log_time_ms)}{_distance(log_time_ms, looked.at_ms)}"
@@ -59,7 +59,7 @@ def _distance(log_time_ms: int, at_ms: int | None) -> str:
     return f" ({output.duration(at_ms - log_time_ms)} {'ago' if log_time_ms <= at_ms else 'ahead of this clock'})"
 
 
-def _group(group: GroupSurvey, looked: Survey) -> Iterator[str | Line | Table]:
+def _group(group: GroupOverview, looked: WorldView) -> Iterator[str | Line | Table]:
     yield ""
     yield output.styled(f"Group {group.name}", "bold")
     unwritten = "" if group.settings_accepted else f" ({NO_SETTINGS})"
@@ -75,7 +75,7 @@ def _group(group: GroupSurvey, looked: Survey) -> Iterator[str | Line | Table]:
         yield _keys(group.keys, looked.at_ms)
 
 
-def _keys(keys: tuple[KeySurvey, ...], at_ms: int | None) -> Table:
+def _keys(keys: tuple[KeyOverview, ...], at_ms: int | None) -> Table:
     with_lag = any(each.lag is not None for each in keys)
     with_assigned = any(each.assigned is not None for each in keys)
     columns = [
@@ -90,8 +90,8 @@ def _keys(keys: tuple[KeySurvey, ...], at_ms: int | None) -> Table:
     columns += ["#epoch", "#generation"]
     rows = [
         row
-        for each in keys
-        for row in (_row(each, with_lag=with_lag), *(_range_row(one, each.place, with_lag) for one in each.ranges))
+        for key in keys
+        for row in (_row(key, with_lag=with_lag), *(_range_row(range_, key.place, with_lag) for range_ in key.ranges))
     ]
     if with_assigned:
         members = [assignee_text(each.assigned, at_ms) for each in keys for _ in range(1 + len(each.ranges))]
@@ -99,27 +99,27 @@ def _keys(keys: tuple[KeySurvey, ...], at_ms: int | None) -> Table:
     return Table(columns, rows, may_fold={"partition", "owner", "assigned to"})
 
 
-def _row(each: KeySurvey, *, with_lag: bool) -> list[str | Line]:
+def _row(each: KeyOverview, *, with_lag: bool) -> list[str | Line]:
     key, owner = each.key, each.key.owner
     return [
         f"{each.place[0]}/{each.place[1]}" + (" (provisional)" if key.provisional else ""),
         owner_text(owner),
-        heard_text(each.heard),
+        last_heartbeat_text(each.last_heartbeat),
         output.number(key.offset),
         plan_text(key.plan_end, key.plan_attempts),
-        *([lag_text(each.lag or Lag())] if with_lag else []),
+        *([lag_text(each.lag or PartitionLag())] if with_lag else []),
         output.number(None if owner is None else owner.epoch),
         str(key.generation),
     ]
 
 
-def _range_row(each: RangeSurvey, place: Place, with_lag: bool) -> list[str | Line]:
+def _range_row(each: RangeOverview, place: DataPartitionId, with_lag: bool) -> list[str | Line]:
     """Show a range below its key: where it begins stands for the offset, where it ends for the end of its plan."""
     one, owner = each.range, each.range.owner
     return [
         f"{place[0]}/{place[1]} [{one.start}, {one.end}) {one.phase}",
         owner_text(owner),
-        heard_text(each.heard),
+        last_heartbeat_text(each.last_heartbeat),
         str(one.start),
         plan_text(one.end if one.phase is Phase.PLANNED else None, one.attempts),
         *([output.NOTHING] if with_lag else []),
@@ -141,13 +141,15 @@ def assignee_text(assignee: Assignee | None, at_ms: int | None) -> str:
     return assignee.member if for_ms > _NEW_FOR_MS else f"{assignee.member}, for {output.duration(max(0, for_ms))}"
 
 
-def heard_text(heard: Heard | None) -> str | Line:
+def last_heartbeat_text(last_heartbeat: LastHeartbeat | None) -> str | Line:
     """Say when an owner was heard of, and how that looks."""
-    if heard is None:
+    if last_heartbeat is None:
         return output.NOTHING
-    if heard.freshness is None or heard.silent_ms is None:
-        return output.utc(heard.last_beat_ms)
-    return output.styled(f"{heard.freshness}, {output.duration(heard.silent_ms)}", _STYLES[heard.freshness])
+    if last_heartbeat.freshness is None or last_heartbeat.silent_ms is None:
+        return output.utc(last_heartbeat.last_beat_ms)
+    return output.styled(
+        f"{last_heartbeat.freshness}, {output.duration(last_heartbeat.silent_ms)}", _STYLES[last_heartbeat.freshness]
+    )
 
 
 def plan_text(end: int | None, attempts: int) -> str:
@@ -155,6 +157,6 @@ def plan_text(end: int | None, attempts: int) -> str:
     return output.NOTHING if end is None else f"{end} ({attempts} attempt{'' if attempts == 1 else 's'})"
 
 
-def lag_text(lag: Lag) -> str | Line:
+def lag_text(lag: PartitionLag) -> str | Line:
     """Write a lag, or why it is not known."""
     return output.number(lag.records) if lag.unknown is None else output.styled(lag.unknown, _WARNING)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connections import READING, connection_of, open_log, require_rights, telling_how_to_create
+from marshal_dagster.cli.connections import READING, connection_of, hint_how_to_create, open_log, require_rights
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.world_view import settings_text
-from marshal_dagster.coordination.log import Chunk, CoordinationLog, PositionLost
-from marshal_dagster.errors import ConfigurationError, LogChanged
+from marshal_dagster.coordination.log import Chunk, CoordinationLog, PositionLostError
+from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingRange,
     DataTopic,
     GroupMessage,
-    GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     InvalidMessage,
     Message,
@@ -55,7 +55,7 @@ class TailRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JudgedRecord:
     """One record, the log time at it, and what it came to; no verdict where nobody asked for one."""
 
     record: StoredRecord
@@ -69,7 +69,7 @@ def run(request: TailRequest) -> None:
         raise ConfigurationError(f"-n: {request.lines}; give a number of records from 0 to {_MOST_LINES}")
     connection = connection_of(request.connection)
     with (
-        telling_how_to_create(request.coordination_topic),
+        hint_how_to_create(request.coordination_topic),
         closing(open_log(connection, request.coordination_topic)) as log,
     ):
         require_rights(connection, request.coordination_topic, READING)
@@ -79,7 +79,7 @@ def run(request: TailRequest) -> None:
             _write(batch, as_json=request.as_json)
 
 
-def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list[Seen]]:
+def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list[JudgedRecord]]:
     """Give the last `lines` records (None: all), then with `follow` those that come, in batches; each by log time.
 
     Records of one coordination partition are in their order; those of several are merged by log time as far as they
@@ -95,9 +95,9 @@ def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list
         yield from reader.read()
 
 
-def _last(lines: int, batches: Iterable[list[Seen]]) -> list[Seen]:
+def _last(lines: int, batches: Iterable[list[JudgedRecord]]) -> list[JudgedRecord]:
     """Give the last `lines` by log time; each batch has records that come after those of the same partition before."""
-    by_partition: dict[int, list[Seen]] = {}
+    by_partition: dict[int, list[JudgedRecord]] = {}
     for batch in batches:
         for seen in batch:
             by_partition.setdefault(seen.record.partition, []).append(seen)
@@ -105,7 +105,7 @@ def _last(lines: int, batches: Iterable[list[Seen]]) -> list[Seen]:
     return merged[max(0, len(merged) - lines) :]
 
 
-def _merged(by_partition: Mapping[int, list[Seen]]) -> list[Seen]:
+def _merged(by_partition: Mapping[int, list[JudgedRecord]]) -> list[JudgedRecord]:
     ordered = [by_partition[number] for number in sorted(by_partition)]
     return list(heapq.merge(*ordered, key=lambda seen: seen.log_time_ms))
 
@@ -114,7 +114,7 @@ class Reader:
     """Reads the whole log, record by record from a place on, and judges each; with `judge` off it only reads."""
 
     def __init__(self, log: CoordinationLog, *, judge: bool, timeout_s: float) -> None:
-        """Stand at the log's beginning; nothing is read yet. Raises `TopicMissing`, `UnavailableError`."""
+        """Stand at the log's beginning; nothing is read yet. Raises `TopicNotFoundError`, `UnavailableError`."""
         self._log = log
         self._timeout_s = timeout_s
         self._identity = log.identity()
@@ -137,18 +137,19 @@ class Reader:
             self._positions = dict(self._shown_from)
             self._log.follow(dict(self._positions))
 
-    def read(self) -> Iterator[list[Seen]]:
+    def read(self) -> Iterator[list[JudgedRecord]]:
         """Read to the present end and give the records to show, in batches.
 
-        Raises `LogChanged` when it is not the log that was read before, `UnavailableError` when it does not answer.
+        Raises `CoordinationLogChangedError` when it is not the log that was read before, `UnavailableError` when it
+        does not answer.
         """
         if self._log.identity() != self._identity:
-            raise LogChanged(
+            raise CoordinationLogChangedError(
                 f"the coordination topic {self._identity.topic!r} was made anew or repartitioned meanwhile"
             )
         ends = {number: bounds.end for number, bounds in self._log.bounds(self._positions).items()}
         self._check(ends)
-        together: dict[int, list[Seen]] = {}
+        together: dict[int, list[JudgedRecord]] = {}
         count = 0
         for chunk in self._chunks({number: end for number, end in ends.items() if end > self._positions[number]}):
             seen = self._take(chunk)
@@ -166,7 +167,7 @@ class Reader:
             return
         self._world.start(number, start)
         if start > 0:
-            output.note(
+            output.write_note(
                 f"coordination partition {number} begins at offset {start}: it is only observed, nothing is refused"
             )
 
@@ -175,29 +176,29 @@ class Reader:
             return
         try:
             yield from self._log.read_until(ends, self._timeout_s)
-        except PositionLost as lost:
-            self._begin_again(lost.partition)
+        except PositionLostError as lost:
+            self._restart_partition(lost.partition)
 
-    def _begin_again(self, number: int) -> None:
+    def _restart_partition(self, number: int) -> None:
         """Retention overtook this reader: it goes on at what is left."""
         bounds = self._log.bounds([number])[number]
         if bounds.start <= self._positions[number]:
             self._fail_truncated(number, bounds.end)
-        output.note(
+        output.write_note(
             f"coordination partition {number}: retention deleted records up to {bounds.start} before they were read"
         )
         self._begin(number, bounds.start)
         self._log.follow(dict(self._positions))
 
-    def _take(self, chunk: Chunk) -> list[Seen]:
+    def _take(self, chunk: Chunk) -> list[JudgedRecord]:
         first = self._shown_from[chunk.partition]
         if self._world is not None:
             self._world.partitions[chunk.partition].apply_many(each for each in chunk.records if each[0] < first)
-        seen = [self._judge(chunk.partition, each) for each in chunk.records if each[0] >= first]
+        seen = [self._judge(chunk.partition, record) for record in chunk.records if record[0] >= first]
         self._positions[chunk.partition] = chunk.position
         return seen
 
-    def _judge(self, number: int, record: tuple[int, int, bytes | None]) -> Seen:
+    def _judge(self, number: int, record: tuple[int, int, bytes | None]) -> JudgedRecord:
         offset, timestamp_ms, value = record
         stored = StoredRecord(number, offset, timestamp_ms, value)
         before_ms = self._log_times.get(number, timestamp_ms)
@@ -206,7 +207,7 @@ class Reader:
             before_ms = self._world.partitions[number].log_time_ms or before_ms
             verdict = self._world.partitions[number].apply(offset, timestamp_ms, value)
         self._log_times[number] = log_time_ms = max(timestamp_ms, before_ms)
-        return Seen(stored, log_time_ms, verdict)
+        return JudgedRecord(stored, log_time_ms, verdict)
 
     def _check(self, ends: Mapping[int, int]) -> None:
         for number, end in ends.items():
@@ -214,13 +215,13 @@ class Reader:
                 self._fail_truncated(number, end)
 
     def _fail_truncated(self, number: int, end: int) -> None:
-        raise LogChanged(
+        raise CoordinationLogChangedError(
             f"coordination partition {number} of {self._identity.topic!r} ends at {end}, but was read up to "
             f"{self._positions[number]}: the log was truncated"
         )
 
 
-def _write(batch: Iterable[Seen], *, as_json: bool) -> None:
+def _write(batch: Iterable[JudgedRecord], *, as_json: bool) -> None:
     if as_json:
         for seen in batch:
             output.write_line(render_record(seen.record))
@@ -229,7 +230,7 @@ def _write(batch: Iterable[Seen], *, as_json: bool) -> None:
     output.flush()
 
 
-def line(seen: Seen) -> output.Line:
+def line(seen: JudgedRecord) -> output.Line:
     """Write one record as a line for a person: log time, place in the log, what it says, what it came to."""
     record, verdict = seen.record, seen.verdict
     parts = [(f"{output.utc(seen.log_time_ms)} {record.partition}:{record.offset} ", "dim"), (_said(record.value), "")]
@@ -267,6 +268,6 @@ def _tail(message: Message) -> str:
             return f" is {topic_id}"
         case ReleaseGroup(expiry_s=expiry_s):
             return f" until {output.utc(expiry_s * 1_000)}"
-        case GroupSettings(settings=settings):
+        case GroupSettingsRecord(settings=settings):
             return f": {settings_text(settings)},"
     return ""

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from marshal_dagster.cli import output
 from marshal_dagster.cli import world_view as survey
-from marshal_dagster.cli.assignments import Assignments
+from marshal_dagster.cli.assignments import AssignmentCache
 from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.output import Line, Table
-from marshal_dagster.cli.rates import Rates
-from marshal_dagster.cli.status import look_at_data
-from marshal_dagster.cli.tables import assignee_text, heard_text, lag_text, owner_text, plan_text
-from marshal_dagster.cli.world_view import GroupSurvey, KeySurvey, Lag, RangeSurvey, Survey
+from marshal_dagster.cli.rates import PositionRates
+from marshal_dagster.cli.status import read_data_topics
+from marshal_dagster.cli.tables import assignee_text, lag_text, last_heartbeat_text, owner_text, plan_text
+from marshal_dagster.cli.world_view import GroupOverview, KeyOverview, PartitionLag, RangeOverview, WorldView
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
@@ -52,34 +52,34 @@ class TopRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class TopView:
     """What one look saw, with how fast positions moved up to it."""
 
     world: World
-    survey: Survey
-    rates: Rates
+    survey: WorldView
+    rates: PositionRates
 
 
 @dataclass(slots=True)
-class Looker:
+class TopReader:
     """Looks at the coordination log and the data topics, each time at what is new."""
 
     rationalizer: Rationalizer
     topics: Topics
-    wanted: survey.Wanted
+    wanted: survey.ViewFilter
     clock: Clock
-    rates: Rates
-    assignments: Assignments
+    rates: PositionRates
+    assignments: AssignmentCache
 
-    def look(self) -> Looked:
+    def look(self) -> TopView:
         """Read to the present end. Raises `MarshalError`."""
         world = self.rationalizer.catch_up()
         at_s = self.clock.lease_ms() / _MS
-        data = look_at_data(self.topics, survey.data_places(world, self.wanted))
-        looked = survey.survey(world, at_ms=self.clock.wall_ms(), data=data, wanted=self.wanted)
-        looked = survey.with_assigned(looked, self.assignments.of([group.name for group in looked.groups]))
+        data = read_data_topics(self.topics, survey.data_places(world, self.wanted))
+        looked = survey.world_view(world, at_ms=self.clock.wall_ms(), data=data, wanted=self.wanted)
+        looked = survey.with_assignments(looked, self.assignments.of([group.name for group in looked.groups]))
         self.rates.note(looked, at_s)
-        return Looked(world, looked, self.rates)
+        return TopView(world, looked, self.rates)
 
 
 def run(request: TopRequest) -> None:
@@ -93,16 +93,16 @@ def run(request: TopRequest) -> None:
         closing(open_reader(connection, request.coordination_topic, followed)) as rationalizer,
         Topics(data_connection, client_id="marshal-dagster-top") as topics,
     ):
-        wanted = survey.Wanted(request.group, request.topic)
-        assignments = Assignments(connection)
-        looker = Looker(rationalizer, topics, wanted, SystemClock(), Rates(), assignments)
+        wanted = survey.ViewFilter(request.group, request.topic)
+        assignments = AssignmentCache(connection)
+        looker = TopReader(rationalizer, topics, wanted, SystemClock(), PositionRates(), assignments)
         if request.once or request.as_json or not output.is_terminal():
             show_once(looker.look, request)
         else:
             _watch_on_terminal(looker.look, request)
 
 
-def show_once(look: Callable[[], Looked], request: TopRequest) -> None:
+def show_once(look: Callable[[], TopView], request: TopRequest) -> None:
     """Look twice, so that it is seen how fast positions move, and show that. Raises `MarshalError`."""
     look()
     output.wait(request.interval_s)
@@ -113,7 +113,7 @@ def show_once(look: Callable[[], Looked], request: TopRequest) -> None:
         output.show(*page(looked))
 
 
-def watch(look: Callable[[], Looked], show: Callable[[Looked, str | None], None], wait: Callable[[], bool]) -> None:
+def watch(look: Callable[[], TopView], show: Callable[[TopView, str | None], None], wait: Callable[[], bool]) -> None:
     """Look and show until `wait` says that it is enough; what is out of reach is told beside what was seen last.
 
     Raises `MarshalError` if the first look fails, or for what does not pass by itself.
@@ -129,7 +129,7 @@ def watch(look: Callable[[], Looked], show: Callable[[Looked, str | None], None]
             problem = str(error)
 
 
-def _watch_on_terminal(look: Callable[[], Looked], request: TopRequest) -> None:
+def _watch_on_terminal(look: Callable[[], TopView], request: TopRequest) -> None:
     first = look()  # an error of this one is told as any other command's
     looks = iter([first])
     title = f"{request.coordination_topic}, every {request.interval_s:g} s, q ends"
@@ -169,7 +169,7 @@ def _is_ended(keys: int, seconds: float) -> bool:
     return False
 
 
-def page(looked: Looked, title: str = "", problem: str | None = None, lines: int | None = None) -> Iterator[Part]:
+def page(looked: TopView, title: str = "", problem: str | None = None, lines: int | None = None) -> Iterator[Part]:
     """Show a look: the groups, then the keys, of which so many that it fits into `lines`."""
     seen = looked.survey
     head = [output.styled(f"{output.utc(seen.at_ms)}" + (f"  {title}" if title else ""), "bold")]
@@ -183,7 +183,7 @@ def page(looked: Looked, title: str = "", problem: str | None = None, lines: int
         return
     yield Table(_GROUPS, [_group_row(each, looked.rates) for each in seen.groups], may_fold={"group", "paused"})
     yield ""
-    rows = [(group, each) for group in seen.groups for each in group.keys]
+    rows = [(group, key) for group in seen.groups for key in group.keys]
     room = len(rows) if lines is None else max(_LEAST_ROWS, lines - len(head) - len(seen.groups) - 4)
     kept = rows if len(rows) <= room else sorted(rows, key=_urgency)[: room - 1]
     table = [(each.assigned, line) for group, each in kept for line in _key_rows(group, each, looked.rates)]
@@ -196,25 +196,25 @@ def page(looked: Looked, title: str = "", problem: str | None = None, lines: int
         yield f"{len(rows) - len(kept)} more, that lag less; --group and --topic narrow it down"
 
 
-def _urgency(row: tuple[GroupSurvey, KeySurvey]) -> tuple[bool, int]:
+def _urgency(row: tuple[GroupOverview, KeyOverview]) -> tuple[bool, int]:
     """Order what is stale first, then what lags most."""
     _, each = row
     lag = each.lag.records if each.lag is not None else None
     return not _is_stale(each), -(lag or 0)
 
 
-def _is_stale(each: KeySurvey) -> bool:
-    heard = [each.heard, *(one.heard for one in each.ranges)]
-    return any(one is not None and one.freshness is Freshness.STALE for one in heard)
+def _is_stale(each: KeyOverview) -> bool:
+    last_heartbeat = [each.last_heartbeat, *(range_.last_heartbeat for range_ in each.ranges)]
+    return any(one is not None and one.freshness is Freshness.STALE for one in last_heartbeat)
 
 
-def _owners(each: KeySurvey) -> Sequence[Owner]:
-    held = [each.key.owner, *(one.range.owner for one in each.ranges)]
+def _owners(each: KeyOverview) -> Sequence[Owner]:
+    held = [each.key.owner, *(range_.range.owner for range_ in each.ranges)]
     return [owner for owner in held if owner is not None]
 
 
-def _group_row(group: GroupSurvey, rates: Rates) -> list[str | Line]:
-    lags = [each.lag.records for each in group.keys if each.lag is not None and each.lag.records is not None]
+def _group_row(group: GroupOverview, rates: PositionRates) -> list[str | Line]:
+    lags = [key.lag.records for key in group.keys if key.lag is not None and key.lag.records is not None]
     moved = [rates.per_second(group.name, each.place) for each in group.keys]
     known = [each for each in moved if each is not None]
     stale = sum(map(_is_stale, group.keys))
@@ -230,36 +230,36 @@ def _group_row(group: GroupSurvey, rates: Rates) -> list[str | Line]:
     ]
 
 
-def _pause(group: GroupSurvey) -> str | Line:
+def _pause(group: GroupOverview) -> str | Line:
     if not group.is_paused or group.paused_until_s is None:
         return output.NOTHING
     return output.styled(f"until {output.utc(group.paused_until_s * _MS)} by {group.paused_by}", "yellow")
 
 
-def _key_rows(group: GroupSurvey, each: KeySurvey, rates: Rates) -> Iterator[list[str | Line]]:
+def _key_rows(group: GroupOverview, each: KeyOverview, rates: PositionRates) -> Iterator[list[str | Line]]:
     key, name = each.key, f"{each.place[0]}/{each.place[1]}"
     yield [
         group.name,
         name + (" (provisional)" if key.provisional else ""),
         owner_text(key.owner),
-        heard_text(each.heard),
+        last_heartbeat_text(each.last_heartbeat),
         output.number(key.offset),
         plan_text(key.plan_end, key.plan_attempts),
-        lag_text(each.lag or Lag()),
+        lag_text(each.lag or PartitionLag()),
         _rate(rates.per_second(group.name, each.place)),
     ]
-    for one in each.ranges:
-        yield _range_row(group, name, one)
+    for range_ in each.ranges:
+        yield _range_row(group, name, range_)
 
 
-def _range_row(group: GroupSurvey, name: str, one: RangeSurvey) -> list[str | Line]:
+def _range_row(group: GroupOverview, name: str, one: RangeOverview) -> list[str | Line]:
     held = one.range
     end = held.end if held.phase is Phase.PLANNED else None
     return [
         group.name,
         f"{name} [{held.start}, {held.end}) {held.phase}",
         owner_text(held.owner),
-        heard_text(one.heard),
+        last_heartbeat_text(one.last_heartbeat),
         str(held.start),
         plan_text(end, held.attempts),
         output.NOTHING,
@@ -271,11 +271,11 @@ def _rate(per_second: float | None) -> str:
     return output.NOTHING if per_second is None else f"{per_second:.1f}"
 
 
-def _to_json(looked: Looked) -> dict[str, Any]:
+def _to_json(looked: TopView) -> dict[str, Any]:
     """Give what `status --json` has of groups, with how long owners were silent and how fast positions moved."""
     shown = survey.to_json(looked.world, looked.survey)
     for group in looked.survey.groups:
         for row, each in zip(shown["groups"][group.name]["partitions"], group.keys, strict=True):
-            row["silent_ms"] = None if each.heard is None else each.heard.silent_ms
+            row["silent_ms"] = None if each.last_heartbeat is None else each.last_heartbeat.silent_ms
             row["per_second"] = looked.rates.per_second(group.name, each.place)
     return shown

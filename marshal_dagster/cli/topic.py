@@ -4,19 +4,19 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connections import check_topic, connection_of, telling_how_to_create
+from marshal_dagster.cli.connections import check_topic, connection_of, hint_how_to_create
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.coordination.topic_settings import (
-    Problem,
+    SettingProblem,
     Severity,
     check_coordination_topic,
     create_coordination_topic,
     create_snapshot_topic,
     require_safe,
 )
-from marshal_dagster.errors import ConfigurationError, RightMissing, UnsafeTopic
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnsafeTopicError
 from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 
 _CLIENT_ID = "marshal-dagster-topic"
@@ -30,15 +30,15 @@ class CreateRequest:
     name: str
     partitions: int
     replication: int | None = None
-    accept_unsafe: bool = False
+    allow_unsafe: bool = False
     as_json: bool = False
 
 
 def create(request: CreateRequest) -> None:
     """Create the coordination topic, or make sure that the one that is there will do, and the one for its snapshots.
 
-    Raises `UnsafeTopic` for one that would not, unless that is accepted; `ConfigurationError` for another partition
-    count; `MarshalError`.
+    Raises `UnsafeTopicError` for one that would not, unless that is accepted; `ConfigurationError` for another
+    partition count; `MarshalError`.
     """
     check_topic("--name", request.name)
     for option, value in (("--partitions", request.partitions), ("--replication", request.replication)):
@@ -59,11 +59,11 @@ def create(request: CreateRequest) -> None:
 def check(options: ConnectionOptions, name: str, *, as_json: bool) -> ExitCode:
     """Show what is wrong with the coordination topic's settings; the exit code says whether one is dangerous.
 
-    Raises `TopicMissing`, `MarshalError`.
+    Raises `TopicNotFoundError`, `MarshalError`.
     """
     check_topic("--name", name)
     connection = connection_of(options)
-    with telling_how_to_create(name), Topics(connection, client_id=_CLIENT_ID) as topics:
+    with hint_how_to_create(name), Topics(connection, client_id=_CLIENT_ID) as topics:
         described, problems = _look(topics, name, connection.bootstrap_servers)
     if as_json:
         output.write_json(_to_json(described, problems))
@@ -73,27 +73,27 @@ def check(options: ConnectionOptions, name: str, *, as_json: bool) -> ExitCode:
     return ExitCode.OK if is_safe(problems) else ExitCode.PROBLEMS
 
 
-def is_safe(problems: Iterable[Problem]) -> bool:
+def is_safe(problems: Iterable[SettingProblem]) -> bool:
     """Tell whether the protocol holds all the same."""
-    return all(each.severity is Severity.WARNING for each in problems)
+    return all(problem.severity is Severity.WARNING for problem in problems)
 
 
-def _judgement(problems: Iterable[Problem]) -> str:
-    worst = {each.severity for each in problems}
+def _judgement(problems: Iterable[SettingProblem]) -> str:
+    worst = {problem.severity for problem in problems}
     if Severity.UNUSABLE in worst:
         return "cannot be used: no member or command works with it, and no option allows it"
     return "has dangerous settings" if Severity.DANGER in worst else "will do"
 
 
-def with_servers(problem: Problem, servers: str) -> Problem:
+def with_servers(problem: SettingProblem, servers: str) -> SettingProblem:
     """Have the command that mends a setting name the cluster, so that it can be run as it is."""
     tool, _, rest = problem.mend.partition(" ")
     if tool != "kafka-configs":
         return problem
-    return Problem(**{**asdict(problem), "mend": f"{tool} --bootstrap-server {servers} {rest}"})
+    return SettingProblem(**{**asdict(problem), "mend": f"{tool} --bootstrap-server {servers} {rest}"})
 
 
-def _look(topics: Topics, name: str, servers: str) -> tuple[TopicDescription, list[Problem]]:
+def _look(topics: Topics, name: str, servers: str) -> tuple[TopicDescription, list[SettingProblem]]:
     described = topics.describe(name)
     return described, [with_servers(each, servers) for each in check_coordination_topic(topics, name)]
 
@@ -101,10 +101,10 @@ def _look(topics: Topics, name: str, servers: str) -> tuple[TopicDescription, li
 def _created(topics: Topics, request: CreateRequest) -> bool:
     try:
         return create_coordination_topic(topics, request.name, request.partitions, request.replication)
-    except UnsafeTopic:
-        if not request.accept_unsafe:
+    except UnsafeTopicError:
+        if not request.allow_unsafe:
             raise
-        require_safe(topics, request.name, accept_unsafe=True)
+        require_safe(topics, request.name, allow_unsafe=True)
         return False
 
 
@@ -112,8 +112,8 @@ def _snapshot_topic(topics: Topics, name: str) -> str | None:
     """Create the topic for snapshots too; a deployment does without where it may not be created."""
     try:
         create_snapshot_topic(topics, name)
-    except (RightMissing, ConfigurationError) as error:
-        output.note(f"no topic for snapshots: {error}")
+    except (AuthorizationError, ConfigurationError) as error:
+        output.write_note(f"no topic for snapshots: {error}")
         return None
     return snapshot_topic_of(name)
 
@@ -126,19 +126,22 @@ def _said(described: TopicDescription) -> str:
     )
 
 
-def _show(problems: Iterable[Problem]) -> None:
-    for each in problems:
-        style = "yellow" if each.severity is Severity.WARNING else "bold red"
+def _show(problems: Iterable[SettingProblem]) -> None:
+    for problem in problems:
+        style = "yellow" if problem.severity is Severity.WARNING else "bold red"
         output.show(
             output.Line(
-                ((f"{each.severity}: ", style), (f"{each.setting} is {each.found}, should be {each.wanted}", ""))
+                (
+                    (f"{problem.severity}: ", style),
+                    (f"{problem.setting} is {problem.found}, should be {problem.wanted}", ""),
+                )
             ),
-            output.styled(f"  why: {each.why}", "dim"),
-            output.styled(f"  mend: {each.mend}", ""),
+            output.styled(f"  why: {problem.why}", "dim"),
+            output.styled(f"  mend: {problem.mend}", ""),
         )
 
 
-def _to_json(described: TopicDescription, problems: Iterable[Problem]) -> dict[str, object]:
+def _to_json(described: TopicDescription, problems: Iterable[SettingProblem]) -> dict[str, object]:
     listed = list(problems)
     return {
         "topic": described.name,

@@ -10,13 +10,13 @@ from enum import StrEnum
 from typing import Any, Final
 
 from marshal_dagster.cli import output
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.replay import summary
-from marshal_dagster.protocol.state import Freshness, Group, Key, Owner, Place, Range, freshness
+from marshal_dagster.protocol.state import DataPartitionId, Freshness, Group, Key, Owner, Range, freshness
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 
-class NoLag(StrEnum):
+class LagUnknownReason(StrEnum):
     """Why the lag of a key is not known."""
 
     NO_OFFSET = "no offset yet"
@@ -29,25 +29,25 @@ class NoLag(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DataTopicNow:
+class DataTopicEnds:
     """A data topic as its cluster has it: the next offset of each partition; or why that is not known."""
 
     topic_id: str | None = None
     ends: Mapping[int, int] | None = None
-    unknown: NoLag | None = None
+    unknown: LagUnknownReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class PartitionLag:
     """The data partition's next offset, and how many offsets lie before it; or why that is not known."""
 
     end: int | None = None
     records: int | None = None
-    unknown: NoLag | None = None
+    unknown: LagUnknownReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LastHeartbeat:
     """When an owner was last heard of, and how that looks by a clock, if there is one."""
 
     last_beat_ms: int
@@ -56,11 +56,11 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeSurvey:
+class RangeOverview:
     """One range of a key; `heard` is None without an owner."""
 
     range: Range
-    heard: Heard | None
+    last_heartbeat: LastHeartbeat | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,38 +72,38 @@ class Assignee:
 
 
 @dataclass(frozen=True, slots=True)
-class KeySurvey:
+class KeyOverview:
     """One key; `heard` is None without an owner, `lag` without a look at the data topics."""
 
-    place: Place
+    place: DataPartitionId
     key: Key
-    heard: Heard | None
-    lag: Lag | None
-    ranges: tuple[RangeSurvey, ...] = ()
+    last_heartbeat: LastHeartbeat | None
+    lag: PartitionLag | None
+    ranges: tuple[RangeOverview, ...] = ()
     assigned: Assignee | None = None
     """The member that is to claim it, where a coordinator leads the group."""
 
 
-Assigned = Mapping[str, Mapping[Place, Assignee]]
+Assigned = Mapping[str, Mapping[DataPartitionId, Assignee]]
 """The member of each partition, by group."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSurvey:
+class GroupOverview:
     """One group over all coordination partitions that were read; `differences` tells what is written by halves."""
 
     name: str
-    settings: Settings
+    settings: GroupSettings
     settings_accepted: bool
     paused_until_s: int | None
     paused_by: str | None
     is_paused: bool
     differences: tuple[str, ...]
-    keys: tuple[KeySurvey, ...]
+    keys: tuple[KeyOverview, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionSurvey:
+class PartitionOverview:
     """One coordination partition; one that is not `certain` is only observed."""
 
     number: int
@@ -113,15 +113,15 @@ class PartitionSurvey:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class WorldView:
     """All that was read. `at_ms` is the clock that it was looked at by, None for a stored log."""
 
     at_ms: int | None
-    partitions: tuple[PartitionSurvey, ...]
-    groups: tuple[GroupSurvey, ...]
+    partitions: tuple[PartitionOverview, ...]
+    groups: tuple[GroupOverview, ...]
     invalid: Mapping[str, int]
     refused: Mapping[str, int]
-    wanted: "Wanted"
+    wanted: "ViewFilter"
 
     @property
     def nothing(self) -> str:
@@ -132,16 +132,18 @@ class Survey:
     @property
     def observed(self) -> list[int]:
         """The coordination partitions that are only observed."""
-        return [each.number for each in self.partitions if not each.certain]
+        return [partition.number for partition in self.partitions if not partition.certain]
 
     @property
     def log_time_ms(self) -> int | None:
         """The latest log time of all coordination partitions."""
-        return max((each.log_time_ms for each in self.partitions if each.log_time_ms is not None), default=None)
+        return max(
+            (partition.log_time_ms for partition in self.partitions if partition.log_time_ms is not None), default=None
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ViewFilter:
     """Which group and data topic are looked at; None stands for all."""
 
     group: str | None = None
@@ -156,10 +158,10 @@ class Wanted:
         return self.topic in {None, name}
 
 
-EVERYTHING = Wanted()
+EVERYTHING = ViewFilter()
 
 
-def data_places(world: World, wanted: Wanted = EVERYTHING) -> dict[str, set[int]]:
+def data_places(world: World, wanted: ViewFilter = EVERYTHING) -> dict[str, set[int]]:
     """Give the data topics that the log names, each with the partitions that it names."""
     places: dict[str, set[int]] = {}
     for group, (topic, partition), _, _ in world.keys():  # noqa: SIM118 - no mapping
@@ -168,19 +170,19 @@ def data_places(world: World, wanted: Wanted = EVERYTHING) -> dict[str, set[int]
     return places
 
 
-def survey(
+def world_view(
     world: World,
     *,
     at_ms: int | None = None,
-    data: Mapping[str, DataTopicNow] | None = None,
-    wanted: Wanted = EVERYTHING,
-) -> Survey:
+    data: Mapping[str, DataTopicEnds] | None = None,
+    wanted: ViewFilter = EVERYTHING,
+) -> WorldView:
     """Look at the world state by the clock `at_ms` (unix ms) and against the data topics, where these are given."""
     partitions = [world.partitions[number] for number in sorted(world.partitions)]
     names = sorted({name for partition in partitions for name in partition.groups if wanted.has_group(name)})
-    return Survey(
+    return WorldView(
         at_ms=at_ms,
-        partitions=tuple(PartitionSurvey(p.number, p.certain, p.next_offset, p.log_time_ms) for p in partitions),
+        partitions=tuple(PartitionOverview(p.number, p.certain, p.next_offset, p.log_time_ms) for p in partitions),
         groups=tuple(_group(name, partitions, at_ms, data, wanted) for name in names),
         invalid=_sums(partition.invalid for partition in partitions),
         refused=_sums(partition.refused for partition in partitions),
@@ -188,7 +190,7 @@ def survey(
     )
 
 
-def with_assigned(looked: Survey, assigned: Assigned) -> Survey:
+def with_assignments(looked: WorldView, assigned: Assigned) -> WorldView:
     """Add to whom partitions are assigned."""
     groups = [
         replace(group, keys=tuple(replace(key, assigned=members.get(key.place)) for key in group.keys))
@@ -199,7 +201,7 @@ def with_assigned(looked: Survey, assigned: Assigned) -> Survey:
     return replace(looked, groups=tuple(groups))
 
 
-def to_json(world: World, looked: Survey) -> dict[str, Any]:
+def to_json(world: World, looked: WorldView) -> dict[str, Any]:
     """Give what `replay --json` gives of `world`, for the groups and keys in `looked`, and what `looked` adds."""
     stored = summary(world)
     groups = {}
@@ -211,18 +213,18 @@ def to_json(world: World, looked: Survey) -> dict[str, Any]:
             "paused_by": group.paused_by,
             "settings": _settings_json(group),
             "differences": list(group.differences),
-            "partitions": [rows[each.place] | _added(each) for each in group.keys],
+            "partitions": [rows[key.place] | _added(key) for key in group.keys],
         }
     return {
         "at_ms": looked.at_ms,
         "coordination_partitions": [
             {
-                "partition": each.number,
-                "certain": each.certain,
-                "next_offset": each.next_offset,
-                "log_time_ms": each.log_time_ms,
+                "partition": partition.number,
+                "certain": partition.certain,
+                "next_offset": partition.next_offset,
+                "log_time_ms": partition.log_time_ms,
             }
-            for each in looked.partitions
+            for partition in looked.partitions
         ],
         "invalid": stored["invalid"],
         "refused": stored["refused"],
@@ -259,13 +261,13 @@ def _group(
     name: str,
     partitions: Collection[PartitionWorld],
     at_ms: int | None,
-    data: Mapping[str, DataTopicNow] | None,
-    wanted: Wanted,
-) -> GroupSurvey:
+    data: Mapping[str, DataTopicEnds] | None,
+    wanted: ViewFilter,
+) -> GroupOverview:
     parts = [
-        _Part(each.number, each.certain, group, _time(each, at_ms))
-        for each in partitions
-        if (group := each.groups.get(name)) is not None
+        _Part(partition.number, partition.certain, group, _time(partition, at_ms))
+        for partition in partitions
+        if (group := partition.groups.get(name)) is not None
     ]
     told = next((part.group for part in parts if part.group.settings_accepted), parts[0].group)
     last = max(parts, key=lambda part: -1 if part.group.paused_until_s is None else part.group.paused_until_s).group
@@ -275,7 +277,7 @@ def _group(
         for place, key in part.group.keys.items()
         if wanted.has_topic(place[0])
     ]
-    return GroupSurvey(
+    return GroupOverview(
         name=name,
         settings=told.settings,
         settings_accepted=told.settings_accepted,
@@ -292,24 +294,28 @@ def _time(partition: PartitionWorld, at_ms: int | None) -> int:
     return max(partition.log_time_ms or 0, at_ms or 0)
 
 
-def _key(part: _Part, place: Place, key: Key, at_ms: int | None, data: Mapping[str, DataTopicNow] | None) -> KeySurvey:
+def _key(
+    part: _Part, place: DataPartitionId, key: Key, at_ms: int | None, data: Mapping[str, DataTopicEnds] | None
+) -> KeyOverview:
     lag = None if data is None else _lag(place, key, data)
-    ranges = tuple(RangeSurvey(each, _heard(part, each.owner, each.last_beat_ms, at_ms)) for each in key.ranges)
-    return KeySurvey(place, key, _heard(part, key.owner, key.last_beat_ms, at_ms), lag, ranges)
+    ranges = tuple(
+        RangeOverview(range_, _last_heartbeat(part, range_.owner, range_.last_beat_ms, at_ms)) for range_ in key.ranges
+    )
+    return KeyOverview(place, key, _last_heartbeat(part, key.owner, key.last_beat_ms, at_ms), lag, ranges)
 
 
-def _heard(part: _Part, owner: Owner | None, last_beat_ms: int, at_ms: int | None) -> Heard | None:
+def _last_heartbeat(part: _Part, owner: Owner | None, last_beat_ms: int, at_ms: int | None) -> LastHeartbeat | None:
     if owner is None or at_ms is None:
-        return None if owner is None else Heard(last_beat_ms)
+        return None if owner is None else LastHeartbeat(last_beat_ms)
     silent_ms = part.at_ms - last_beat_ms
-    return Heard(last_beat_ms, silent_ms, freshness(silent_ms, part.group.settings.heartbeat_interval_ms))
+    return LastHeartbeat(last_beat_ms, silent_ms, freshness(silent_ms, part.group.settings.heartbeat_interval_ms))
 
 
 def _differences(parts: Iterable[_Part], everywhere: Collection[int]) -> Iterable[str]:
     """Tell in which coordination partitions a pause or settings stand, if not in all that are certain."""
     certain = [part for part in parts if part.certain]
-    yield from _standing("paused until", certain, everywhere, _pause)
-    yield from _standing("settings", certain, everywhere, _settings)
+    yield from _differing("paused until", certain, everywhere, _pause)
+    yield from _differing("settings", certain, everywhere, _settings)
 
 
 def _pause(part: _Part) -> str | None:
@@ -322,7 +328,7 @@ def _settings(part: _Part) -> str | None:
     return settings_text(part.group.settings) if part.group.settings_accepted else None
 
 
-def _standing(
+def _differing(
     what: str, parts: Iterable[_Part], everywhere: Collection[int], value_of: Callable[[_Part], str | None]
 ) -> Iterable[str]:
     where: dict[str, set[int]] = {}
@@ -339,7 +345,7 @@ NO_SETTINGS: Final = "by default: no settings record yet, so it is judged as Go 
 """What is shown of a group without settings."""
 
 
-def settings_text(settings: Settings) -> str:
+def settings_text(settings: GroupSettings) -> str:
     """Write a group's settings in words."""
     features = ", ".join(settings.features) or "none"
     return (
@@ -348,32 +354,32 @@ def settings_text(settings: Settings) -> str:
     )
 
 
-def _lag(place: Place, key: Key, data: Mapping[str, DataTopicNow]) -> Lag:
+def _lag(place: DataPartitionId, key: Key, data: Mapping[str, DataTopicEnds]) -> PartitionLag:
     now = data[place[0]]
     if now.unknown is not None or now.ends is None:
-        return Lag(unknown=now.unknown)
+        return PartitionLag(unknown=now.unknown)
     end = now.ends.get(place[1])
     if end is None:
-        return Lag(unknown=NoLag.NO_PARTITION)
+        return PartitionLag(unknown=LagUnknownReason.NO_PARTITION)
     if key.data_topic_id not in {None, now.topic_id}:
-        return Lag(end, unknown=NoLag.OTHER_TOPIC)
+        return PartitionLag(end, unknown=LagUnknownReason.OTHER_TOPIC)
     if key.offset is None:
-        return Lag(end, unknown=NoLag.NO_OFFSET)
+        return PartitionLag(end, unknown=LagUnknownReason.NO_OFFSET)
     if key.offset > end:
-        return Lag(end, unknown=NoLag.BEYOND_END)
-    return Lag(end, end - key.offset)
+        return PartitionLag(end, unknown=LagUnknownReason.BEYOND_END)
+    return PartitionLag(end, end - key.offset)
 
 
-def _added(each: KeySurvey) -> dict[str, Any]:
-    lag = each.lag or Lag()
-    fresh = None if each.heard is None else each.heard.freshness
+def _added(each: KeyOverview) -> dict[str, Any]:
+    lag = each.lag or PartitionLag()
+    fresh = None if each.last_heartbeat is None else each.last_heartbeat.freshness
     added = {"freshness": fresh, "data_end": lag.end, "lag": lag.records, "lag_unknown": lag.unknown}
     if each.assigned is None:
         return added
     return {**added, "assigned": each.assigned.member, "assigned_since_ms": each.assigned.since_ms}
 
 
-def _settings_json(group: GroupSurvey) -> dict[str, Any]:
+def _settings_json(group: GroupOverview) -> dict[str, Any]:
     settings = group.settings
     return {
         "heartbeat_interval_ms": settings.heartbeat_interval_ms,

@@ -8,7 +8,7 @@ from typing import Any, Final
 from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.log import Append
-from marshal_dagster.coordination.rationalizer import Outcome, Rationalizer, Written
+from marshal_dagster.coordination.rationalizer import OwnRecord, Rationalizer, RecordResult
 from marshal_dagster.protocol.messages import Message, coordination_partition, render, type_name
 
 logger = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ GO_TIME_SHIFT_S: Final = 2
 
 
 @dataclass(slots=True)
-class Sent:
+class AppendResult:
     """Records that were handed to the log together, at `sent_ms`; where each lies and what it came to.
 
     Both are None for a record that was not acknowledged, the second also for one that retention deleted before it was
@@ -28,14 +28,14 @@ class Sent:
     sent_ms: float
     messages: Sequence[Message]
     log_offsets: Sequence[int | None]
-    outcomes: Sequence[Outcome | None]
+    outcomes: Sequence[RecordResult | None]
 
-    def __iter__(self) -> Iterator[tuple[Message, Outcome | None]]:
+    def __iter__(self) -> Iterator[tuple[Message, RecordResult | None]]:
         """Give each record with what it came to."""
         return zip(self.messages, self.outcomes, strict=True)
 
     @property
-    def unheard(self) -> list[int]:
+    def unconfirmed(self) -> list[int]:
         """The partitions whose record was not acknowledged, or not read back."""
         return [message.partition for message, outcome in self if outcome is None]
 
@@ -44,7 +44,11 @@ class Sender:
     """Sends records about one data topic; use it under the rationalizer's lock."""
 
     def __init__(
-        self, rationalizer: Rationalizer, topic: str, clock: Clock, on_sent: Callable[[Sent], None] | None = None
+        self,
+        rationalizer: Rationalizer,
+        topic: str,
+        clock: Clock,
+        on_sent: Callable[[AppendResult], None] | None = None,
     ) -> None:
         """Send to the coordination partition of data topic `topic`; `on_sent` is told what the records came to."""
         self.coordination_partition = coordination_partition(topic, rationalizer.identity.partitions)
@@ -67,11 +71,11 @@ class Sender:
         world = self._rationalizer.world.partitions.get(self.coordination_partition)
         return world is not None and world.group(group).is_go
 
-    def send(self, messages: Sequence[Message], numbers: Sequence[int] | None = None) -> Sent:
+    def send(self, messages: Sequence[Message], numbers: Sequence[int] | None = None) -> AppendResult:
         """Append, read back past the acknowledged offsets, and tell what each record came to.
 
         Each goes to the coordination partition that stands in its place in `numbers`, by default the topic's.
-        Raises `UnavailableError`, `LogChanged`; then what is in the log is not known.
+        Raises `UnavailableError`, `CoordinationLogChangedError`; then what is in the log is not known.
         """
         sent = self._send(messages, numbers or [self.coordination_partition] * len(messages))
         if self._on_sent is not None:
@@ -81,36 +85,36 @@ class Sender:
     def send_last(self, messages: Sequence[Message]) -> None:
         """Append what nobody here waits for; read it back so that others of this process find it read."""
         own, _ = self._append(messages, [self.coordination_partition] * len(messages))
-        if self._rationalizer.reads_on:  # after an interrupt the log is read anew: not while others wait for the keys
+        if self._rationalizer.can_resume:  # after an interrupt the log is read anew: not while others wait for the keys
             self._rationalizer.read_past(own)
 
-    def _send(self, messages: Sequence[Message], numbers: Sequence[int]) -> Sent:
+    def _send(self, messages: Sequence[Message], numbers: Sequence[int]) -> AppendResult:
         sent_ms = self._clock.lease_ms()
         own, offsets = self._append(messages, numbers)
         outcomes = self._rationalizer.read_past(own)
         found = [None if at is None else outcomes[number].get(at) for number, at in zip(numbers, offsets, strict=True)]
-        return Sent(sent_ms, messages, offsets, found)
+        return AppendResult(sent_ms, messages, offsets, found)
 
     def _append(
         self, messages: Sequence[Message], numbers: Sequence[int]
-    ) -> tuple[dict[int, dict[int, Written]], list[int | None]]:
+    ) -> tuple[dict[int, dict[int, OwnRecord]], list[int | None]]:
         """Append; give what was acknowledged, by where it lies, and the log offset of each record."""
         if not messages:
             return {}, []
         records = [Append(number, render(message)) for number, message in zip(numbers, messages, strict=True)]
         acks = self._rationalizer.log.append(records)
-        own: dict[int, dict[int, Written]] = {}
+        own: dict[int, dict[int, OwnRecord]] = {}
         for (number, value), message, (offset, _) in zip(records, messages, acks, strict=True):
             if offset is not None:
                 # Where two were acknowledged at one offset the first is lost, and reading it back finds that.
                 own.setdefault(number, {}).setdefault(offset, (message, value))
         offsets = [ack.offset for ack in acks]
         if None in offsets:
-            _tell_unacknowledged(messages, [ack.error for ack in acks if ack.offset is None])
+            _log_unacknowledged(messages, [ack.error for ack in acks if ack.offset is None])
         return own, offsets
 
 
-def _tell_unacknowledged(messages: Sequence[Message], errors: Sequence[str | None]) -> None:
+def _log_unacknowledged(messages: Sequence[Message], errors: Sequence[str | None]) -> None:
     kinds = ", ".join(dict.fromkeys(type_name(message) for message in messages))
     why = next((error for error in errors if error), "no reason given")
     logger.warning("%d of %d records (%s) were not acknowledged: %s", len(errors), len(messages), kinds, why)

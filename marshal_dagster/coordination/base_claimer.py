@@ -10,28 +10,28 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
-from marshal_dagster.coordination.appender import Sender, Sent
-from marshal_dagster.coordination.claims import H, Member, Tenure
+from marshal_dagster.coordination.appender import AppendResult, Sender
+from marshal_dagster.coordination.claims import ClaimSet, H, Member
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_reader import GroupReader
-from marshal_dagster.coordination.group_settings import check_settings, give_settings
-from marshal_dagster.coordination.observer import Observer, Told
-from marshal_dagster.coordination.rationalizer import Outcome, Rationalizer
+from marshal_dagster.coordination.group_settings import check_settings, write_first_settings
+from marshal_dagster.coordination.observer import ClaimerObserver, Observer
+from marshal_dagster.coordination.rationalizer import Rationalizer, RecordResult
 from marshal_dagster.errors import (
-    ClaimLost,
+    ClaimLostError,
+    CommitFailedError,
     ConfigurationError,
-    NotCertain,
-    NotCommitted,
-    PlanRejected,
-    SettingsDiffer,
-    TopicMissing,
+    IncompleteLogError,
+    PlanRejectedError,
+    SettingsMismatchError,
+    TopicNotFoundError,
     UnavailableError,
 )
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     DeliveryMode,
+    GroupSettings,
     Message,
-    Settings,
     is_topic,
 )
 from marshal_dagster.protocol.state import Group, Key, Owner
@@ -51,7 +51,7 @@ class BaseClaimer(ABC, Generic[H]):
 
     All methods may be called from any thread; one at a time does its work, under the rationalizer's lock. Once a
     partition is lost or released, this instance sends no further record for it. When the coordination log turns out
-    not to be the one read before (`LogChanged`), every claim is over.
+    not to be the one read before (`CoordinationLogChangedError`), every claim is over.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BaseClaimer(ABC, Generic[H]):
         rationalizer: Rationalizer,
         member: Member,
         topic: str,
-        settings: Settings,
+        settings: GroupSettings,
         *,
         clock: Clock | None = None,
         observer: Observer | None = None,
@@ -77,9 +77,9 @@ class BaseClaimer(ABC, Generic[H]):
         self.settings = settings
         self.rationalizer = rationalizer
         self.clock = clock or SystemClock()
-        told = None if observer is None else Told(observer, self)
-        self._tenure: Tenure[H] = Tenure(on_lost=told.lost if told else None)
-        self._step = _Step(self._fence_what_changed)
+        told = None if observer is None else ClaimerObserver(observer, self)
+        self._claim_set: ClaimSet[H] = ClaimSet(on_lost=told.lost if told else None)
+        self._step = _GuardedStep(self._drop_all_if_log_changed)
         self._is_settled = True
         """Whether what became of every record sent for a claim is known."""
         self._began_at = 0
@@ -97,7 +97,7 @@ class BaseClaimer(ABC, Generic[H]):
     @property
     def claims(self) -> Mapping[int, H]:
         """The claims held now, by partition. A claim whose lease has ended is still among them until `check`."""
-        return dict(self._tenure.claims)
+        return dict(self._claim_set.claims)
 
     @property
     def group(self) -> Group:
@@ -114,7 +114,7 @@ class BaseClaimer(ABC, Generic[H]):
         return self._reader.is_go
 
     def check(self, partitions: Collection[int] | None = None) -> None:
-        """Raise `ClaimLost` unless all of `partitions` (or all not released by itself) are held under a lease.
+        """Raise `ClaimLostError` unless all of `partitions` (or all not released by itself) are held under a lease.
 
         In a Go group the log is read first, because a heartbeat of any instance takes a partition there.
         """
@@ -125,9 +125,9 @@ class BaseClaimer(ABC, Generic[H]):
     def look(self) -> None:
         """Read in a Go group whether the claims are still this instance's: nothing else shows a displacement.
 
-        A look that fails decides nothing, the lease does. Raises `ClaimLost`, `LogChanged`.
+        A look that fails decides nothing, the lease does. Raises `ClaimLostError`, `CoordinationLogChangedError`.
         """
-        if not self.is_go or not self._tenure.claims:
+        if not self.is_go or not self._claim_set.claims:
             return
         with self.rationalizer.lock, self._step:
             try:
@@ -143,21 +143,22 @@ class BaseClaimer(ABC, Generic[H]):
 
         Never waits, whatever another thread is waiting for.
         """
-        now_ms, held = self.clock.lease_ms(), tuple(self._tenure.claims.values())
+        now_ms, held = self.clock.lease_ms(), tuple(self._claim_set.claims.values())
         return min((claim.lease.left_ms(now_ms) for claim in held if not claim.is_over), default=None)
 
     # Before claiming
 
-    def agree_on_settings(self) -> None:
+    def ensure_group_settings(self) -> None:
         """Require that the group's settings in the log are this member's; write the group's first ones.
 
-        Raises `NotCertain`, `SettingsDiffer`, `GoGroupError`, `UnavailableError`, `LogChanged`.
+        Raises `IncompleteLogError`, `SettingsMismatchError`, `GoGroupError`, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
             self.rationalizer.catch_up()
             self._reader.require_certain()
             if not self.group.settings_accepted:
-                give_settings(self.rationalizer, self._sender, self.member, self.settings)
+                write_first_settings(self.rationalizer, self._sender, self.member, self.settings)
                 self._reader.require_certain()
             self._reader.require_settings()
 
@@ -174,55 +175,55 @@ class BaseClaimer(ABC, Generic[H]):
         """
         with self.rationalizer.lock:
             try:
-                self._fence_what_ended()
+                self._drop_ended_leases()
                 self._leave(partitions)
                 if partitions is None:
-                    self._abandon_unseen()
+                    self._revoke_unconfirmed()
             except Exception as error:  # noqa: BLE001 - whatever a log can come up with
                 logger.warning("release of claims on %r failed, they will go stale: %s", self.topic, error)
             finally:
-                self._fence_what_changed()
+                self._drop_all_if_log_changed()
 
     # How a step is done
 
     def _check(self, partitions: Collection[int] | None = None) -> None:
         """Do what `check` says, under the lock."""
-        self._fence_what_ended()
-        tenure = self._tenure
-        lost = tenure.left.keys() if partitions is None else [n for n in partitions if n not in tenure.claims]
+        self._drop_ended_leases()
+        claim_set = self._claim_set
+        lost = claim_set.left.keys() if partitions is None else [n for n in partitions if n not in claim_set.claims]
         if lost:
-            raise ClaimLost(self._why_lost(sorted(lost)))
+            raise ClaimLostError(self._why_lost(sorted(lost)))
 
-    def _send_owned(self, messages: Sequence[Message]) -> Sent:
+    def _send_owned(self, messages: Sequence[Message]) -> AppendResult:
         """Send records of owned keys, once all that was sent before is settled.
 
-        Only while more of the lease is left than a record may wait to be sent. Raises `ClaimLost`.
+        Only while more of the lease is left than a record may wait to be sent. Raises `ClaimLostError`.
         """
         self._settle()
         now_ms = self.clock.lease_ms()
         partitions = [message.partition for message in messages]
         self._fence(
-            number
-            for number in partitions
-            if (claim := self._tenure.claims.get(number)) is not None and not claim.lease.may_send(now_ms)
+            partition
+            for partition in partitions
+            if (claim := self._claim_set.claims.get(partition)) is not None and not claim.lease.may_send(now_ms)
         )
         self._check(partitions)
         self._note_sending(messages)
         self._is_settled = False
         sent = self._sender.send(messages)
         self._is_settled = None not in sent.outcomes
-        self._require_certain_still(partitions)
+        self._drop_all_if_incomplete(partitions)
         return sent
 
-    def _require_certain_still(self, partitions: Sequence[int]) -> None:
+    def _drop_all_if_incomplete(self, partitions: Sequence[int]) -> None:
         """Lose all where retention has overtaken the reader: to one that only observes everything looks accepted."""
         if not self._reader.is_certain:
-            self._fence_what_changed()
-            raise ClaimLost(self._why_lost(sorted(partitions)))
+            self._drop_all_if_log_changed()
+            raise ClaimLostError(self._why_lost(sorted(partitions)))
 
     def _begin_tenure(self) -> None:
         """Note from where on the log concerns this tenure, when it first asks for something."""
-        if not self._tenure.asked:
+        if not self._claim_set.requested:
             self._began_at = self._reader.home.next_offset
 
     def _settle(self) -> None:
@@ -237,11 +238,11 @@ class BaseClaimer(ABC, Generic[H]):
         self._refresh()
         self._check()
 
-    def _note_beats(self, sent: Sent) -> None:
+    def _apply_heartbeat_results(self, sent: AppendResult) -> None:
         """Renew the leases whose heartbeats were seen accepted; where one was refused the claim is lost."""
         renewed = Lease(self.settings.heartbeat_interval_ms, sent.sent_ms)
         for message, outcome in sent:
-            claim = self._tenure.claims.get(message.partition)
+            claim = self._claim_set.claims.get(message.partition)
             if claim is None or outcome is None:
                 continue
             if outcome.accepted:
@@ -250,25 +251,25 @@ class BaseClaimer(ABC, Generic[H]):
                 self._lose(claim, f"its heartbeat was refused: {reason(outcome)}")
         self._refresh()
 
-    def _require_acknowledged(self, beats: Sent) -> None:
-        if beats.unheard:
-            raise NotCommitted(
-                f"no acknowledgement for the heartbeats of {self._named(beats.unheard)}; the lease runs on"
+    def _require_acknowledged(self, beats: AppendResult) -> None:
+        if beats.unconfirmed:
+            raise CommitFailedError(
+                f"no acknowledgement for the heartbeats of {self._named(beats.unconfirmed)}; the lease runs on"
             )
 
-    def _see_planned(self, ends: Mapping[int, int], sent: Sent) -> None:
+    def _require_plans_accepted(self, ends: Mapping[int, int], sent: AppendResult) -> None:
         """Read what became of the plans that were `sent`; refuse those not seen accepted, nor found by reading."""
         self._settle()
         self._refresh()
         self._check(ends.keys())
-        claims, numbered = self._tenure.claims, [(message.partition, outcome) for message, outcome in sent]
+        claims, numbered = self._claim_set.claims, [(message.partition, outcome) for message, outcome in sent]
         refused = [
             f"{self.topic}/{number}: {reason(outcome)}"
             for number, outcome in numbered
             if not (claims[number].plan_end == ends[number] if outcome is None else outcome.accepted)
         ]
         if refused:
-            raise PlanRejected(f"plans of group {self.member.group!r} were not accepted: {listed(refused)}")
+            raise PlanRejectedError(f"plans of group {self.member.group!r} were not accepted: {listed(refused)}")
         self._check_log()
         self._check(ends.keys())
 
@@ -300,13 +301,13 @@ class BaseClaimer(ABC, Generic[H]):
         """Make sure that what was read back is of the same log; a broker that cannot tell now is asked again later."""
         try:
             self.rationalizer.check_identity()
-        except (UnavailableError, TopicMissing) as error:
+        except (UnavailableError, TopicNotFoundError) as error:
             logger.warning("the coordination topic could not be looked up: %s", error)
 
-    def _note_wins(self, sent: Sent, asks: type[Message]) -> list[H]:
+    def _add_won_claims(self, sent: AppendResult, asks: type[Message]) -> list[H]:
         """Hold what the records of type `asks` have won by the log as read back."""
         lease = Lease(self.settings.heartbeat_interval_ms, sent.sent_ms)
-        keys, tenure = self.group.keys, self._tenure
+        keys, claim_set = self.group.keys, self._claim_set
         won: list[H] = []
         for message, epoch, outcome in zip(sent.messages, sent.log_offsets, sent.outcomes, strict=True):
             if epoch is None or outcome is None or type(message) is not asks:
@@ -315,44 +316,44 @@ class BaseClaimer(ABC, Generic[H]):
             if outcome.accepted:
                 claim = self._won(keys[self.topic, number], number, epoch, lease)
                 if claim is not None:
-                    tenure.claims[number] = claim
+                    claim_set.claims[number] = claim
                     won.append(claim)
-            tenure.unseen.discard(number)
-        if tenure.unseen:
-            self._try_to_abandon()
+            claim_set.unconfirmed.discard(number)
+        if claim_set.unconfirmed:
+            self._try_to_revoke_unconfirmed()
         return won
 
-    def _try_to_abandon(self) -> None:
+    def _try_to_revoke_unconfirmed(self) -> None:
         try:
-            self._abandon_unseen()
+            self._revoke_unconfirmed()
         except UnavailableError as error:
             logger.warning("claims without acknowledgement are looked for again on leaving: %s", error)
 
-    def _abandon_unseen(self) -> None:
+    def _revoke_unconfirmed(self) -> None:
         """Revoke what claims without acknowledgement have won; those not in the log yet may still come."""
-        unseen = self._tenure.unseen
+        unseen = self._claim_set.unconfirmed
         if not unseen:
             return
         self.rationalizer.catch_up()
         unseen -= self._revoke_own(frozenset(unseen))
 
-    def _seen_taken(self, named: Iterable[N], revocations: Sent) -> list[N]:
+    def _confirmed_revocations(self, named: Iterable[N], revocations: AppendResult) -> list[N]:
         """Give those of `named` whose revocation was seen accepted: of what is only observed, none."""
         taken = zip(named, revocations.outcomes, strict=True)
         return [one for one, outcome in taken if outcome is not None and outcome.accepted and self._reader.is_certain]
 
     def _leave(self, partitions: Collection[int] | None) -> None:
-        now_ms, tenure = self.clock.lease_ms(), self._tenure
-        going = frozenset(tenure.claims if partitions is None else tenure.claims.keys() & set(partitions))
-        tenure.unseen |= going  # should this be interrupted, what is still held then is revoked on leaving
-        leaving = tenure.give_up(going)
+        now_ms, claim_set = self.clock.lease_ms(), self._claim_set
+        going = frozenset(claim_set.claims if partitions is None else claim_set.claims.keys() & set(partitions))
+        claim_set.unconfirmed |= going  # should this be interrupted, what is still held then is revoked on leaving
+        leaving = claim_set.give_up(going)
         signed = self._sender.signed(self.member)
         sendable = [claim for claim in leaving if not claim.is_over and claim.lease.may_send(now_ms)]
-        words = [self._last_word(claim, signed) for claim in sendable]
+        words = [self._release_record(claim, signed) for claim in sendable]
         self._sender.send_last([word for word in words if word is not None])
-        tenure.unseen -= going
+        claim_set.unconfirmed -= going
         self._refresh()  # what was read back with them may have ended other claims
-        if leaving and not tenure.claims:
+        if leaving and not claim_set.claims:
             self.rationalizer.log.purge()
 
     def _require_unchanged(self, won: Collection[H]) -> None:
@@ -360,41 +361,41 @@ class BaseClaimer(ABC, Generic[H]):
         try:
             self._reader.require_certain()
             self._reader.require_settings()
-        except (NotCertain, SettingsDiffer):
+        except (IncompleteLogError, SettingsMismatchError):
             self.release([claim.partition for claim in won])
             raise
 
     def _refresh(self) -> None:
         """Take over from the state what it says of each claim, and lose those that are another's now."""
-        self._fence_what_changed()
-        for claim in tuple(self._tenure.claims.values()):
+        self._drop_all_if_log_changed()
+        for claim in tuple(self._claim_set.claims.values()):
             if not self._copy_state(claim):
-                self._tenure.lose(claim.partition, "it is no longer this instance's")
+                self._claim_set.lose(claim.partition, "it is no longer this instance's")
 
     def _lose(self, claim: H, why: str) -> None:
-        self._tenure.lose(claim.partition, why)
+        self._claim_set.lose(claim.partition, why)
 
-    def _fence_what_changed(self) -> None:
+    def _drop_all_if_log_changed(self) -> None:
         """Hold nothing of a log that is another one, or that can only be observed."""
         changed = self.rationalizer.changed
         if changed is not None:
-            self._tenure.lose_all(str(changed))
-            self._tenure.unseen.clear()
+            self._claim_set.lose_all(str(changed))
+            self._claim_set.unconfirmed.clear()
         elif not self._reader.is_certain:
-            self._tenure.lose_all(_OBSERVED)
+            self._claim_set.lose_all(_OBSERVED)
         elif (
             seen := self._reader.home.unplanned.get(self.member.group)
         ) is not None and seen.log_offset >= self._began_at:
-            self._tenure.lose_all(
+            self._claim_set.lose_all(
                 f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
                 "without a plan, as Go consumers do: the group's rule set is not 'go', so no promise holds while one "
                 "is in it. Stop it, or give it a group of its own"
             )
 
-    def _fence_what_ended(self) -> None:
+    def _drop_ended_leases(self) -> None:
         """Stop by itself: where a lease has ended, and everywhere when the log is another one or only observed."""
-        self._fence_what_changed()
-        now_ms, held = self.clock.lease_ms(), self._tenure.claims.values()
+        self._drop_all_if_log_changed()
+        now_ms, held = self.clock.lease_ms(), self._claim_set.claims.values()
         ended = [claim.partition for claim in held if not (claim.lease.holds(now_ms) or claim.is_over)]
         if ended:
             self._fence(ended)
@@ -402,7 +403,7 @@ class BaseClaimer(ABC, Generic[H]):
     def _fence(self, partitions: Iterable[int]) -> None:
         fenced = list(partitions)
         for partition in fenced:
-            self._tenure.lose(partition, "its lease ended: no heartbeat was seen accepted in time")
+            self._claim_set.lose(partition, "its lease ended: no heartbeat was seen accepted in time")
         if fenced:
             self.rationalizer.log.purge()
 
@@ -429,7 +430,7 @@ class BaseClaimer(ABC, Generic[H]):
         """Take over what the state says of `claim`; tell whether it is still this instance's."""
 
     @abstractmethod
-    def _last_word(self, claim: H, signed: dict[str, Any]) -> Message | None:
+    def _release_record(self, claim: H, signed: dict[str, Any]) -> Message | None:
         """Make the record that gives `claim` up and moves nothing; None where it has to go stale."""
 
     @abstractmethod
@@ -444,9 +445,9 @@ class BaseClaimer(ABC, Generic[H]):
 
     def _why_lost(self, partitions: Sequence[int]) -> str:
         whys = [
-            f"{self.topic}/{number}: {self._tenure.left.get(number, 'it was never won, or was released')}; "
-            f"{self._holder(number)}"
-            for number in partitions[:_MOST_NAMED]
+            f"{self.topic}/{partition}: {self._claim_set.left.get(partition, 'it was never won, or was released')}; "
+            f"{self._holder(partition)}"
+            for partition in partitions[:_MOST_NAMED]
         ]
         return (
             f"group {self.member.group!r} does not hold {listed(whys, len(partitions))}. What was committed stays, "
@@ -454,7 +455,7 @@ class BaseClaimer(ABC, Generic[H]):
         )
 
     def _holder(self, partition: int) -> str:
-        owners = self._owners_beside(partition)
+        owners = self._current_owners(partition)
         if any(owner.instance == self.member.instance for owner in owners):
             return "the log as last read still shows this very instance as owner, until that goes stale"
         held_by = [f"client {one.client!r}, instance {one.instance!r}, epoch {one.epoch}" for one in owners] or [
@@ -462,7 +463,7 @@ class BaseClaimer(ABC, Generic[H]):
         ]
         return f"by the log as last read it is held by {listed(held_by)}"
 
-    def _owners_beside(self, partition: int) -> list[Owner]:
+    def _current_owners(self, partition: int) -> list[Owner]:
         """Give who holds what was lost of `partition`."""
         return self._reader.owners(partition)
 
@@ -471,7 +472,7 @@ class BaseClaimer(ABC, Generic[H]):
         return f"{self.topic}/{listed([str(number) for number in numbers], separator=',')}"
 
 
-class _Step:
+class _GuardedStep:
     """One step, done under the lock: however it ends, what the log has taken meanwhile is not held any more."""
 
     def __init__(self, fence: Callable[[], None]) -> None:
@@ -486,7 +487,7 @@ class _Step:
         self._fence()
 
 
-def reason(outcome: Outcome | None) -> str:
+def reason(outcome: RecordResult | None) -> str:
     """Say why a record was not accepted."""
     return "not acknowledged" if outcome is None else str(outcome.verdict.reason)
 

@@ -28,8 +28,8 @@ def open_rationalizer(
 
     Raises:
         ConfigurationError: the client library refuses the settings.
-        TopicMissing: the coordination topic does not exist.
-        RightMissing: this user may not see it.
+        TopicNotFoundError: the coordination topic does not exist.
+        AuthorizationError: this user may not see it.
         UnavailableError: no answer in time.
     """
     log = KafkaLog(connection, coordination_topic, interval_ms)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from marshal_dagster.coordination.appender import Sent
+from marshal_dagster.coordination.appender import AppendResult
 from marshal_dagster.coordination.base_claimer import BaseClaimer
 from marshal_dagster.coordination.claims import Claim, Member, is_held, new_instance_id
-from marshal_dagster.coordination.group_reader import nobody_is_dead
-from marshal_dagster.errors import GoGroupError, NotCommitted, PlanRejected
+from marshal_dagster.coordination.group_reader import assume_alive
+from marshal_dagster.errors import CommitFailedError, GoGroupError, PlanRejectedError
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
@@ -20,7 +20,7 @@ from marshal_dagster.protocol.messages import (
 )
 from marshal_dagster.protocol.state import Key, Owner, Phase
 
-__all__ = ["Claim", "Claimer", "Member", "new_instance_id", "nobody_is_dead"]
+__all__ = ["Claim", "Claimer", "Member", "assume_alive", "new_instance_id"]
 
 
 class Claimer(BaseClaimer[Claim]):
@@ -35,7 +35,7 @@ class Claimer(BaseClaimer[Claim]):
         self,
         partitions: Iterable[int],
         *,
-        is_dead: Callable[[Owner], bool] = nobody_is_dead,
+        is_dead: Callable[[Owner], bool] = assume_alive,
         max_attempts: int | None = None,
     ) -> list[int]:
         """Give those of `partitions` that look free by the log and this member's own clock: advice, not a promise.
@@ -55,42 +55,43 @@ class Claimer(BaseClaimer[Claim]):
         partitions: Iterable[int],
         *,
         max_claims: int | None = None,
-        is_dead: Callable[[Owner], bool] = nobody_is_dead,
+        is_dead: Callable[[Owner], bool] = assume_alive,
     ) -> list[Claim]:
         """Ask for all of `partitions` with one append, and give those that were won.
 
         At most `max_claims` are held afterwards. Claims of owners that `is_dead` knows to be dead are revoked on the
-        way. A partition is asked for once in a tenure. Read the log first (`agree_on_settings`); should this raise,
+        way. A partition is asked for once in a tenure. Read the log first (`ensure_group_settings`); should this raise,
         `release`.
-        Raises `NotCertain`, `GroupPaused`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
+        Raises `IncompleteLogError`, `GroupPausedError`, `SettingsMismatchError`, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         wanted = list(dict.fromkeys(partitions))
         dead = self._reader.dead_owners(wanted, is_dead)
         with self.rationalizer.lock, self._step:
             self._reader.require_ready()
-            wanted = self._to_ask_for(wanted, dead, max_claims)
+            wanted = self._select_partitions(wanted, dead, max_claims)
             if not wanted:
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingPartition(partition=number, **signed) for number in wanted]
             revocations = self._reader.revocations(signed, wanted, dead, lambda number: self.key(number).ranges)
             self._begin_tenure()
-            self._tenure.ask(wanted)
-            won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingPartition)
+            self._claim_set.ask(wanted)
+            won = self._add_won_claims(self._sender.send([*revocations, *claims]), ClaimingPartition)
             self._require_unchanged(won)
             return won
 
     def claim_entire_topic(
-        self, partitions: Collection[int], *, is_dead: Callable[[Owner], bool] = nobody_is_dead
+        self, partitions: Collection[int], *, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> list[Claim]:
         """Claim partition 0, the key to the topic, and all others that look free only if that was won.
 
-        Raises as `claim`, and `ClaimLost` when partition 0 is lost while the others are asked for.
+        Raises as `claim`, and `ClaimLostError` when partition 0 is lost while the others are asked for.
         """
-        claims = self._tenure.claims
+        claims = self._claim_set.claims
         if 0 not in claims and not self.claim(self.claimable([0], is_dead=is_dead), is_dead=is_dead):
             return []
-        others = self.claimable([number for number in partitions if number], is_dead=is_dead)
+        others = self.claimable([partition for partition in partitions if partition], is_dead=is_dead)
         won = self.claim(others, is_dead=is_dead)
         with self.rationalizer.lock:
             self._check([0])
@@ -99,22 +100,22 @@ class Claimer(BaseClaimer[Claim]):
     def name_data_topic(self, topic_id: str) -> None:
         """Write down which incarnation of the data topic the offsets belong to, where a key does not say.
 
-        What does not have that id afterwards is released, and `ClaimLost` raised for it. In a Go group nothing is
+        What does not have that id afterwards is released, and `ClaimLostError` raised for it. In a Go group nothing is
         written: Go consumers do not know the record.
         """
         with self.rationalizer.lock, self._step:
             self._check()
             if self.is_go:
                 return
-            nameless = [claim.partition for claim in self._tenure.claims.values() if claim.data_topic_id is None]
+            nameless = [claim.partition for claim in self._claim_set.claims.values() if claim.data_topic_id is None]
             signed = self._sender.signed(self.member)
             self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in nameless])
             self._settle()
             self._refresh()
-            held = self._tenure.claims
+            held = self._claim_set.claims
             unnamed = [number for number in nameless if number in held and held[number].data_topic_id != topic_id]
             self.release(unnamed)
-            self._tenure.left.update(
+            self._claim_set.left.update(
                 dict.fromkeys(unnamed, "the data topic's id could not be written down, so it was released")
             )
             self._check()
@@ -126,13 +127,14 @@ class Claimer(BaseClaimer[Claim]):
 
         `starts` gives the first offset of keys that have none; without it these wait. A claim whose heartbeat is
         refused is lost; one that was not acknowledged stays as long as its lease does.
-        Raises `ClaimLost`, `NotCommitted` for one not acknowledged, `UnavailableError`, `LogChanged`.
+        Raises `ClaimLostError`, `CommitFailedError` for one not acknowledged, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
             self._check()
             starts = starts or {}
             self._check(starts.keys())
-            stands = {claim.partition: claim.beat_offset for claim in self._tenure.claims.values()}
+            stands = {claim.partition: claim.beat_offset for claim in self._claim_set.claims.values()}
             offsets = {number: starts.get(number) if at is None else at for number, at in stands.items()}
             sent = self._beat({number: offset for number, offset in offsets.items() if offset is not None})
             self._check()  # what was refused is told at once, however long the next question takes
@@ -145,21 +147,21 @@ class Claimer(BaseClaimer[Claim]):
     def plan(self, ends: Mapping[int, int]) -> None:
         """Write down that the messages up to `ends` (exclusive) are one batch, and read it back.
 
-        One without acknowledgement is settled by reading. Raises `PlanRejected` when one was not seen accepted,
-        `ClaimLost`, `UnavailableError`, `LogChanged`.
+        One without acknowledgement is settled by reading. Raises `PlanRejectedError` when one was not seen accepted,
+        `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
             self._check(ends.keys())
             signed = self._sender.signed(self.member)
             sent = self._send_owned([ClaimingMessages(partition=n, plan_end=end, **signed) for n, end in ends.items()])
-            self._see_planned(ends, sent)
+            self._require_plans_accepted(ends, sent)
 
     def commit(self, offsets: Mapping[int, int]) -> None:
         """Commit `offsets` (next to read) and see them in the log, trying for as long as the leases last.
 
         One without acknowledgement is settled by reading: the offset there while one is the owner counts as committed.
-        Raises `PlanRejected` where no plan is open; `ClaimLost` naming the owner of a lost key, `NotCommitted`
-        otherwise; what was seen stays committed.
+        Raises `PlanRejectedError` where no plan is open; `ClaimLostError` naming the owner of a lost key,
+        `CommitFailedError` otherwise; what was seen stays committed.
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
@@ -174,19 +176,20 @@ class Claimer(BaseClaimer[Claim]):
         Only where this very process's own record moved the offset from the plan's start to its end (protocol.md,
         section 6, "At most once"), and while its lease lasts. The others must be dropped, all of them should this
         raise.
-        Raises `PlanRejected` for what is not the end of an open plan, `ClaimLost`, `UnavailableError`, `LogChanged`.
+        Raises `PlanRejectedError` for what is not the end of an open plan, `ClaimLostError`, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
             self._settle()
             self._check(ends.keys())
-            claims = self._tenure.claims
+            claims = self._claim_set.claims
             unplanned = [number for number, end in ends.items() if claims[number].plan_end != end]
             if unplanned:
-                raise PlanRejected(f"{self._named(unplanned)}: no open plan ends there; plan first")
+                raise PlanRejectedError(f"{self._named(unplanned)}: no open plan ends there; plan first")
             starts = {number: claims[number].offset for number in ends}
             sent = self._beat(ends)
             self._check_log()
-            self._fence_what_ended()
+            self._drop_ended_leases()
             return frozenset(
                 message.partition
                 for message, outcome in sent
@@ -204,11 +207,11 @@ class Claimer(BaseClaimer[Claim]):
 
         The offsets are of the data topic with id `topic_id`, which is written down first where a key has another.
         Where another paused or resumed the group in between nothing is set: claim again as a new instance.
-        Raises `ClaimLost`, `UnavailableError`, `LogChanged`.
+        Raises `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
             self._check(offsets.keys())
-            held, signed = self._tenure.claims, self._sender.signed(self.member)
+            held, signed = self._claim_set.claims, self._sender.signed(self.member)
             strange = [number for number in offsets if held[number].data_topic_id != topic_id]
             self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in strange])
             self._settle()
@@ -224,7 +227,7 @@ class Claimer(BaseClaimer[Claim]):
         """
         with self.rationalizer.lock, self._step:
             self._check()
-            held, signed = self._tenure.claims, self._sender.signed(self.member)
+            held, signed = self._claim_set.claims, self._sender.signed(self.member)
             ids = {n: claim.data_topic_id for n, claim in held.items()}
             sent = self._send_owned(
                 [DataTopic(partition=n, topic_id=each, **signed) for n, each in ids.items() if each is not None]
@@ -237,12 +240,12 @@ class Claimer(BaseClaimer[Claim]):
     def _set(self, offsets: Mapping[int, int]) -> frozenset[int]:
         """Give claims up at `offsets`; give those whose generation this has begun."""
         signed = self._sender.signed(self.member)
-        self._tenure.unseen |= offsets.keys()
+        self._claim_set.unconfirmed |= offsets.keys()
         try:
             sent = self._send_owned([ReleasingPartition(partition=n, offset=at, **signed) for n, at in offsets.items()])
         finally:
-            self._tenure.give_up(offsets)
-        self._tenure.unseen -= offsets.keys()
+            self._claim_set.give_up(offsets)
+        self._claim_set.unconfirmed -= offsets.keys()
         return frozenset(
             message.partition
             for message, log_offset in zip(sent.messages, sent.log_offsets, strict=True)
@@ -252,7 +255,8 @@ class Claimer(BaseClaimer[Claim]):
     def revoke(self, epochs: Mapping[int, int]) -> frozenset[int]:
         """Take claims, named by partition and epoch, from owners known to be dead. Return those seen taken.
 
-        Raises `GoGroupError` in a Go group, whose members do not know the record; `UnavailableError`, `LogChanged`.
+        Raises `GoGroupError` in a Go group, whose members do not know the record; `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         if self.is_go:
             raise GoGroupError(
@@ -260,25 +264,25 @@ class Claimer(BaseClaimer[Claim]):
                 "by itself"
             )
         with self.rationalizer.lock, self._step:
-            member = self.member.anew() if self._tenure.asked & epochs.keys() else self.member
+            member = self.member.with_new_instance() if self._claim_set.requested & epochs.keys() else self.member
             signed = self._sender.signed(member)
             sent = self._sender.send([RevokingClaim(partition=n, epoch=epoch, **signed) for n, epoch in epochs.items()])
-            return frozenset(self._seen_taken(epochs.keys(), sent))
+            return frozenset(self._confirmed_revocations(epochs.keys(), sent))
 
     def take_over_and_release(self, offsets: Mapping[int, int | None]) -> frozenset[int]:
         """Free partitions of a Go group from owners that are dead, or set their positions; return what is free there.
 
         `offsets` says where each is to be: None for where it is now. This instance sends a heartbeat, which takes the
         partition there, and releases it once it has read that back. Where the partition has no offset nothing is sent.
-        The owner, should it be alive, takes the partition back with its next heartbeat. Raises `ClaimLost`,
-        `UnavailableError`, `LogChanged`.
+        The owner, should it be alive, takes the partition back with its next heartbeat. Raises `ClaimLostError`,
+        `UnavailableError`, `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
             self.rationalizer.catch_up()
             to = {n: self.key(n).offset if offset is None else offset for n, offset in offsets.items()}
             known = {n: offset for n, offset in to.items() if offset is not None}
             signed = self._sender.signed(self.member)
-            self._tenure.give_up(known)
+            self._claim_set.give_up(known)
             beats = self._sender.send([Heartbeat(partition=n, offset=at, **signed) for n, at in known.items()])
             taken = [m.partition for m, outcome in beats if outcome is not None and self._owns(m.partition)]
             self._sender.send([ReleasingPartition(partition=n, offset=known[n], **signed) for n in taken])
@@ -291,7 +295,7 @@ class Claimer(BaseClaimer[Claim]):
 
     # How a step is done
 
-    def _beat(self, offsets: Mapping[int, int]) -> Sent:
+    def _beat(self, offsets: Mapping[int, int]) -> AppendResult:
         """Send heartbeats and note what they came to.
 
         Where a heartbeat takes a partition (rule set `go`) it is read first whose it is.
@@ -300,7 +304,7 @@ class Claimer(BaseClaimer[Claim]):
             self._read_first()
         signed = self._sender.signed(self.member)
         sent = self._send_owned([Heartbeat(partition=n, offset=offset, **signed) for n, offset in offsets.items()])
-        self._note_beats(sent)
+        self._apply_heartbeat_results(sent)
         return sent
 
     def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
@@ -309,15 +313,15 @@ class Claimer(BaseClaimer[Claim]):
         self._settle()
         self._check(missing.keys())
         missing = self._uncommitted(missing)
-        refused = missing.keys() - set(sent.unheard)
+        refused = missing.keys() - set(sent.unconfirmed)
         if refused:
-            raise NotCommitted(
+            raise CommitFailedError(
                 f"the commit of {self._named(refused)} was not seen in the log; nothing was committed there"
             )
         return missing
 
     def _uncommitted(self, ends: Mapping[int, int]) -> dict[int, int]:
-        claims = self._tenure.claims
+        claims = self._claim_set.claims
         return {n: end for n, end in ends.items() if n not in claims or claims[n].offset != end}
 
     def _won(self, key: Key, partition: int, epoch: int, lease: Lease) -> Claim | None:
@@ -333,7 +337,7 @@ class Claimer(BaseClaimer[Claim]):
     def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
         if self.is_go:
             return self._release_own(partitions)
-        owners = {number: self.key(number).owner for number in partitions}
+        owners = {partition: self.key(partition).owner for partition in partitions}
         return self.revoke(
             {
                 number: owner.epoch
@@ -357,10 +361,10 @@ class Claimer(BaseClaimer[Claim]):
     def _note_sending(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if isinstance(message, Heartbeat):
-                claim = self._tenure.claims[message.partition]
+                claim = self._claim_set.claims[message.partition]
                 claim.highest_sent = max(claim.highest_sent, message.offset)
 
-    def _last_word(self, claim: Claim, signed: dict[str, Any]) -> Message | None:
+    def _release_record(self, claim: Claim, signed: dict[str, Any]) -> Message | None:
         """Without an offset to name, or from the instance that paused the group, a release would set a position.
 
         Such a claim is revoked instead; in a Go group, which knows no revocation, it goes stale.
@@ -375,24 +379,26 @@ class Claimer(BaseClaimer[Claim]):
 
     def _require_forward(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
-            claim = self._tenure.claims[number]
+            claim = self._claim_set.claims[number]
             beaten = claim.beat_offset
             if beaten is not None and offset < beaten:
-                raise NotCommitted(
+                raise CommitFailedError(
                     f"{self.topic}/{number} cannot be committed at {offset}: this instance's heartbeats stand at "
                     f"{beaten}; nothing was sent. To go back, set the position"
                 )
             if claim.plan_end is None and offset != claim.offset and not self.is_go:
-                raise PlanRejected(f"{self.topic}/{number} has no open plan; plan before a commit. Nothing was sent")
+                raise PlanRejectedError(
+                    f"{self.topic}/{number} has no open plan; plan before a commit. Nothing was sent"
+                )
 
     # What it believes
 
-    def _to_ask_for(self, wanted: Iterable[int], dead: Collection[Owner], max_claims: int | None) -> list[int]:
-        asked = self._tenure.asked
+    def _select_partitions(self, wanted: Iterable[int], dead: Collection[Owner], max_claims: int | None) -> list[int]:
+        asked = self._claim_set.requested
         chosen = [number for number in wanted if number not in asked]
         if self.is_go:
             chosen = [number for number in chosen if self._looks_free(number, dead, None)]
-        return chosen if max_claims is None else chosen[: max(0, max_claims - len(self._tenure.claims))]
+        return chosen if max_claims is None else chosen[: max(0, max_claims - len(self._claim_set.claims))]
 
     def _looks_free(self, partition: int, dead: Collection[Owner], max_attempts: int | None) -> bool:
         key, group = self.key(partition), self.group
@@ -401,13 +407,13 @@ class Claimer(BaseClaimer[Claim]):
         now_ms = group.advice_time_ms(self._reader.home.log_time_ms, self.clock.wall_ms())
         if group.is_live(key, now_ms) and key.owner not in dead:
             return False
-        return not key.ranges or self._is_left_by_ranges(key, dead)
+        return not key.ranges or self._has_no_live_ranges(key, dead)
 
-    def _is_left_by_ranges(self, key: Key, dead: Collection[Owner]) -> bool:
+    def _has_no_live_ranges(self, key: Key, dead: Collection[Owner]) -> bool:
         """Tell whether nobody alive holds a range; who has not paused the group may not claim beside others either."""
         group, now_ms = self.group, self._reader.advised_time_ms()
         interval_ms = group.settings.heartbeat_interval_ms
-        if any(each.is_live(now_ms, interval_ms) and each.owner not in dead for each in key.ranges):
+        if any(range_.is_live(now_ms, interval_ms) and range_.owner not in dead for range_ in key.ranges):
             return False
         is_waiting = any(each.phase is not Phase.CLAIMED for each in key.ranges)
         return not is_waiting or group.is_paused_by(self.member.instance, now_ms)

@@ -31,7 +31,7 @@ class Member:
                     "characters"
                 )
 
-    def anew(self) -> "Member":
+    def with_new_instance(self) -> "Member":
         """Give the same member with an instance id that was never used: `<what comes before the dot>.<random>`."""
         return replace(self, instance=new_instance_id(self.instance.rpartition(".")[0] or self.instance))
 
@@ -48,7 +48,7 @@ def is_held(key: Key, instance: str, epoch: int) -> bool:
 
 
 @dataclass(slots=True)
-class Held:
+class BaseClaim:
     """What this instance won with the record at log offset `epoch`, and for how long it is surely its own."""
 
     partition: int
@@ -63,7 +63,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Claim(Held):
+class Claim(BaseClaim):
     """A key that this instance holds: where it stands by the log as last read, and for how long that is sure."""
 
     offset: int | None = None
@@ -103,7 +103,7 @@ class Claim(Held):
 
 
 @dataclass(slots=True)
-class RangeClaim(Held):
+class RangeClaim(BaseClaim):
     """A range that this instance holds, as it is by the log as last read (protocol.md, section 8.2).
 
     `plan_end` is there once it is planned, and then equals `end`. A done one stays as it was when it was done.
@@ -153,11 +153,11 @@ class RangeClaim(Held):
         self.data_topic_id = key.data_topic_id
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=BaseClaim)
 
 
 @dataclass(slots=True)
-class Tenure(Generic[H]):
+class ClaimSet(Generic[H]):
     """The partitions that an instance has asked for at any time, and what became of them.
 
     `claims` are those it holds, whole or a range of each, `left` those it held once, and why no more. `unseen` are
@@ -166,16 +166,16 @@ class Tenure(Generic[H]):
     """
 
     claims: dict[int, H] = field(default_factory=dict)
-    asked: set[int] = field(default_factory=set)
-    unseen: set[int] = field(default_factory=set)
+    requested: set[int] = field(default_factory=set)
+    unconfirmed: set[int] = field(default_factory=set)
     left: dict[int, str] = field(default_factory=dict)
     on_lost: Callable[[H, str], None] | None = None
     """Told of each claim that is lost, and why."""
 
     def ask(self, partitions: Collection[int]) -> None:
         """Note that `partitions` are about to be asked for."""
-        self.unseen.update(partitions)
-        self.asked.update(partitions)
+        self.unconfirmed.update(partitions)
+        self.requested.update(partitions)
 
     def lose(self, partition: int, why: str) -> None:
         """Hold `partition` no more: no further record is sent for it."""

@@ -8,8 +8,8 @@ from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.group_settings import require_settings
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, GroupPaused, NotCertain
-from marshal_dagster.protocol.messages import Message, RevokingClaim, RevokingRange, RuleSet, Settings
+from marshal_dagster.errors import ConfigurationError, GroupPausedError, IncompleteLogError
+from marshal_dagster.protocol.messages import GroupSettings, Message, RevokingClaim, RevokingRange, RuleSet
 from marshal_dagster.protocol.state import Group, Key, Owner, Range
 from marshal_dagster.protocol.world import PartitionWorld, Unplanned
 
@@ -19,7 +19,7 @@ def is_go_instance(owner: Owner) -> bool:
     return "." not in owner.instance
 
 
-def nobody_is_dead(_: Owner) -> bool:
+def assume_alive(_: Owner) -> bool:
     """Know of no owner that it is dead."""
     return False
 
@@ -34,7 +34,7 @@ class GroupReader:
     rationalizer: Rationalizer
     member: Member
     topic: str
-    settings: Settings
+    settings: GroupSettings
     """What the member is configured with."""
     clock: Clock
     coordination_partition: int
@@ -84,9 +84,9 @@ class GroupReader:
         self.require_running()
 
     def require_certain(self) -> None:
-        """Raise `NotCertain` where the coordination partition can only be observed."""
+        """Raise `IncompleteLogError` where the coordination partition can only be observed."""
         if not self.is_certain:
-            raise NotCertain(
+            raise IncompleteLogError(
                 f"the coordination partition of topic {self.topic!r} no longer begins at offset 0 and has no snapshot: "
                 "its state can only be observed. Stop all members of the group, then see `marshal-dagster recover`"
             )
@@ -103,14 +103,14 @@ class GroupReader:
             )
 
     def require_settings(self) -> None:
-        """Raise `SettingsDiffer` unless the settings in force are the member's."""
+        """Raise `SettingsMismatchError` unless the settings in force are the member's."""
         require_settings(self.member.group, self.group, self.settings)
 
     def require_running(self) -> None:
-        """Raise `GroupPaused` while another instance's pause is in force."""
+        """Raise `GroupPausedError` while another instance's pause is in force."""
         until_s = self.paused_until_s()
         if until_s is not None:
-            raise GroupPaused(
+            raise GroupPausedError(
                 f"group {self.member.group!r} is paused until {until_s} (unix seconds) by {self.group.paused_by!r}; "
                 "resume it with `marshal-dagster resume`, or wait"
             )
@@ -121,10 +121,10 @@ class GroupReader:
 
     def dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
         """Give the owners of `partitions` that `is_dead` knows to be dead; it is asked once an instance, unlocked."""
-        if is_dead is nobody_is_dead or self.is_go:  # in a Go group a dead owner is waited for
+        if is_dead is assume_alive or self.is_go:  # in a Go group a dead owner is waited for
             return frozenset()
         with self.rationalizer.lock:
-            owners = {owner for number in partitions for owner in self.owners(number)}
+            owners = {owner for partition in partitions for owner in self.owners(partition)}
         if not owners:
             return frozenset()
         instances = {owner.instance: owner for owner in owners}
@@ -134,7 +134,7 @@ class GroupReader:
     def owners(self, partition: int) -> list[Owner]:
         """Give who holds the key whole, and who holds ranges of it."""
         key = self.key(partition)
-        return [owner for owner in (key.owner, *[each.owner for each in key.ranges]) if owner is not None]
+        return [owner for owner in (key.owner, *[range_.owner for range_ in key.ranges]) if owner is not None]
 
     def revocations(
         self,
@@ -149,13 +149,17 @@ class GroupReader:
         """
         if not dead:
             return []
-        return [each for number in partitions for each in self._revocations_of(signed, number, dead, ranges_of(number))]
+        return [
+            each
+            for partition in partitions
+            for each in self._revocations_of(signed, partition, dead, ranges_of(partition))
+        ]
 
     def _revocations_of(
         self, signed: Mapping[str, Any], partition: int, dead: Collection[Owner], ranges: Iterable[Range]
     ) -> list[Message]:
         whole = self.key(partition).owner
-        parts = [each.owner for each in ranges if each.owner is not None and each.owner in dead]
+        parts = [range_.owner for range_ in ranges if range_.owner is not None and range_.owner in dead]
         revocations: list[Message] = [
             RevokingRange(partition=partition, epoch=owner.epoch, **signed)
             for owner in parts

@@ -6,17 +6,17 @@ from typing import Final
 from marshal_dagster.coordination.appender import Sender
 from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, GoGroupError, SettingsDiffer, UnavailableError
+from marshal_dagster.errors import ConfigurationError, GoGroupError, SettingsMismatchError, UnavailableError
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import (
     GO_HEARTBEAT_INTERVAL_MS,
     WITHOUT_SETTINGS,
     DeliveryMode,
     GroupSettings,
+    GroupSettingsRecord,
     RuleSet,
-    Settings,
 )
-from marshal_dagster.protocol.state import RANGES, Group, Place
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group
 from marshal_dagster.protocol.world import World
 
 KNOWN_FEATURES: Final = frozenset({RANGES})
@@ -25,7 +25,7 @@ SETTINGS_TRIES: Final = 10
 """How often a group's first settings are sent: on a young cluster the first records of a producer can take seconds."""
 
 
-def check_settings(settings: Settings, log_delivery_timeout_ms: int) -> None:
+def check_settings(settings: GroupSettings, log_delivery_timeout_ms: int) -> None:
     """Raise `ConfigurationError` for settings that a member cannot keep (protocol.md, sections 1, 6 and 7).
 
     `log_delivery_timeout_ms` is how long a record may wait in the log that it was given.
@@ -58,36 +58,37 @@ def check_settings(settings: Settings, log_delivery_timeout_ms: int) -> None:
         )
 
 
-def require_settings(name: str, group: Group, settings: Settings) -> None:
-    """Raise `SettingsDiffer` unless group `name` works under `settings`."""
+def require_settings(name: str, group: Group, settings: GroupSettings) -> None:
+    """Raise `SettingsMismatchError` unless group `name` works under `settings`."""
     if group.settings == settings:
         return
     if group.settings_accepted:
-        raise SettingsDiffer(_difference(name, settings, group.settings))
-    raise SettingsDiffer(
+        raise SettingsMismatchError(_difference(name, settings, group.settings))
+    raise SettingsMismatchError(
         f"group {name!r} has no settings yet and could not be given any: it has live owners or open plans from before. "
         f"Let them end, or give it settings with `marshal-dagster settings set {name}`"
     )
 
 
-def give_settings(rationalizer: Rationalizer, sender: Sender, member: Member, settings: Settings) -> None:
+def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Member, settings: GroupSettings) -> None:
     """Write a group's first settings, or complete half-written ones, wherever it has none and may be given them.
 
     A member configured as what holds without settings writes none. Raises `GoGroupError` where Go consumers use the
     group, or the coordination topic while no group in it has settings: a person must decide before anything is
-    written. Raises `SettingsDiffer` where others are in force, `UnavailableError`, `LogChanged`.
+    written. Raises `SettingsMismatchError` where others are in force, `UnavailableError`,
+    `CoordinationLogChangedError`.
     """
     if settings == WITHOUT_SETTINGS:
         return
     require_no_go_consumers(rationalizer.follow_all(), member.group)
-    message = GroupSettings(**{**sender.signed(member), "topic": ""}, settings=settings)
+    message = GroupSettingsRecord(**{**sender.signed(member), "topic": ""}, settings=settings)
     unsent = _without_settings(rationalizer, member, settings)
     for _ in range(SETTINGS_TRIES):
         sent = sender.send([message] * len(unsent), unsent)
-        unheard = [number for number, outcome in zip(unsent, sent.outcomes, strict=True) if outcome is None]
-        if not unheard:
+        unconfirmed = [number for number, outcome in zip(unsent, sent.outcomes, strict=True) if outcome is None]
+        if not unconfirmed:
             return
-        unsent = [number for number in _without_settings(rationalizer, member, settings) if number in unheard]
+        unsent = [number for number in _without_settings(rationalizer, member, settings) if number in unconfirmed]
     raise UnavailableError(
         f"the settings of group {member.group!r} could not be written to coordination partitions {unsent}: the broker "
         "did not acknowledge them in time. Nothing was claimed; try again when it answers"
@@ -117,12 +118,12 @@ def require_no_go_consumers(world: World, name: str) -> None:
         )
 
 
-def _first_key(places: Sequence[Place]) -> str:
+def _first_key(places: Sequence[DataPartitionId]) -> str:
     topic, partition = min(places)
     return f"{topic}/{partition}"
 
 
-def _without_settings(rationalizer: Rationalizer, member: Member, settings: Settings) -> list[int]:
+def _without_settings(rationalizer: Rationalizer, member: Member, settings: GroupSettings) -> list[int]:
     """Return the coordination partitions where the group has no settings; others there must be `settings`."""
     world = rationalizer.follow_all()
     groups = {number: partition.groups.get(member.group) for number, partition in world.partitions.items()}
@@ -137,7 +138,7 @@ def _may_be_settled(group: Group | None) -> bool:
     return group is None or all(key.plan_end is None for key in group.keys.values())
 
 
-def _difference(name: str, ours: Settings, theirs: Settings) -> str:
+def _difference(name: str, ours: GroupSettings, theirs: GroupSettings) -> str:
     pairs = (
         ("heartbeat interval (ms)", ours.heartbeat_interval_ms, theirs.heartbeat_interval_ms),
         ("rule set", str(ours.rule_set), str(theirs.rule_set)),

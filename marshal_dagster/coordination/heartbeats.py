@@ -9,9 +9,9 @@ from typing import Final, Protocol, Self
 
 from marshal_dagster.coordination.base_claimer import RETRY_PART
 from marshal_dagster.coordination.clock import Clock
-from marshal_dagster.errors import BatchAborted, ClaimLost, LogChanged, MarshalError
+from marshal_dagster.errors import BatchAbortedError, ClaimLostError, CoordinationLogChangedError, MarshalError
 from marshal_dagster.protocol.leases import Lease
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,11 @@ ReasonToStop = Callable[[], str | None]
 """Says why the work has lost its reason to live (the parent process ended, the run is over), or None."""
 
 
-class Beating(Protocol):
+class HeartbeatSender(Protocol):
     """What holds claims that heartbeats keep: a claimer, of whole partitions or of ranges."""
 
     topic: str
-    settings: Settings
+    settings: GroupSettings
     clock: Clock
 
     def beat(self) -> None:
@@ -38,7 +38,7 @@ class Beating(Protocol):
         ...
 
     def look(self) -> None:
-        """Read in a Go group whether the claims are still held; raise `ClaimLost` if not."""
+        """Read in a Go group whether the claims are still held; raise `ClaimLostError` if not."""
         ...
 
     def lease_left_ms(self) -> float | None:
@@ -58,7 +58,7 @@ class Heartbeats:
 
     def __init__(
         self,
-        claimer: Beating,
+        claimer: HeartbeatSender,
         on_lost: Callable[[MarshalError], None],
         *,
         reasons_to_stop: Sequence[ReasonToStop] = (),
@@ -116,7 +116,7 @@ class Heartbeats:
             return self._interval_ms * LOOK_PART / 1_000
         if left_ms <= 0:
             self._give_up(
-                ClaimLost(
+                ClaimLostError(
                     f"the lease on partitions of {self._claimer.topic!r} ended, as no heartbeat was seen accepted. "
                     f"{self._failure or 'Is the broker down, or was this process stopped?'} Nothing more is committed"
                 )
@@ -132,7 +132,7 @@ class Heartbeats:
                 logger.warning("it could not be told whether the work should stop; it goes on", exc_info=True)
                 continue
             if reason is not None:
-                raise BatchAborted(
+                raise BatchAbortedError(
                     f"the batch on {self._claimer.topic!r} was stopped: {reason}; nothing more is committed"
                 )
         return self._interval_ms * LOOK_PART / 1_000
@@ -146,7 +146,7 @@ class Heartbeats:
                 self._give_up(error)
             except Exception as error:
                 self._give_up(
-                    BatchAborted(f"heartbeats of {self._claimer.topic!r} failed, so the work ends: {error!r}")
+                    BatchAbortedError(f"heartbeats of {self._claimer.topic!r} failed, so the work ends: {error!r}")
                 )
                 logger.exception("heartbeats failed")
 
@@ -154,7 +154,7 @@ class Heartbeats:
         """Send heartbeats; give when the next are due: at once, nearly, should these have failed."""
         try:
             self._claimer.beat()
-        except (ClaimLost, LogChanged):
+        except (ClaimLostError, CoordinationLogChangedError):
             raise
         except MarshalError as error:
             logger.warning("a heartbeat failed and is tried again: %s", error)

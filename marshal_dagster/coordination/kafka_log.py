@@ -24,7 +24,7 @@ from marshal_dagster.coordination.log import (
     Bounds,
     Chunk,
     LogIdentity,
-    PositionLost,
+    PositionLostError,
 )
 from marshal_dagster.coordination.topic_settings import require_usable
 from marshal_dagster.errors import UnavailableError
@@ -166,7 +166,7 @@ class KafkaLog:
     def _judge(self, error: KafkaError, partition: int) -> None:
         """Pass over what mends itself or does not concern a reader by position."""
         if error.code() in _POSITION_LOST:
-            raise PositionLost(partition)
+            raise PositionLostError(partition)
         if not error.retriable() and error.code() not in _PASSING:
             raise UnavailableError(f"the coordination topic {self.topic!r} cannot be read: {error.str()}")
 

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from marshal_dagster.coordination.kafka_log import READ_BATCH
 from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import Read, Snapshots, snapshot_topic_of
-from marshal_dagster.errors import RightMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -110,9 +110,9 @@ class KafkaSnapshotTopic:
                 while unsent and time.monotonic() < deadline:
                     unsent = producer.flush(_SLICE_S)
         finally:
-            clients.let_go(producer, log)
+            clients.close_client(producer, log)
         if any(error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED for error in refused):
-            raise RightMissing(f"this user may not write snapshots: grant WRITE on topic {self.topic!r}")
+            raise AuthorizationError(f"this user may not write snapshots: grant WRITE on topic {self.topic!r}")
         if refused or unsent:
             why = refused[0].str() if refused else log.fatal or "no acknowledgement came"
             raise UnavailableError(f"a snapshot was not written to topic {self.topic!r}: {why}")

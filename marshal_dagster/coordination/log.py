@@ -53,7 +53,7 @@ class Chunk(NamedTuple):
     sender_timed: Collection[int] = ()
 
 
-class PositionLost(Exception):
+class PositionLostError(Exception):
     """The next offset to read is not in the log: retention deleted it, or the log was truncated."""
 
     def __init__(self, partition: int) -> None:
@@ -71,7 +71,7 @@ class CoordinationLog(Protocol):
         ...
 
     def identity(self) -> LogIdentity:
-        """Ask which log it is now. Raises `TopicMissing`, `UnavailableError`."""
+        """Ask which log it is now. Raises `TopicNotFoundError`, `UnavailableError`."""
         ...
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
@@ -85,7 +85,7 @@ class CoordinationLog(Protocol):
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
         """Read on, until each partition in `ends` has been read up to that offset (exclusive).
 
-        Raises `PositionLost`, and `UnavailableError` after `timeout_s`; what was given before that stays read.
+        Raises `PositionLostError`, and `UnavailableError` after `timeout_s`; what was given before that stays read.
         """
         ...
 

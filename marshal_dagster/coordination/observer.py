@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from marshal_dagster.coordination.appender import Sent
-    from marshal_dagster.coordination.claims import Held, Member
+    from marshal_dagster.coordination.appender import AppendResult
+    from marshal_dagster.coordination.claims import BaseClaim, Member
     from marshal_dagster.coordination.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class ObservedClaimer(Protocol):
         ...
 
     @property
-    def claims(self) -> "Mapping[int, Held]":
+    def claims(self) -> "Mapping[int, BaseClaim]":
         """The claims that are held, by partition."""
         ...
 
@@ -44,16 +44,16 @@ class Observer(Protocol):
     waits for nobody.
     """
 
-    def sent(self, claimer: "ObservedClaimer", sent: "Sent") -> None:
+    def sent(self, claimer: "ObservedClaimer", sent: "AppendResult") -> None:
         """Take in what records came to, before the claimer does: its claims and leases are those from before."""
         ...
 
-    def lost(self, claimer: "ObservedClaimer", claim: "Held", why: str) -> None:
+    def lost(self, claimer: "ObservedClaimer", claim: "BaseClaim", why: str) -> None:
         """Take in that a claim is held no more, not by the claimer's own will."""
         ...
 
 
-class Told:
+class ClaimerObserver:
     """Tells an observer about one claimer."""
 
     def __init__(self, observer: Observer, claimer: "ObservedClaimer") -> None:
@@ -61,14 +61,14 @@ class Told:
         self._observer = observer
         self._claimer = claimer
 
-    def sent(self, sent: "Sent") -> None:
+    def sent(self, sent: "AppendResult") -> None:
         """Tell it what records came to."""
         try:
             self._observer.sent(self._claimer, sent)
         except Exception:
             logger.exception("an observer of claims failed")
 
-    def lost(self, claim: "Held", why: str) -> None:
+    def lost(self, claim: "BaseClaim", why: str) -> None:
         """Tell it of a lost claim."""
         try:
             self._observer.lost(self._claimer, claim, why)

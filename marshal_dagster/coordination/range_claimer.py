@@ -7,26 +7,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from marshal_dagster.coordination.appender import Sent
+from marshal_dagster.coordination.appender import AppendResult
 from marshal_dagster.coordination.base_claimer import BaseClaimer, reason
 from marshal_dagster.coordination.claims import Member, RangeClaim
 from marshal_dagster.coordination.clock import Clock
-from marshal_dagster.coordination.group_reader import nobody_is_dead
+from marshal_dagster.coordination.group_reader import assume_alive
 from marshal_dagster.coordination.observer import Observer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, NotCommitted, PlanRejected
+from marshal_dagster.errors import CommitFailedError, ConfigurationError, PlanRejectedError
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingRange,
+    GroupSettings,
     Message,
     PlanningRange,
     RangeDone,
     RangeHeartbeat,
     ReleasingRange,
     RevokingRange,
-    Settings,
 )
-from marshal_dagster.protocol.range_choice import Bounds, Look, choose_range, in_the_way
+from marshal_dagster.protocol.range_choice import Bounds, ChoiceContext, choose_range, overlapping_dead_ranges
 from marshal_dagster.protocol.range_set import is_done, of_epoch
 from marshal_dagster.protocol.state import RANGES, Key, Owner, enables_ranges
 
@@ -45,7 +45,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         rationalizer: Rationalizer,
         member: Member,
         topic: str,
-        settings: Settings,
+        settings: GroupSettings,
         *,
         clock: Clock | None = None,
         observer: Observer | None = None,
@@ -70,7 +70,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         size: int,
         *,
         readable: Mapping[int, int] = MappingProxyType({}),
-        is_dead: Callable[[Owner], bool] = nobody_is_dead,
+        is_dead: Callable[[Owner], bool] = assume_alive,
         max_attempts: int | None = None,
     ) -> dict[int, Bounds]:
         """Give what had better be claimed of the partitions in `ends`, where anything is free: advice, not a promise.
@@ -82,7 +82,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         """
         dead = self._reader.dead_owners(ends, is_dead)
         with self.rationalizer.lock:
-            look = Look(self._reader.advised_time_ms(), dead)
+            look = ChoiceContext(self._reader.advised_time_ms(), dead)
             chosen = {
                 number: choose_range(
                     self.group,
@@ -94,37 +94,38 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                     max_attempts=max_attempts,
                 )
                 for number, end in ends.items()
-                if number not in self._tenure.asked
+                if number not in self._claim_set.requested
             }
         return {number: bounds for number, bounds in chosen.items() if bounds is not None}
 
     def claim(
-        self, wanted: Mapping[int, Bounds], *, is_dead: Callable[[Owner], bool] = nobody_is_dead
+        self, wanted: Mapping[int, Bounds], *, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> list[RangeClaim]:
         """Ask for a range of each partition in `wanted` with one append, and give those that were won.
 
         What owners that `is_dead` knows to be dead hold of these is revoked on the way. A partition is asked for once
-        in a tenure, and again where that was refused. Read the log first (`agree_on_settings`); should this raise,
+        in a tenure, and again where that was refused. Read the log first (`ensure_group_settings`); should this raise,
         `release`.
-        Raises `NotCertain`, `GroupPaused`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
+        Raises `IncompleteLogError`, `GroupPausedError`, `SettingsMismatchError`, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         dead = self._reader.dead_owners(wanted, is_dead)
         with self.rationalizer.lock, self._step:
             self._reader.require_ready()
-            asked = {number: bounds for number, bounds in wanted.items() if number not in self._tenure.asked}
+            asked = {number: bounds for number, bounds in wanted.items() if number not in self._claim_set.requested}
             if not asked:
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingRange(partition=n, start=start, end=end, **signed) for n, (start, end) in asked.items()]
             revocations = self._reader.revocations(
-                signed, asked, dead, lambda n: in_the_way(self.key(n).ranges, *asked[n], dead)
+                signed, asked, dead, lambda n: overlapping_dead_ranges(self.key(n).ranges, *asked[n], dead)
             )
             self._begin_tenure()
-            self._tenure.ask(asked)
+            self._claim_set.ask(asked)
             self._wanted.update(asked)
             sent = self._sender.send([*revocations, *claims])
-            won = self._note_wins(sent, ClaimingRange)
-            self._tenure.asked.difference_update(
+            won = self._add_won_claims(sent, ClaimingRange)
+            self._claim_set.requested.difference_update(
                 message.partition
                 for message, outcome in sent
                 if isinstance(message, ClaimingRange) and outcome is not None and not outcome.accepted
@@ -138,15 +139,16 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         """Send a heartbeat for every range that is not done, and make sure that the log is the same.
 
         A range whose heartbeat is refused is lost; one that was not acknowledged stays as long as its lease does.
-        Raises `ClaimLost`, `NotCommitted` for one not acknowledged, `UnavailableError`, `LogChanged`.
+        Raises `ClaimLostError`, `CommitFailedError` for one not acknowledged, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
             self._settle()
             self._check()
             signed = self._sender.signed(self.member)
-            held = [claim for claim in self._tenure.claims.values() if not claim.is_done]
+            held = [claim for claim in self._claim_set.claims.values() if not claim.is_done]
             sent = self._send_owned([RangeHeartbeat(partition=c.partition, epoch=c.epoch, **signed) for c in held])
-            self._note_beats(sent)
+            self._apply_heartbeat_results(sent)
             self._check()  # what was refused is told at once, however long the next question takes
             self._check_log()
             self._check()
@@ -159,27 +161,27 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
 
         What lies behind these ends is the member's no more from now on. A range that is planned already, as it was
         when it was won, gets no record, and no other end. One without acknowledgement is settled by reading. Raises
-        `PlanRejected` for ends that the ranges do not allow, with nothing sent, and when a plan was not seen accepted;
-        `ClaimLost`, `UnavailableError`, `LogChanged`.
+        `PlanRejectedError` for ends that the ranges do not allow, with nothing sent, and when a plan was not seen
+        accepted; `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
             self._settle()
             self._check(ends.keys())
-            claims, signed = self._tenure.claims, self._sender.signed(self.member)
+            claims, signed = self._claim_set.claims, self._sender.signed(self.member)
             self._require_fitting(ends)
             new = {number: end for number, end in ends.items() if claims[number].plan_end is None}
             sent = self._send_owned(
                 [PlanningRange(partition=n, epoch=claims[n].epoch, end=end, **signed) for n, end in new.items()]
             )
-            self._see_planned(ends, sent)
+            self._require_plans_accepted(ends, sent)
 
     def commit(self, ends: Mapping[int, int]) -> None:
         """Say that the planned ranges, which end at `ends`, are done; see it in the log, trying while the leases last.
 
         One without acknowledgement is settled by reading: in the same generation, the offset at its end or beyond, or
-        a done range that covers it, counts as committed. Ranges that are done stay so. Raises `ClaimLost` naming who
-        holds a lost range now, `NotCommitted` for what is not the end of a plan, with nothing sent; what was seen
-        stays committed.
+        a done range that covers it, counts as committed. Ranges that are done stay so. Raises `ClaimLostError` naming
+        who holds a lost range now, `CommitFailedError` for what is not the end of a plan, with nothing sent; what was
+        seen stays committed.
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
@@ -187,7 +189,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             self._check(ends.keys())
             unplanned = self._without_plan_to(ends)
             if unplanned:
-                raise NotCommitted(f"{self._named(unplanned)}: no plan ends there; nothing was sent")
+                raise CommitFailedError(f"{self._named(unplanned)}: no plan ends there; nothing was sent")
             missing = self._uncommitted(ends)
         self._commit_while_held(missing)
 
@@ -195,15 +197,15 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         """Say that planned ranges are done before they are processed; give the partitions that may be processed now.
 
         Only where this very process's own record, known by its log offset, was the one accepted. They need no lease
-        from then on. The others must be dropped, all of them should this raise. Raises `PlanRejected` for what is not
-        the end of a plan, or done already, `ClaimLost`, `UnavailableError`, `LogChanged`.
+        from then on. The others must be dropped, all of them should this raise. Raises `PlanRejectedError` for what is
+        not the end of a plan, or done already, `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
             self._settle()
             self._check(ends.keys())
             unplanned = self._without_plan_to(ends) or ends.keys() - self._uncommitted(ends).keys()
             if unplanned:
-                raise PlanRejected(f"{self._named(unplanned)}: no open plan ends there; plan first")
+                raise PlanRejectedError(f"{self._named(unplanned)}: no open plan ends there; plan first")
             sent = self._finish(ends)
             self._check_log()
             return frozenset(message.partition for message, outcome in sent if outcome is not None and outcome.accepted)
@@ -213,13 +215,17 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     def revoke(self, held: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
         """Take ranges, each named by partition and epoch, from owners known to be dead. Give those seen taken.
 
-        Raises `UnavailableError`, `LogChanged`.
+        Raises `UnavailableError`, `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock, self._step:
-            member = self.member.anew() if any(number in self._tenure.asked for number, _ in held) else self.member
+            member = (
+                self.member.with_new_instance()
+                if any(number in self._claim_set.requested for number, _ in held)
+                else self.member
+            )
             signed = self._sender.signed(member)
             sent = self._sender.send([RevokingRange(partition=n, epoch=epoch, **signed) for n, epoch in held])
-            return frozenset(self._seen_taken(held, sent))
+            return frozenset(self._confirmed_revocations(held, sent))
 
     # How a step is done
 
@@ -229,13 +235,13 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         self._check(missing.keys())
         return self._uncommitted(missing)
 
-    def _finish(self, ends: Mapping[int, int]) -> Sent:
+    def _finish(self, ends: Mapping[int, int]) -> AppendResult:
         """Say that ranges are done, and note what came of it."""
         self._settle()
         self._check(ends.keys())
-        claims, signed = self._tenure.claims, self._sender.signed(self.member)
+        claims, signed = self._claim_set.claims, self._sender.signed(self.member)
         numbers = list(self._uncommitted(ends))
-        unheard = {number for number in numbers if claims[number].may_be_done}
+        unconfirmed = {number for number in numbers if claims[number].may_be_done}
         sent = self._send_owned([RangeDone(partition=n, epoch=claims[n].epoch, **signed) for n in numbers])
         for message, outcome in sent:
             claim = claims.get(message.partition)
@@ -244,18 +250,18 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             if outcome.accepted:
                 claim.is_done = True  # first of all: between two lines an interrupt may come
                 continue
-            claim.may_be_done = claim.partition in unheard
+            claim.may_be_done = claim.partition in unconfirmed
             self._lose(claim, f"its commit was refused: {reason(outcome)}")
         self._refresh()
         return sent
 
     def _uncommitted(self, ends: Mapping[int, int]) -> dict[int, int]:
-        claims = self._tenure.claims
+        claims = self._claim_set.claims
         return {number: end for number, end in ends.items() if number not in claims or not claims[number].is_done}
 
     def _note_sending(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            claim = self._tenure.claims[message.partition]
+            claim = self._claim_set.claims[message.partition]
             if isinstance(message, PlanningRange):
                 claim.end = message.end
             elif isinstance(message, RangeDone):
@@ -267,42 +273,42 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
 
     def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
         held = [
-            (number, owner.epoch)
-            for number in partitions
-            for owner in self._reader.owners(number)
+            (partition, owner.epoch)
+            for partition in partitions
+            for owner in self._reader.owners(partition)
             if owner.epoch is not None and owner.instance == self.member.instance
         ]
         return frozenset(number for number, _ in self.revoke(held))
 
-    def _last_word(self, claim: RangeClaim, signed: dict[str, Any]) -> Message:
+    def _release_record(self, claim: RangeClaim, signed: dict[str, Any]) -> Message:
         return ReleasingRange(partition=claim.partition, epoch=claim.epoch, **signed)
 
     # What must hold
 
     def _require_fitting(self, ends: Mapping[int, int]) -> None:
         """Refuse ends that are not within what is still the member's, or not those of the plans there are."""
-        claims = self._tenure.claims
+        claims = self._claim_set.claims
         for number, end in ends.items():
             claim = claims[number]
             if claim.is_done or claim.plan_end not in {None, end}:
-                raise PlanRejected(
+                raise PlanRejectedError(
                     f"{self.topic}/{number} is {'done' if claim.is_done else 'planned'} from {claim.start} to "
                     f"{claim.end}: it cannot be planned to {end}"
                 )
             if not claim.start < end <= claim.end:
-                raise PlanRejected(
+                raise PlanRejectedError(
                     f"{self.topic}/{number} cannot be planned to {end}: what is held ends at {claim.end}, and begins "
                     f"at {claim.start}"
                 )
 
     def _without_plan_to(self, ends: Mapping[int, int]) -> list[int]:
-        return [number for number, end in ends.items() if self._tenure.claims[number].plan_end != end]
+        return [number for number, end in ends.items() if self._claim_set.claims[number].plan_end != end]
 
     # What it believes
 
-    def _owners_beside(self, partition: int) -> list[Owner]:
+    def _current_owners(self, partition: int) -> list[Owner]:
         key, (start, end) = self.key(partition), self._wanted.get(partition, (0, 0))
-        owners = (key.owner, *(each.owner for each in key.ranges if each.overlaps(start, end)))
+        owners = (key.owner, *(range_.owner for range_ in key.ranges if range_.overlaps(start, end)))
         return [owner for owner in owners if owner is not None]
 
     def _copy_state(self, claim: RangeClaim) -> bool:

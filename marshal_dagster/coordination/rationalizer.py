@@ -8,9 +8,15 @@ from types import MappingProxyType, TracebackType
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
-from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots, Strange, newest_of_log, not_of_log
-from marshal_dagster.errors import LogChanged, MarshalError, TimestampTypeError, UnavailableError
+from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.coordination.snapshots import (
+    WORTH_A_LOOK,
+    ForeignSnapshot,
+    Snapshots,
+    foreign_snapshots,
+    newest_snapshots,
+)
+from marshal_dagster.errors import CoordinationLogChangedError, MarshalError, TimestampTypeError, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, Message, coordination_partition
 from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, VerdictKind, World
 
@@ -25,12 +31,12 @@ LOOK_AGAIN_MS: Final = 60_000
 _MOST_RESTARTS: Final = 5
 _SEE_DOCTOR: Final = "stop all members and see `marshal-dagster doctor`"
 
-Written = tuple[Message, bytes]
+OwnRecord = tuple[Message, bytes]
 """A record that this process appended: what it says, and as which value it was written."""
 
 
 @dataclass(slots=True, eq=False)
-class Outcome:
+class RecordResult:
     """What one own record came to; of a heartbeat also the key's offset just `before` and just `after` it."""
 
     verdict: Verdict
@@ -43,7 +49,7 @@ class Outcome:
         return self.verdict.kind is VerdictKind.ACCEPTED
 
 
-_ACCEPTED: Final = Outcome(ACCEPTED)
+_ACCEPTED: Final = RecordResult(ACCEPTED)
 
 
 class Rationalizer:
@@ -52,7 +58,8 @@ class Rationalizer:
     `lock` guards the world state: hold it while looking at a state that another thread may be reading on. What a
     method returns under it is the live state, not a copy. It is also the lock of every claimer that stands on it.
 
-    `failure` is the error that the last reading ended with; a `LogChanged` stays, and every later call raises it.
+    `failure` is the error that the last reading ended with; a `CoordinationLogChangedError` stays, and every later
+    call raises it.
     """
 
     def __init__(
@@ -68,7 +75,7 @@ class Rationalizer:
 
         Where the log is long, or does not begin at offset 0, it is read on from the newest of `snapshots` that fits.
         `timeout_s` bounds the waiting for each answer, not the reading of a long log; `clock` is what log time is
-        compared with. Raises `TopicMissing`, `UnavailableError`.
+        compared with. Raises `TopicNotFoundError`, `UnavailableError`.
         """
         self.lock = threading.RLock()
         self.log = log
@@ -82,7 +89,7 @@ class Rationalizer:
         self._is_clock_reported = False
         self._looks_again_ms = 0.0
         """When a snapshot of what is only observed is looked for again."""
-        self._reads_on = False
+        self._can_resume = False
         """Whether the log's next record is the one that the world state waits for."""
         self._began_at: dict[int, int] = {}
         """The log offset from which each coordination partition was read, the last time that it was begun."""
@@ -94,27 +101,28 @@ class Rationalizer:
         self._begin(numbers if topics is None else {self._partition_of(topic) for topic in topics})
 
     @property
-    def reads_on(self) -> bool:
+    def can_resume(self) -> bool:
         """Whether the next reading takes up where the last one ended, as none was interrupted."""
-        return self._reads_on
+        return self._can_resume
 
     @property
-    def changed(self) -> LogChanged | None:
+    def changed(self) -> CoordinationLogChangedError | None:
         """How the log was found not to be the one read before; all that was known of it counts no more."""
-        return self.failure if isinstance(self.failure, LogChanged) else None
+        return self.failure if isinstance(self.failure, CoordinationLogChangedError) else None
 
     def catch_up(self) -> World:
         """Read to the present end of every followed coordination partition.
 
-        Raises `LogChanged` when it is not the log that was read before, `UnavailableError` when it does not answer.
+        Raises `CoordinationLogChangedError` when it is not the log that was read before, `UnavailableError` when it
+        does not answer.
         """
-        with self.lock, _Noted(self):
+        with self.lock, _ReadGuard(self):
             self._check_identity()
             bounds = self.log.bounds(self.world.partitions.keys())
             for partition, at in bounds.items():
                 read = self.world.partitions[partition].next_offset
                 if at.end < read:
-                    raise LogChanged(
+                    raise CoordinationLogChangedError(
                         f"coordination partition {partition} of {self.identity.topic!r} ends at {at.end}, but was read "
                         f"up to {read}: the log was truncated; {_SEE_DOCTOR}"
                     )
@@ -122,25 +130,25 @@ class Rationalizer:
             self._read({partition: at.end for partition, at in bounds.items()})
             return self.world
 
-    def read_past(self, own: Mapping[int, Mapping[int, Written]]) -> Mapping[int, Mapping[int, Outcome]]:
+    def read_past(self, own: Mapping[int, Mapping[int, OwnRecord]]) -> Mapping[int, Mapping[int, RecordResult]]:
         """Read past every record of `own` (by coordination partition and log offset), and tell what each came to.
 
         They are told by where they lie: nobody else's equal record is mistaken for one of them.
         Of a record that retention has deleted meanwhile, or that lies before the snapshot with which the reading began
         anew, nothing is told. The records must not have been read before: hold `lock` from before they are appended.
-        Raises `LogChanged` when one is not in the log, or is another one there; `TimestampTypeError`, which is one too,
-        when the broker did not give one its timestamp; `UnavailableError`.
+        Raises `CoordinationLogChangedError` when one is not in the log, or is another one there; `TimestampTypeError`,
+        which is one too, when the broker did not give one its timestamp; `UnavailableError`.
         """
-        with self.lock, _Noted(self):
+        with self.lock, _ReadGuard(self):
             self._check_new(own)
             self._sender_timed.clear()
-            outcomes: dict[int, dict[int, Outcome]] = {partition: {} for partition in own}
+            outcomes: dict[int, dict[int, RecordResult]] = {partition: {} for partition in own}
             self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
             for partition, records in own.items():
                 untold = records.keys() - outcomes[partition].keys()
                 missing = sorted(offset for offset in untold if offset >= self._began_at[partition])
                 if missing:
-                    raise LogChanged(
+                    raise CoordinationLogChangedError(
                         f"records that coordination partition {partition} of {self.identity.topic!r} acknowledged are "
                         f"not in it: offsets {missing[:5]}. The log was truncated or made anew; {_SEE_DOCTOR}"
                     )
@@ -150,7 +158,7 @@ class Rationalizer:
 
     def follow_all(self) -> World:
         """Follow every coordination partition from now on, and catch up."""
-        with self.lock, _Noted(self):
+        with self.lock, _ReadGuard(self):
             missing = set(range(self.identity.partitions)) - self.world.partitions.keys()
             if missing:
                 self._begin(missing)
@@ -159,9 +167,9 @@ class Rationalizer:
     def check_identity(self) -> None:
         """Ask whether it is still the log that was read before.
 
-        Raises `LogChanged`, `TopicMissing`, `UnavailableError`.
+        Raises `CoordinationLogChangedError`, `TopicNotFoundError`, `UnavailableError`.
         """
-        with self.lock, _Noted(self):
+        with self.lock, _ReadGuard(self):
             self._check_identity()
 
     def log_time_ahead_ms(self) -> int:
@@ -177,18 +185,18 @@ class Rationalizer:
     def _check_identity(self) -> None:
         now = self.log.identity()
         if now != self.identity:
-            raise LogChanged(
+            raise CoordinationLogChangedError(
                 f"coordination topic {self.identity.topic!r} is not the one read before: topic id {now.topic_id} "
                 f"with {now.partitions} partitions instead of {self.identity.topic_id} with "
                 f"{self.identity.partitions}. It was made anew or repartitioned; {_SEE_DOCTOR}"
             )
 
-    def _check_new(self, own: Mapping[int, Mapping[int, Written]]) -> None:
+    def _check_new(self, own: Mapping[int, Mapping[int, OwnRecord]]) -> None:
         """Make sure that nothing of `own` lies where this reader had read another record before it was appended."""
         for partition, records in own.items():
             read, first = self.world.partitions[partition].next_offset, min(records)
             if first < read:
-                raise LogChanged(
+                raise CoordinationLogChangedError(
                     f"coordination partition {partition} of {self.identity.topic!r} acknowledged a record at offset "
                     f"{first}, but was read up to {read} before: the log was truncated; {_SEE_DOCTOR}"
                 )
@@ -198,7 +206,7 @@ class Rationalizer:
 
     def _begin(self, partitions: Collection[int]) -> None:
         """Know nothing of these partitions, and read them from a snapshot, or else from the log's start."""
-        self._reads_on = False
+        self._can_resume = False
         self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         bounds = self.log.bounds(partitions)
         known = self._snapshots_of(bounds)
@@ -209,7 +217,7 @@ class Rationalizer:
             else:
                 self.world.start(partition, at.start)
                 if at.start > 0:
-                    self._warn_of_observing(partition, at.start)
+                    self._warn_incomplete_log(partition, at.start)
             self._began_at[partition] = self.world.partitions[partition].next_offset
 
     def _look_again(self, bounds: Mapping[int, Bounds]) -> None:
@@ -217,7 +225,7 @@ class Rationalizer:
         observed = {number: bounds[number] for number, world in self.world.partitions.items() if not world.certain}
         if self._snapshots is None or not observed or self._clock.lease_ms() < self._looks_again_ms:
             return
-        self._reads_on = False
+        self._can_resume = False
         self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         for state in self._snapshots_of(observed).values():
             self.world.adopt(state)
@@ -228,12 +236,12 @@ class Rationalizer:
         snapshots = self._snapshots
         if snapshots is None or not wanted:
             return {}
-        return newest_of_log(
+        return newest_snapshots(
             self.log, wanted, self._timeout_s, lambda strange: self._newest(snapshots, wanted, strange)
         )
 
     def _newest(
-        self, snapshots: Snapshots, wanted: Mapping[int, Bounds], strange: Collection[Strange]
+        self, snapshots: Snapshots, wanted: Mapping[int, Bounds], strange: Collection[ForeignSnapshot]
     ) -> Mapping[int, PartitionWorld]:
         try:
             return snapshots.newest(self.identity, wanted, self.world.defaults, strange)
@@ -244,7 +252,7 @@ class Rationalizer:
         finally:
             snapshots.close()
 
-    def _warn_of_observing(self, partition: int, start: int) -> None:
+    def _warn_incomplete_log(self, partition: int, start: int) -> None:
         logger.warning(
             "coordination partition %d of %r begins at offset %d and no snapshot fits: it is only observed, "
             "nothing can be claimed from it",
@@ -256,8 +264,8 @@ class Rationalizer:
     def _read(
         self,
         ends: Mapping[int, int],
-        own: Mapping[int, Mapping[int, Written]] = MappingProxyType({}),
-        outcomes: Mapping[int, dict[int, Outcome]] = MappingProxyType({}),
+        own: Mapping[int, Mapping[int, OwnRecord]] = MappingProxyType({}),
+        outcomes: Mapping[int, dict[int, RecordResult]] = MappingProxyType({}),
     ) -> None:
         """Read up to `ends`; note in `outcomes` what each record of `own` came to."""
         for _ in range(_MOST_RESTARTS):
@@ -267,9 +275,9 @@ class Rationalizer:
                 self._report_clock()
                 return
             try:
-                self._read_on(due, own, outcomes)
-            except PositionLost as lost:
-                self._begin_again(lost.partition)
+                self._read_further(due, own, outcomes)
+            except PositionLostError as lost:
+                self._restart_partition(lost.partition)
                 outcomes.get(lost.partition, {}).clear()
         raise UnavailableError(
             f"retention deletes the coordination topic {self.identity.topic!r} faster than it is read; set "
@@ -282,14 +290,14 @@ class Rationalizer:
         An exception in the middle of it (Ctrl-C, Dagster's interrupt) may have lost records that the log gave, or have
         left one half carried out; then that partition is read anew.
         """
-        if self._reads_on:
+        if self._can_resume:
             return
         if self._half_applied is not None:
             self._begin([self._half_applied])
             self._half_applied = None
         self._check_last_read()
         self.log.follow({number: world.next_offset for number, world in self.world.partitions.items()})
-        self._reads_on = True
+        self._can_resume = True
 
     def _check_last_read(self) -> None:
         """Make sure that the log still holds what was read last: who begins to follow it anew is not told otherwise."""
@@ -298,19 +306,19 @@ class Rationalizer:
             return
         bounds = self.log.bounds(read.keys())
         read = {number: world for number, world in read.items() if world.next_offset <= bounds[number].end}
-        for number, last in not_of_log(self.log, bounds, self._timeout_s, read):
-            raise LogChanged(
+        for number, last in foreign_snapshots(self.log, bounds, self._timeout_s, read):
+            raise CoordinationLogChangedError(
                 f"coordination partition {number} of {self.identity.topic!r} holds something else at offset "
                 f"{last.offset} than was read there: the log was truncated; {_SEE_DOCTOR}"
             )
 
-    def _read_on(
+    def _read_further(
         self,
         due: Mapping[int, int],
-        own: Mapping[int, Mapping[int, Written]],
-        outcomes: Mapping[int, dict[int, Outcome]],
+        own: Mapping[int, Mapping[int, OwnRecord]],
+        outcomes: Mapping[int, dict[int, RecordResult]],
     ) -> None:
-        self._reads_on = False
+        self._can_resume = False
         for chunk in self.log.read_until(due, self._timeout_s):
             world = self.world.partitions[chunk.partition]
             self._half_applied = chunk.partition
@@ -323,17 +331,17 @@ class Rationalizer:
                 world.apply_many(chunk.records)
             world.next_offset = chunk.position
             if chunk.records:
-                world.note_last(chunk.records[-1])
+                world.set_last_record(chunk.records[-1])
             self._half_applied = None
             self.records_read += len(chunk.records)
-        self._reads_on = True
+        self._can_resume = True
 
     def _apply(
         self,
         world: PartitionWorld,
         records: Collection[tuple[int, int, bytes | None]],
-        own: Mapping[int, Written],
-        outcomes: dict[int, Outcome],
+        own: Mapping[int, OwnRecord],
+        outcomes: dict[int, RecordResult],
     ) -> None:
         for offset, timestamp_ms, value in records:
             written = own.get(offset)
@@ -342,7 +350,7 @@ class Rationalizer:
                 continue
             message, sent = written
             if value != sent:
-                raise LogChanged(
+                raise CoordinationLogChangedError(
                     f"the record at offset {offset} of coordination partition {world.number} of "
                     f"{self.identity.topic!r} is not the one that was acknowledged there. The log was truncated or "
                     f"made anew; {_SEE_DOCTOR}"
@@ -351,17 +359,17 @@ class Rationalizer:
                 named = message.group, message.topic, message.partition
                 before = world.key(*named).offset
                 verdict = world.apply(offset, timestamp_ms, value, message)
-                outcomes[offset] = Outcome(verdict, before, world.key(*named).offset)
+                outcomes[offset] = RecordResult(verdict, before, world.key(*named).offset)
             else:
                 verdict = world.apply(offset, timestamp_ms, value, message)
-                outcomes[offset] = _ACCEPTED if verdict is ACCEPTED else Outcome(verdict)
+                outcomes[offset] = _ACCEPTED if verdict is ACCEPTED else RecordResult(verdict)
 
-    def _begin_again(self, partition: int) -> None:
+    def _restart_partition(self, partition: int) -> None:
         """Retention overtook this reader: from here on it can only observe that coordination partition."""
         read = self.world.partitions[partition].next_offset
         bounds = self.log.bounds([partition])[partition]
         if bounds.start <= read:
-            raise LogChanged(
+            raise CoordinationLogChangedError(
                 f"coordination partition {partition} of {self.identity.topic!r} was read up to {read}, which is no "
                 f"longer in it (it holds {bounds.start} to {bounds.end}): the log was truncated; {_SEE_DOCTOR}"
             )
@@ -395,7 +403,7 @@ def sender_timed_error(topic: str, where: tuple[int, int]) -> TimestampTypeError
     )
 
 
-class _Noted:
+class _ReadGuard:
     """Remembers how a reading ended, under the lock: what is known of a log that changed counts no more."""
 
     def __init__(self, rationalizer: Rationalizer) -> None:
@@ -404,12 +412,12 @@ class _Noted:
     def __enter__(self) -> None:
         changed = self._rationalizer.changed
         if changed is not None:
-            raise LogChanged(str(changed))
+            raise CoordinationLogChangedError(str(changed))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
             self._rationalizer.failure = None
-        elif isinstance(error, LogChanged | UnavailableError):
+        elif isinstance(error, CoordinationLogChangedError | UnavailableError):
             self._rationalizer.failure = error

@@ -20,7 +20,7 @@ _Key = tuple[KafkaConnection, str]
 
 
 @dataclass(slots=True)
-class _Place:
+class _RegistryEntry:
     """Where the rationalizer of one coordination topic is kept; who opens it makes nobody wait but its own users."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -28,7 +28,7 @@ class _Place:
 
 
 _lock = threading.Lock()
-_places: OrderedDict[_Key, _Place] = OrderedDict()
+_places: OrderedDict[_Key, _RegistryEntry] = OrderedDict()
 
 
 def shared_rationalizer(
@@ -38,7 +38,7 @@ def shared_rationalizer(
 
     One whose last reading failed (`Rationalizer.failure`) is left to those that still use it, and another is opened in
     its place. At most 16 are kept, the ones used last. Nobody closes what they get: it is closed when nobody has it any
-    more. Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+    more. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
     """
     place = _place_of((connection, coordination_topic))
     with place.lock:
@@ -48,9 +48,9 @@ def shared_rationalizer(
         return place.kept
 
 
-def _place_of(key: _Key) -> _Place:
+def _place_of(key: _Key) -> _RegistryEntry:
     with _lock:
-        place = _places.setdefault(key, _Place())
+        place = _places.setdefault(key, _RegistryEntry())
         _places.move_to_end(key)
         while len(_places) > MOST_KEPT:
             _places.popitem(last=False)

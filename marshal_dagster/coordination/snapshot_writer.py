@@ -7,7 +7,7 @@ from typing import Final
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.snapshots import Head, Snapshots
+from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.snapshots import VERSION_WITH_RANGES
 from marshal_dagster.protocol.world import PartitionWorld
@@ -47,7 +47,7 @@ def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, writt
     bounds = rationalizer.log.bounds(range(identity.partitions))
     due = {
         number
-        for number in old_ones(heads, bounds, clock.wall_ms())
+        for number in outdated_snapshots(heads, bounds, clock.wall_ms())
         if (followed[number].certain if number in followed else _has_a_start(heads[number], bounds[number]))
     }
     if not due:
@@ -63,18 +63,18 @@ def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, writt
             written.append(number)
 
 
-def _of_use(head: Head | None, world: PartitionWorld | None) -> Head | None:
+def _of_use(head: SnapshotHead | None, world: PartitionWorld | None) -> SnapshotHead | None:
     """Pass over the snapshot of a member that does not know the ranges that `world` has."""
     is_lacking = head is not None and world is not None and world.had_ranges and head.version < VERSION_WITH_RANGES
     return None if is_lacking else head
 
 
-def _has_a_start(head: Head | None, at: Bounds) -> bool:
+def _has_a_start(head: SnapshotHead | None, at: Bounds) -> bool:
     """Tell whether who reads it now will be certain of it."""
     return at.start == 0 or (head is not None and at.start <= head.offset <= at.end)
 
 
-def old_ones(heads: Mapping[int, Head | None], bounds: Mapping[int, Bounds], now_ms: int) -> set[int]:
+def outdated_snapshots(heads: Mapping[int, SnapshotHead | None], bounds: Mapping[int, Bounds], now_ms: int) -> set[int]:
     """Give the coordination partitions whose newest snapshot is old, or that have records and none.
 
     One that lies beyond the log's end, which was truncated then, is of no use.
@@ -82,7 +82,7 @@ def old_ones(heads: Mapping[int, Head | None], bounds: Mapping[int, Bounds], now
     return {number for number, at in bounds.items() if _is_old(heads[number], at, now_ms)}
 
 
-def _is_old(head: Head | None, at: Bounds, now_ms: int) -> bool:
+def _is_old(head: SnapshotHead | None, at: Bounds, now_ms: int) -> bool:
     if head is None:
         return at.end > 0
     behind = at.end - head.offset

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 from uuid import uuid4
 
-from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.snapshots import (
     VERSION,
     WRITTEN_VERSIONS,
-    Choice,
-    Misfit,
     Record,
+    RejectedSnapshot,
+    SnapshotChoice,
     choose,
     collect,
     outdated,
@@ -34,7 +34,7 @@ WORTH_A_LOOK: Final = 10_000
 _FIRST_LOOK: Final = 32
 """How many offsets back from the end the first look goes."""
 _FURTHER: Final = 8
-_NOT_TOLD: Final = frozenset({Misfit.BEFORE_START, Misfit.INCOMPLETE})
+_NOT_TOLD: Final = frozenset({RejectedSnapshot.BEFORE_START, RejectedSnapshot.INCOMPLETE})
 """What is no sign of anything wrong once a snapshot that fits was found."""
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class SnapshotTopic(Protocol):
     """The compacted topic. All calls are bounded in time; one thread uses it at a time."""
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
-        """Ask for the present bounds. Raises `TopicMissing`, `RightMissing`, `UnavailableError`."""
+        """Ask for the present bounds. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
         ...
 
     def read(self, ranges: Mapping[int, Bounds], timeout_s: float) -> Mapping[int, Read]:
@@ -59,7 +59,7 @@ class SnapshotTopic(Protocol):
         ...
 
     def append(self, partition: int, records: Sequence[Record]) -> None:
-        """Append in order and wait. Raises `UnavailableError` unless all are acknowledged; `RightMissing`."""
+        """Append in order and wait. Raises `UnavailableError` unless all are acknowledged; `AuthorizationError`."""
         ...
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class SnapshotTopic(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class SnapshotHead:
     """Where the newest snapshot of a coordination partition stands, as its closing part says."""
 
     offset: int
@@ -88,16 +88,16 @@ class Snapshots:
         self,
         identity: LogIdentity,
         bounds: Mapping[int, Bounds],
-        defaults: Settings,
-        strange: Collection["Strange"] = (),
+        defaults: GroupSettings,
+        strange: Collection["ForeignSnapshot"] = (),
     ) -> Mapping[int, PartitionWorld]:
         """Give the states from which the coordination partitions, which hold `bounds`, can be read on.
 
-        Absent where no snapshot fits; one whose last record is `strange` to the log does not, see `newest_of_log`.
-        Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+        Absent where no snapshot fits; one whose last record is `strange` to the log does not, see `newest_snapshots`.
+        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
         """
 
-        def judge(number: int, records: Read) -> Choice:
+        def judge(number: int, records: Read) -> SnapshotChoice:
             return choose(
                 records,
                 topic_id=identity.topic_id,
@@ -111,25 +111,25 @@ class Snapshots:
 
         choices = self._look(bounds.keys(), judge, lambda choice: choice.world is not None, _is_cut)
         for number, choice in choices.items():
-            _tell(identity.topic, number, choice)
+            _report(identity.topic, number, choice)
         return {number: choice.world for number, choice in choices.items() if choice.world is not None}
 
-    def heads(self, identity: LogIdentity) -> Mapping[int, Head | None]:
+    def heads(self, identity: LogIdentity) -> Mapping[int, SnapshotHead | None]:
         """Return where the newest whole snapshot of each coordination partition is, None without any.
 
         One of a former version does not count: it may be of no use to readers of the present one.
-        Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
         """
         whose = (identity.topic_id, identity.partitions)
 
-        def judge(_: int, records: Read) -> tuple[Head | None, bool]:
+        def judge(_: int, records: Read) -> tuple[SnapshotHead | None, bool]:
             """Give the newest whole one, and whether a newer one may only have been read in part."""
             is_cut = False
             for one in collect(records)[0]:
                 if (one.name.topic_id, one.name.partitions) != whose or one.name.version not in WRITTEN_VERSIONS:
                     continue
                 if (closing := one.closing) is not None:
-                    return Head(one.name.offset, closing.log_time_ms, one.name.version), is_cut
+                    return SnapshotHead(one.name.offset, closing.log_time_ms, one.name.version), is_cut
                 is_cut = True
             return None, is_cut
 
@@ -140,7 +140,8 @@ class Snapshots:
         """Write the state of a coordination partition, then clear away what that makes useless.
 
         Nothing is cleared away where `check`, which is called between, raises.
-        Raises `TopicMissing`, `RightMissing`, `UnavailableError`: then it may be there in part, which hurts nobody.
+        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`: then it may be there in part, which
+        hurts nobody.
         """
         number, snapshot_id = world.number, uuid4().hex
         records = render(world, identity.topic_id, snapshot_id)
@@ -186,15 +187,15 @@ class Snapshots:
         return judged
 
 
-Strange = tuple[int, LastRecord]
+ForeignSnapshot = tuple[int, LastRecord]
 """A coordination partition, and a record that a snapshot says was read there, where the log has another."""
 
 
-def newest_of_log(
+def newest_snapshots(
     log: CoordinationLog,
     bounds: Mapping[int, Bounds],
     timeout_s: float,
-    newest: Callable[[Collection[Strange]], Mapping[int, PartitionWorld]],
+    newest: Callable[[Collection[ForeignSnapshot]], Mapping[int, PartitionWorld]],
 ) -> Mapping[int, PartitionWorld]:
     """Give the states that `newest` finds, told which are strange, and that were read from this very log.
 
@@ -202,18 +203,18 @@ def newest_of_log(
     before it is looked at, where retention has left it. Afterwards the log follows what it did for that. Raises
     `UnavailableError`, and what `newest` does.
     """
-    strange: frozenset[Strange] = frozenset()
+    strange: frozenset[ForeignSnapshot] = frozenset()
     while True:
         worlds = newest(strange)
-        found = not_of_log(log, bounds, timeout_s, worlds)
+        found = foreign_snapshots(log, bounds, timeout_s, worlds)
         if not found:
             return worlds
         strange |= found
 
 
-def not_of_log(
+def foreign_snapshots(
     log: CoordinationLog, bounds: Mapping[int, Bounds], timeout_s: float, worlds: Mapping[int, PartitionWorld]
-) -> frozenset[Strange]:
+) -> frozenset[ForeignSnapshot]:
     """Give the last records of those `worlds` that were not read from this log, which holds `bounds`, up to its ends.
 
     Between its last record and where such a state stands there must be none, either. What retention has deleted is not
@@ -224,11 +225,11 @@ def not_of_log(
         for number, world in worlds.items()
         if world.last is not None and world.last.offset >= bounds[number].start
     }
-    strange: set[Strange] = set()
+    strange: set[ForeignSnapshot] = set()
     while due:
         try:
             there = _records(log, due, timeout_s)
-        except PositionLost as lost:
+        except PositionLostError as lost:
             last, _ = due.pop(lost.partition)
             if log.bounds([lost.partition])[lost.partition].start <= last.offset:
                 strange.add((lost.partition, last))  # truncated meanwhile: retention would have moved the start
@@ -251,12 +252,12 @@ def _records(
     return found
 
 
-def _is_cut(choice: Choice) -> bool:
+def _is_cut(choice: SnapshotChoice) -> bool:
     """Tell whether a newer snapshot may only have been read in part."""
-    return Misfit.INCOMPLETE in choice.passed_over.values()
+    return RejectedSnapshot.INCOMPLETE in choice.passed_over.values()
 
 
-def _tell(topic: str, number: int, choice: Choice) -> None:
+def _report(topic: str, number: int, choice: SnapshotChoice) -> None:
     is_found = choice.world is not None
     odd = {name: why for name, why in choice.passed_over.items() if not (is_found and why in _NOT_TOLD)}
     for name, why in odd.items():

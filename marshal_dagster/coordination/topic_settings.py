@@ -8,14 +8,14 @@ from typing import Final
 
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
-from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError, UnsafeTopicError
 from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 
 MOST_REPLICAS: Final = 3
 LEAST_INSYNC: Final = 2
 """On how many replicas a record must be before it counts, where there are several."""
 UNLIMITED: Final = "-1"
-NOT_TOLD: Final = "not told by the broker"
+NOT_REPORTED: Final = "not told by the broker"
 NO_TOPIC_ID: Final = "A" * 22
 """The id that a broker reports which gives topics none."""
 LEAST_MESSAGE_BYTES: Final = 4_096
@@ -57,7 +57,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingProblem:
     """A setting of the coordination topic that is not as it should be, why that matters, and what mends it."""
 
     setting: str
@@ -79,7 +79,7 @@ class _Check:
     why: str
     is_right: Callable[[str], bool]
     severity: Severity = Severity.DANGER
-    if_not_told: Severity = Severity.DANGER
+    if_not_reported: Severity = Severity.DANGER
 
 
 _CHECKS: Final = (
@@ -102,21 +102,21 @@ _CHECKS: Final = (
         "producer, uncompressed, gzip or snappy",
         "Go consumers stop for good at a record that is compressed with lz4 or zstd",
         lambda found: found not in {"lz4", "zstd"},
-        if_not_told=Severity.WARNING,
+        if_not_reported=Severity.WARNING,
     ),
     _Check(
         "unclean.leader.election.enable",
         "false",
         "an unclean election can lose acknowledged records, and two runs own one partition",
         lambda found: found == "false",
-        if_not_told=Severity.WARNING,  # some brokers that speak Kafka's protocol have no such elections
+        if_not_reported=Severity.WARNING,  # some brokers that speak Kafka's protocol have no such elections
     ),
     _Check(
         "cleanup.policy",
         "delete",
         "only a topic with this policy is cut as retention.ms and retention.bytes say",
         lambda found: found == "delete" or "compact" in found,
-        if_not_told=Severity.WARNING,
+        if_not_reported=Severity.WARNING,
     ),
     _Check(
         "retention.ms",
@@ -135,7 +135,7 @@ _CHECKS: Final = (
         f"{LEAST_MESSAGE_BYTES} or more",
         "a record that is too large for the topic cannot be written",
         lambda found: int(found) >= LEAST_MESSAGE_BYTES,
-        if_not_told=Severity.WARNING,
+        if_not_reported=Severity.WARNING,
     ),
     _Check(
         "max.message.bytes",
@@ -143,7 +143,7 @@ _CHECKS: Final = (
         "a claim of many partitions is sent as one batch, which the topic would refuse",
         lambda found: not LEAST_MESSAGE_BYTES <= int(found) < BATCH_BYTES,
         severity=Severity.WARNING,
-        if_not_told=Severity.WARNING,
+        if_not_reported=Severity.WARNING,
     ),
 )
 
@@ -163,7 +163,7 @@ def create_coordination_topic(
 
     `replication` is 3 by default, or as many as there are brokers. Gives True if it was created now. Raises
     `ConfigurationError` if it exists with another partition count (placement depends on it) or another replication than
-    asked for, `UnsafeTopic`, `RightMissing`, `UnavailableError`.
+    asked for, `UnsafeTopicError`, `AuthorizationError`, `UnavailableError`.
     """
     replicas = min(MOST_REPLICAS, topics.broker_count()) if replication is None else replication
     if topics.create(name, partitions, replicas, settings_for(replicas)):
@@ -186,18 +186,18 @@ def create_coordination_topic(
 def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> bool:
     """Create the compacted topic for the snapshots of the coordination topic `name`; True if it was created now.
 
-    It has as many partitions and replicas as that. One that exists stays as it is. Raises `TopicMissing`,
-    `ConfigurationError` (a name too long for Kafka), `RightMissing`, `UnavailableError`.
+    It has as many partitions and replicas as that. One that exists stays as it is. Raises `TopicNotFoundError`,
+    `ConfigurationError` (a name too long for Kafka), `AuthorizationError`, `UnavailableError`.
     """
     beside = topics.describe(name)
     settings = {**SNAPSHOT_SETTINGS, "min.insync.replicas": str(min(LEAST_INSYNC, beside.replication))}
     return topics.create(snapshot_topic_of(name), len(beside.partitions), beside.replication, settings)
 
 
-def check_coordination_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> list[Problem]:
+def check_coordination_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> list[SettingProblem]:
     """List what is wrong with the coordination topic's settings.
 
-    Raises `TopicMissing`, `RightMissing` (DESCRIBE_CONFIGS), `UnavailableError`.
+    Raises `TopicNotFoundError`, `AuthorizationError` (DESCRIBE_CONFIGS), `UnavailableError`.
     """
     settings = topics.settings(name)
     described = topics.describe(name)
@@ -211,51 +211,51 @@ def require_usable(topics: Topics, described: TopicDescription) -> None:
     """Refuse a coordination topic without an id, with compaction or with senders' timestamps.
 
     Settings that this user may not look at are not checked here: an own record with its sender's timestamp is found
-    when it is read back. Raises `UnsafeTopic`, `UnavailableError`.
+    when it is read back. Raises `UnsafeTopicError`, `UnavailableError`.
     """
     problems = _id_problems(described)
-    with suppress(RightMissing):
+    with suppress(AuthorizationError):
         settings = topics.settings(described.name)
         unusable = [check for check in _CHECKS if check.severity is Severity.UNUSABLE and check.setting in settings]
         found = [_problem(described.name, check, settings[check.setting]) for check in unusable]
         problems += [problem for problem in found if problem is not None]
     if problems:
-        raise UnsafeTopic(described.name, [str(problem) for problem in problems], can_be_accepted=False)
+        raise UnsafeTopicError(described.name, [str(problem) for problem in problems], can_be_accepted=False)
 
 
 def require_safe(
-    topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC, *, accept_unsafe: bool = False
-) -> list[Problem]:
-    """Return the problems that are left; raise `UnsafeTopic` for dangers, unless these are accepted.
+    topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC, *, allow_unsafe: bool = False
+) -> list[SettingProblem]:
+    """Return the problems that are left; raise `UnsafeTopicError` for dangers, unless these are accepted.
 
     What makes the topic unusable cannot be accepted.
     """
     problems = check_coordination_topic(topics, name)
     is_unusable = any(problem.severity is Severity.UNUSABLE for problem in problems)
     dangers = [str(problem) for problem in problems if problem.severity is not Severity.WARNING]
-    if is_unusable or (dangers and not accept_unsafe):
-        raise UnsafeTopic(name, dangers, can_be_accepted=not is_unusable)
+    if is_unusable or (dangers and not allow_unsafe):
+        raise UnsafeTopicError(name, dangers, can_be_accepted=not is_unusable)
     return problems
 
 
-def _problem(name: str, check: _Check, found: str | None) -> Problem | None:
+def _problem(name: str, check: _Check, found: str | None) -> SettingProblem | None:
     if found is not None and check.is_right(found):
         return None
-    return Problem(
+    return SettingProblem(
         check.setting,
-        NOT_TOLD if found is None else found,
+        NOT_REPORTED if found is None else found,
         check.wanted,
         check.why,
         _alter(name, check.setting, ALWAYS[check.setting]),
-        check.if_not_told if found is None else check.severity,
+        check.if_not_reported if found is None else check.severity,
     )
 
 
-def _id_problems(described: TopicDescription) -> list[Problem]:
+def _id_problems(described: TopicDescription) -> list[SettingProblem]:
     if described.topic_id != NO_TOPIC_ID:
         return []
     return [
-        Problem(
+        SettingProblem(
             "topic id",
             "missing",
             "there",
@@ -266,20 +266,20 @@ def _id_problems(described: TopicDescription) -> list[Problem]:
     ]
 
 
-def _is_ample_retention(problem: Problem) -> bool:
+def _is_ample_retention(problem: SettingProblem) -> bool:
     least = LEAST_RETENTION.get(problem.setting)
-    return least is not None and problem.found != NOT_TOLD and int(problem.found) >= least
+    return least is not None and problem.found != NOT_REPORTED and int(problem.found) >= least
 
 
 def _has_snapshot_topic(topics: Topics, name: str) -> bool:
     try:
         topics.describe(snapshot_topic_of(name))
-    except (TopicMissing, RightMissing):
+    except (TopicNotFoundError, AuthorizationError):
         return False
     return True
 
 
-def _outlived(problem: Problem) -> Problem:
+def _outlived(problem: SettingProblem) -> SettingProblem:
     why = (
         "readers start from the snapshots that runs write when they end; where none ends well for longer than records "
         "are kept, nothing can be claimed until a person has used `marshal-dagster recover`"
@@ -287,13 +287,13 @@ def _outlived(problem: Problem) -> Problem:
     return replace(problem, why=why, severity=Severity.WARNING)
 
 
-def _replica_problems(topics: Topics, described: TopicDescription, settings: Mapping[str, str]) -> list[Problem]:
+def _replica_problems(topics: Topics, described: TopicDescription, settings: Mapping[str, str]) -> list[SettingProblem]:
     replicas, insync = described.replication, int(settings.get("min.insync.replicas", "1"))
-    problems: list[Problem] = []
+    problems: list[SettingProblem] = []
     if replicas < MOST_REPLICAS:
         alone = replicas == 1
         problems.append(
-            Problem(
+            SettingProblem(
                 "replication factor",
                 str(replicas),
                 str(MOST_REPLICAS),
@@ -311,10 +311,10 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
     return problems
 
 
-def _insync_problem(described: TopicDescription, insync: int, why: str) -> Problem:
+def _insync_problem(described: TopicDescription, insync: int, why: str) -> SettingProblem:
     wanted = str(min(LEAST_INSYNC, described.replication))
     mend = _alter(described.name, "min.insync.replicas", wanted)
-    return Problem("min.insync.replicas", str(insync), wanted, why, mend)
+    return SettingProblem("min.insync.replicas", str(insync), wanted, why, mend)
 
 
 def _alter(name: str, setting: str, value: str) -> str:

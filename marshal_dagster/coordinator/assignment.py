@@ -13,10 +13,10 @@ from typing import Final
 
 from marshal_dagster.errors import ConfigurationError
 
-Place = tuple[str, int]
+DataPartitionId = tuple[str, int]
 """A topic and the number of a partition of it."""
 
-Assignment = dict[Place, str]
+Assignment = dict[DataPartitionId, str]
 """The member of each partition; a partition without subscribers is not in it."""
 
 
@@ -38,9 +38,9 @@ class Subscriber:
 class AssignmentInput:
     """What a strategy assigns: partitions with their weights, members, and the member that had each before."""
 
-    places: Mapping[Place, float]
+    places: Mapping[DataPartitionId, float]
     members: Sequence[Subscriber]
-    previous: Mapping[Place, str] = field(default_factory=lambda: MappingProxyType({}))
+    previous: Mapping[DataPartitionId, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for two members of one id, or a weight below 0."""
@@ -108,7 +108,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
 )
 
 
-def count_moves(before: Mapping[Place, str], after: Mapping[Place, str]) -> int:
+def count_moves(before: Mapping[DataPartitionId, str], after: Mapping[DataPartitionId, str]) -> int:
     """Return how many partitions change hands."""
     return sum(before.get(place) != after.get(place) for place in before.keys() | after.keys())
 
@@ -116,13 +116,13 @@ def count_moves(before: Mapping[Place, str], after: Mapping[Place, str]) -> int:
 class _Balancer:
     """Levels the loads of members: moves one partition at a time from the fullest to the emptiest that takes it."""
 
-    def __init__(self, board: AssignmentInput, weights: Mapping[Place, int]) -> None:
+    def __init__(self, board: AssignmentInput, weights: Mapping[DataPartitionId, int]) -> None:
         self._board = board
         self._weights = weights
         self._subscribers = board.subscribers()
         self._by_id = {member.id: member for member in board.members}
         self._loads = dict.fromkeys(self._by_id, 0)
-        self._held: dict[str, dict[str, list[Place]]] = {name: defaultdict(list) for name in self._by_id}
+        self._held: dict[str, dict[str, list[DataPartitionId]]] = {name: defaultdict(list) for name in self._by_id}
         """The partitions of each member, by topic, the lightest last."""
         self._kinds: dict[_Kind, list[Subscriber]] = defaultdict(list)
         for member in sorted(board.members, key=lambda member: member.id):
@@ -134,7 +134,7 @@ class _Balancer:
         self._level()
         return {place: name for name, topics in self._held.items() for places in topics.values() for place in places}
 
-    def _keep(self) -> list[Place]:
+    def _keep(self) -> list[DataPartitionId]:
         """Leave with each member what it had and still takes; return the rest, the heaviest first."""
         unassigned = []
         heaviest_first = sorted(self._board.places)
@@ -150,10 +150,10 @@ class _Balancer:
                 unassigned.append(place)
         return unassigned
 
-    def _place(self, places: Iterable[Place]) -> None:
+    def _place(self, places: Iterable[DataPartitionId]) -> None:
         heaps = self._heaps()
         for place in places:
-            member = self._emptiest(heaps, place)
+            member = self._least_loaded(heaps, place)
             self._give(place, member)
             heapq.heappush(heaps[_kind(member)], (self._loads[member.id], member.id))
 
@@ -191,9 +191,9 @@ class _Balancer:
                 heapq.heappush(fullest, (-self._share(changed), changed.id))
         return may_have_more
 
-    def _better(self, heaps: "_Heaps", member: Subscriber) -> tuple[Place, Subscriber] | None:
+    def _better(self, heaps: "_Heaps", member: Subscriber) -> tuple[DataPartitionId, Subscriber] | None:
         """Return the heaviest partition of a member that would be better with another, and that other."""
-        best: tuple[float, Place, Subscriber] | None = None
+        best: tuple[float, DataPartitionId, Subscriber] | None = None
         share = self._share(member)
         for topic, places in self._held[member.id].items():
             for place in places:
@@ -212,7 +212,7 @@ class _Balancer:
             heapq.heapify(heap)
         return heaps
 
-    def _emptiest(self, heaps: "_Heaps", place: Place) -> Subscriber:
+    def _least_loaded(self, heaps: "_Heaps", place: DataPartitionId) -> Subscriber:
         _, member = self._least(heaps, place[0], self._weights[place])
         heapq.heappop(heaps[_kind(member)])
         return member
@@ -236,7 +236,7 @@ class _Balancer:
     def _share(self, member: Subscriber) -> float:
         return self._loads[member.id] / member.capacity
 
-    def _give(self, place: Place, member: Subscriber) -> None:
+    def _give(self, place: DataPartitionId, member: Subscriber) -> None:
         self._held[member.id][place[0]].append(place)
         self._loads[member.id] += self._weights[place]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from marshal_dagster.coordinator.group_view import GroupView, Share, read_group
+from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment, read_group
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -28,7 +28,7 @@ class AssignedPartitions:
 
 
 def assigned_partitions(
-    view: GroupView, member: str, topic: str, session_ms: float, now_ms: float
+    view: GroupAssignments, member: str, topic: str, session_ms: float, now_ms: float
 ) -> AssignedPartitions | None:
     """Return what `member` is to claim of `topic`; None when it may claim all that is free.
 
@@ -56,17 +56,17 @@ def assigned_partitions(
     return AssignedPartitions(numbers, text + _moved(share, topic))
 
 
-def _moved(share: Share | None, topic: str) -> str:
+def _moved(share: MemberAssignment | None, topic: str) -> str:
     """Return which of its partitions a member was given last, and when, in words."""
     gained = [] if share is None else sorted(number for name, number in share.gained if name == topic)
     if share is None or not gained:
         return ""
-    at = datetime.fromtimestamp(share.told_at_ms / 1_000, UTC)
+    at = datetime.fromtimestamp(share.assigned_at_ms / 1_000, UTC)
     return f"; at {at:%Y-%m-%d %H:%M:%S} UTC it was given {', '.join(map(str, gained))}"
 
 
 @dataclass(slots=True)
-class Adviser:
+class AssignmentReader:
     """Reads what one member of a group is to claim; for one thread.
 
     While it cannot read, what it read last counts, for as long as the coordinator may be silent.
@@ -77,11 +77,11 @@ class Adviser:
     group: str
     member: str
     session_ms: float
-    read: Callable[[KafkaConnection, CoordinatorTopics, str], GroupView] = read_group
-    _view: GroupView | None = field(default=None, init=False)
+    read: Callable[[KafkaConnection, CoordinatorTopics, str], GroupAssignments] = read_group
+    _view: GroupAssignments | None = field(default=None, init=False)
     _read_at_s: float = field(default=0.0, init=False)
 
-    def portion(self, topic: str) -> AssignedPartitions | None:
+    def assigned_partitions(self, topic: str) -> AssignedPartitions | None:
         """Return what to claim of `topic` now; None when it may be all that is free."""
         if self._view is None or time.monotonic() - self._read_at_s >= _OLD_S:
             try:

@@ -5,7 +5,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.assignment import DataPartitionId
 from marshal_dagster.coordinator.group import GroupCoordinator
 
 T = TypeVar("T")
@@ -39,17 +39,17 @@ class PeriodicCall(Generic[T]):
         self._running = None
 
 
-FindWeights = Callable[[str, Collection[str], Mapping[Place, int]], Mapping[Place, float] | None]
+FindWeights = Callable[[str, Collection[str], Mapping[DataPartitionId, int]], Mapping[DataPartitionId, float] | None]
 """`Weigh`, which returns None if the weights could not be found."""
 
 
 @dataclass(slots=True)
-class _Weighing:
+class _LagMeasurement:
     """A group's partitions that are being weighed, for any group that has the name when it is done."""
 
     topics: frozenset[str]
     began_ms: float
-    found: Future[Mapping[Place, float] | None]
+    found: Future[Mapping[DataPartitionId, float] | None]
 
 
 class GroupWeigher:
@@ -58,7 +58,7 @@ class GroupWeigher:
     def __init__(self, find_weights: FindWeights) -> None:
         """Weigh nothing yet."""
         self._find_weights = find_weights
-        self._weighings: dict[str, _Weighing] = {}
+        self._weighings: dict[str, _LagMeasurement] = {}
         self._next_ms: dict[str, float] = {}
 
     def poll(self, executor: Executor, groups: Mapping[str, GroupCoordinator], now_ms: float) -> None:
@@ -78,7 +78,7 @@ class GroupWeigher:
             if group.awaits_weights or now_ms >= self._next_ms.get(name, 0.0):
                 topics, positions = group.topics_wanted(), dict(group.positions)
                 found = executor.submit(self._find_weights, name, topics, positions)
-                self._weighings[name] = _Weighing(topics, now_ms, found)
+                self._weighings[name] = _LagMeasurement(topics, now_ms, found)
         elif group.awaits_weights and now_ms >= weighing.began_ms + _WEIGHS_FOR_MS:
             group.update_weights(group.topics_wanted(), None)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.assignment import DataPartitionId
 from marshal_dagster.coordinator.member import MemberActions, Membership, MemberState, Offsets
 from marshal_dagster.coordinator.messages import (
     LONGEST_SESSION_MS,
@@ -38,7 +38,7 @@ _AGAIN_AFTER_S: Final = 0.5
 _STOP_WITHIN_S: Final = 10.0
 """Leaving may take so much longer than a session time-out, within which a coordinator has to be heard."""
 
-Work = Callable[[frozenset[Place]], None]
+Work = Callable[[frozenset[DataPartitionId]], None]
 
 
 class CoordinatedMember:
@@ -93,7 +93,7 @@ class CoordinatedMember:
         self._thread: threading.Thread | None = None
 
     @property
-    def places(self) -> frozenset[Place]:
+    def places(self) -> frozenset[DataPartitionId]:
         """What it is to work on now."""
         return frozenset() if self._membership is None else self._membership.places
 
@@ -117,7 +117,7 @@ class CoordinatedMember:
         return 0.0 if self._membership is None else self._membership.silent_ms(self._clock.lease_ms())
 
     def __enter__(self) -> Self:
-        """Join. Raises `TopicMissing`, `RightMissing`, `UnavailableError`."""
+        """Join. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
         self._topics.check_member(self._connection)
         partitions = self._topics.partitions(self._connection)
         at = end_of(self._connection, self._topics.orders, partition_of(self._register.group, partitions))

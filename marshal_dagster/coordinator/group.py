@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Final
 
-from marshal_dagster.coordinator.assignment import Place, Strategy, count_moves
+from marshal_dagster.coordinator.assignment import DataPartitionId, Strategy, count_moves
 from marshal_dagster.coordinator.group_members import Liveness, Member, Members, Recovery
 from marshal_dagster.coordinator.messages import (
     ALL,
@@ -41,7 +41,7 @@ _IS_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]+").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class GroupRules:
     """How a coordinator leads its groups; times in milliseconds.
 
     A rebalance begins `gather_ms` after the last member came or went, and ten times that after the first at the
@@ -68,7 +68,7 @@ class Rules:
             raise ConfigurationError(f"min_session_ms: {self.min_session_ms}; give 1 to {LONGEST_SESSION_MS}")
 
 
-class Happening(Enum):
+class GroupEventKind(Enum):
     """What can happen in a group."""
 
     JOINED = "joined"
@@ -81,10 +81,10 @@ class Happening(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class GroupEvent:
     """Something that happened in a group: to which members, or how many partitions changed hands."""
 
-    happening: Happening
+    happening: GroupEventKind
     members: tuple[str, ...] = ()
     moved: int = 0
 
@@ -99,7 +99,7 @@ class GroupCoordinator:
         self,
         group: str,
         epoch: int,
-        rules: Rules,
+        rules: GroupRules,
         now_ms: float,
         *,
         kept: Iterable[StartFetcher] = (),
@@ -112,7 +112,7 @@ class GroupCoordinator:
         Nothing moves before all have, or the time is over. Its generations are larger than `generation`.
         """
         self.group, self.epoch = group, epoch
-        self.events: list[Event] = []
+        self.events: list[GroupEvent] = []
         self._rules = rules
         self._members = Members()
         self._liveness = Liveness(rules.min_session_ms, rules.max_failed_pings, now_ms)
@@ -136,7 +136,7 @@ class GroupCoordinator:
         return not self._members.by_name and not self._recovery.is_expecting
 
     @property
-    def positions(self) -> Mapping[Place, int]:
+    def positions(self) -> Mapping[DataPartitionId, int]:
         """The next offsets that members report that commit by themselves."""
         return self._members.positions
 
@@ -145,7 +145,7 @@ class GroupCoordinator:
         """Whether weights have to be given before anything moves."""
         return self._workload.awaits_weights
 
-    def assignment(self) -> dict[str, frozenset[Place]]:
+    def assignment(self) -> dict[str, frozenset[DataPartitionId]]:
         """Return what each member works on, as far as it is known."""
         return {name: member.places for name, member in self._members.by_name.items()}
 
@@ -161,10 +161,10 @@ class GroupCoordinator:
 
     def receive(self, message: MemberMessage, now_ms: float) -> list[CoordinatorMessage]:
         """Take a member's message. A rebalance that it makes due begins with a `tick`, after all others that came."""
-        self._excuse(now_ms)
+        self._reset_deadlines(now_ms)
         member = self._members.find(message.member, message.tenure)
         if message.epoch > self.epoch and (isinstance(message, Register) or member is not None):
-            self._report(Happening.SUPERSEDED)
+            self._report(GroupEventKind.SUPERSEDED)
             return []
         if isinstance(message, Register):
             return self._register(message, now_ms)
@@ -173,7 +173,7 @@ class GroupCoordinator:
             refusal: Refusal = "duplicate_id" if is_replaced else "unknown_member"
             return [self._answer(message, refusal)] if isinstance(message, Pong) else []
         if isinstance(message, Leave):
-            self._remove([message.member], Happening.LEFT, now_ms)
+            self._remove([message.member], GroupEventKind.LEFT, now_ms)
             return []
         if message.epoch != self.epoch:
             return []
@@ -190,12 +190,12 @@ class GroupCoordinator:
 
     def update_topics(self, topics: Mapping[str, int], now_ms: float) -> list[CoordinatorMessage]:
         """Take how many partitions each topic has."""
-        self._excuse(now_ms)
+        self._reset_deadlines(now_ms)
         if self._workload.update_topics(topics):
             self._rebalance.request()
         return self._advance(now_ms)
 
-    def update_weights(self, topics: Collection[str], weights: Mapping[Place, float] | None) -> None:
+    def update_weights(self, topics: Collection[str], weights: Mapping[DataPartitionId, float] | None) -> None:
         """Take the weights of the partitions of these topics, such as their lag; None if they could not be found out.
 
         They count from the next rebalance on. One begins now if it spreads the weights much better.
@@ -206,7 +206,7 @@ class GroupCoordinator:
 
     def tick(self, now_ms: float) -> list[CoordinatorMessage]:
         """Let time pass."""
-        self._excuse(now_ms)
+        self._reset_deadlines(now_ms)
         self._remove_dead(now_ms)
         is_ping_due = not self.is_empty and now_ms >= self._liveness.next_ping_ms
         return [*([self._ping(now_ms)] if is_ping_due else []), *self._advance(now_ms)]
@@ -237,7 +237,7 @@ class GroupCoordinator:
         if before is None or not before.has_same_interests(message):
             self._workload.reweigh()
         if before is None:
-            self._report(Happening.JOINED, message.member)
+            self._report(GroupEventKind.JOINED, message.member)
         has_nothing = not self._members.by_name[message.member].places
         if before is None and has_nothing and self._rebalance.is_under_way:
             self._rebalance.gather(now_ms)
@@ -252,9 +252,9 @@ class GroupCoordinator:
             longest_ms = max(member.session_ms for member in members.values())
             self._recovery.expect(self.shares(), now_ms + longest_ms)
         if dead:
-            self._remove(dead, Happening.FAILED, now_ms)
+            self._remove(dead, GroupEventKind.FAILED, now_ms)
 
-    def _remove(self, names: Iterable[str], kind: Happening, now_ms: float) -> None:
+    def _remove(self, names: Iterable[str], kind: GroupEventKind, now_ms: float) -> None:
         for name in names:
             self._members.remove(name)
             self._report(kind, name)
@@ -264,7 +264,7 @@ class GroupCoordinator:
         number, retry = self._liveness.ping(self._members.by_name.values(), now_ms)
         return Ping(group=self.group, member=ALL, epoch=self.epoch, round=number, retry=retry)
 
-    def _excuse(self, now_ms: float) -> None:
+    def _reset_deadlines(self, now_ms: float) -> None:
         """Extend all time-outs if this process did not run for a while."""
         away_ms, self._called_ms = now_ms - self._called_ms, now_ms
         if away_ms > _ABSENT_MS:
@@ -281,7 +281,7 @@ class GroupCoordinator:
             if not late:
                 return []
             is_given_up = self._rebalance.time_out(now_ms)
-            self._report(Happening.REBALANCE_GIVEN_UP if is_given_up else Happening.REBALANCE_RETRIED, *late)
+            self._report(GroupEventKind.REBALANCE_GIVEN_UP if is_given_up else GroupEventKind.REBALANCE_RETRIED, *late)
             if self._rebalance.is_under_way:
                 return self._send_free_shares(now_ms)
         if not self._workload.is_known or not self._rebalance.may_begin(now_ms) or self._recovery.is_pending(now_ms):
@@ -292,7 +292,7 @@ class GroupCoordinator:
         """Plan a rebalance; ask the members to stop that give partitions up."""
         self._rebalance.gathered()
         for name in self._recovery.end():
-            self._report(Happening.FAILED, name)
+            self._report(GroupEventKind.FAILED, name)
         plan = self._plan()
         if not plan.changed:
             self._rebalance.settle()
@@ -335,7 +335,7 @@ class GroupCoordinator:
         plan, members = self._rebalance.plan, self._members.by_name
         stopping = frozenset(self._rebalance.deadlines.awaited)
         kept = {name: members[name].places - plan.shares[name] for name in stopping}
-        occupied = frozenset[Place]().union(*kept.values())
+        occupied = frozenset[DataPartitionId]().union(*kept.values())
         shares = {name: kept.get(name, frozenset()) | (places - occupied) for name, places in plan.shares.items()}
         self._rebalance.plan = Plan(shares, plan.moved - len(occupied), plan.changed - stopping)
         return self._send_shares(now_ms)
@@ -363,7 +363,7 @@ class GroupCoordinator:
     def _finish_if_started(self) -> None:
         if not self._rebalance.deadlines.awaited:
             if self._rebalance.plan.moved:
-                self.events.append(Event(Happening.REBALANCED, moved=self._rebalance.plan.moved))
+                self.events.append(GroupEvent(GroupEventKind.REBALANCED, moved=self._rebalance.plan.moved))
             self._rebalance.finish()
 
     def _deadlines(self, names: Iterable[str], now_ms: float) -> Deadlines:
@@ -372,7 +372,7 @@ class GroupCoordinator:
 
     # Messages and events
 
-    def _stop(self, name: str, places: Iterable[Place]) -> StopFetcher:
+    def _stop(self, name: str, places: Iterable[DataPartitionId]) -> StopFetcher:
         member = self._members.by_name[name]
         member.is_confirmed = False
         return StopFetcher(
@@ -400,5 +400,5 @@ class GroupCoordinator:
     def _answer(self, message: Register | Pong, error: Refusal | None) -> Registered:
         return Registered(group=self.group, member=message.member, epoch=self.epoch, tenure=message.tenure, error=error)
 
-    def _report(self, kind: Happening, *members: str) -> None:
-        self.events.append(Event(kind, members))
+    def _report(self, kind: GroupEventKind, *members: str) -> None:
+        self.events.append(GroupEvent(kind, members))

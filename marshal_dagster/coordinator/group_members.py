@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from marshal_dagster.coordinator.assignment import Assignment, Place
+from marshal_dagster.coordinator.assignment import Assignment, DataPartitionId
 from marshal_dagster.coordinator.messages import Pong, Register, StartFetcher, places_of
 
 _MAX_ROUNDS: Final = 32
@@ -24,9 +24,9 @@ class Member:
     registration: Register
     is_confirmed: bool
     """Whether it has reported that it works on exactly `places`."""
-    places: frozenset[Place] = frozenset()
+    places: frozenset[DataPartitionId] = frozenset()
     """What it was sent to work on, and has not reported as stopped."""
-    gained: frozenset[Place] = frozenset()
+    gained: frozenset[DataPartitionId] = frozenset()
     """The part of `places` that it was given last."""
     unanswered_ms: float | None = None
     """When the oldest ping was sent that it has not answered."""
@@ -59,7 +59,7 @@ class Members:
         """Begin without members."""
         self.by_name: dict[str, Member] = {}
         self.owners: Assignment = {}
-        self.positions: dict[Place, int] = {}
+        self.positions: dict[DataPartitionId, int] = {}
         """The next offsets that members have reported."""
         self._replaced: dict[str, None] = {}
         """Processes whose fixed name another process has taken, the newest last."""
@@ -88,7 +88,7 @@ class Members:
         that were `recorded` for it, or those that it had.
         """
         name, before = registration.member, self.by_name.get(registration.member)
-        had = before.places if before is not None else frozenset[Place]()
+        had = before.places if before is not None else frozenset[DataPartitionId]()
         reported = asked = places_of(registration.holds)
         if registration.is_static and not reported:
             asked = places_of(recorded.places) if recorded is not None else had
@@ -112,7 +112,7 @@ class Members:
         self.assign(name, frozenset())
         del self.by_name[name]
 
-    def assign(self, name: str, places: frozenset[Place]) -> None:
+    def assign(self, name: str, places: frozenset[DataPartitionId]) -> None:
         """Record that a member has these partitions from now on, and no others."""
         member = self.by_name[name]
         for place in member.places - places:
@@ -196,7 +196,7 @@ class Recovery:
     def __init__(self, recorded: Iterable[StartFetcher], recovery_ms: float, now_ms: float) -> None:
         """Expect the members with a recorded share for `recovery_ms`, or the longest of their session time-outs."""
         self._expected = {share.member: share for share in recorded}
-        self._unheard = set(self._expected)
+        self._expected_members = set(self._expected)
         """Members of the coordinator before that have not registered here."""
         sessions_ms = [min(share.session_timeout_ms, _MAX_RECOVERY_MS) for share in self._expected.values()]
         self._until_ms = now_ms + max([recovery_ms, *sessions_ms])
@@ -219,7 +219,7 @@ class Recovery:
 
     def returned(self, name: str) -> StartFetcher | None:
         """Expect a member no more; return the share that was recorded for it."""
-        self._unheard.discard(name)
+        self._expected_members.discard(name)
         return self._expected.pop(name, None)
 
     def expect(self, shares: Iterable[StartFetcher], until_ms: float) -> None:
@@ -237,6 +237,6 @@ class Recovery:
 
     def end(self) -> list[str]:
         """Expect no member any more; return the members of the coordinator before that have not come."""
-        missing = sorted(self._unheard)
-        self._expected, self._unheard = {}, set()
+        missing = sorted(self._expected_members)
+        self._expected, self._expected_members = {}, set()
         return missing

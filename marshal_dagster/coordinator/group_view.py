@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.assignment import DataPartitionId
 from marshal_dagster.coordinator.messages import CoordinatorMessage, Ping, StartFetcher, places_of
 from marshal_dagster.coordinator.transport import CoordinatorTopics, partition_of, read_coordinator_messages
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -13,30 +13,30 @@ _USUAL_SESSION_MS: Final = 30_000
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MemberAssignment:
     """What a member was sent to work on, by which coordinator (`epoch`) and in which generation of the group."""
 
     member: str
     tenure: str
     generation: int
     epoch: int
-    places: frozenset[Place]
+    places: frozenset[DataPartitionId]
     session_ms: int = 0
     """Its session time-out; 0 if the coordinator has not written it."""
-    gained: frozenset[Place] = frozenset()
+    gained: frozenset[DataPartitionId] = frozenset()
     """The part of `places` that the member did not have before."""
-    told_at_ms: int = 0
+    assigned_at_ms: int = 0
     """When it was sent, in unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupView:
-    """The present shares of a group; `heard_at_ms` is when a coordinator pinged last, in unix milliseconds."""
+class GroupAssignments:
+    """The present shares of a group; `pinged_at_ms` is when a coordinator pinged last, in unix milliseconds."""
 
     group: str
     epoch: int
-    shares: Mapping[str, Share]
-    heard_at_ms: int | None
+    shares: Mapping[str, MemberAssignment]
+    pinged_at_ms: int | None
 
     @property
     def session_ms(self) -> int:
@@ -45,20 +45,20 @@ class GroupView:
 
     def silent_ms(self, now_ms: float) -> float:
         """Return for how long no coordinator has been heard; infinite if none ever was."""
-        return float("inf") if self.heard_at_ms is None else now_ms - self.heard_at_ms
+        return float("inf") if self.pinged_at_ms is None else now_ms - self.pinged_at_ms
 
 
-def view_of(group: str, messages: Iterable[tuple[CoordinatorMessage, int]]) -> GroupView:
+def view_of(group: str, messages: Iterable[tuple[CoordinatorMessage, int]]) -> GroupAssignments:
     """Return a group by its messages, each with its time in unix milliseconds; of a member the last one counts."""
-    epoch, heard_at_ms = 0, None
-    shares: dict[str, Share] = {}
+    epoch, pinged_at_ms = 0, None
+    shares: dict[str, MemberAssignment] = {}
     for message, at_ms in messages:
         epoch = max(epoch, message.epoch)
         if isinstance(message, Ping):
-            heard_at_ms = at_ms if heard_at_ms is None else max(heard_at_ms, at_ms)
+            pinged_at_ms = at_ms if pinged_at_ms is None else max(pinged_at_ms, at_ms)
         elif isinstance(message, StartFetcher):
             places = places_of(message.places)
-            shares[message.member] = Share(
+            shares[message.member] = MemberAssignment(
                 message.member,
                 message.tenure,
                 message.generation,
@@ -68,20 +68,20 @@ def view_of(group: str, messages: Iterable[tuple[CoordinatorMessage, int]]) -> G
                 places_of(message.gained) & places,
                 at_ms,
             )
-    return GroupView(group, epoch, shares, heard_at_ms)
+    return GroupAssignments(group, epoch, shares, pinged_at_ms)
 
 
-def read_group(connection: KafkaConnection, topics: CoordinatorTopics, group: str) -> GroupView:
-    """Read what is assigned in a group now. Raises `TopicMissing`, `UnavailableError`."""
+def read_group(connection: KafkaConnection, topics: CoordinatorTopics, group: str) -> GroupAssignments:
+    """Read what is assigned in a group now. Raises `TopicNotFoundError`, `UnavailableError`."""
     return read_groups(connection, topics, [group]).get(group) or view_of(group, ())
 
 
 def read_groups(
     connection: KafkaConnection, topics: CoordinatorTopics, names: Collection[str] | None = None
-) -> dict[str, GroupView]:
+) -> dict[str, GroupAssignments]:
     """Read what is assigned now in all groups that were led, or in those of `names`; by name, in their order.
 
-    Raises `TopicMissing`, `UnavailableError`.
+    Raises `TopicNotFoundError`, `UnavailableError`.
     """
     count = topics.partitions(connection)
     numbers = range(count) if names is None else {partition_of(name, count) for name in names}

@@ -4,14 +4,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
-from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.assignment import DataPartitionId
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import OffsetBounds
 
-Weigh = Callable[[str, Collection[str], Mapping[Place, int]], Mapping[Place, float]]
+Weigh = Callable[[str, Collection[str], Mapping[DataPartitionId, int]], Mapping[DataPartitionId, float]]
 """Returns the weights of a group's topics by partition, given the next offsets that members report.
 
 It may raise a `MarshalError`.
@@ -31,8 +31,10 @@ class LagWeights:
         self._coordination_topic = coordination_topic
         self._data = data
 
-    def __call__(self, group: str, topics: Collection[str], reported: Mapping[Place, int]) -> dict[Place, float]:
-        """Weigh (`Weigh`). Raises `TopicMissing`, `RightMissing`, `UnavailableError`."""
+    def __call__(
+        self, group: str, topics: Collection[str], reported: Mapping[DataPartitionId, int]
+    ) -> dict[DataPartitionId, float]:
+        """Weigh (`Weigh`). Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
         positions = {**reported}
         for place, offset in self._committed(group, topics).items():
             positions[place] = max(offset, positions.get(place, 0))
@@ -45,7 +47,7 @@ class LagWeights:
                 for number, at in client.offsets(topic, range(counts[topic])).items()
             }
 
-    def _committed(self, group: str, topics: Collection[str]) -> dict[Place, int]:
+    def _committed(self, group: str, topics: Collection[str]) -> dict[DataPartitionId, int]:
         """Return the group's offsets in the coordination log."""
         rationalizer = shared_rationalizer(self._coordination, self._coordination_topic)
         with rationalizer.lock:

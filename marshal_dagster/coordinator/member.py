@@ -9,7 +9,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final
 
-from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.assignment import DataPartitionId
 from marshal_dagster.coordinator.messages import (
     CoordinatorMessage,
     Leave,
@@ -27,7 +27,7 @@ from marshal_dagster.coordinator.messages import (
 )
 from marshal_dagster.coordinator.state_machine import StateMachine, Transitions
 
-Offsets = Mapping[Place, int]
+Offsets = Mapping[DataPartitionId, int]
 
 
 class MemberState(Enum):
@@ -99,8 +99,8 @@ class MemberActions:
     """
 
     messages: tuple[MemberMessage, ...] = ()
-    stop: frozenset[Place] = frozenset()
-    start: frozenset[Place] = frozenset()
+    stop: frozenset[DataPartitionId] = frozenset()
+    start: frozenset[DataPartitionId] = frozenset()
 
 
 class Membership:
@@ -111,16 +111,16 @@ class Membership:
         self.registration = registration
         self.error: str | None = None
         """Why it was refused."""
-        self.places: frozenset[Place] = frozenset()
+        self.places: frozenset[DataPartitionId] = frozenset()
         """What it is to work on."""
         self._machine = StateMachine(TRANSITIONS, MemberState.LOOKING)
-        self._heard_ms = self._next_call_ms = now_ms
-        self._stopping: frozenset[Place] = frozenset()
+        self._last_contact_ms = self._next_call_ms = now_ms
+        self._stopping: frozenset[DataPartitionId] = frozenset()
         """What it has yet to stop with."""
         self._epoch = 0
         self._generation = 0
         """Of the newest message of this coordinator: older ones do not count."""
-        self._awaited: dict[int, frozenset[Place]] = {}
+        self._awaited: dict[int, frozenset[DataPartitionId]] = {}
         """The partitions that the coordinator waits for, by the generation of its request."""
         self._last_round: int | None = None
         """The first ping that it has answered since it is leaving."""
@@ -137,7 +137,7 @@ class Membership:
 
     def silent_ms(self, now_ms: float) -> float:
         """Return for how long no coordinator has been heard."""
-        return now_ms - self._heard_ms
+        return now_ms - self._last_contact_ms
 
     def receive(self, message: CoordinatorMessage, now_ms: float, offsets: Offsets | None = None) -> MemberActions:
         """Take a message; `offsets` are the member's positions, for members that commit by themselves."""
@@ -151,7 +151,7 @@ class Membership:
             self._follow(message.epoch)
         if not isinstance(message, Ping) and not self._is_me(message):
             return MemberActions(stop=late)
-        self._heard_ms = now_ms
+        self._last_contact_ms = now_ms
         actions = self._obey(message, now_ms, offsets)
         return MemberActions(actions.messages, actions.stop | late, actions.start)
 
@@ -163,7 +163,7 @@ class Membership:
         is_due = is_calling and now_ms >= self._next_call_ms
         return MemberActions((self._call(now_ms),) if is_due else (), stop=stop)
 
-    def stopped(self, places: frozenset[Place]) -> MemberActions:
+    def stopped(self, places: frozenset[DataPartitionId]) -> MemberActions:
         """Report that it has stopped with these partitions, and committed how far it got."""
         self._stopping -= places
         done = [generation for generation, awaited in self._awaited.items() if not awaited & self._stopping]
@@ -181,7 +181,7 @@ class Membership:
     def _is_gone(self) -> bool:
         return self.state is MemberState.GONE
 
-    def _end_if_silent(self, now_ms: float) -> frozenset[Place]:
+    def _end_if_silent(self, now_ms: float) -> frozenset[DataPartitionId]:
         """Give all up when no coordinator has been heard for a session time-out, and follow any from then on."""
         if self.state in _WITHOUT_COORDINATOR or self.silent_ms(now_ms) < self.session_ms:
             return frozenset()
@@ -249,7 +249,7 @@ class Membership:
         self._stopping -= wanted
         return MemberActions((Started(**self._signed(), generation=message.generation),), stop=stop, start=start)
 
-    def _give_up(self, places: frozenset[Place]) -> frozenset[Place]:
+    def _give_up(self, places: frozenset[DataPartitionId]) -> frozenset[DataPartitionId]:
         """Begin to stop with partitions that it works on, and return them."""
         self.places -= places
         self._stopping |= places

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
-from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.assignment import DataPartitionId
 
 VERSION: Final = 1
 MOST_BYTES: Final = 900_000
@@ -142,8 +142,8 @@ MemberMessage = Register | Pong | Stopped | Started | Leave
 CoordinatorMessage = Ping | Registered | StopFetcher | StartFetcher
 """What coordinators write."""
 
-_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[MemberMessage, Field(discriminator="kind")])
-_ORDERS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[CoordinatorMessage, Field(discriminator="kind")])
+_MEMBER_MESSAGES: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[MemberMessage, Field(discriminator="kind")])
+_COORDINATOR_MESSAGES: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[CoordinatorMessage, Field(discriminator="kind")])
 
 
 def render(record: MemberMessage | CoordinatorMessage) -> bytes:
@@ -153,22 +153,22 @@ def render(record: MemberMessage | CoordinatorMessage) -> bytes:
 
 def parse_member_message(value: bytes | None) -> MemberMessage | None:
     """Read a member's message; return None for anything else."""
-    found: MemberMessage | None = _parsed(_WORDS, value)
+    found: MemberMessage | None = _parsed(_MEMBER_MESSAGES, value)
     return found
 
 
 def parse_coordinator_message(value: bytes | None) -> CoordinatorMessage | None:
     """Read a coordinator's message; return None for anything else."""
-    found: CoordinatorMessage | None = _parsed(_ORDERS, value)
+    found: CoordinatorMessage | None = _parsed(_COORDINATOR_MESSAGES, value)
     return found
 
 
-def places_of(places: Places) -> frozenset[Place]:
+def places_of(places: Places) -> frozenset[DataPartitionId]:
     """Return partitions as a set."""
     return frozenset((topic, number) for topic, numbers in places.items() for number in numbers)
 
 
-def by_topic(places: Iterable[Place]) -> Places:
+def by_topic(places: Iterable[DataPartitionId]) -> Places:
     """Return partitions as they are written."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for topic, number in sorted(places):

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Final
 
-from marshal_dagster.coordinator.assignment import Place
-from marshal_dagster.coordinator.group import Event, Happening
+from marshal_dagster.coordinator.assignment import DataPartitionId
+from marshal_dagster.coordinator.group import GroupEvent, GroupEventKind
 from marshal_dagster.telemetry.metrics import coordinator_metrics, flush
 
 _OUTCOMES: Final = {
-    Happening.REBALANCED: "done",
-    Happening.REBALANCE_RETRIED: "tried_again",
-    Happening.REBALANCE_GIVEN_UP: "given_up",
+    GroupEventKind.REBALANCED: "done",
+    GroupEventKind.REBALANCE_RETRIED: "tried_again",
+    GroupEventKind.REBALANCE_GIVEN_UP: "given_up",
 }
 
 
@@ -23,7 +23,7 @@ class GroupMetrics:
         self._measured: set[str] = set()
         """Groups that have measurements."""
 
-    def record(self, group: str, event: Event) -> None:
+    def record(self, group: str, event: GroupEvent) -> None:
         """Count an event of a group."""
         found, whose = self._metrics, {"group": group}
         if found is None:
@@ -32,10 +32,10 @@ class GroupMetrics:
             found.rebalances.add(1, {**whose, "outcome": _OUTCOMES[event.happening]})
         if event.moved:
             found.moved.add(event.moved, whose)
-        if event.happening is Happening.FAILED:
+        if event.happening is GroupEventKind.FAILED:
             found.failed.add(len(event.members), whose)
 
-    def update(self, groups: Mapping[str, Mapping[str, frozenset[Place]]]) -> None:
+    def update(self, groups: Mapping[str, Mapping[str, frozenset[DataPartitionId]]]) -> None:
         """Measure what is assigned in the groups that are led now; those that are led no more have nothing."""
         found = self._metrics
         if found is None:

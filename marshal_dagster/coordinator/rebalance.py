@@ -10,7 +10,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.assignment import DataPartitionId
 from marshal_dagster.coordinator.state_machine import StateMachine, Transitions
 
 _LONG_PAUSE: Final = 30
@@ -95,7 +95,7 @@ _STOPPING: Final = frozenset({_S.STOPPING, _S.STOPPING_DUE})
 class Plan:
     """What a rebalance leads to: the share of each member."""
 
-    shares: Mapping[str, frozenset[Place]]
+    shares: Mapping[str, frozenset[DataPartitionId]]
     moved: int
     """How many partitions change hands."""
     changed: frozenset[str]

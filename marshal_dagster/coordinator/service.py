@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordinator.assignment import Place, sticky_assignment
+from marshal_dagster.coordinator.assignment import DataPartitionId, sticky_assignment
 from marshal_dagster.coordinator.background import GroupWeigher, PeriodicCall
-from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
+from marshal_dagster.coordinator.group import GroupCoordinator, GroupEvent, GroupEventKind, GroupRules
 from marshal_dagster.coordinator.lag_weights import Weigh
 from marshal_dagster.coordinator.messages import CoordinatorMessage, Register, StartFetcher, parse_member_message
 from marshal_dagster.coordinator.metrics import GroupMetrics
@@ -32,7 +32,7 @@ from marshal_dagster.coordinator.transport import (
 )
 from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Event as ElectionEvent
-from marshal_dagster.election.rules import Resigned, Term, Timing
+from marshal_dagster.election.rules import Term, TermEnded, Timing
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -51,17 +51,17 @@ _HELPERS: Final = 5
 LookAtTopics = Callable[[], Mapping[str, int]]
 """Returns how many partitions each topic has; may raise `UnavailableError`."""
 
-Listener = Callable[[str, Event], None]
+Listener = Callable[[str, GroupEvent], None]
 """Receives each event with the group's name, in the coordinator's thread."""
 
-_GONE: Final = frozenset({Happening.LEFT, Happening.FAILED})
+_GONE: Final = frozenset({GroupEventKind.LEFT, GroupEventKind.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
     """Rules, times and recovery of a coordinator."""
 
-    rules: Rules = field(default_factory=lambda: Rules(sticky_assignment))
+    rules: GroupRules = field(default_factory=lambda: GroupRules(sticky_assignment))
     timing: Timing = field(default_factory=Timing)
     recovery_ms: float = 10_000.0
     """How long members of the coordinator before may take to register again, if their session is not longer."""
@@ -208,7 +208,7 @@ class Coordinator:
         """Have `run` end."""
         self._stop.set()
 
-    def groups(self) -> dict[str, Mapping[str, frozenset[Place]]]:
+    def groups(self) -> dict[str, Mapping[str, frozenset[DataPartitionId]]]:
         """Return which member is to work on what, in each group that this process leads now."""
         return {
             name: group.assignment() for shard in list(self._shards.values()) for name, group in shard.groups.items()
@@ -217,7 +217,8 @@ class Coordinator:
     def run(self) -> None:
         """Stand for election and lead, until it is stopped.
 
-        Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, `UnavailableError` at the beginning only.
+        Raises `ConfigurationError`, `TopicNotFoundError`, `AuthorizationError`, `UnavailableError` at the beginning
+        only.
         """
         self._alive_at_s = time.monotonic()
         partitions = self._partitions = self._topics.partitions(self._connection)
@@ -230,7 +231,7 @@ class Coordinator:
             listener=lambda partition, event: self._elections.put((partition, event)),
             is_alive=lambda: self._idle_s <= IDLE_AFTER_S,
         )
-        reader = Reader(self._connection, self._topics.words)
+        reader = Reader(self._connection, self._topics.messages)
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._scales = ThreadPoolExecutor(_HELPERS, "weights")
         try:
@@ -306,7 +307,7 @@ class Coordinator:
             topic_messages = [] if counts is None else group.update_topics(counts, self._now_ms)
             self._write(writer, [*topic_messages, *group.tick(self._now_ms)])
             events, group.events = group.events, []
-            is_superseded = any(event.happening is Happening.SUPERSEDED for event in events)
+            is_superseded = any(event.happening is GroupEventKind.SUPERSEDED for event in events)
             self._report(name, events, writer)
             if group.is_empty:
                 shard.generation = max(shard.generation, group.generation)
@@ -347,12 +348,12 @@ class Coordinator:
             self._shards.pop(partition, None)
             reader.leave([partition])
             self._beginning.pop(partition, None)
-            if not isinstance(event, Resigned):
+            if not isinstance(event, TermEnded):
                 self._beginning[partition] = event.term, self._helpers.submit(self._read, partition)
 
     def _read(self, partition: int) -> tuple[_Shares, int]:
         """Read what coordinators before have sent to members, and before that where the members' messages end."""
-        end = end_of(self._connection, self._topics.words, partition)
+        end = end_of(self._connection, self._topics.messages, partition)
         shares: dict[str, list[StartFetcher]] = {}
         for message, _ in read_coordinator_messages(self._connection, self._topics.orders, [partition]):
             if isinstance(message, StartFetcher):
@@ -426,7 +427,7 @@ class Coordinator:
         for message in messages:
             writer.send_to_member(message)
 
-    def _report(self, group: str, events: Sequence[Event], writer: Writer) -> None:
+    def _report(self, group: str, events: Sequence[GroupEvent], writer: Writer) -> None:
         for event in events:
             self._listener(group, event)
             self._metrics.record(group, event)
@@ -440,8 +441,8 @@ class Coordinator:
 
 
 def _weighed(
-    weigh: Weigh, name: str, topics: frozenset[str], positions: Mapping[Place, int]
-) -> Mapping[Place, float] | None:
+    weigh: Weigh, name: str, topics: frozenset[str], positions: Mapping[DataPartitionId, int]
+) -> Mapping[DataPartitionId, float] | None:
     try:
         return weigh(name, topics, positions)
     except Exception as error:  # noqa: BLE001 - whatever it is, those that are known serve
@@ -449,8 +450,8 @@ def _weighed(
         return None
 
 
-def _log(group: str, event: Event) -> None:
-    is_bad = event.happening in {Happening.FAILED, Happening.REBALANCE_GIVEN_UP}
+def _log(group: str, event: GroupEvent) -> None:
+    is_bad = event.happening in {GroupEventKind.FAILED, GroupEventKind.REBALANCE_GIVEN_UP}
     logger.log(
         logging.WARNING if is_bad else logging.INFO,
         "group %r: %s: %s%s",

@@ -21,11 +21,11 @@ from marshal_dagster.coordinator.messages import (
     render,
 )
 from marshal_dagster.election.elector import LEADER_SETTINGS
-from marshal_dagster.errors import ConfigurationError, TopicMissing, UnavailableError
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
-from marshal_dagster.kafka.clients import let_go
+from marshal_dagster.kafka.clients import close_client
 from marshal_dagster.kafka.connection import KafkaConnection
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ CLIENT_FAILURES: Final = (UnavailableError, KafkaException, SystemError)
 """What an unusable client raises; the last, by a fatal error during callbacks."""
 _OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 """Codes for a position that is not in the log any more; the client stops reading there."""
-_WORDS_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
+_MEMBER_TOPIC_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
 _ORDERS_SETTINGS: Final = {
     "cleanup.policy": "compact",
     "message.timestamp.type": "LogAppendTime",
@@ -55,51 +55,53 @@ _ORDERS_SETTINGS: Final = {
 class CoordinatorTopics:
     """The topics by their common name: what members write, what coordinators write, and the election's."""
 
-    words: str = DEFAULT_TOPIC
+    messages: str = DEFAULT_TOPIC
 
     @property
     def orders(self) -> str:
         """What coordinators write; compacted, so that each member's share stays."""
-        return f"{self.words}_orders"
+        return f"{self.messages}_orders"
 
     @property
     def leader(self) -> str:
         """By which a coordinator is elected for each partition."""
-        return f"{self.words}_leader"
+        return f"{self.messages}_leader"
 
     def create(self, connection: KafkaConnection, partitions: int = DEFAULT_PARTITIONS) -> None:
         """Create the topics that are missing. So many coordinators can share the groups as there are partitions.
 
-        Raises `RightMissing`, `UnavailableError`; `ConfigurationError` when an existing topic has another number.
+        Raises `AuthorizationError`, `UnavailableError`; `ConfigurationError` when an existing topic has another number.
         """
         with Topics(connection) as topics:
             copies = min(_SAFE_COPIES, topics.broker_count())
             safe = {"min.insync.replicas": "2"} if copies >= _SAFE_COPIES else {}
-            topics.create(self.words, partitions, copies, {**_WORDS_SETTINGS, **safe})
+            topics.create(self.messages, partitions, copies, {**_MEMBER_TOPIC_SETTINGS, **safe})
             topics.create(self.orders, partitions, copies, {**_ORDERS_SETTINGS, **safe})
             topics.create(self.leader, partitions, copies, {**LEADER_SETTINGS, **safe})
             self._check_counts(topics)
 
     def partitions(self, connection: KafkaConnection) -> int:
-        """Return how many partitions they have. Raises `TopicMissing`, `UnavailableError`."""
+        """Return how many partitions they have. Raises `TopicNotFoundError`, `UnavailableError`."""
         try:
             with Topics(connection) as topics:
-                return len(topics.describe(self.words).partitions)
-        except TopicMissing as error:
-            raise TopicMissing(f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics") from None
+                return len(topics.describe(self.messages).partitions)
+        except TopicNotFoundError as error:
+            raise TopicNotFoundError(
+                f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics"
+            ) from None
 
     def check(self, connection: KafkaConnection, partitions: int) -> None:
         """Check that a coordinator that knows `partitions` of each can lead groups by them.
 
-        Raises `TopicMissing`, `RightMissing`, `UnavailableError`, `ConfigurationError`.
+        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`, `ConfigurationError`.
         """
         with Topics(connection) as topics:
-            topics.require(on_topic(self.words, Right.READ))
+            topics.require(on_topic(self.messages, Right.READ))
             for topic in (self.orders, self.leader):
                 topics.require(on_topic(topic, Right.READ, Right.WRITE))
             if self._check_counts(topics) != partitions:
                 raise ConfigurationError(
-                    f"topic {self.words!r} had {partitions} partitions when this process started, and has another "
+                    f"topic {self.messages!r} had {partitions} partitions when this process started, and has another "
                     "number now: start coordinators and members again"
                 )
 
@@ -107,18 +109,18 @@ class CoordinatorTopics:
         """Check that a member can take part. Raises as `check`."""
         with Topics(connection) as topics:
             topics.require(on_topic(self.orders, Right.READ))
-            topics.require(on_topic(self.words, Right.WRITE))
+            topics.require(on_topic(self.messages, Right.WRITE))
 
     def _check_counts(self, topics: Topics) -> int:
         """Return how many partitions each of them has. Raises `ConfigurationError` when they differ."""
-        counts = {topic: len(topics.describe(topic).partitions) for topic in (self.words, self.orders, self.leader)}
+        counts = {topic: len(topics.describe(topic).partitions) for topic in (self.messages, self.orders, self.leader)}
         if len(set(counts.values())) > 1:
             described = ", ".join(f"{topic!r} has {count}" for topic, count in counts.items())
             raise ConfigurationError(
                 f"the coordinator's topics must have equally many partitions: {described}; stop coordinators and "
                 "members, delete the three and run `marshal-dagster coordinator init`"
             )
-        return counts[self.words]
+        return counts[self.messages]
 
 
 def partition_of(group: str, partitions: int) -> int:
@@ -184,7 +186,7 @@ class Reader:
 
     def close(self) -> None:
         """Close the connections."""
-        let_go(self._consumer, self._log)
+        close_client(self._consumer, self._log)
 
 
 class Writer:
@@ -200,7 +202,7 @@ class Writer:
 
     def send_to_coordinator(self, message: MemberMessage) -> None:
         """Write a member's message."""
-        self._write(self._topics.words, message.group, message.member.encode(), render(message))
+        self._write(self._topics.messages, message.group, message.member.encode(), render(message))
 
     def send_to_member(self, message: CoordinatorMessage) -> None:
         """Write a coordinator's message."""
@@ -222,7 +224,7 @@ class Writer:
     def close(self) -> None:
         """Send what is queued, for a second at most, and close the client."""
         self._producer.flush(1.0)
-        let_go(self._producer, self._log)
+        close_client(self._producer, self._log)
 
     def _write(self, topic: str, group: str, key: bytes, value: bytes | None) -> None:
         if value is not None and len(value) > MOST_BYTES:
@@ -251,7 +253,7 @@ def record_key(group: str, member: str, kind: str) -> bytes:
 
 
 def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
-    """Look up the offset of the next record. Raises `UnavailableError`, `TopicMissing`."""
+    """Look up the offset of the next record. Raises `UnavailableError`, `TopicNotFoundError`."""
     with Topics(connection) as topics:
         return topics.offsets(topic, [partition], committed_only=False)[partition].end
 
@@ -266,7 +268,7 @@ def read_coordinator_messages(
     """Read partitions up to their present ends; return the coordinators' messages that count, by offset.
 
     Of each key that is the newest, except what a coordinator of an older epoch has written after it.
-    Raises `UnavailableError`, `TopicMissing`.
+    Raises `UnavailableError`, `TopicNotFoundError`.
     """
     with Topics(connection) as topics:
         bounds = topics.offsets(topic, partitions, committed_only=False)

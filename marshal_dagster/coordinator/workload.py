@@ -6,7 +6,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
-from marshal_dagster.coordinator.assignment import AssignmentInput, Place, Strategy, Subscriber
+from marshal_dagster.coordinator.assignment import AssignmentInput, DataPartitionId, Strategy, Subscriber
 from marshal_dagster.coordinator.group_members import Members
 from marshal_dagster.coordinator.messages import Register
 
@@ -14,7 +14,7 @@ _DEFAULT_WEIGHT: Final = 1.0
 _TOLERANCE: Final = 1.25
 """By this factor a load is off what it could be, before partitions that have a weight are moved for it."""
 
-Shares = Mapping[str, frozenset[Place]]
+Shares = Mapping[str, frozenset[DataPartitionId]]
 """The partitions of each member."""
 
 
@@ -25,7 +25,7 @@ class Workload:
         """Begin without topics. Where it `weighs` partitions, nothing is assigned before the weights are given."""
         self._strategy, self._weighs = strategy, weighs
         self._topics: Mapping[str, int] | None = None
-        self.weights: Mapping[Place, float] = MappingProxyType({})
+        self.weights: Mapping[DataPartitionId, float] = MappingProxyType({})
         self.awaits_weights = weighs
 
     @property
@@ -41,7 +41,9 @@ class Workload:
             self.reweigh()
         return is_changed
 
-    def update_weights(self, members: Members, topics: Collection[str], weights: Mapping[Place, float] | None) -> None:
+    def update_weights(
+        self, members: Members, topics: Collection[str], weights: Mapping[DataPartitionId, float] | None
+    ) -> None:
         """Take the weights of the partitions of these topics, or keep the last ones known if there are none."""
         self.weights = self.weights if weights is None else weights
         self.awaits_weights = topics != self.topics_wanted(members)
@@ -65,7 +67,7 @@ class Workload:
         wanted = {topic for subscriber in subscribers for topic in subscriber.topics}
         numbered = ((topic, number) for topic in wanted for number in range(topics.get(topic, 0)))
         weights = {place: self.weights.get(place, _DEFAULT_WEIGHT) for place in numbered}
-        shares: dict[str, list[Place]] = {name: [] for name in members.by_name}
+        shares: dict[str, list[DataPartitionId]] = {name: [] for name in members.by_name}
         for place, name in self._strategy(AssignmentInput(weights, subscribers, dict(members.owners))).items():
             shares[name].append(place)
         best = {name: frozenset(share) for name, share in shares.items()}

@@ -7,21 +7,21 @@ is the metadata request of `readiness`.
 """
 
 from marshal_dagster.devkafka.cluster import KafkaCluster, running_kafka
-from marshal_dagster.devkafka.errors import BrokerFailed, ClusterBusy, ClusterDiffers, DevKafkaError
+from marshal_dagster.devkafka.errors import BrokerFailedError, ClusterLockedError, ClusterMismatchError, DevKafkaError
 from marshal_dagster.devkafka.jars import KAFKA_VERSION, ensure_jars
 from marshal_dagster.devkafka.status import BrokerStatus, KafkaStatus
-from marshal_dagster.errors import PortInUse
+from marshal_dagster.errors import PortInUseError
 
 __all__ = [
     "KAFKA_VERSION",
-    "BrokerFailed",
+    "BrokerFailedError",
     "BrokerStatus",
-    "ClusterBusy",
-    "ClusterDiffers",
+    "ClusterLockedError",
+    "ClusterMismatchError",
     "DevKafkaError",
     "KafkaCluster",
     "KafkaStatus",
-    "PortInUse",
+    "PortInUseError",
     "ensure_jars",
     "running_kafka",
 ]

@@ -15,7 +15,7 @@ from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.ports import HOST, LARGEST_PORT, check_free, free_port, is_free
 from marshal_dagster._internal.user_folders import kafka_folder
 from marshal_dagster.devkafka.cds_archive import with_archive
-from marshal_dagster.devkafka.errors import BrokerFailed, ClusterBusy, ClusterDiffers, DevKafkaError
+from marshal_dagster.devkafka.errors import BrokerFailedError, ClusterLockedError, ClusterMismatchError, DevKafkaError
 from marshal_dagster.devkafka.jars import ensure_jars
 from marshal_dagster.devkafka.launch import DEFAULT_HEAP_MB, BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node, check_settings
@@ -86,10 +86,10 @@ class KafkaCluster:
 
         Raises:
             ConfigurationError, UnavailableError: what a broker needs, a Java or the jars, is not there.
-            PortInUse: a port is another process's.
-            ClusterDiffers: the directory holds another number of brokers, or they run on other ports.
-            BrokerFailed: a broker ended, or was not ready within `timeout_s` (without the download).
-            ClusterBusy: another command was at work on the directory for `timeout_s`.
+            PortInUseError: a port is another process's.
+            ClusterMismatchError: the directory holds another number of brokers, or they run on other ports.
+            BrokerFailedError: a broker ended, or was not ready within `timeout_s` (without the download).
+            ClusterLockedError: another command was at work on the directory for `timeout_s`.
         """
         with self._locked(timeout_s):
             state = self._arranged(read_state(self.directory))
@@ -105,7 +105,7 @@ class KafkaCluster:
         directory stay. Where there is no cluster, or none that is up, there is nothing to stop.
 
         Raises:
-            ClusterBusy: another command was at work on the directory for `timeout_s`.
+            ClusterLockedError: another command was at work on the directory for `timeout_s`.
         """
         if read_state(self.directory) is None:
             return self.status()
@@ -123,7 +123,7 @@ class KafkaCluster:
         """Look at each broker now: does its process live, and does it answer a request.
 
         Raises:
-            ClusterDiffers: `cluster.json` cannot be read.
+            ClusterMismatchError: `cluster.json` cannot be read.
         """
         state = read_state(self.directory)
         return KafkaStatus(self.directory, None, ()) if state is None else self._look(state)
@@ -135,8 +135,8 @@ class KafkaCluster:
         missing.
 
         Raises:
-            ClusterDiffers: there is no such cluster or broker.
-            PortInUse, BrokerFailed, ClusterBusy: as `up`.
+            ClusterMismatchError: there is no such cluster or broker.
+            PortInUseError, BrokerFailedError, ClusterLockedError: as `up`.
         """
         with self._locked(timeout_s):
             state = self._existing()
@@ -158,7 +158,7 @@ class KafkaCluster:
         """All brokers' addresses, comma-separated, as clients take them.
 
         Raises:
-            ClusterDiffers: the directory holds no cluster.
+            ClusterMismatchError: the directory holds no cluster.
         """
         return ",".join(f"{HOST}:{node.port}" for node in self._existing().nodes)
 
@@ -168,7 +168,7 @@ class KafkaCluster:
             with locked(self.directory / _LOCK_FILE, timeout_s):
                 yield
         except TimeoutError as error:
-            raise ClusterBusy(
+            raise ClusterLockedError(
                 f"another command has been at work on {self.directory} for {timeout_s:g} s; try again later"
             ) from error
         except OSError as error:
@@ -179,7 +179,9 @@ class KafkaCluster:
     def _existing(self) -> ClusterState:
         state = read_state(self.directory)
         if state is None:
-            raise ClusterDiffers(f"{self.directory} holds no Kafka cluster; start one with `marshal-dagster kafka up`")
+            raise ClusterMismatchError(
+                f"{self.directory} holds no Kafka cluster; start one with `marshal-dagster kafka up`"
+            )
         return state
 
     def _end(self, broker_id: int, end: Callable[[Sequence[processes.ProcessMark]], None]) -> None:
@@ -207,7 +209,7 @@ class KafkaCluster:
             return ClusterState(new_cluster_id(), self._nodes(self._brokers or 1, []), {})
         count = len(state.nodes)
         if self._brokers not in {None, count}:
-            raise ClusterDiffers(
+            raise ClusterMismatchError(
                 f"{self.directory} holds a cluster of {count} broker(s), not {self._brokers}; "
                 "use it as it is, or delete it with `marshal-dagster kafka down --wipe`"
             )
@@ -216,7 +218,7 @@ class KafkaCluster:
             return replace(state, nodes=self._nodes(count, last), marks={})
         wanted = self._wanted_ports(count)
         if wanted and wanted != last:
-            raise ClusterDiffers(
+            raise ClusterMismatchError(
                 f"{self.directory} holds a cluster that is up on {_listed(last)}, not on {_listed(wanted)}; "
                 "use it as it is, or stop it with `marshal-dagster kafka down` first"
             )
@@ -304,14 +306,14 @@ class KafkaCluster:
         while waiting := [node for node in waiting if not expected <= brokers_known_to(node.port)]:
             ended = [node for node in waiting_for if not _is_running(state, node)]
             if ended:
-                raise BrokerFailed(self._obituary(ended[0], "ended while it started", sizes))
+                raise BrokerFailedError(self._failure_text(ended[0], "ended while it started", sizes))
             if time.monotonic() >= deadline:
-                raise BrokerFailed(self._obituary(waiting[0], f"was not ready within {within_s:g} s", sizes))
+                raise BrokerFailedError(self._failure_text(waiting[0], f"was not ready within {within_s:g} s", sizes))
             time.sleep(processes.POLL_S)
 
-    def _obituary(self, node: Node, what: str, sizes: Mapping[int, Mapping[Path, int]]) -> str:
+    def _failure_text(self, node: Node, what: str, sizes: Mapping[int, Mapping[Path, int]]) -> str:
         folder = self._folder(node)
-        words = folder.last_words(sizes.get(node.broker_id, {folder.log: 0}))
+        words = folder.last_log_line(sizes.get(node.broker_id, {folder.log: 0}))
         return f"broker {node.broker_id} {what}: {words}"
 
     def _wipe(self, state: ClusterState) -> None:

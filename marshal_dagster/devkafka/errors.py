@@ -7,13 +7,13 @@ class DevKafkaError(MarshalError):
     """Root of the errors of the Kafka for one machine."""
 
 
-class BrokerFailed(DevKafkaError):
+class BrokerFailedError(DevKafkaError):
     """A broker could not be set up, ended while it started, or was not ready in time."""
 
 
-class ClusterDiffers(DevKafkaError):
+class ClusterMismatchError(DevKafkaError):
     """The directory holds another cluster than the one asked for, or none."""
 
 
-class ClusterBusy(DevKafkaError):
+class ClusterLockedError(DevKafkaError):
     """Another command is at work on the directory."""

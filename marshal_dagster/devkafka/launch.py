@@ -10,7 +10,7 @@ from pathlib import Path
 from marshal_dagster._internal.java import Java, java_environment
 from marshal_dagster._internal.java_properties import render_properties
 from marshal_dagster._internal.processes import ProcessMark, spawn
-from marshal_dagster.devkafka.errors import BrokerFailed
+from marshal_dagster.devkafka.errors import BrokerFailedError
 from marshal_dagster.devkafka.properties import Node, logging_configuration, server_properties
 
 # Measured on two cores: half the processor time of the default compilers and collector, a lower and steadier
@@ -56,10 +56,10 @@ class BrokerFolder:
         return self.path / "console.log"
 
     def sizes(self) -> dict[Path, int]:
-        """Return how long the logs are now, for `last_words` to tell what came after."""
+        """Return how long the logs are now, for `last_log_line` to tell what came after."""
         return {path: path.stat().st_size if path.exists() else 0 for path in (self.console, self.log)}
 
-    def last_words(self, since: Mapping[Path, int]) -> str:
+    def last_log_line(self, since: Mapping[Path, int]) -> str:
         """Return the line since then that best tells what went wrong, and the file where more stands."""
         last = "it said nothing"
         for path, size_bytes in since.items():
@@ -85,7 +85,7 @@ class Launcher:
         """Write the broker's files, and format its data folder at the first time.
 
         Raises:
-            BrokerFailed: the data folder could not be formatted, mostly for a setting that Kafka refuses.
+            BrokerFailedError: the data folder could not be formatted, mostly for a setting that Kafka refuses.
         """
         folder.path.mkdir(parents=True, exist_ok=True)
         properties = server_properties(node, nodes, folder.data, self.settings or {})
@@ -120,12 +120,12 @@ class Launcher:
                     check=False,
                 )
         except subprocess.TimeoutExpired as error:
-            raise BrokerFailed(
+            raise BrokerFailedError(
                 f"broker {node.broker_id} could not be set up within {_FORMAT_WITHIN_S:.0f} s: "
-                f"{folder.last_words(before)}"
+                f"{folder.last_log_line(before)}"
             ) from error
         if done.returncode != 0:
-            raise BrokerFailed(f"broker {node.broker_id} could not be set up: {folder.last_words(before)}")
+            raise BrokerFailedError(f"broker {node.broker_id} could not be set up: {folder.last_log_line(before)}")
 
     def _command(self, folder: BrokerFolder, main: str, *arguments: str) -> list[str]:
         return [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from marshal_dagster._internal.processes import ProcessMark
-from marshal_dagster.devkafka.errors import ClusterDiffers
+from marshal_dagster.devkafka.errors import ClusterMismatchError
 from marshal_dagster.devkafka.properties import Node
 
 STATE_FILE = "cluster.json"
@@ -32,13 +32,13 @@ class ClusterState:
         """Return the broker of that number.
 
         Raises:
-            ClusterDiffers: there is none.
+            ClusterMismatchError: there is none.
         """
         for node in self.nodes:
             if node.broker_id == broker_id:
                 return node
         there = ", ".join(str(node.broker_id) for node in self.nodes)
-        raise ClusterDiffers(f"there is no broker {broker_id}; this cluster has {there}")
+        raise ClusterMismatchError(f"there is no broker {broker_id}; this cluster has {there}")
 
 
 def new_cluster_id() -> str:
@@ -53,7 +53,7 @@ def read_state(directory: Path) -> ClusterState | None:
     """Return what `directory` remembers; None when it holds no cluster.
 
     Raises:
-        ClusterDiffers: its `cluster.json` cannot be read, or another version wrote it.
+        ClusterMismatchError: its `cluster.json` cannot be read, or another version wrote it.
     """
     path = directory / STATE_FILE
     try:
@@ -61,7 +61,7 @@ def read_state(directory: Path) -> ClusterState | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ClusterDiffers(
+        raise ClusterMismatchError(
             f"{path} does not read as a cluster of this version ({error}); "
             f"move {directory} away, or name another directory"
         ) from error
@@ -96,8 +96,8 @@ def _parse(document: dict[str, Any]) -> ClusterState:
     brokers = document["brokers"]
     nodes = tuple(Node(int(each["id"]), int(each["port"]), int(each["controller_port"])) for each in brokers)
     marks = {
-        int(each["id"]): ProcessMark(int(each["pid"]), str(each["birth"]))
-        for each in brokers
-        if each["pid"] is not None
+        int(broker["id"]): ProcessMark(int(broker["pid"]), str(broker["birth"]))
+        for broker in brokers
+        if broker["pid"] is not None
     }
     return ClusterState(str(document["cluster_id"]), nodes, marks)

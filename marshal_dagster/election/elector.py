@@ -14,7 +14,7 @@ from marshal_dagster.errors import MarshalError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.acls import Needed, Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
-from marshal_dagster.kafka.clients import checked_settings, let_go
+from marshal_dagster.kafka.clients import checked_settings, close_client
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import MISSING, Request, failure
 
@@ -77,7 +77,7 @@ class Elector:
     def __enter__(self) -> Self:
         """Join the group.
 
-        Raises `TopicMissing`, `RightMissing`, `UnavailableError`, `ConfigurationError`.
+        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`, `ConfigurationError`.
         """
         with Topics(self._connection) as topics:
             topics.require(on_topic(self.topic, Right.READ, Right.WRITE))
@@ -113,9 +113,9 @@ class Elector:
         with self._lock:
             candidacy = self._candidacies.get(partition)
             if candidacy is not None and candidacy.term == term:
-                self._tell(partition, candidacy.give_up(self._clock.lease_ms(), reason))
+                self._report(partition, candidacy.give_up(self._clock.lease_ms(), reason))
 
-    def stand_aside(self, term: Term, reason: str, for_s: float, partition: int = 0) -> None:
+    def step_down(self, term: Term, reason: str, for_s: float, partition: int = 0) -> None:
         """End a term and leave the group for `for_s` seconds, so that another leads who may fare better."""
         with self._lock:
             if self.leads(term, partition):
@@ -163,8 +163,8 @@ class Elector:
                     raise UnavailableError(f"election {self.group!r}: {log.fatal or producer_log.fatal}")
         finally:
             self._lose_all("it leaves the group" if self._is_alive() else "its work hangs")
-            let_go(producer, producer_log)
-            let_go(consumer, log)
+            close_client(producer, producer_log)
+            close_client(consumer, log)
 
     def _consumer(self) -> tuple[Consumer, clients.ClientLog]:
         log = clients.ClientLog(CLIENT_ID, self._connection.bootstrap_servers, self._connection)
@@ -191,9 +191,9 @@ class Elector:
     def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign([TopicPartition(each.topic, each.partition, OFFSET_END) for each in partitions])
         with self._lock:
-            for each in partitions:
+            for partition in partitions:
                 candidacy = Candidacy(self._timing, _new_ids())
-                self._candidacies[each.partition] = candidacy
+                self._candidacies[partition.partition] = candidacy
                 candidacy.gain(self._clock.lease_ms())
             if not self._candidacies:
                 # It is in the group, and others have all: it will hear no beat by which it would know.
@@ -204,7 +204,7 @@ class Elector:
             for each in partitions:
                 candidacy = self._candidacies.pop(each.partition, None)
                 if candidacy is not None:
-                    self._tell(each.partition, candidacy.lose(reason))
+                    self._report(each.partition, candidacy.lose(reason))
 
     def _lose_all(self, reason: str) -> None:
         with self._lock:
@@ -225,7 +225,7 @@ class Elector:
             self.failure = None
             candidacy = self._candidacies.get(partition)
             if candidacy is not None:
-                self._tell(partition, candidacy.hear(beat, offset, self._clock.lease_ms()))
+                self._report(partition, candidacy.receive(beat, offset, self._clock.lease_ms()))
 
     def _due(self) -> list[tuple[int, Beat]]:
         """Let time pass, and give the beats that are due."""
@@ -233,7 +233,7 @@ class Elector:
         with self._lock:
             for partition, candidacy in self._candidacies.items():
                 events, beat = candidacy.tick(self._clock.lease_ms())
-                self._tell(partition, events)
+                self._report(partition, events)
                 if beat is not None:
                     due.append((partition, beat))
         return due
@@ -243,7 +243,7 @@ class Elector:
             logger.warning("election %r: %s", self.group, error)
         self.failure = error
 
-    def _tell(self, partition: int, events: list[Event]) -> None:
+    def _report(self, partition: int, events: list[Event]) -> None:
         for event in events:
             logger.info("election %r, partition %d: %s", self.group, partition, event)
             self._listener(partition, event)

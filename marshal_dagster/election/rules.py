@@ -75,21 +75,21 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Elected:
+class TermStarted:
     """A term has begun."""
 
     term: Term
 
 
 @dataclass(frozen=True, slots=True)
-class Resigned:
+class TermEnded:
     """A term has ended."""
 
     term: Term
     reason: str
 
 
-Event = Elected | Resigned
+Event = TermStarted | TermEnded
 
 
 class Candidacy:
@@ -110,7 +110,7 @@ class Candidacy:
 
     def gain(self, now_ms: float) -> None:
         """Take the partition, which the group has given."""
-        self._stand_anew(now_ms)
+        self._start_new_candidacy(now_ms)
 
     def lose(self, reason: str) -> list[Event]:
         """Give the partition up, which the group has taken."""
@@ -122,10 +122,10 @@ class Candidacy:
         """End the term, as one whose storage has seen a later one must, and stand for another."""
         events = self._resign(reason)
         if self._id is not None:
-            self._stand_anew(now_ms)
+            self._start_new_candidacy(now_ms)
         return events
 
-    def hear(self, beat: Beat, offset: int, now_ms: float) -> list[Event]:
+    def receive(self, beat: Beat, offset: int, now_ms: float) -> list[Event]:
         """Take a beat that was read at `offset` of the partition, anybody's; a term that is over it ends."""
         if self._is_over(now_ms):
             return self._end(now_ms)
@@ -139,7 +139,7 @@ class Candidacy:
         self._sent_ms = {number: at for number, at in self._sent_ms.items() if number > beat.number}
         if self.term is None:
             self.term = Term(offset, beat.leader_id)
-            return [Elected(self.term)]
+            return [TermStarted(self.term)]
         if offset <= self.term.fence:
             return self.give_up(now_ms, "the leader topic was made anew or truncated: a beat lies before its term")
         return []
@@ -167,7 +167,7 @@ class Candidacy:
         waited_s = self._timing.receive_deadline_ms / 1_000
         return self.give_up(now_ms, f"heard no beat of its own of the last {waited_s:g} s")
 
-    def _stand_anew(self, now_ms: float) -> None:
+    def _start_new_candidacy(self, now_ms: float) -> None:
         self._id = next(self._ids)
         self._sent_ms = {}
         self._number = 0
@@ -175,4 +175,4 @@ class Candidacy:
 
     def _resign(self, reason: str) -> list[Event]:
         term, self.term = self.term, None
-        return [] if term is None else [Resigned(term, reason)]
+        return [] if term is None else [TermEnded(term, reason)]

@@ -7,10 +7,10 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
 
-from marshal_dagster.admin.group_settings import SettingsThere
+from marshal_dagster.admin.group_settings import PartitionSettings
 from marshal_dagster.admin.pause import Pause, PauseChange
-from marshal_dagster.admin.reprocess import Redo, Redone
-from marshal_dagster.admin.reset_positions import Move
+from marshal_dagster.admin.reprocess import ReprocessPlan, ReprocessResult
+from marshal_dagster.admin.reset_positions import PositionChange
 from marshal_dagster.admin.revoke import HeldClaim
 from marshal_dagster.protocol.messages import settings_text
 
@@ -31,7 +31,7 @@ _Columns: TypeAlias = tuple[_Column[Row], ...]
 
 
 def _table(columns: _Columns[Row], rows: Iterable[Row]) -> TableMetadataValue:
-    schema = TableSchema([TableColumn(each.name, each.type, each.about) for each in columns])
+    schema = TableSchema([TableColumn(column.name, column.type, column.about) for column in columns])
     records = [TableRecord({each.name: each.cell(row) for each in columns}) for row in rows]
     return MetadataValue.table(records, schema)
 
@@ -43,8 +43,8 @@ class _PauseRow:
 
 
 _PAUSES: Final[_Columns[_PauseRow]] = (
-    _Column("before", "string", "Whether a pause was in force.", lambda row: _told(row.change.before)),
-    _Column("after", "string", "Whether one is in force now.", lambda row: _told(row.change.after)),
+    _Column("before", "string", "Whether a pause was in force.", lambda row: _pause_text(row.change.before)),
+    _Column("after", "string", "Whether one is in force now.", lambda row: _pause_text(row.change.after)),
     _Column("coordination_partitions", "string", "Where that stands.", lambda row: row.partitions),
 )
 
@@ -52,8 +52,8 @@ _PAUSES: Final[_Columns[_PauseRow]] = (
 def pause_table(changes: Sequence[PauseChange]) -> TableMetadataValue:
     """Show pauses; coordination partitions that have the same before and after share a row."""
     alike: dict[tuple[Pause, Pause], list[PauseChange]] = {}
-    for each in changes:
-        alike.setdefault((each.before, each.after), []).append(each)
+    for change in changes:
+        alike.setdefault((change.before, change.after), []).append(change)
     rows = [
         _PauseRow("all" if len(alike) == 1 else ", ".join(str(each.number) for each in same), same[0])
         for same in alike.values()
@@ -61,7 +61,7 @@ def pause_table(changes: Sequence[PauseChange]) -> TableMetadataValue:
     return _table(_PAUSES, rows)
 
 
-def _told(pause: Pause) -> str:
+def _pause_text(pause: Pause) -> str:
     if not pause.is_in_force or pause.until_s is None:
         return "not paused"
     return f"paused until {_utc(pause.until_s)}" + (f" by {pause.by}" if pause.by else "")
@@ -76,8 +76,8 @@ def _utc(at_s: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SettingsRow:
-    before: SettingsThere
-    after: SettingsThere
+    before: PartitionSettings
+    after: PartitionSettings
     partitions: str
 
 
@@ -88,9 +88,11 @@ _SETTINGS: Final[_Columns[_SettingsRow]] = (
 )
 
 
-def settings_table(before: Mapping[int, SettingsThere], after: Mapping[int, SettingsThere]) -> TableMetadataValue:
+def settings_table(
+    before: Mapping[int, PartitionSettings], after: Mapping[int, PartitionSettings]
+) -> TableMetadataValue:
     """Show settings; coordination partitions that have the same before and after share a row."""
-    together: dict[tuple[SettingsThere, SettingsThere], list[int]] = {}
+    together: dict[tuple[PartitionSettings, PartitionSettings], list[int]] = {}
     for number, there in before.items():
         together.setdefault((there, after[number]), []).append(number)
     rows = [
@@ -100,7 +102,7 @@ def settings_table(before: Mapping[int, SettingsThere], after: Mapping[int, Sett
     return _table(_SETTINGS, rows)
 
 
-def _settings_text(there: SettingsThere) -> str:
+def _settings_text(there: PartitionSettings) -> str:
     text = settings_text(there.settings)
     return f"{text} (by default)" if there.by_default else text
 
@@ -120,24 +122,24 @@ def claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> Ta
     return _table(columns, claims)
 
 
-def redo_table(redo: Redo, redone: Redone | None) -> TableMetadataValue:
+def redo_table(redo: ReprocessPlan, redone: ReprocessResult | None) -> TableMetadataValue:
     """Show what is to be done again, and how far it was; None where nothing was done."""
-    reached, goes_on_at = (None, None) if redone is None else (redone.reached, redone.goes_on_at)
-    columns: _Columns[Redo] = (
+    reached, resume_offset = (None, None) if redone is None else (redone.reached, redone.resume_offset)
+    columns: _Columns[ReprocessPlan] = (
         _Column("partition", "int", "The partition.", lambda each: each.back.partition),
         _Column("start", "int", "The first offset that is done again.", lambda each: each.back.offset),
         _Column("end", "int", "The first one behind them.", lambda each: each.end),
-        _Column("before", "int", "Where the group stood.", lambda each: each.stood),
+        _Column("before", "int", "Where the group stood.", lambda each: each.position_before),
         _Column("reached", "int", "How far it was done again.", lambda _: reached),
-        _Column("after", "int", "Where the group goes on.", lambda _: goes_on_at),
+        _Column("after", "int", "Where the group goes on.", lambda _: resume_offset),
         _Column("note", "string", "What to think of.", lambda each: "; ".join(each.back.notes)),
     )
     return _table(columns, [redo])
 
 
-def move_table(moves: Sequence[Move], done: Collection[int]) -> TableMetadataValue:
+def move_table(moves: Sequence[PositionChange], done: Collection[int]) -> TableMetadataValue:
     """Show positions before and after; those of the partitions in `done` were set."""
-    columns: _Columns[Move] = (
+    columns: _Columns[PositionChange] = (
         _Column("partition", "int", "The partition.", lambda each: each.partition),
         _Column("log_start", "int", "The first offset that the topic holds.", lambda each: each.extent.start),
         _Column("log_end", "int", "The next offset that can be read.", lambda each: each.extent.end),

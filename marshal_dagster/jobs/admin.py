@@ -24,23 +24,23 @@ from dagster import (
 from pydantic import Field
 
 from marshal_dagster.admin.go_groups import are_stopped
-from marshal_dagster.admin.group_settings import Agreed
-from marshal_dagster.admin.import_positions import Adopting, Given
+from marshal_dagster.admin.group_settings import GroupSettingsAdmin
+from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
 from marshal_dagster.admin.log_access import LOOKING_MS
-from marshal_dagster.admin.pause import Pausing
-from marshal_dagster.admin.position_spec import Where, partitions_of
-from marshal_dagster.admin.reprocess import Reprocessing
-from marshal_dagster.admin.reset_positions import Move, Repositioning
-from marshal_dagster.admin.revoke import Revoking, held_by, told_of_nobody
+from marshal_dagster.admin.pause import GroupPauser
+from marshal_dagster.admin.position_spec import TargetOptions, partitions_of
+from marshal_dagster.admin.reprocess import RangeReprocessor
+from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
+from marshal_dagster.admin.revoke import ClaimRevoker, held_by, holds_nothing_text
 from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.jobs._admin_tables import claim_table, move_table, pause_table, redo_table, settings_table
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
-from marshal_dagster.runs.log_forwarding import forwarded_logs
+from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import GROUP_TAG, tag_run
-from marshal_dagster.runs.status import DeadRuns
+from marshal_dagster.runs.status import EndedRunDetector
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -98,12 +98,12 @@ class SetPositionConfig(Config):
     back: int | None = Field(default=None, ge=1, description="So many offsets before where each partition stands.")
     partitions: str | None = Field(default=None, description=_PARTITIONS)
     wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
-    outside_the_log: bool = Field(default=False, description=_OUTSIDE)
+    allow_out_of_range: bool = Field(default=False, description=_OUTSIDE)
     go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
-class AdoptConfig(Config):
+class ImportPositionsConfig(Config):
     """Where a group's first positions come from: give `consumer_group` or `checkpoint`."""
 
     topic: str = Field(description="The data topic.")
@@ -121,7 +121,7 @@ class AdoptConfig(Config):
     )
     partitions: str | None = Field(default=None, description=_PARTITIONS)
     wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
-    outside_the_log: bool = Field(default=False, description=_OUTSIDE)
+    allow_out_of_range: bool = Field(default=False, description=_OUTSIDE)
     go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
@@ -177,7 +177,7 @@ def build_pause_job(
         with _pausing(context, claimer_key, config) as pausing:
             until_s = _until_s(config, pausing)
             changes = pausing.preview(until_s) if config.dry_run else pausing.pause(until_s)
-            _tell(context, pausing.group, config.dry_run, pause_table(changes))
+            _report(context, pausing.group, config.dry_run, pause_table(changes))
 
     shown = {"duration": _SHOWN_PAUSE, "dry_run": False}
     return _job(name, "Pauses the group.", _op(name, pause, claimer_key), executor_def, tags, shown=shown)
@@ -197,7 +197,7 @@ def build_resume_job(
             if not pausing.is_in_force:
                 context.log.info("group %r is not paused", pausing.group)
             changes = pausing.preview() if config.dry_run else pausing.resume()
-            _tell(context, pausing.group, config.dry_run, pause_table(changes))
+            _report(context, pausing.group, config.dry_run, pause_table(changes))
 
     return _job(name, "Ends the group's pause.", _op(name, resume, claimer_key), executor_def, tags)
 
@@ -224,20 +224,20 @@ def build_set_position_job(
     return _job(name, description, _op(name, set_position, claimer_key), executor_def, tags)
 
 
-def build_adopt_job(
+def build_import_positions_job(
     *,
     name: str = "adopt_positions",
     claimer_key: str = "claimer",
     executor_def: ExecutorDefinition = in_process_executor,
     tags: Mapping[str, str] | None = None,
 ) -> JobDefinition:
-    """Build the job that gives the group of the claimer `claimer_key` its first positions (`AdoptConfig`).
+    """Build the job that gives the group of the claimer `claimer_key` its first positions (`ImportPositionsConfig`).
 
     They come from a consumer group, or from a checkpoint of Structured Streaming. The run fails where the group has
     positions already; else it does and shows what `build_set_position_job` does.
     """
 
-    def adopt(context: OpExecutionContext, config: AdoptConfig) -> None:
+    def adopt(context: OpExecutionContext, config: ImportPositionsConfig) -> None:
         _adopt(context, _claimer(context, claimer_key), config)
 
     description = "Takes the group's first positions from where its work was done before."
@@ -297,7 +297,7 @@ def build_revoke_job(
     Others can then claim it at once. What was taken stands in the metadata. The run fails when the owner holds nothing,
     or not all could be taken. In a group that Go consumers share another instance takes the partitions and releases
     them; a live Go owner takes them back with its next heartbeat. What dead runs hold is revoked without a person by
-    `build_dead_run_sensors`.
+    `build_run_failure_sensors`.
     """
 
     def revoke(context: OpExecutionContext, config: RevokeConfig) -> None:
@@ -336,19 +336,21 @@ def _claimer(context: OpExecutionContext, claimer_key: str) -> ClaimerResource:
 
 
 def _require_rights(claimer: ClaimerResource, *, dry_run: bool) -> None:
-    """Make sure that it can be written before anything is. Raises `RightMissing`."""
+    """Make sure that it can be written before anything is. Raises `AuthorizationError`."""
     if not dry_run:
         claimer.require_rights()
 
 
 @contextmanager
-def _pausing(context: OpExecutionContext, claimer_key: str, config: PauseConfig | ResumeConfig) -> Iterator[Pausing]:
+def _pausing(
+    context: OpExecutionContext, claimer_key: str, config: PauseConfig | ResumeConfig
+) -> Iterator[GroupPauser]:
     claimer = _claimer(context, claimer_key)
     stopped = are_stopped(config.go_consumers_stopped, claimer.group)
     _require_rights(claimer, dry_run=config.dry_run)
     interval_ms = min(LOOKING_MS, claimer.settings.heartbeat_interval_ms)
-    with forwarded_logs(context), closing(claimer.open_log(interval_ms)) as rationalizer:
-        pausing = Pausing(
+    with logs_to_run(context), closing(claimer.open_log(interval_ms)) as rationalizer:
+        pausing = GroupPauser(
             rationalizer,
             claimer.group,
             claimer.client_id or context.run_id,
@@ -359,7 +361,7 @@ def _pausing(context: OpExecutionContext, claimer_key: str, config: PauseConfig 
         yield pausing
 
 
-def _until_s(config: PauseConfig, pausing: Pausing) -> int:
+def _until_s(config: PauseConfig, pausing: GroupPauser) -> int:
     """Give the end of the pause, in unix seconds. Raises `ConfigurationError`."""
     if config.until is not None and config.duration is None:
         until_s = -(-instant_ms(config.until, "until") // _SECOND_MS)
@@ -372,47 +374,47 @@ def _until_s(config: PauseConfig, pausing: Pausing) -> int:
 
 def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config: SetPositionConfig) -> None:
     require_topic_name("topic", config.topic)
-    where = Where(config.offsets, config.timestamp, config.earliest, config.latest, config.back)
+    where = TargetOptions(config.offsets, config.timestamp, config.earliest, config.latest, config.back)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     target = where.target()
     stopped = are_stopped(config.go_consumers_stopped, claimer.group)
     _require_rights(claimer, dry_run=config.dry_run)
-    with forwarded_logs(context), claimer.open_data() as topics:
+    with logs_to_run(context), claimer.open_data() as topics:
         work = _repositioning(context, claimer, topics, config.topic, stopped=stopped)
         with closing(work):
-            moves = work.look(target, named, outside_the_log=config.outside_the_log, new_group=True)
+            moves = work.look(target, named, allow_out_of_range=config.allow_out_of_range, new_group=True)
             for warning in work.warnings():
                 context.log.warning(warning)
             if not config.dry_run:
                 _carry_out(context, claimer.group, work, moves, config.wait_s)
-    _tell_moves(context, claimer.group, moves, dry_run=config.dry_run)
+    _report_changes(context, claimer.group, moves, dry_run=config.dry_run)
 
 
-def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptConfig) -> None:
-    given = Given(config.consumer_group, config.checkpoint, config.others)
+def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: ImportPositionsConfig) -> None:
+    given = PositionSourceOptions(config.consumer_group, config.checkpoint, config.others)
     others = given.begin_at()
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     stopped = are_stopped(config.go_consumers_stopped, claimer.group)
     require_topic_name("topic", config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
-    with forwarded_logs(context), claimer.open_data() as topics:
-        work = Adopting(_repositioning(context, claimer, topics, config.topic, stopped=stopped))
+    with logs_to_run(context), claimer.open_data() as topics:
+        work = PositionImporter(_repositioning(context, claimer, topics, config.topic, stopped=stopped))
         with closing(work):
             source = given.source(topics, config.topic)
-            moves = work.look(source, named, others=others, outside_the_log=config.outside_the_log)
+            moves = work.look(source, named, others=others, allow_out_of_range=config.allow_out_of_range)
             for warning in (*source.notes, *work.warnings()):
                 context.log.warning(warning)
             if not config.dry_run:
                 source.require_at_rest()
                 _carry_out(context, claimer.group, work, moves, config.wait_s)
-    _tell_moves(context, claimer.group, moves, dry_run=config.dry_run)
+    _report_changes(context, claimer.group, moves, dry_run=config.dry_run)
 
 
 def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, config: ReprocessRangeConfig) -> None:
     require_topic_name("topic", config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
-    with forwarded_logs(context), claimer.open_data() as topics:
-        work = Reprocessing(_repositioning(context, claimer, topics, config.topic, stopped=False))
+    with logs_to_run(context), claimer.open_data() as topics:
+        work = RangeReprocessor(_repositioning(context, claimer, topics, config.topic, stopped=False))
         with closing(work):
             redo = work.look(config.partition, config.start, config.end)
             for warning in work.warnings():
@@ -423,7 +425,7 @@ def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, conf
                     redo,
                     wait_s=config.wait_s,
                     within_s=config.within_s,
-                    is_dead=DeadRuns(context.instance),
+                    is_dead=EndedRunDetector(context.instance),
                     tell=context.log.info,
                 )
     table = redo_table(redo, redone)
@@ -432,17 +434,17 @@ def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, conf
     if redone is not None and redone.reached < redo.end:
         raise Failure(
             f"the group's runs have got to {redone.reached} of {redo.end} within {config.within_s:g} s; it goes on at "
-            f"{redone.goes_on_at}",
+            f"{redone.resume_offset}",
             metadata={"group": claimer.group, "before_and_after": table},
             allow_retries=False,
         )
-    _tell(context, claimer.group, config.dry_run, table)
+    _report(context, claimer.group, config.dry_run, table)
 
 
 def _repositioning(
     context: OpExecutionContext, claimer: ClaimerResource, topics: "Topics", topic: str, *, stopped: bool
-) -> Repositioning:
-    return Repositioning(
+) -> PositionResetter:
+    return PositionResetter(
         claimer.open_log,
         topics,
         claimer.group,
@@ -458,8 +460,8 @@ def _set_settings(context: OpExecutionContext, claimer: ClaimerResource, config:
     stopped = are_stopped(config.go_consumers_stopped, claimer.group)
     client = claimer.client_id or context.run_id
     _require_rights(claimer, dry_run=config.dry_run)
-    work = Agreed(claimer.open_log, claimer.group, client, SystemClock(), stopped)
-    with forwarded_logs(context), closing(work):
+    work = GroupSettingsAdmin(claimer.open_log, claimer.group, client, SystemClock(), stopped)
+    with logs_to_run(context), closing(work):
         before = work.look(new_group=True)
         after = before
         if all(each.settings == claimer.settings for each in before.values()):
@@ -468,20 +470,26 @@ def _set_settings(context: OpExecutionContext, claimer: ClaimerResource, config:
             work.require_allowed()
             after = {n: replace(each, settings=claimer.settings, by_default=False) for n, each in before.items()}
         else:
-            after = dict(work.set_settings(claimer.settings, wait_s=config.wait_s, is_dead=DeadRuns(context.instance)))
-    _tell(context, claimer.group, config.dry_run, settings_table(before, after))
+            after = dict(
+                work.set_settings(claimer.settings, wait_s=config.wait_s, is_dead=EndedRunDetector(context.instance))
+            )
+    _report(context, claimer.group, config.dry_run, settings_table(before, after))
 
 
-def _tell_moves(context: OpExecutionContext, group: str, moves: Sequence[Move], *, dry_run: bool) -> None:
-    _tell(context, group, dry_run, move_table(moves, () if dry_run else [move.partition for move in moves]))
+def _report_changes(context: OpExecutionContext, group: str, moves: Sequence[PositionChange], *, dry_run: bool) -> None:
+    _report(context, group, dry_run, move_table(moves, () if dry_run else [move.partition for move in moves]))
 
 
 def _carry_out(
-    context: OpExecutionContext, group: str, work: Repositioning | Adopting, moves: Sequence[Move], wait_s: float
+    context: OpExecutionContext,
+    group: str,
+    work: PositionResetter | PositionImporter,
+    moves: Sequence[PositionChange],
+    wait_s: float,
 ) -> None:
     """Set the positions; should it fail, have the failure say what was set."""
     try:
-        problem = work.carry_out(moves, wait_s=wait_s, is_dead=DeadRuns(context.instance))
+        problem = work.carry_out(moves, wait_s=wait_s, is_dead=EndedRunDetector(context.instance))
     except MarshalError as error:
         done = _done(context, work, moves)
         metadata: dict[str, Any] = {"group": group, "before_and_after": move_table(moves, done)}
@@ -495,7 +503,9 @@ def _carry_out(
         context.log.warning(problem)
 
 
-def _done(context: OpExecutionContext, work: Repositioning | Adopting, moves: Sequence[Move]) -> list[int]:
+def _done(
+    context: OpExecutionContext, work: PositionResetter | PositionImporter, moves: Sequence[PositionChange]
+) -> list[int]:
     """Give the partitions that were set, by what the log shows."""
     try:
         return sorted(work.done(moves))
@@ -510,13 +520,13 @@ def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: Revok
     client = claimer.client_id or context.run_id
     _require_rights(claimer, dry_run=config.dry_run)
     with (
-        forwarded_logs(context),
-        closing(Revoking(claimer.open_log, claimer.group, config.topic, client)) as work,
+        logs_to_run(context),
+        closing(ClaimRevoker(claimer.open_log, claimer.group, config.topic, client)) as work,
     ):
         held = work.look()
         claims = held_by(config.instance, held, named)
         if not claims:
-            raise Failure(told_of_nobody(config.instance, config.topic, held), allow_retries=False)
+            raise Failure(holds_nothing_text(config.instance, config.topic, held), allow_retries=False)
         taken = [] if config.dry_run else work.carry_out(claims)
         is_go = work.is_go
         if is_go:
@@ -537,10 +547,10 @@ def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: Revok
             metadata={"group": claimer.group, "claims": table},
             allow_retries=False,
         )
-    _tell(context, claimer.group, config.dry_run, table)
+    _report(context, claimer.group, config.dry_run, table)
 
 
-def _tell(context: OpExecutionContext, group: str, dry_run: bool, table: TableMetadataValue) -> None:  # noqa: FBT001
+def _report(context: OpExecutionContext, group: str, dry_run: bool, table: TableMetadataValue) -> None:  # noqa: FBT001
     if dry_run:
         context.log.info("a dry run: nothing was written")
     context.add_output_metadata({"group": group, "dry_run": dry_run, "before_and_after": table})

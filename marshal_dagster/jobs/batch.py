@@ -188,7 +188,7 @@ def build_reprocess_job(
     """Build the job that redoes what a dead run left: the same work, one batch, the partitions named in run config.
 
     An open plan of these partitions is taken over exactly as it is. The stale-claim sensor asks for its runs; a person
-    can too, with `partitions` and, for a plan that was given up, `one_more_attempt`. Default name: `reprocess_<op>`.
+    can too, with `partitions` and, for a plan that was given up, `retry_exhausted`. Default name: `reprocess_<op>`.
 
     Raises `ConfigurationError`, also for an asset with a Dagster partition for each Kafka partition: its own runs take
     over what dead ones left.

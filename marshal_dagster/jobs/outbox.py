@@ -9,7 +9,7 @@ from dagster import ExecutorDefinition, Failure, JobDefinition, OpExecutionConte
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.resources.claimer import resource_of
 from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text
-from marshal_dagster.runs.log_forwarding import forwarded_logs
+from marshal_dagster.runs.log_forwarding import logs_to_run
 
 
 def build_outbox_drain_job(
@@ -39,7 +39,7 @@ def build_outbox_drain_job(
 
 def _drain(context: OpExecutionContext, outbox: OutboxResource) -> None:
     harvester, start_s = outbox.harvester(), time.monotonic()
-    with forwarded_logs(context), _in_one_line():
+    with logs_to_run(context), _in_one_line():
         before = outbox.status()
         context.log.info(backlog_text(before))
         published = harvester.drain()

@@ -22,9 +22,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
+from marshal_dagster.errors import MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Needed, Right, missing, on_topic
-from marshal_dagster.kafka.clients import ClientLog, admin, error_in, let_go, reach
+from marshal_dagster.kafka.clients import ClientLog, admin, close_client, error_in, reach
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import LEADER_MOVED, MISSING, PASSING, Request, failure, right_missing
 from marshal_dagster.kafka.group_offsets import GroupOffsets
@@ -75,7 +75,7 @@ class Topics:
     """Questions and orders about topics and groups, over one admin client; may be shared by threads.
 
     Each is answered within the connection's `timeout_s`, or raises `UnavailableError`; a right that is
-    missing raises `RightMissing`, naming it. The first one waits for the connection. What passes by itself
+    missing raises `AuthorizationError`, naming it. The first one waits for the connection. What passes by itself
     (an election, a coordinator that is still loading) is tried again until the time is over.
     """
 
@@ -116,7 +116,7 @@ class Topics:
             client, self._client = self._client, None
             is_in_use = self._borrowers > 0
         if client is not None and not is_in_use:
-            let_go(client, self._log)
+            close_client(client, self._log)
         with self._group_lock:
             if self._held is not None:
                 self._held.close()
@@ -130,8 +130,8 @@ class Topics:
         """Look up a topic's id and partitions.
 
         Raises:
-            TopicMissing: it does not exist.
-            RightMissing: DESCRIBE on the topic.
+            TopicNotFoundError: it does not exist.
+            AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
         request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
@@ -145,7 +145,7 @@ class Topics:
             name=topic,
             topic_id=url_safe(described.topic_id),
             partitions=tuple(sorted(each.id for each in described.partitions)),
-            replication=min((len(each.replicas) for each in described.partitions), default=0),
+            replication=min((len(partition.replicas) for partition in described.partitions), default=0),
         )
 
     def partition_counts(self) -> dict[str, int]:
@@ -156,7 +156,7 @@ class Topics:
         """
         request = Request("list the topics", Needed((Right.DESCRIBE,)))
         listed = self._ask(request, lambda client, left_s: client.list_topics(timeout=left_s))
-        return {name: len(each.partitions) for name, each in listed.topics.items() if not name.startswith("__")}
+        return {name: len(topic.partitions) for name, topic in listed.topics.items() if not name.startswith("__")}
 
     def rights(self, topic: str) -> frozenset[Right] | None:
         """Look up what this user may do with a topic; None: the brokers do not tell. Raises as `describe`."""
@@ -166,8 +166,8 @@ class Topics:
         """Make sure that this user has these rights on a topic, where the brokers tell.
 
         Raises:
-            TopicMissing: it does not exist.
-            RightMissing: one of them is missing.
+            TopicNotFoundError: it does not exist.
+            AuthorizationError: one of them is missing.
             UnavailableError: no answer in time.
         """
         topic = needed.topic or ""
@@ -194,8 +194,8 @@ class Topics:
         Else it is the offset of the next record.
 
         Raises:
-            TopicMissing: the topic, or one of the partitions, does not exist.
-            RightMissing: DESCRIBE on the topic.
+            TopicNotFoundError: the topic, or one of the partitions, does not exist.
+            AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time, or a partition has no leader.
         """
         wanted = sorted(set(partitions))
@@ -223,9 +223,9 @@ class Topics:
 
     def _asking(
         self, client: AdminClient, topic: str, level: IsolationLevel, left_s: float, wanted: Sequence[int]
-    ) -> "_Asking":
+    ) -> "_OffsetQuery":
         deadline, many = time.monotonic() + left_s, self._many_offsets(level, wanted)
-        return _Asking(client, topic, level, deadline, self._leaders, many)
+        return _OffsetQuery(client, topic, level, deadline, self._leaders, many)
 
     def _many_offsets(self, level: IsolationLevel, wanted: Sequence[int]) -> ManyOffsets | None:
         """Give the client for so many partitions, where it is worth one more."""
@@ -242,8 +242,8 @@ class Topics:
         """Look up what Kafka holds as `group`'s committed offsets (the next ones to read); absent where it holds none.
 
         Raises:
-            TopicMissing: the topic does not exist.
-            RightMissing: DESCRIBE on the group, or on the topic.
+            TopicNotFoundError: the topic does not exist.
+            AuthorizationError: DESCRIBE on the group, or on the topic.
             UnavailableError: no answer in time.
         """
         partitions = self.describe(topic).partitions
@@ -285,7 +285,7 @@ class Topics:
     @contextlib.contextmanager
     def _group(self, group: str) -> Iterator[GroupOffsets]:
         """Lend the client of a group; the last one that was good is kept for the next time."""
-        with self._lent() as client:
+        with self._borrowed_client() as client:
             self._reach(client)
         with self._group_lock:
             held, self._held = self._held, None
@@ -305,8 +305,8 @@ class Topics:
         """Look up all settings of a topic, the broker's defaults among them; secret ones are left out.
 
         Raises:
-            TopicMissing: it does not exist.
-            RightMissing: DESCRIBE_CONFIGS on the topic.
+            TopicNotFoundError: it does not exist.
+            AuthorizationError: DESCRIBE_CONFIGS on the topic.
             UnavailableError: no answer in time.
         """
         request = Request(f"look up the settings of topic {topic!r}", on_topic(topic, Right.DESCRIBE_CONFIGS), topic)
@@ -323,7 +323,7 @@ class Topics:
 
         Raises:
             ConfigurationError: the broker refuses the name, a number or a setting.
-            RightMissing: CREATE on the topic or the cluster, and DESCRIBE on the topic.
+            AuthorizationError: CREATE on the topic or the cluster, and DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
         request = Request(
@@ -352,9 +352,9 @@ class Topics:
         """Give a topic more partitions: `partitions` in all; wait until they can be used.
 
         Raises:
-            TopicMissing: it does not exist.
+            TopicNotFoundError: it does not exist.
             ConfigurationError: it has that many already.
-            RightMissing: ALTER on the topic.
+            AuthorizationError: ALTER on the topic.
             UnavailableError: no answer in time.
         """
         request = Request(f"give topic {topic!r} {partitions} partitions", on_topic(topic, Right.ALTER), topic)
@@ -373,9 +373,9 @@ class Topics:
         """Delete a topic and wait until it is gone.
 
         Raises:
-            TopicMissing: it does not exist.
+            TopicNotFoundError: it does not exist.
             ConfigurationError: the broker does not allow any topic to be deleted.
-            RightMissing: DELETE on the topic.
+            AuthorizationError: DELETE on the topic.
             UnavailableError: no answer in time.
         """
         request = Request(f"delete topic {topic!r}", on_topic(topic, Right.DELETE), topic)
@@ -412,26 +412,26 @@ class Topics:
                 if error.code() not in PASSING | MISSING:
                     raise self._failure(request, error) from None
                 return False
-            except (TopicMissing, TimeoutError):
+            except (TopicNotFoundError, TimeoutError):
                 return False
             return True
 
         within_s = self._timeout_s + partitions * _PER_PARTITION_S
-        with self._lent() as client:
+        with self._borrowed_client() as client:
             otherwise = f"topic {topic!r} exists, but not all its partitions have a leader"
             _await(lambda: is_usable(client), otherwise, within_s)
 
     def _is_missing(self, topic: str) -> bool:
         try:
             self.describe(topic)
-        except TopicMissing:
+        except TopicNotFoundError:
             return True
         return False
 
     def _ask(self, request: Request, question: Callable[[AdminClient, float], T]) -> T:
         """Put a question with the seconds that are left, again while the trouble passes by itself."""
         deadline = time.monotonic() + self._timeout_s
-        with self._lent() as client:
+        with self._borrowed_client() as client:
             self._reach(client)
             while True:
                 try:
@@ -450,7 +450,7 @@ class Topics:
                 self._require_open()
 
     @contextlib.contextmanager
-    def _lent(self) -> Iterator[AdminClient]:
+    def _borrowed_client(self) -> Iterator[AdminClient]:
         """Lend the client: closed meanwhile, it is let go of by the last who has it, as its memory is freed then."""
         with self._client_lock:
             client = self._require_open()
@@ -462,7 +462,7 @@ class Topics:
                 self._borrowers -= 1
                 is_last = self._client is None and self._borrowers == 0
             if is_last:
-                let_go(client, self._log)
+                close_client(client, self._log)
 
     def _require_open(self) -> AdminClient:
         client = self._client
@@ -491,13 +491,13 @@ def _await(condition: Callable[[], bool], otherwise: str, within_s: float) -> No
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _bounds(asking: "_Asking", partitions: Sequence[int]) -> dict[int, OffsetBounds]:
+def _bounds(asking: "_OffsetQuery", partitions: Sequence[int]) -> dict[int, OffsetBounds]:
     starts, ends = asking.offsets(partitions, OFFSET_BEGINNING, OFFSET_END)
     # Retention may run between the two answers.
     return {number: OffsetBounds(start, max(start, ends[number])) for number, start in starts.items()}
 
 
-def _first_at(asking: "_Asking", partitions: Sequence[int], at_ms: int) -> dict[int, int]:
+def _first_at(asking: "_OffsetQuery", partitions: Sequence[int], at_ms: int) -> dict[int, int]:
     """Ask for the first offsets of that time.
 
     That there is none counts when it is answered twice, with the partition's leader heard of in between: an answer
@@ -509,14 +509,14 @@ def _first_at(asking: "_Asking", partitions: Sequence[int], at_ms: int) -> dict[
         return {number: offset for number, offset in found.items() if offset != NONE_AT}
 
     found = asked(partitions)
-    if missing := [each for each in partitions if each not in found]:
+    if missing := [partition for partition in partitions if partition not in found]:
         asking.offsets(missing, OFFSET_END)
         found |= asked(missing)
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class _OffsetQuery:
     """Asks for offsets of one topic until `deadline` (monotonic seconds), by `many` first where it is given."""
 
     client: AdminClient
@@ -557,7 +557,7 @@ class _Asking:
         spec = _SPECS.get(at) or _API.OffsetSpec.for_timestamp(at)
         asked: dict[TopicPartition, Future[Any]] = {}
         for first in range(0, len(partitions), AT_ONCE):
-            wanted = {TopicPartition(self.topic, each): spec for each in partitions[first : first + AT_ONCE]}
+            wanted = {TopicPartition(self.topic, partition): spec for partition in partitions[first : first + AT_ONCE]}
             asked |= self.client.list_offsets(wanted, isolation_level=self.level, request_timeout=self.left_s)
         return asked
 
@@ -574,7 +574,7 @@ class _Asking:
         """Have the client learn the leaders anew, which it does not do by itself for a question about offsets.
 
         Raises:
-            TopicMissing: there is no such partition.
+            TopicNotFoundError: there is no such partition.
             KafkaException: there is no such topic, it may not be seen, or a partition has no leader at present.
         """
         now_s = time.monotonic()
@@ -582,11 +582,11 @@ class _Asking:
         if found.error is not None:
             raise KafkaException(found.error)
         if missing := sorted(set(partitions) - set(found.partitions)):
-            raise TopicMissing(
+            raise TopicNotFoundError(
                 f"topic {self.topic!r} has {len(found.partitions)} partitions, and none with the number "
                 f"{_numbers(missing)}"
             )
-        if any(found.partitions[each].leader < 0 for each in partitions):
+        if any(found.partitions[partition].leader < 0 for partition in partitions):
             raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
         self.leaders[self.topic] = now_s, len(found.partitions)
 
@@ -614,7 +614,7 @@ def _offset(future: "Future[Any]", left_s: float, least: int) -> int:
 
 
 def _numbers(partitions: Sequence[int]) -> str:
-    shown = ", ".join(str(each) for each in partitions[:_SHOWN])
+    shown = ", ".join(str(partition) for partition in partitions[:_SHOWN])
     return shown if len(partitions) <= _SHOWN else f"{shown} and {len(partitions) - _SHOWN} more"
 
 

@@ -16,11 +16,11 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, ThrottleEvent
 from confluent_kafka.admin import AdminClient
 
-from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnavailableError
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.connection_errors import Cause, Reason, reason_in, without_noise
-from marshal_dagster.kafka.tls_diagnostics import looked_into
+from marshal_dagster.kafka.connection_errors import FailureCause, FailureReason, reason_in, without_openssl_numbers
+from marshal_dagster.kafka.tls_diagnostics import with_handshake_details
 
 READER_GROUP: Final = "marshal-dagster-reads-by-position"
 """The group id that a consumer must have; nothing is ever committed under it and no right on it is needed."""
@@ -70,11 +70,11 @@ class ClientLog:
         self._connection = connection
         self.fatal: str | None = None
         self.throttled_s = 0.0
-        self._reason: Reason | None = None
+        self._reason: FailureReason | None = None
         self._reason_at_s = 0.0
 
     @property
-    def reason(self) -> Reason | None:
+    def reason(self) -> FailureReason | None:
         """Why there is no connection: the most telling line of the last minute since `clear()`, None without any."""
         return self._reason if time.monotonic() - self._reason_at_s < _REASON_HOLDS_S else None
 
@@ -86,7 +86,7 @@ class ClientLog:
     def look_into(self) -> None:
         """Look at the server, where that tells more of why there is no connection than Kafka's client does."""
         if self.reason is not None and self._connection is not None:
-            self._consider(looked_into(self.reason, self._connection))
+            self._consider(with_handshake_details(self.reason, self._connection))
 
     def callbacks(self) -> dict[str, Any]:
         """Give the settings that bind a client to this log."""
@@ -101,7 +101,7 @@ class ClientLog:
         _LOG.debug("%s: %s", self.client_id, " ".join(str(each) for each in values))
         kind, line = (values[0], str(values[-1])) if values else ("", "")
         if kind == "FATAL":
-            self.fatal = without_noise(line.partition("Fatal error: ")[2] or line)
+            self.fatal = without_openssl_numbers(line.partition("Fatal error: ")[2] or line)
         elif kind in _TELLING_LINES:
             self._consider(reason_in(line))
 
@@ -118,7 +118,7 @@ class ClientLog:
         _LOG.debug("%s: broker %s has it wait for %g s", self.client_id, event.broker_name, event.throttle_time)
         self.throttled_s = max(self.throttled_s, event.throttle_time)
 
-    def _consider(self, reason: Reason) -> None:
+    def _consider(self, reason: FailureReason) -> None:
         held = self.reason
         if held is None or reason.cause >= held.cause:
             self._reason = reason
@@ -126,7 +126,7 @@ class ClientLog:
 
     def unavailable(self, within_s: float) -> UnavailableError:
         """Build the error that says which servers, why, and what to do; it was tried for `within_s` seconds."""
-        reason = self.reason or Reason(Cause.UNKNOWN, "", "no answer")
+        reason = self.reason or FailureReason(FailureCause.UNKNOWN, "", "no answer")
         server = f"{reason.server}: " if reason.server not in {"", self.servers} else ""
         server = "" if reason.server in reason.text else server
         tried = "" if reason.cause.is_lasting else f" (tried for {within_s:.3g} s)"
@@ -141,7 +141,7 @@ def checked_settings() -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        text = without_noise(error_in(error).str())
+        text = without_openssl_numbers(error_in(error).str())
         fields = "ssl_key_location and ssl_key_password" if "ssl.key" in text else "client_settings and the ssl_ fields"
         raise ConfigurationError(f"the Kafka client refuses its settings: {text}; check {fields}") from None
 
@@ -249,7 +249,7 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
     Raises:
         UnavailableError: there was none within `timeout_s` seconds; one line with the servers, the reason and what to
             do.
-        RightMissing: this user may write nowhere, so a producer is refused.
+        AuthorizationError: this user may write nowhere, so a producer is refused.
     """
     start = time.monotonic()
     answers, is_looked_into = 0, False
@@ -295,13 +295,13 @@ def _poll(client: Client, log: ClientLog, timeout_s: float, topic: str | None) -
         if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
             needed = None if topic is None else on_topic(topic, Right.WRITE)
             grant = f"this user {needed}: {needed.command(log.servers, log.user)}" if needed else "WRITE on its topic"
-            raise RightMissing(
+            raise AuthorizationError(
                 f"Kafka at {log.servers} refuses a producer: this user may write to no topic; grant {grant}"
             ) from None
         raise UnavailableError(f"Kafka at {log.servers} refuses the client {log.client_id!r}: {error.str()}") from None
 
 
-def let_go(client: Client, log: ClientLog) -> None:
+def close_client(client: Client, log: ClientLog) -> None:
     """Close a client without waiting where that could take long; a record that still waits in a producer is dropped.
 
     One without a connection may be in the midst of looking up a name, for which closing waits some seconds; it is
@@ -312,10 +312,10 @@ def let_go(client: Client, log: ClientLog) -> None:
     if log.reason is None:
         _close(client)
     else:
-        let_go_later(client, log)
+        close_client_later(client, log)
 
 
-def let_go_later(client: Client, log: ClientLog) -> None:
+def close_client_later(client: Client, log: ClientLog) -> None:
     """Close a client in the background: one that still waits for an answer closes only when it has it or gives up."""
     threading.Thread(target=_close, args=(client,), name=f"close {log.client_id}", daemon=True).start()
 
@@ -343,4 +343,4 @@ def check_reachable(connection: KafkaConnection, *, client_id: str = "marshal-da
     try:
         reach(client, log, timeout_s=connection.timeout_s)
     finally:
-        let_go(client, log)
+        close_client(client, log)

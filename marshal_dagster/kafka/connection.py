@@ -117,7 +117,7 @@ class _Problem:
     text: str
     field: str | None = None
 
-    def told(self, name_of: Callable[[str], str]) -> str:
+    def describe(self, name_of: Callable[[str], str]) -> str:
         """Say it with the fields' names as `name_of` gives them."""
         if self.field is not None:
             return f"{name_of(self.field)} {self.text}"
@@ -127,9 +127,9 @@ class _Problem:
         return text
 
 
-class _WrongConnection(ConfigurationError):
+class _ConnectionConfigurationError(ConfigurationError):
     def __init__(self, problems: Sequence[_Problem]) -> None:
-        super().__init__(f"Kafka connection: {'; '.join(each.told(str) for each in problems)}")
+        super().__init__(f"Kafka connection: {'; '.join(each.describe(str) for each in problems)}")
         self.problems = problems
 
 
@@ -173,7 +173,7 @@ class KafkaConnection:
         if not problems:
             problems = [_Problem(text) for text in (*self._sasl_problems(), *self._tls_problems())]
         if problems:
-            raise _WrongConnection(problems)
+            raise _ConnectionConfigurationError(problems)
 
     def __hash__(self) -> int:
         """Agree with equality, which compares every field."""
@@ -194,12 +194,12 @@ class KafkaConnection:
         told: list[str] = []
         try:
             connection = cls(**{"bootstrap_servers": None, **known})
-        except _WrongConnection as error:
-            told.extend(each.told(name_of) for each in error.problems)
+        except _ConnectionConfigurationError as error:
+            told.extend(problem.describe(name_of) for problem in error.problems)
         else:
             if not strange:
                 return connection
-        told.extend(_strange(name, name_of) for name in strange)
+        told.extend(_unknown_field(name, name_of) for name in strange)
         raise ConfigurationError(f"Kafka connection ({source}): {'; '.join(told)}")
 
     @classmethod
@@ -419,7 +419,7 @@ def _settings(value: object) -> dict[str, str]:
     return dict(value)
 
 
-def _strange(name: str, name_of: Callable[[str], str]) -> str:
+def _unknown_field(name: str, name_of: Callable[[str], str]) -> str:
     near = difflib.get_close_matches(name, _FIELDS, n=1)
     return f"{name_of(name)} is no setting of a connection" + (f"; did you mean {name_of(near[0])}?" if near else "")
 

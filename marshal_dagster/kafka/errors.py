@@ -5,7 +5,13 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.errors import (
+    AuthorizationError,
+    ConfigurationError,
+    MarshalError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from marshal_dagster.kafka.acls import Needed
 from marshal_dagster.kafka.clients import ClientLog
 
@@ -81,7 +87,7 @@ def failure(request: Request, error: KafkaError, log: ClientLog, tried_s: float)
     code = error.code()
     cannot = f"cannot {request.doing} on {log.servers}"
     if code in MISSING and request.topic is not None:
-        return TopicMissing(
+        return TopicNotFoundError(
             f"{cannot}: there is no such topic, or this user may not see it; check the name, create it, or grant "
             f"{request.needs}"
         )
@@ -94,6 +100,6 @@ def failure(request: Request, error: KafkaError, log: ClientLog, tried_s: float)
     return UnavailableError(f"{cannot}: {error.str()} (tried for {tried_s:.3g} s)")
 
 
-def right_missing(cannot: str, needs: Needed, log: ClientLog) -> RightMissing:
+def right_missing(cannot: str, needs: Needed, log: ClientLog) -> AuthorizationError:
     """Build the error that names rights that are missing, and the command that grants them."""
-    return RightMissing(f"{cannot}: not allowed; grant this user {needs}: {needs.command(log.servers, log.user)}")
+    return AuthorizationError(f"{cannot}: not allowed; grant this user {needs}: {needs.command(log.servers, log.user)}")

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.acls import Needed, Right
-from marshal_dagster.kafka.clients import ClientLog, checked_settings, error_in, let_go, let_go_later
+from marshal_dagster.kafka.clients import ClientLog, checked_settings, close_client, close_client_later, error_in
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import PASSING, Request, failure
 
@@ -53,21 +53,21 @@ class GroupOffsets:
 
     def close(self) -> None:
         """Let go of the connections."""
-        close = let_go_later if self.is_spent else let_go
+        close = close_client_later if self.is_spent else close_client
         close(self._client, self._log)
 
     def read(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Look up the committed offsets (the next ones to read), absent where there is none.
 
         Raises:
-            RightMissing: DESCRIBE on the group, or on the topic.
+            AuthorizationError: DESCRIBE on the group, or on the topic.
             UnavailableError: no answer in time.
         """
         request = Request(
             f"look up the committed offsets of group {self.group!r}",
             Needed((Right.DESCRIBE,), topic, self.group),
         )
-        wanted = [TopicPartition(topic, each) for each in partitions]
+        wanted = [TopicPartition(topic, partition) for partition in partitions]
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -82,8 +82,8 @@ class GroupOffsets:
         """Set committed offsets.
 
         Raises:
-            RightMissing: READ on the group, or on the topic.
-            TopicMissing: the topic, or one of the partitions, does not exist.
+            AuthorizationError: READ on the group, or on the topic.
+            TopicNotFoundError: the topic, or one of the partitions, does not exist.
             UnavailableError: no answer in time, or Kafka consumers are at work in the group.
         """
         request = Request(
@@ -149,6 +149,6 @@ class GroupOffsets:
 
 
 def _raise_first(partitions: Iterable[TopicPartition]) -> None:
-    for each in partitions:
-        if each.error is not None:
-            raise KafkaException(each.error)
+    for partition in partitions:
+        if partition.error is not None:
+            raise KafkaException(partition.error)

@@ -28,7 +28,7 @@ class Replicas:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TopicInfo:
     """A topic as the one who asks has it; `rights` None: the brokers do not tell."""
 
     name: str
@@ -44,7 +44,7 @@ class Broker:
     version: str | None
 
 
-class Inspection(Topics):
+class KafkaInspector(Topics):
     """Questions that nothing but a check needs answered; they change nothing."""
 
     @property
@@ -52,22 +52,26 @@ class Inspection(Topics):
         """The longest time (seconds) for which a broker had this client wait, because of a quota; 0.0 without any."""
         return self._log.throttled_s
 
-    def standing(self, topic: str) -> Standing:
+    def topic_info(self, topic: str) -> TopicInfo:
         """Look up what this principal may do with a topic, and how its replicas are.
 
         Raises:
-            TopicMissing: it does not exist.
-            RightMissing: DESCRIBE on the topic.
+            TopicNotFoundError: it does not exist.
+            AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
         described = self._with_rights(topic)
-        return Standing(
+        return TopicInfo(
             topic,
             url_safe(described.topic_id),
             authorized(described),
             {
-                each.id: Replicas(len(each.replicas), len(each.isr), each.leader is not None and each.leader.id >= 0)
-                for each in described.partitions
+                partition.id: Replicas(
+                    len(partition.replicas),
+                    len(partition.isr),
+                    partition.leader is not None and partition.leader.id >= 0,
+                )
+                for partition in described.partitions
             },
         )
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from marshal_dagster.kafka.clients import Isolation, consumer, let_go
+from marshal_dagster.kafka.clients import Isolation, close_client, consumer
 from marshal_dagster.kafka.connection import KafkaConnection
 
 AT_ONCE: Final = 500
@@ -42,7 +42,7 @@ class ManyOffsets:
         """Let go of the connections, behind the question that is being asked."""
         with self._lock:
             self.is_spent = True
-            let_go(self._client, self._log)
+            close_client(self._client, self._log)
 
     def ask(self, topic: str, partitions: Sequence[int], at: int, *, least: int, until_s: float) -> dict[int, int]:
         """Give each partition's offset `at`: `OFFSET_BEGINNING`, `OFFSET_END`, or the first one of a time (unix ms).
@@ -66,13 +66,13 @@ class ManyOffsets:
     def _asked(self, topic: str, partitions: Sequence[int], at: int, least: int, until_s: float) -> dict[int, int]:
         found: dict[int, int] = {}
         for first in range(0, len(partitions), AT_ONCE):
-            wanted = [TopicPartition(topic, each, at) for each in partitions[first : first + AT_ONCE]]
+            wanted = [TopicPartition(topic, partition, at) for partition in partitions[first : first + AT_ONCE]]
             answers = self._client.offsets_for_times(wanted, max(0.1, until_s - time.monotonic()))
-            found |= {each.partition: _told(each, at, least) for each in answers}
+            found |= {answer.partition: _offset_of(answer, at, least) for answer in answers}
         return found
 
 
-def _told(answer: TopicPartition, at: int, least: int) -> int:
+def _offset_of(answer: TopicPartition, at: int, least: int) -> int:
     """Give the offset in an answer; one that the client did not fill in still has what was asked for."""
     if answer.error is not None:
         raise KafkaException(answer.error)

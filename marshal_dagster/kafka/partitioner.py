@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from marshal_dagster._internal.enums import one_of
+from marshal_dagster._internal.enums import enum_member
 
 
 class Partitioner(StrEnum):
@@ -23,4 +23,4 @@ class Partitioner(StrEnum):
     @classmethod
     def of(cls, name: str) -> "Partitioner":
         """Give the one of this name. Raises `ConfigurationError`."""
-        return one_of(cls, "partitioner", name)
+        return enum_member(cls, "partitioner", name)

@@ -7,16 +7,16 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from marshal_dagster.errors import RightMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, UnavailableError
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.clients import (
     HARMLESS_TO_A_READER,
     ClientLog,
     Isolation,
+    close_client,
     consumer,
     error_in,
-    let_go,
     reach,
 )
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -67,7 +67,7 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
     offsets without one, which compaction took or transactions use, count as if they had one, as those further on may.
     Where that gives no record (all is read, as far as Kafka knows), a few of the last 200 offsets of the eight with the
     most offsets are read: what comes next may be like them, or the group be set back. None of a topic without offsets.
-    Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+    Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
     """
     bounds = topics.offsets(topic, topics.describe(topic).partitions)
     there = {number: _Sample(at.end, at.start) for number, at in bounds.items() if at.start < at.end}
@@ -78,7 +78,7 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
     try:
         reach(client, log, timeout_s=connection.timeout_s)
         firsts = _longest(_unread(there, topics, group, topic))
-        ends = {number: each.end for number, each in firsts.items()}
+        ends = {number: first.end for number, first in firsts.items()}
         _read(client, log, topic, firsts, deadline_s)
         lasts = {number: _Sample(end, max(firsts[number].next, end - RECORDS)) for number, end in ends.items()}
         _read(client, log, topic, lasts, deadline_s)
@@ -90,8 +90,8 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
     except KafkaException as error:
         raise UnavailableError(f"a sample of topic {topic!r} cannot be read: {error_in(error).str()}") from error
     finally:
-        let_go(client, log)
-    means = [each.size / each.records for each in samples if each.records]
+        close_client(client, log)
+    means = [sample.size / sample.records for sample in samples if sample.records]
     if not means and time.monotonic() >= deadline_s:
         raise UnavailableError(f"no sample of topic {topic!r} could be read in time")
     return max(means, default=0.0)
@@ -101,7 +101,7 @@ def _unread(there: Mapping[int, _Sample], topics: Topics, group: str, topic: str
     """Give what of each partition is beyond the group's offsets in Kafka."""
     try:
         known: Mapping[int, int] = topics.group_offsets(group, topic)
-    except RightMissing:
+    except AuthorizationError:
         known = {}
     starts = {number: max(at.next, known.get(number, at.next)) for number, at in there.items()}
     return {number: _Sample(at.end, starts[number]) for number, at in there.items() if starts[number] < at.end}
@@ -138,10 +138,10 @@ def _judge(error: KafkaError | None, sample: _Sample | None, topic: str, log: Cl
 
 def _pass_over_gaps(positions: list[TopicPartition], samples: Mapping[int, _Sample]) -> None:
     """Move on to where the client is: what is compacted, aborted or a marker gives no message."""
-    for each in positions:
-        sample = samples[each.partition]
+    for position in positions:
+        sample = samples[position.partition]
         if not sample.is_done:
-            sample.next = max(sample.next, min(each.offset, sample.end))
+            sample.next = max(sample.next, min(position.offset, sample.end))
 
 
 def _size(message: Message) -> int:

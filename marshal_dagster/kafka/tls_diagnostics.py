@@ -10,29 +10,29 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.connection_errors import Cause, Reason
+from marshal_dagster.kafka.connection_errors import FailureCause, FailureReason
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
 _WITHIN_S: Final = 1.0
-_MAY_WANT_TLS: Final = frozenset({Cause.CLOSED, Cause.SILENT})
+_MAY_WANT_TLS: Final = frozenset({FailureCause.CLOSED, FailureCause.SILENT})
 _EXPIRED, _NOT_YET = 10, 9
 _OTHER_HOST: Final = frozenset({62, 64})
 """OpenSSL's codes for what is wrong with a certificate (its `x509_vfy.h`); all others are about who vouches for it."""
 _HOST_IS_NOT_CHECKED: Final = "none"
 
 
-def looked_into(reason: Reason, connection: KafkaConnection) -> Reason:
+def with_handshake_details(reason: FailureReason, connection: KafkaConnection) -> FailureReason:
     """Give a reason that says more, where a look at the server or at one's own certificate tells more."""
     server = reason.server or connection.bootstrap_servers.split(",", 1)[0]
-    if reason.cause is Cause.CERTIFICATE and connection.uses_tls:
+    if reason.cause is FailureCause.CERTIFICATE and connection.uses_tls:
         return _of_certificate(reason, server, connection)
-    if reason.cause is Cause.OWN_CERTIFICATE:
+    if reason.cause is FailureCause.OWN_CERTIFICATE:
         return _of_own_certificate(reason, server, connection.ssl_certificate_location)
     if reason.cause in _MAY_WANT_TLS and not connection.uses_tls and _speaks_tls(server):
-        return Reason(
-            Cause.PROTOCOL,
+        return FailureReason(
+            FailureCause.PROTOCOL,
             server,
             "the server speaks TLS there",
             f"check security_protocol: set it to {'SASL_SSL' if connection.uses_sasl else 'SSL or SASL_SSL'}",
@@ -40,7 +40,7 @@ def looked_into(reason: Reason, connection: KafkaConnection) -> Reason:
     return reason
 
 
-def _of_certificate(reason: Reason, server: str, connection: KafkaConnection) -> Reason:
+def _of_certificate(reason: FailureReason, server: str, connection: KafkaConnection) -> FailureReason:
     import ssl
 
     try:
@@ -49,15 +49,17 @@ def _of_certificate(reason: Reason, server: str, connection: KafkaConnection) ->
         context.check_hostname = identification != _HOST_IS_NOT_CHECKED
         _shake_hands(server, context)
     except ssl.SSLCertVerificationError as error:
-        return _told(Reason(Cause.CERTIFICATE, server, reason.text), error.verify_code, error.verify_message)
+        return _explained(
+            FailureReason(FailureCause.CERTIFICATE, server, reason.text), error.verify_code, error.verify_message
+        )
     except (OSError, ValueError):
         pass
     return reason
 
 
-def _of_own_certificate(reason: Reason, server: str, location: str | None) -> Reason:
+def _of_own_certificate(reason: FailureReason, server: str, location: str | None) -> FailureReason:
     if location is None:
-        return Reason(
+        return FailureReason(
             reason.cause,
             server,
             "the server wants a certificate of this client, which has none",
@@ -71,7 +73,7 @@ def _of_own_certificate(reason: Reason, server: str, location: str | None) -> Re
     if begins_s <= now_s <= ends_s:
         return reason
     dated = f"expired on {ends}" if ends_s < now_s else f"begins on {begins}"
-    return Reason(
+    return FailureReason(
         reason.cause,
         server,
         f"the server does not accept the certificate of this client, which {dated}",
@@ -97,7 +99,7 @@ def _dates(location: str) -> tuple[tuple[float, str], tuple[float, str]] | None:
     return max(begins), min(ends)
 
 
-def _told(reason: Reason, code: int, words: str) -> Reason:
+def _explained(reason: FailureReason, code: int, words: str) -> FailureReason:
     host = reason.server.rpartition(":")[0]
     if code == _EXPIRED:
         text = "the server's certificate has expired"
@@ -111,7 +113,7 @@ def _told(reason: Reason, code: int, words: str) -> Reason:
     else:
         text = f"certificate verify failed: nobody who is trusted here vouches for the server's ({words})"
         advice = "check ssl_ca_location: it must hold the authority that signed the server's certificate"
-    return Reason(reason.cause, reason.server, text, advice)
+    return FailureReason(reason.cause, reason.server, text, advice)
 
 
 def _speaks_tls(server: str) -> bool:

@@ -14,11 +14,11 @@ from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from marshal_dagster.errors import ConfigurationError, LogChanged, MarshalError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError, MarshalError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.acls import Needed, Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
-from marshal_dagster.kafka.clients import ClientLog, checked_settings, error_in, let_go, reach
+from marshal_dagster.kafka.clients import ClientLog, checked_settings, close_client, error_in, reach
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import MISSING, Request, failure, right_missing
 
@@ -57,7 +57,7 @@ _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_
 _ITS_FAULT: Final = _TOO_LARGE | {KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 
 
-class Fenced(Exception):
+class ProducerFencedError(Exception):
     """Another producer with this transactional id was begun since, or the broker has aborted the transaction.
 
     `took_s` is how long the transaction had been open, in seconds.
@@ -69,11 +69,11 @@ class Fenced(Exception):
         super().__init__(f"fenced after {took_s:.1f} s")
 
 
-class StillOpen(UnavailableError):
+class TransactionStillOpenError(UnavailableError):
     """A transaction that is open in a topic of notes has not ended in time."""
 
 
-class RecordRefused(Exception):
+class RecordRejectedError(Exception):
     """The broker or the client does not take a record; `name` is its sender's name for it.
 
     The client means this very record (`is_sure`), the broker the batch that it came in.
@@ -184,7 +184,7 @@ class Transaction:
     ) -> None:
         """Send a record; it waits while the queue is full.
 
-        Raises `RecordRefused`, of this record or an earlier one, `Fenced`, `UnavailableError`.
+        Raises `RecordRejectedError`, of this record or an earlier one, `ProducerFencedError`, `UnavailableError`.
         """
         if self._began_s is None:
             self._began_s = time.monotonic()
@@ -206,12 +206,12 @@ class Transaction:
                 self._poll(_PAUSE_S)
                 self._check_time()
             except (TypeError, ValueError) as wrong:  # such as headers that are not what the client takes
-                raise RecordRefused(name, str(wrong), is_too_large=False, is_sure=True) from None
+                raise RecordRejectedError(name, str(wrong), is_too_large=False, is_sure=True) from None
             except KafkaException as raised:
                 error = error_in(raised)
                 if error.code() in _ITS_FAULT:
                     is_too_large = error.code() in _TOO_LARGE
-                    raise RecordRefused(name, error.str(), is_too_large=is_too_large, is_sure=True) from None
+                    raise RecordRejectedError(name, error.str(), is_too_large=is_too_large, is_sure=True) from None
                 self._await_refusal()
                 raise self._failure(error) from None
         self._sent += 1
@@ -323,21 +323,21 @@ class Transaction:
         code = error.code()
         if code not in _ITS_FAULT and (code in _NOT_ITS_FAULT or error.retriable()):
             raise self._failure(error) from None
-        raise RecordRefused(name, error.str(), is_too_large=code in _TOO_LARGE) from None
+        raise RecordRejectedError(name, error.str(), is_too_large=code in _TOO_LARGE) from None
 
     def _check_time(self) -> None:
         if self._took_s > self._timeout_s:
-            raise Fenced(self._took_s)
+            raise ProducerFencedError(self._took_s)
 
     @property
     def _took_s(self) -> float:
         return 0.0 if self._began_s is None else time.monotonic() - self._began_s
 
-    def _failure(self, error: KafkaError) -> MarshalError | Fenced:
+    def _failure(self, error: KafkaError) -> MarshalError | ProducerFencedError:
         """Build the error that says what it means."""
         code = error.code()
         if code in _FENCED or "fenced" in (self._log.fatal or ""):
-            return Fenced(self._took_s)
+            return ProducerFencedError(self._took_s)
         doing = f"write to topic {self._topics[0]!r} in a transaction"
         if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             return right_missing(f"cannot {doing} on {self._log.servers}", self._rights, self._log)
@@ -370,7 +370,7 @@ def _unwrapped() -> Iterator[None]:
         raise cause from None
 
 
-class Notes:
+class NotesReader:
     """What transactions have noted in a compacted topic: the newest committed value of each key.
 
     For one thread; its connections are gone behind the `with` block.
@@ -399,18 +399,18 @@ class Notes:
     ) -> None:
         """Let go of the connections."""
         if self._consumer is not None and self._log is not None:
-            let_go(self._consumer, self._log)
+            close_client(self._consumer, self._log)
         self._consumer = None
 
     def newest(self, patience_s: float) -> Mapping[str, bytes]:
         """Read up to the present end, be it committed or not, and give the newest value of each key.
 
         A transaction that is open there is waited for, `patience_s` seconds at the most: what comes of it counts.
-        Raises `StillOpen` beyond that.
+        Raises `TransactionStillOpenError` beyond that.
         """
         at = self._topics.offsets(self.topic, [NOTES_PARTITION], committed_only=False)[NOTES_PARTITION]
         if at.end < self._next:
-            raise LogChanged(
+            raise CoordinationLogChangedError(
                 f"topic {self.topic!r} ends at {at.end}, and was read up to {self._next}: it was made anew or truncated"
             )
         start = max(at.start, self._next)
@@ -431,7 +431,7 @@ class Notes:
                 for message in consumer.consume(_READ_BATCH, _PAUSE_S):
                     start = max(start, self._take(message))
                 if start < end and time.monotonic() > deadline:
-                    raise StillOpen(
+                    raise TransactionStillOpenError(
                         f"topic {self.topic!r} has an open transaction at offset {start}, which has not ended within "
                         f"{patience_s:g} s: try again; `kafka-transactions find-hanging` tells of one that never ends"
                     )

@@ -6,8 +6,8 @@ from typing import Unpack
 from dagster import AssetKey, OpDefinition, OpExecutionContext, Out, Output, RetryPolicy, op
 
 from marshal_dagster.ops.config import WorkOptions, config_of
-from marshal_dagster.ops.execution import BatchWork
-from marshal_dagster.ops.results import DrainedBatches
+from marshal_dagster.ops.execution import BatchExecution
+from marshal_dagster.ops.results import BatchesResult
 from marshal_dagster.ops.spec import Process, batch_spec
 from marshal_dagster.runs.names import TOPIC_TAG
 
@@ -33,7 +33,7 @@ def build_claimed_batch_op(
     It works batch after batch until the topic is drained or a limit is reached; `options` are those of `WorkOptions`.
     In effectively once `process` returns the rows for the sink, in the other modes it does its work itself and returns
     None. The claim comes first, then the Spark session. Each batch is recorded as a materialization of `asset_key`
-    (default: the op's name). The one output, a `DrainedBatches`, is left out when there was nothing to do, so that what
+    (default: the op's name). The one output, a `BatchesResult`, is left out when there was nothing to do, so that what
     depends on it is skipped. A step that is tried again, by `retry_policy` or by re-execution, gives what its failed
     attempts did too.
 
@@ -42,15 +42,15 @@ def build_claimed_batch_op(
     spec = batch_spec(process, topic, asset_key or AssetKey([name]), options)
     config_class = config_of(options)
 
-    def claimed_batches(context: OpExecutionContext, config: config_class) -> Iterator[Output[DrainedBatches]]:  # type: ignore[valid-type]
-        work = BatchWork(spec, context, config)
+    def claimed_batches(context: OpExecutionContext, config: config_class) -> Iterator[Output[BatchesResult]]:  # type: ignore[valid-type]
+        work = BatchExecution(spec, context, config)
         if work.run():
             yield Output(work.result(), metadata=work.sum())
 
     return op(
         name=name,
         description=description or process.__doc__,
-        out=Out(DrainedBatches, is_required=False, description="What was done; left out when there was nothing to do."),
+        out=Out(BatchesResult, is_required=False, description="What was done; left out when there was nothing to do."),
         required_resource_keys={*spec.resource_keys, *required_resource_keys},
         tags={TOPIC_TAG: topic, **(tags or {})},
         retry_policy=retry_policy,

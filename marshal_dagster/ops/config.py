@@ -10,7 +10,7 @@ from pydantic import Field, create_model
 from marshal_dagster.batches import RangeOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.batch_planning import StartPolicy
-from marshal_dagster.runs.abandoned_work import SeenKey
+from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 from marshal_dagster.sinks import Sink
 
 
@@ -35,7 +35,7 @@ class ClaimedBatchConfig(Config):
     time_budget_s: float | None = Field(
         default=None, gt=0, description="Begin no batch after so many seconds; default: when the topic is drained."
     )
-    one_more_attempt: bool = Field(
+    retry_exhausted: bool = Field(
         default=False, description="Try plans once more that were given up after too many attempts."
     )
     on_idle: Literal["skip", "fail"] = Field(
@@ -43,14 +43,14 @@ class ClaimedBatchConfig(Config):
         description="When there is nothing to do (drained, paused, held by others, no such topic): skip what depends "
         "on this op, or fail the run.",
     )
-    accept_data_loss: bool | None = Field(
+    allow_data_loss: bool | None = Field(
         default=None,
         description="Go on where retention has deleted messages unread; default: in at_least_once only.",
     )
-    accept_new_log: bool = Field(
+    allow_log_reset: bool = Field(
         default=False, description="Go on where Kafka knows offsets of the group and the coordination log does not."
     )
-    seen: list[SeenKey] = Field(
+    seen: list[ExpectedKeyState] = Field(
         default_factory=list, description="Filled in by the stale-claim sensor: what it saw. Shown in the metadata."
     )
 
@@ -74,7 +74,7 @@ class WorkOptions(TypedDict, total=False):
     """Seconds after which a run begins no further batch."""
     max_claims: int | None
     """The most partitions that a batch holds; by default all that are free."""
-    entire_topic: bool
+    claim_entire_topic: bool
     """Claim all partitions of the topic or none."""
     ranges: RangeOptions | None
     """How ranges are claimed, in groups that do."""

@@ -18,16 +18,16 @@ from dagster import (
 
 from marshal_dagster.batches import ClaimedBatch, PartitionReport
 from marshal_dagster.coordination.clock import SystemClock
-from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.ops.config import ClaimedBatchConfig
 from marshal_dagster.ops.metadata import lost_offsets, lost_range, ranges_table, seen_table
-from marshal_dagster.ops.results import DoneBatch, DrainedBatches, Outcome, recalled
-from marshal_dagster.ops.spark_monitor import progress_lines, session_watched
+from marshal_dagster.ops.results import BatchesResult, CompletedBatch, ExecutionOutcome, parse_completed_batch
+from marshal_dagster.ops.spark_monitor import progress_lines, session_death_as_abort
 from marshal_dagster.ops.spec import BatchSpec
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run
-from marshal_dagster.runs.recorded_batches import recorded_before
+from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
 from marshal_dagster.sinks import Sink
 from marshal_dagster.spark import reader
@@ -43,16 +43,16 @@ _LONGEST_WAIT_INTERVALS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Nothing:
+class _IdleResult:
     """Why there is no further batch; `stale_in_s` as in `marshal_dagster.batches.Idle`."""
 
-    outcome: Outcome
+    outcome: ExecutionOutcome
     text: str
     stale_in_s: float | None = None
 
 
 @dataclass(slots=True)
-class BatchWork:
+class BatchExecution:
     """One execution of the op or asset."""
 
     spec: BatchSpec
@@ -65,8 +65,8 @@ class BatchWork:
     last: AssetMaterialization | None = None
     ended: str = ""
     """Why there was nothing more to do; empty at a limit of this run."""
-    done: list[DoneBatch] = field(default_factory=list)
-    before: list[DoneBatch] = field(default_factory=list)
+    done: list[CompletedBatch] = field(default_factory=list)
+    before: list[CompletedBatch] = field(default_factory=list)
     """What earlier attempts of this step did, which failed and so handed nothing on."""
     before_in_run: int = 0
     """How many of them are of this very run."""
@@ -82,29 +82,29 @@ class BatchWork:
         try:
             self._recall()
             idle = self._drain()
-            outcome = Outcome.DONE if self.all_done or idle is None else idle.outcome
+            outcome = ExecutionOutcome.DONE if self.all_done or idle is None else idle.outcome
             tag_run(self.context, {OUTCOME_TAG: outcome.value})
         except BaseException as error:
             with suppress(Exception):  # the error of the work is the one to tell
-                self._tell_last()
+                self._report_last()
             self._forbid_retries(error)
             raise
         self.ended = "" if idle is None else idle.text
         if idle is not None:
             self.context.log.info(idle.text)
         if not self.all_done:
-            self._tell_idle(outcome, self.ended)
+            self._record_idle(outcome, self.ended)
         return bool(self.all_done)
 
     @property
-    def all_done(self) -> list[DoneBatch]:
+    def all_done(self) -> list[CompletedBatch]:
         """What this step did, in all of its attempts."""
         return [*self.before, *self.done]
 
     def _recall(self) -> None:
         """Learn what earlier attempts of this step did."""
-        recorded = recorded_before(self.context, self.claimer.group, self.spec.topic)
-        self.before = [batch for each in recorded if (batch := recalled(each.metadata)) is not None]
+        recorded = batches_of_earlier_attempts(self.context, self.claimer.group, self.spec.topic)
+        self.before = [batch for each in recorded if (batch := parse_completed_batch(each.metadata)) is not None]
         self.before_in_run = sum(each.run_id == self.context.run_id for each in recorded)
         if self.before:
             self.context.log.info(
@@ -134,7 +134,7 @@ class BatchWork:
 
     # Working
 
-    def _drain(self) -> _Nothing | None:
+    def _drain(self) -> _IdleResult | None:
         """Work batch after batch; say why there was nothing more, or None at a limit.
 
         What another process of this run holds, which died if this step is tried again, is waited for until it is stale;
@@ -148,7 +148,7 @@ class BatchWork:
             idle = self._work_through(sink)
         return idle
 
-    def _wait_for_own_claims(self, idle: _Nothing, waited_s: float) -> float:
+    def _wait_for_own_claims(self, idle: _IdleResult, waited_s: float) -> float:
         """Wait until what this run's other process holds should be stale; fail where that takes too long."""
         interval_s = self.claimer.settings.heartbeat_interval_ms / 1_000
         longest_s = min(_LONGEST_WAIT_INTERVALS * interval_s, self.config.time_budget_s or math.inf)
@@ -161,7 +161,7 @@ class BatchWork:
         clock.sleep_ms(wait_s * 1_000)
         return wait_s
 
-    def _work_through(self, sink: Sink | None) -> _Nothing | None:
+    def _work_through(self, sink: Sink | None) -> _IdleResult | None:
         """Work batch after batch; say why there was nothing more, or None at a limit."""
         config = self.config
         left = None if config.max_batches is None else config.max_batches - self.before_in_run
@@ -176,13 +176,13 @@ class BatchWork:
             partitions=self._partitions(),
             max_records=self._most_offsets(),
             max_claims=self.spec.max_claims,
-            entire_topic=self.spec.entire_topic,
+            claim_entire_topic=self.spec.claim_entire_topic,
             ranges=self.spec.ranges,
             start=self.spec.start,
             max_attempts=self.spec.max_attempts,
-            one_more_attempt=config.one_more_attempt,
-            accept_data_loss=config.accept_data_loss,
-            accept_new_log=config.accept_new_log,
+            retry_exhausted=config.retry_exhausted,
+            allow_data_loss=config.allow_data_loss,
+            allow_log_reset=config.allow_log_reset,
         )
         for batch in batches:
             idle = self._work_on(batch)
@@ -200,7 +200,7 @@ class BatchWork:
         delivery = self.claimer.open_delivery(self.context)
         try:
             mean = bytes_per_offset(delivery.data, delivery.connection, self.claimer.group, self.spec.topic)
-        except TopicMissing:  # the batch says so
+        except TopicNotFoundError:  # the batch says so
             return limit
         if mean is None:
             return limit
@@ -217,27 +217,27 @@ class BatchWork:
             if partitions is not None:
                 raise ConfigurationError("partitions: this run's Dagster partition says which one; leave it out")
             return (self.partition,)
-        return None if partitions is None or self.spec.entire_topic else tuple(partitions)
+        return None if partitions is None or self.spec.claim_entire_topic else tuple(partitions)
 
-    def _work_on(self, batch: ClaimedBatch) -> _Nothing | None:
+    def _work_on(self, batch: ClaimedBatch) -> _IdleResult | None:
         """Claim, process and commit one batch; give why there was nothing to do."""
         try:
             with ExitStack() as stack:
                 try:
                     stack.enter_context(batch)
-                except TopicMissing:
+                except TopicNotFoundError:
                     missing = self._missing_topic()
                     if missing is None:
                         raise
-                    return _Nothing(Outcome.TOPIC_MISSING, missing)
+                    return _IdleResult(ExecutionOutcome.TOPIC_MISSING, missing)
                 if batch.idle is None:
-                    self._tell_last()
+                    self._report_last()
                     self.records = {} if self.spec.count_records else None
                     self._process(batch)
         finally:
             self._observe_dropped(batch)
         if batch.idle is not None:
-            return _Nothing(Outcome(batch.idle.reason.value), batch.idle.text, batch.idle.stale_in_s)
+            return _IdleResult(ExecutionOutcome(batch.idle.reason.value), batch.idle.text, batch.idle.stale_in_s)
         self._record(batch)
         self._observe_lost(batch)
         return None
@@ -246,7 +246,7 @@ class BatchWork:
         """Tell whether it is the data topic that does not exist."""
         try:
             self.claimer.open_delivery(self.context).data.describe(self.spec.topic)
-        except TopicMissing as missing:
+        except TopicNotFoundError as missing:
             return str(missing)
         return None
 
@@ -260,7 +260,7 @@ class BatchWork:
         frame = batch.read(spark, min_partitions=self.spec.min_partitions)
         if not batch.ranges:
             return
-        with session_watched(spark), progress_lines(self.context, spark, batch.batch_id):
+        with session_death_as_abort(spark), progress_lines(self.context, spark, batch.batch_id):
             if self.spec.count_records:
                 self.records = reader.count_records(frame)
             rows = self.spec.process(self.context, batch, frame)
@@ -293,7 +293,7 @@ class BatchWork:
         """Note a batch that is over, as a materialization: its numbers plot over time."""
         reports, phases = tuple(batch.report()), batch.phases
         numbers: dict[str, float] = {
-            "offsets": sum(each.range.width for each in reports),
+            "offsets": sum(report.range.width for report in reports),
             "lag": batch.lag_after,
             "lost_offsets": lost_offsets(reports),
             **({} if self.records is None else {"records": sum(self.records.values())}),
@@ -305,7 +305,7 @@ class BatchWork:
         }
         if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):
             numbers["rows"] = sum(batch.outcome.rows.values())
-        done = DoneBatch(batch.batch_id, batch.mode, ranges_table(reports, self.records), numbers)
+        done = CompletedBatch(batch.batch_id, batch.mode, ranges_table(reports, self.records), numbers)
         self.done.append(done)
         self.last = AssetMaterialization(
             self.spec.asset_key,
@@ -323,9 +323,9 @@ class BatchWork:
             },
         )
         if not self.keeps_last:
-            self._tell_last()
+            self._report_last()
 
-    def _tell_last(self) -> None:
+    def _report_last(self) -> None:
         last, self.last = self.last, None
         if last is not None:
             self.context.log_event(last)
@@ -370,7 +370,7 @@ class BatchWork:
             )
         )
 
-    def _idle_metadata(self, outcome: Outcome, text: str) -> dict[str, Any]:
+    def _idle_metadata(self, outcome: ExecutionOutcome, text: str) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "state": outcome.value,
             "reason": text,
@@ -381,7 +381,7 @@ class BatchWork:
             metadata["seen"] = seen_table(self.config.seen)
         return metadata
 
-    def _tell_idle(self, outcome: Outcome, text: str) -> None:
+    def _record_idle(self, outcome: ExecutionOutcome, text: str) -> None:
         """Say in the metadata that there was nothing to do and why; fail if that is what was asked for."""
         metadata = self._idle_metadata(outcome, text)
         self.context.log_event(
@@ -389,15 +389,15 @@ class BatchWork:
         )
         if self.config.on_idle == "fail":
             raise Failure(
-                f"nothing to do: {text}", metadata=metadata, allow_retries=outcome is not Outcome.TOPIC_MISSING
+                f"nothing to do: {text}", metadata=metadata, allow_retries=outcome is not ExecutionOutcome.TOPIC_MISSING
             )
 
-    def result(self) -> DrainedBatches:
+    def result(self) -> BatchesResult:
         """Give what was done, for what depends on it."""
-        return DrainedBatches(
+        return BatchesResult(
             topic=self.spec.topic,
             group=self.claimer.group,
-            outcome=Outcome.DONE,
+            outcome=ExecutionOutcome.DONE,
             batch_ids=tuple(each.batch_id for each in self.all_done),
             offsets=sum(int(each.numbers["offsets"]) for each in self.all_done),
             lag=int(self.all_done[-1].numbers["lag"]),

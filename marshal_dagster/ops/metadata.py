@@ -6,7 +6,7 @@ from typing import Final
 from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
 
 from marshal_dagster.batches import PartitionReport
-from marshal_dagster.runs.abandoned_work import SeenKey
+from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 
 _COLUMNS: Final = (
     TableColumn("partition", "int", "The partition."),
@@ -33,22 +33,22 @@ def ranges_table(reports: Sequence[PartitionReport], counts: Mapping[int, int] |
     records = [
         TableRecord(
             {
-                "partition": each.range.partition,
-                "start": each.range.start,
-                "end": each.range.end,
-                "offsets": each.range.width,
-                "lost": each.range.first_readable - each.range.start,
-                "state": each.state,
-                "lag_before": each.lag_before,
-                "lag_after": each.lag_after,
-                "epoch": each.range.epoch,
-                "generation": each.range.generation,
-                "replay": each.is_replay,
-                "topic": each.range.topic,
-                **({} if counts is None else {"records": counts.get(each.range.partition, 0)}),
+                "partition": report.range.partition,
+                "start": report.range.start,
+                "end": report.range.end,
+                "offsets": report.range.width,
+                "lost": report.range.first_readable - report.range.start,
+                "state": report.state,
+                "lag_before": report.lag_before,
+                "lag_after": report.lag_after,
+                "epoch": report.range.epoch,
+                "generation": report.range.generation,
+                "replay": report.is_replay,
+                "topic": report.range.topic,
+                **({} if counts is None else {"records": counts.get(report.range.partition, 0)}),
             }
         )
-        for each in reports
+        for report in reports
     ]
     return MetadataValue.table(records, _RANGES if counts is None else _COUNTED)
 
@@ -64,8 +64,8 @@ def lost_offsets(reports: Sequence[PartitionReport]) -> int:
     return sum(report.range.first_readable - report.range.start for report in reports)
 
 
-def seen_table(seen: Sequence[SeenKey]) -> TableMetadataValue:
+def seen_table(seen: Sequence[ExpectedKeyState]) -> TableMetadataValue:
     """Show what a sensor saw."""
-    names = tuple(SeenKey.model_fields)
+    names = tuple(ExpectedKeyState.model_fields)
     schema = TableSchema([TableColumn(name, "string" if name == "instance" else "int") for name in names])
     return MetadataValue.table([TableRecord({name: getattr(each, name) for name in names}) for each in seen], schema)

@@ -10,7 +10,7 @@ from dagster import MetadataValue, TableMetadataValue
 from marshal_dagster.protocol.messages import DeliveryMode
 
 
-class Outcome(StrEnum):
+class ExecutionOutcome(StrEnum):
     """What an execution of the op came to: batches were done, or why there was none."""
 
     DONE = "done"
@@ -23,7 +23,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DoneBatch:
+class CompletedBatch:
     """One batch that was carried out."""
 
     batch_id: str
@@ -34,12 +34,12 @@ class DoneBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainedBatches:
+class BatchesResult:
     """What the op gives to ops that depend on it."""
 
     topic: str
     group: str
-    outcome: Outcome
+    outcome: ExecutionOutcome
     batch_ids: tuple[str, ...]
     offsets: int
     lag: int
@@ -60,7 +60,7 @@ _NUMBERS: Final = (
 """What a batch is recorded with that plots over time."""
 
 
-def recalled(metadata: Mapping[str, MetadataValue[Any]]) -> DoneBatch | None:
+def parse_completed_batch(metadata: Mapping[str, MetadataValue[Any]]) -> CompletedBatch | None:
     """Read what a batch was recorded with; None for what is of another form."""
     batch_id, delivery, ranges = (metadata.get(name) for name in ("batch_id", "delivery", "ranges"))
     numbers = {name: metadata[name].value for name in _NUMBERS if name in metadata}
@@ -68,4 +68,4 @@ def recalled(metadata: Mapping[str, MetadataValue[Any]]) -> DoneBatch | None:
         return None
     if not {"offsets", "lag"} <= numbers.keys():
         return None
-    return DoneBatch(str(batch_id.value), DeliveryMode(delivery.value), ranges, numbers)
+    return CompletedBatch(str(batch_id.value), DeliveryMode(delivery.value), ranges, numbers)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from dagster import Failure, OpExecutionContext, RetryRequested
 
-from marshal_dagster.errors import BatchAborted, MarshalError
+from marshal_dagster.errors import BatchAbortedError, MarshalError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,8 +18,8 @@ PROGRESS_EVERY_S: Final = 5.0
 
 
 @contextmanager
-def session_watched(spark: "SparkSession") -> Iterator[None]:
-    """Raise `BatchAborted` in place of what Spark raises when the session has died under the block."""
+def session_death_as_abort(spark: "SparkSession") -> Iterator[None]:
+    """Raise `BatchAbortedError` in place of what Spark raises when the session has died under the block."""
     from marshal_dagster.spark.job_control import session_ended
 
     try:
@@ -31,7 +31,7 @@ def session_watched(spark: "SparkSession") -> Iterator[None]:
         if ended is None:
             raise
         told = next(iter(str(error).splitlines()), type(error).__name__)
-        raise BatchAborted(f"{ended} ({told}): this batch ends here and its claims are released") from error
+        raise BatchAbortedError(f"{ended} ({told}): this batch ends here and its claims are released") from error
 
 
 @contextmanager

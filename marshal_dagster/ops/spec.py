@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dagster import AssetKey, OpExecutionContext
 
-from marshal_dagster._internal.enums import one_of
+from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topic_names import require_topic_name
@@ -36,7 +36,7 @@ class BatchSpec:
     sink: Sink | MakeSink | None
     start: StartPolicy
     max_claims: int | None
-    entire_topic: bool
+    claim_entire_topic: bool
     ranges: RangeOptions | None
     max_attempts: int
     count_records: bool
@@ -64,9 +64,9 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
         process=process,
         topic=topic,
         sink=options.get("sink"),
-        start=one_of(StartPolicy, "start", options.get("start", StartPolicy.EARLIEST)),
+        start=enum_member(StartPolicy, "start", options.get("start", StartPolicy.EARLIEST)),
         max_claims=options.get("max_claims"),
-        entire_topic=options.get("entire_topic", False),
+        claim_entire_topic=options.get("claim_entire_topic", False),
         ranges=options.get("ranges"),
         max_attempts=options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
         count_records=options.get("count_records", False),

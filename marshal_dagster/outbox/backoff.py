@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.outbox.interfaces import Lane, Parked, Row
+from marshal_dagster.outbox.interfaces import OrderingKey, Parked, Row
 
 _FIRST_WAIT_MS: Final = 200.0
 _LONGEST_WAIT_MS: Final = 5_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HarvestLimits:
     """Bounds of the harvest: rows in flight, their bytes, and how often a row is tried before it is set aside.
 
     A topic that cannot be written to, as while it is being made, is waited for at least `topic_patience_s` seconds too.
@@ -34,7 +34,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class _Hold:
+class _Refusal:
     tries: int
     since_ms: float
     until_ms: float
@@ -43,27 +43,27 @@ class _Hold:
     """Of a topic: whether its rows are set aside, which is decided when it is found missing, and not later."""
 
 
-class Holds:
+class RefusalBackoff:
     """The refusals of one session; for one thread.
 
     Time passes from turn to turn: what waits when a turn begins, or is refused in it, waits until another begins. So
     within a turn no row gets ahead of one of its lane that was left out.
     """
 
-    def __init__(self, limits: Limits, now_ms: Callable[[], float]) -> None:
+    def __init__(self, limits: HarvestLimits, now_ms: Callable[[], float]) -> None:
         """Hold nothing."""
         self._max_attempts = limits.max_attempts
         self._topic_patience_ms = limits.topic_patience_s * 1_000
         self._now_ms = now_ms
         self._turn_ms = now_ms()
-        self._lanes: dict[Lane, _Hold] = {}
-        self._topics: dict[str, _Hold] = {}
+        self._lanes: dict[OrderingKey, _Refusal] = {}
+        self._topics: dict[str, _Refusal] = {}
 
     def begin_turn(self) -> None:
         """Let time pass: what has waited long enough may be published."""
         self._turn_ms = self._now_ms()
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[OrderingKey]:
         """Give the lanes that wait."""
         return [lane for lane, hold in self._lanes.items() if hold.until_ms > self._turn_ms]
 
@@ -73,12 +73,12 @@ class Holds:
 
     def is_open(self, row: Row) -> bool:
         """Tell whether a row may be published in this turn."""
-        holds = (self._lanes.get(Lane.of(row)), self._topics.get(row.topic))
+        holds = (self._lanes.get(OrderingKey.of(row)), self._topics.get(row.topic))
         return all(hold is None or hold.until_ms <= self._turn_ms for hold in holds)
 
     def refuse(self, row: Row, reason: str) -> Parked | None:
         """Count a refusal; give the row if it is to be set aside, with which its lane is free again."""
-        lane = Lane.of(row)
+        lane = OrderingKey.of(row)
         hold = self._again(self._lanes.get(lane), reason)
         if hold.tries < self._max_attempts:
             self._lanes[lane] = hold
@@ -110,7 +110,7 @@ class Holds:
             if (hold := self._topics.get(row.topic)) is not None and hold.is_given_up
         ]
 
-    def wait_anew(self) -> None:
+    def reset_topic_waits(self) -> None:
         """Look again at topics before more of their rows are set aside: some of those could not be."""
         for hold in self._topics.values():
             hold.is_given_up = False
@@ -119,9 +119,9 @@ class Holds:
         """Forget the refusals of what was published."""
         if self._lanes:
             for row in rows:
-                self._lanes.pop(Lane.of(row), None)
+                self._lanes.pop(OrderingKey.of(row), None)
 
-    def _again(self, before: _Hold | None, reason: str) -> _Hold:
+    def _again(self, before: _Refusal | None, reason: str) -> _Refusal:
         tries, now_ms = 1 if before is None else before.tries + 1, self._now_ms()
         wait_ms = min(_LONGEST_WAIT_MS, _FIRST_WAIT_MS * 2 ** (min(tries, 20) - 1))
-        return _Hold(tries, now_ms if before is None else before.since_ms, now_ms + wait_ms, reason)
+        return _Refusal(tries, now_ms if before is None else before.since_ms, now_ms + wait_ms, reason)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, identifier
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.outbox.schema import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
 
@@ -58,7 +58,7 @@ class OutgoingEvents:
         return f"OutgoingEvents({self._topic!r}, key={self._key!r}, outbox={self._tables.name!r})"
 
     def check(self, connection: "Connection", columns: Sequence[str]) -> None:
-        """Make sure that the outbox and the columns are there (`Companion.check`)."""
+        """Make sure that the outbox and the columns are there (`TransactionHook.check`)."""
         for field, name in (("key", self._key), ("value", self._value)):
             if name is not None and name not in columns:
                 raise ConfigurationError(
@@ -67,10 +67,10 @@ class OutgoingEvents:
         found = connection.execute("SELECT to_regclass(%s)", (self._regclass(connection),)).fetchone()
         if found is None or found[0] is None:
             raise self._tables.missing()
-        self._tables.standing(connection)
+        self._tables.registration(connection)
 
     def write(self, connection: "Connection", columns: Sequence[str], ranges: Sequence[int]) -> None:
-        """Stash the events of these ranges (`Companion.write`)."""
+        """Stash the events of these ranges (`TransactionHook.write`)."""
         from psycopg import sql
 
         kinds = self._kinds(connection)
@@ -86,7 +86,7 @@ class OutgoingEvents:
         given: dict[str, Any] = {"ranges": list(ranges), "topic": self._topic}
         largest = connection.execute(statement, given).fetchone()
         if largest is not None and (largest[0] or 0) > self._max_bytes:
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"an event for topic {self._topic!r} has {largest[0]} bytes, more than max_bytes={self._max_bytes}: "
                 "nothing was written"
             )

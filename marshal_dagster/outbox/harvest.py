@@ -14,12 +14,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from marshal_dagster.outbox.backoff import Holds, Limits
-from marshal_dagster.outbox.interfaces import Noted, Parked, Publisher, Row, RowRefused, Store, TopicRefused, Turn
+from marshal_dagster.outbox.backoff import HarvestLimits, RefusalBackoff
+from marshal_dagster.outbox.interfaces import (
+    BatchTransaction,
+    Parked,
+    PublishedBatch,
+    Publisher,
+    Row,
+    RowRejectedError,
+    Store,
+    TopicRejectedError,
+)
 
 
 @dataclass(slots=True)
-class Counts:
+class HarvestCounts:
     """What a process has done since it started."""
 
     published: int = 0
@@ -30,7 +39,7 @@ class Counts:
     sessions: int = 0
 
 
-class Resigned(Exception):
+class LeadershipLostError(Exception):
     """This process does not lead any more: it publishes nothing more."""
 
 
@@ -42,8 +51,8 @@ class Harvest:
         store: Store,
         publisher: Publisher,
         *,
-        limits: Limits,
-        counts: Counts,
+        limits: HarvestLimits,
+        counts: HarvestCounts,
         now_ms: Callable[[], float],
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -53,9 +62,9 @@ class Harvest:
         self._limits = limits
         self._counts = counts
         self._leads = leads
-        self._holds = Holds(limits, now_ms)
+        self._holds = RefusalBackoff(limits, now_ms)
         self._session = 0
-        self._done = Noted()
+        self._done = PublishedBatch()
         self._parked: list[Parked] = []
         self._is_checking = False
         """Whether the publisher has begun anew since the database was asked whether this session goes on."""
@@ -70,8 +79,8 @@ class Harvest:
     def turn(self) -> int:
         """Strike what is published, take the next rows and publish them; give how many were taken.
 
-        With 0, or fewer than `max_in_flight_records`, it can wait for more. Raises `Resigned`, `Deposed`, `Fenced`,
-        `Unsettled`, `UnavailableError`: the session is over then.
+        With 0, or fewer than `max_in_flight_records`, it can wait for more. Raises `LeadershipLostError`, `Deposed`,
+        `Fenced`, `Unsettled`, `UnavailableError`: the session is over then.
         """
         self._holds.begin_turn()
         rows = self._turn(self._limits.max_in_flight_records)
@@ -86,7 +95,7 @@ class Harvest:
             self._turn(0)
 
     def _turn(self, limit: int) -> list[Row]:
-        turn = Turn(
+        turn = BatchTransaction(
             self._done,
             self._parked,
             limit,
@@ -98,8 +107,8 @@ class Harvest:
         self._counts.published += turned.struck
         self._counts.parked += turned.parked
         if turned.parked < len(self._parked):
-            self._holds.wait_anew()
-        self._done, self._parked, self._is_checking = Noted(), [], False
+            self._holds.reset_topic_waits()
+        self._done, self._parked, self._is_checking = PublishedBatch(), [], False
         return turned.rows
 
     def _check_topics(self, rows: Sequence[Row]) -> None:
@@ -122,26 +131,26 @@ class Harvest:
             if not batch:
                 continue
             if not self._leads():
-                raise Resigned
+                raise LeadershipLostError
             if self._done.rows or self._parked or self._is_checking:
                 # What comes after a row that is set aside must not get ahead of that.
                 self._turn(0)
             try:
                 self._publisher.publish(batch)
-            except RowRefused as refused:
+            except RowRejectedError as refused:
                 self._is_checking = True
                 batches.extendleft(reversed(self._without(batch, refused)))
-            except TopicRefused as refused:
+            except TopicRejectedError as refused:
                 self._is_checking = True
                 self._counts.refused += 1
                 self._holds.refuse_topic(refused.topic, refused.reason)
                 batches.appendleft(batch)
             else:
-                self._done = Noted([row.id for row in batch])
+                self._done = PublishedBatch([row.id for row in batch])
                 self._holds.accept(batch)
                 self._counts.batches += 1
 
-    def _without(self, batch: Sequence[Row], refused: RowRefused) -> list[Sequence[Row]]:
+    def _without(self, batch: Sequence[Row], refused: RowRejectedError) -> list[Sequence[Row]]:
         """Give what is to be tried of a refused batch."""
         named = batch[0] if len(batch) == 1 else next((row for row in batch if row.id == refused.row), None)
         if named is None:

@@ -11,17 +11,17 @@ from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Term
-from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
-from marshal_dagster.outbox.interfaces import Deposed, Fenced, Unsettled
-from marshal_dagster.outbox.metrics import measured
+from marshal_dagster.outbox.harvest import Harvest, HarvestCounts, LeadershipLostError
+from marshal_dagster.outbox.interfaces import BatchUnsettledError, PublisherFencedError, SessionSupersededError
+from marshal_dagster.outbox.metrics import metrics_recorded
 from marshal_dagster.outbox.options import DEFAULT_OPTIONS, HarvesterOptions
 from marshal_dagster.outbox.publisher import NOTES_SETTINGS, KafkaPublisher
-from marshal_dagster.outbox.schema import OutboxTables, Standing
-from marshal_dagster.outbox.status import Backlog
+from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables
+from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.store import PostgresStore
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class OutboxTopics:
     def create(self, connection: KafkaConnection, replication: int | None = None) -> None:
         """Make what is missing; by default with three replicas, or as many as there are brokers.
 
-        Raises `RightMissing`, `UnavailableError`, `ConfigurationError`.
+        Raises `AuthorizationError`, `UnavailableError`, `ConfigurationError`.
         """
         with Topics(connection) as topics:
             copies = replication or min(_SAFE_COPIES, topics.broker_count())
@@ -78,7 +78,7 @@ class Harvester:
         clock: Clock | None = None,
     ) -> None:
         """Connect to nothing yet."""
-        self.counts = Counts()
+        self.counts = HarvestCounts()
         self.failure: MarshalError | None = None
         """What the last attempt to harvest, or to reach both ends while it stands by, failed with."""
         self.term: Term | None = None
@@ -130,8 +130,8 @@ class Harvester:
     def run(self) -> None:
         """Stand for leader, and harvest while it leads, until it is stopped.
 
-        Raises `ConfigurationError`; `TopicMissing`, `RightMissing` and `UnavailableError` at the beginning only: later
-        it tries again, and `failure` is what it fails with.
+        Raises `ConfigurationError`; `TopicNotFoundError`, `AuthorizationError` and `UnavailableError` at the beginning
+        only: later it tries again, and `failure` is what it fails with.
         """
         self._alive_at_s = time.monotonic()
         self._stand(self._look_up(), lambda: False)
@@ -142,8 +142,8 @@ class Harvester:
         Gives how many rows this one has published. Raises as `run`, and what it has failed with for `patience_s`.
         """
         self._alive_at_s = time.monotonic()
-        standing, before = self._look_up(), self.counts.published
-        with closing(Backlog(self._tables)) as backlog:
+        registration, before = self._look_up(), self.counts.published
+        with closing(OutboxInspector(self._tables)) as backlog:
             last = backlog.last_id()
 
             def is_over() -> bool:
@@ -156,12 +156,16 @@ class Harvester:
                     self._pause(_FIRST_PAUSE_S)
                     return False
 
-            self._stand(standing, is_over)
+            self._stand(registration, is_over)
         return self.counts.published - before
 
-    def _stand(self, standing: Standing, is_over: Callable[[], bool]) -> None:
-        elector = self._elector(standing)
-        with self._telling_how_to_create(), measured(self._tables, self.counts, lambda: self.term is not None), elector:
+    def _stand(self, registration: OutboxRegistration, is_over: Callable[[], bool]) -> None:
+        elector = self._elector(registration)
+        with (
+            self._hint_how_to_create(),
+            metrics_recorded(self._tables, self.counts, lambda: self.term is not None),
+            elector,
+        ):
             while not self._is_stopped and not is_over():
                 self._alive_at_s = time.monotonic()
                 term = elector.wait_for_term(_LOOK_S)
@@ -170,7 +174,7 @@ class Harvester:
                     continue
                 self.term = term
                 try:
-                    self._lead(standing, elector, term, is_over)
+                    self._lead(registration, elector, term, is_over)
                 finally:
                     self.term = None
 
@@ -189,18 +193,18 @@ class Harvester:
         self._looked_at_s = time.monotonic()
 
     @contextmanager
-    def _telling_how_to_create(self) -> Iterator[None]:
+    def _hint_how_to_create(self) -> Iterator[None]:
         try:
             yield
-        except TopicMissing as error:
-            raise TopicMissing(f"{error}; `marshal-dagster outbox init` makes the topics of an outbox") from None
+        except TopicNotFoundError as error:
+            raise TopicNotFoundError(f"{error}; `marshal-dagster outbox init` makes the topics of an outbox") from None
 
-    def _look_up(self) -> Standing:
+    def _look_up(self) -> OutboxRegistration:
         with self._tables.telling(), self._tables.database.connect() as connection:
-            return self._tables.standing(connection)
+            return self._tables.registration(connection)
 
-    def _elector(self, standing: Standing) -> Elector:
-        leader_topic, group = OutboxTopics.of(standing.uid).leader, f"marshal-outbox-{standing.uid}"
+    def _elector(self, registration: OutboxRegistration) -> Elector:
+        leader_topic, group = OutboxTopics.of(registration.uid).leader, f"marshal-outbox-{registration.uid}"
         return Elector(
             self._connection,
             leader_topic,
@@ -209,11 +213,11 @@ class Harvester:
             is_alive=lambda: self.idle_s <= IDLE_AFTER_S,
         )
 
-    def _ends(self, standing: Standing) -> tuple[PostgresStore, KafkaPublisher]:
+    def _ends(self, registration: OutboxRegistration) -> tuple[PostgresStore, KafkaPublisher]:
         publisher = KafkaPublisher(
             self._connection,
-            standing.uid,
-            OutboxTopics.of(standing.uid).notes,
+            registration.uid,
+            OutboxTopics.of(registration.uid).notes,
             transaction_timeout_s=self._options.transaction_timeout_s,
             partitioner=self._options.partitioner,
         )
@@ -229,9 +233,11 @@ class Harvester:
             leads=leads,
         )
 
-    def _lead(self, standing: Standing, elector: Elector, term: Term, is_over: Callable[[], bool]) -> None:
+    def _lead(
+        self, registration: OutboxRegistration, elector: Elector, term: Term, is_over: Callable[[], bool]
+    ) -> None:
         """Harvest for as long as the term holds, session after session."""
-        store, publisher = self._ends(standing)
+        store, publisher = self._ends(registration)
         pause_s = _FIRST_PAUSE_S
 
         def leads() -> bool:
@@ -246,20 +252,20 @@ class Harvester:
                     self._go_on(harvest, store, leads, is_over)
                     if is_over():
                         return
-                except Resigned:
+                except LeadershipLostError:
                     pass
-                except (Deposed, Fenced, Unsettled, UnavailableError) as error:
+                except (SessionSupersededError, PublisherFencedError, BatchUnsettledError, UnavailableError) as error:
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
                     self._note(error)
                     if self.failing_s > _HAND_OVER_AFTER_S:
-                        elector.stand_aside(term, str(error), _ASIDE_S)
+                        elector.step_down(term, str(error), _ASIDE_S)
                         return
                     self._pause(pause_s)
         except ConfigurationError:
             raise
         except MarshalError as error:
             self._note(error)
-            elector.stand_aside(term, str(error), _ASIDE_S)
+            elector.step_down(term, str(error), _ASIDE_S)
         finally:
             publisher.close()
             store.close()

@@ -24,7 +24,7 @@ class Row(NamedTuple):
     """When it was written, by the database's clock, in microseconds."""
 
 
-class Lane(NamedTuple):
+class OrderingKey(NamedTuple):
     """What keeps its order: the rows of one key in one topic; a row without a key is alone in its lane."""
 
     topic: str
@@ -32,12 +32,12 @@ class Lane(NamedTuple):
     row: int | None
 
     @classmethod
-    def of(cls, row: Row) -> "Lane":
+    def of(cls, row: Row) -> "OrderingKey":
         """Give a row's lane."""
         return cls(row.topic, row.key, row.id if row.key is None else None)
 
 
-class Noted(NamedTuple):
+class PublishedBatch(NamedTuple):
     """The rows of a batch that was published: those ids, written up to a time of the database's clock.
 
     A database that was restored gives ids anew; the rows that have them then are younger, and not meant.
@@ -56,21 +56,21 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class BatchTransaction:
     """What is done in one transaction of the database: strike, set aside, and take the next rows."""
 
-    done: Noted = field(default_factory=Noted)
+    done: PublishedBatch = field(default_factory=PublishedBatch)
     parked: Collection[Parked] = ()
     limit: int = 0
     """How many rows are taken at most."""
     limit_bytes: int = 1
     """How many bytes of keys, values and headers they have at most; a row is taken whatever it has."""
-    held_lanes: Collection[Lane] = ()
+    held_lanes: Collection[OrderingKey] = ()
     """Whose rows are not taken now."""
     held_topics: Collection[str] = ()
 
 
-class Turned(NamedTuple):
+class TransactionResult(NamedTuple):
     """What a turn came to: the rows taken, by rising id; how many were struck, and how many set aside."""
 
     rows: list[Row]
@@ -78,19 +78,19 @@ class Turned(NamedTuple):
     parked: int = 0
 
 
-class Deposed(MarshalError):
+class SessionSupersededError(MarshalError):
     """A later session harvests this outbox: this one may strike and take nothing any more."""
 
 
-class Fenced(MarshalError):
+class PublisherFencedError(MarshalError):
     """A later session publishes from this outbox, or the brokers have ended this one's transaction."""
 
 
-class Unsettled(MarshalError):
+class BatchUnsettledError(MarshalError):
     """It is not known whether a batch was published, or struck; the next session finds out."""
 
 
-class RowRefused(Exception):
+class RowRejectedError(Exception):
     """Nothing of a batch was published, because of one row: `row` is its id, None where that is not known."""
 
     def __init__(self, reason: str, row: int | None = None) -> None:
@@ -99,7 +99,7 @@ class RowRefused(Exception):
         super().__init__(reason)
 
 
-class TopicRefused(Exception):
+class TopicRejectedError(Exception):
     """Nothing of a batch was published, because a topic of it cannot be written to."""
 
     def __init__(self, topic: str, reason: str) -> None:
@@ -115,11 +115,11 @@ class Store(Protocol):
         """Begin a session and give its number, larger than all before; those end by it."""
         ...
 
-    def turn(self, session: int, turn: Turn) -> Turned:
+    def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
         """Carry out a turn in one transaction.
 
         Where another row under the same id is set aside already, as after one was copied back by hand, a row stays.
-        Raises `Deposed`, with nothing done, once a later session has begun.
+        Raises `SessionSupersededError`, with nothing done, once a later session has begun.
         """
         ...
 
@@ -132,14 +132,14 @@ class Publisher(Protocol):
 
         That ends for good what earlier ones have sent, and refuses what they still send.
 
-        Raises `Fenced`, `UnavailableError`.
+        Raises `PublisherFencedError`, `UnavailableError`.
         """
         ...
 
-    def noted(self) -> Noted:
+    def noted(self) -> PublishedBatch:
         """Give the rows of the last batch that was published, by any session.
 
-        Raises `Fenced`, `UnavailableError`.
+        Raises `PublisherFencedError`, `UnavailableError`.
         """
         ...
 
@@ -150,7 +150,8 @@ class Publisher(Protocol):
     def publish(self, rows: Sequence[Row]) -> None:
         """Publish rows in this order, with a note of which these are: all of it, or nothing.
 
-        Raises `RowRefused` and `TopicRefused`, with nothing published and begun anew: make sure by a turn that the
-        session goes on before the next one. `Fenced` and `Unsettled`, after which a new session is to begin.
+        Raises `RowRejectedError` and `TopicRejectedError`, with nothing published and begun anew: make sure by a turn
+        that the session goes on before the next one. `PublisherFencedError` and `BatchUnsettledError`, after which a
+        new session is to begin.
         """
         ...

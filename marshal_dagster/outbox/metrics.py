@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Final
 
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.outbox.harvest import Counts
+from marshal_dagster.outbox.harvest import HarvestCounts
 from marshal_dagster.outbox.schema import OutboxTables
-from marshal_dagster.outbox.status import Backlog
+from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.telemetry.metrics import OutboxMetrics, flush, outbox_metrics
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _COUNTED: Final = ("published", "parked", "refused", "sessions")
 
 
 @contextmanager
-def measured(tables: OutboxTables, counts: Counts, leads: Callable[[], bool]) -> Iterator[None]:
+def metrics_recorded(tables: OutboxTables, counts: HarvestCounts, leads: Callable[[], bool]) -> Iterator[None]:
     """Measure while the block runs what `counts` says, and the backlog while `leads`; hand it over at the end.
 
     Does nothing where OpenTelemetry is not in use. Never raises by itself.
@@ -33,7 +33,7 @@ def measured(tables: OutboxTables, counts: Counts, leads: Callable[[], bool]) ->
     if found is None:
         yield
         return
-    measuring = _Measuring(found, tables, counts, leads)
+    measuring = _MetricsRecorder(found, tables, counts, leads)
     over = threading.Event()
     thread = threading.Thread(target=measuring.run, args=(over,), name="metrics of an outbox", daemon=True)
     thread.start()
@@ -45,13 +45,15 @@ def measured(tables: OutboxTables, counts: Counts, leads: Callable[[], bool]) ->
         flush()
 
 
-class _Measuring:
+class _MetricsRecorder:
     """What was counted so far, and when the backlog was looked at."""
 
-    def __init__(self, metrics: OutboxMetrics, tables: OutboxTables, counts: Counts, leads: Callable[[], bool]) -> None:
+    def __init__(
+        self, metrics: OutboxMetrics, tables: OutboxTables, counts: HarvestCounts, leads: Callable[[], bool]
+    ) -> None:
         self._metrics, self._counts, self._leads = metrics, counts, leads
         self._whose = {"outbox": tables.name}
-        self._backlog = Backlog(tables)
+        self._backlog = OutboxInspector(tables)
         self._told = replace(counts)
         self._looked_s: float | None = None
 

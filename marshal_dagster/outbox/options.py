@@ -5,7 +5,7 @@ from typing import Final
 
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.kafka.partitioner import Partitioner
-from marshal_dagster.outbox.backoff import Limits
+from marshal_dagster.outbox.backoff import HarvestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class HarvesterOptions:
         ConfigurationError: Kafka's client does not know the partitioner.
     """
 
-    limits: Limits = field(default_factory=Limits)
+    limits: HarvestLimits = field(default_factory=HarvestLimits)
     timing: Timing = field(default_factory=Timing)
     poll_interval_s: float = 0.1
     """How soon rows are seen of which the database does not notify."""

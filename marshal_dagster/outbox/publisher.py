@@ -5,14 +5,22 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka import transactions
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.partitioner import Partitioner
-from marshal_dagster.kafka.transactions import Notes, RecordRefused, Transaction
-from marshal_dagster.outbox.interfaces import ID_HEADER, Fenced, Noted, Row, RowRefused, TopicRefused, Unsettled
+from marshal_dagster.kafka.transactions import NotesReader, RecordRejectedError, Transaction
+from marshal_dagster.outbox.interfaces import (
+    ID_HEADER,
+    BatchUnsettledError,
+    PublishedBatch,
+    PublisherFencedError,
+    Row,
+    RowRejectedError,
+    TopicRejectedError,
+)
 from marshal_dagster.outbox.options import DEFAULT_OPTIONS
 
 NOTE_VERSION: Final = 1
@@ -70,15 +78,15 @@ class KafkaPublisher:
         )
         try:
             transaction.__enter__()
-        except transactions.Fenced as fenced:
-            raise Fenced(str(fenced)) from None
+        except transactions.ProducerFencedError as fenced:
+            raise PublisherFencedError(str(fenced)) from None
         self._transaction = transaction
 
-    def noted(self) -> Noted:
+    def noted(self) -> PublishedBatch:
         """Give the rows of the newest note (`Publisher.noted`)."""
-        with Notes(self._connection, self._notes_topic, self._asking, last=_LOOKED_AT) as notes:
+        with NotesReader(self._connection, self._notes_topic, self._asking, last=_LOOKED_AT) as notes:
             note = notes.newest(self._timeout_s).get(self._uid)
-        return Noted() if note is None else read_note(note)
+        return PublishedBatch() if note is None else read_note(note)
 
     def refused(self, topics: Collection[str]) -> dict[str, str]:
         """Give which topics cannot be written to (`Publisher.refused`)."""
@@ -98,7 +106,7 @@ class KafkaPublisher:
         """Publish rows in one transaction (`Publisher.publish`)."""
         transaction = self._transaction
         if transaction is None:
-            raise Unsettled("no session has begun")
+            raise BatchUnsettledError("no session has begun")
         by_id = {str(row.id): row for row in rows}
         try:
             transaction.begin()
@@ -115,18 +123,18 @@ class KafkaPublisher:
                 self._notes_topic, note, self._uid.encode(), name=_NOTE, partition=transactions.NOTES_PARTITION
             )
             transaction.flush()
-        except RecordRefused as refused:
+        except RecordRejectedError as refused:
             self.begin()
             named = by_id.get(refused.name) if refused.is_sure else None
-            raise RowRefused(refused.reason, None if named is None else named.id) from None
-        except transactions.Fenced as fenced:
+            raise RowRejectedError(refused.reason, None if named is None else named.id) from None
+        except transactions.ProducerFencedError as fenced:
             self._end()
-            raise Fenced(str(fenced)) from None
+            raise PublisherFencedError(str(fenced)) from None
         except MarshalError as error:
             self._end()
             self._known.clear()
             self._raise_for_topic(rows, error)
-            raise Unsettled(f"a batch was not published: {error}") from None
+            raise BatchUnsettledError(f"a batch was not published: {error}") from None
         except BaseException:
             self._end()
             raise
@@ -142,30 +150,30 @@ class KafkaPublisher:
     def _commit(self, transaction: Transaction) -> None:
         try:
             transaction.commit()
-        except transactions.Fenced as fenced:
+        except transactions.ProducerFencedError as fenced:
             self._end()
-            raise Fenced(str(fenced)) from None
-        except (MarshalError, RecordRefused) as error:
+            raise PublisherFencedError(str(fenced)) from None
+        except (MarshalError, RecordRejectedError) as error:
             self._end()
-            raise Unsettled(f"whether a batch was published is not known: {error}") from None
+            raise BatchUnsettledError(f"whether a batch was published is not known: {error}") from None
         except BaseException:
             self._end()
             raise
 
     def _raise_for_topic(self, rows: Iterable[Row], error: MarshalError) -> None:
         """Raise for a topic that has gone since it was looked at, which the error may be of."""
-        if not isinstance(error, TopicMissing | RightMissing | UnavailableError):
+        if not isinstance(error, TopicNotFoundError | AuthorizationError | UnavailableError):
             return
         for topic in dict.fromkeys(row.topic for row in rows):
             reason = self._why_not(topic)
             if reason is not None:
                 self.begin()
-                raise TopicRefused(topic, reason)
+                raise TopicRejectedError(topic, reason)
 
     def _why_not(self, topic: str) -> str | None:
         try:
             self._asking.require(on_topic(topic, Right.WRITE))
-        except (TopicMissing, RightMissing) as error:
+        except (TopicNotFoundError, AuthorizationError) as error:
             return str(error)
         return None
 
@@ -194,10 +202,10 @@ def render_note(rows: Sequence[Row]) -> bytes:
     return json.dumps(note, separators=(",", ":")).encode()
 
 
-def read_note(value: bytes) -> Noted:
+def read_note(value: bytes) -> PublishedBatch:
     """Read what `render_note` wrote. Raises `MarshalError` for one of a later version."""
     note = json.loads(value)
     if note["version"] > NOTE_VERSION:
         raise MarshalError(f"a note of version {note['version']} is of a newer marshal-dagster: update this one")
     ids = [number for first, last in note["rows"] for number in range(first, last + 1)]
-    return Noted(ids, note["created_until_us"])
+    return PublishedBatch(ids, note["created_until_us"])

@@ -82,7 +82,7 @@ VERSION: Final = len(MIGRATIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OutboxRegistration:
     """What the registry says of an outbox."""
 
     name: str
@@ -129,7 +129,7 @@ class OutboxTables:
             **names,
         )
 
-    def create(self, *, notifies: bool = True) -> Standing:
+    def create(self, *, notifies: bool = True) -> OutboxRegistration:
         """Make what is missing, and bring what is older up to this version; give what is there then.
 
         Without `notifies` rows wake no harvester, which looks for them instead. Raises `ConfigurationError`,
@@ -142,34 +142,35 @@ class OutboxTables:
                 self.named("INSERT INTO {registry} (name, uid, version) VALUES (%s, %s, 0) ON CONFLICT DO NOTHING"),
                 (self.name, uuid.uuid4().hex[:16]),
             )
-            standing = self.standing(connection, is_any_version=True)
-            for statements in MIGRATIONS[standing.version :]:
+            registration = self.registration(connection, is_any_version=True)
+            for statements in MIGRATIONS[registration.version :]:
                 for statement in statements:
                     connection.execute(self.named(statement), ())
             switch: LiteralString = "ENABLE" if notifies else "DISABLE"
             connection.execute(self.named("ALTER TABLE {rows} " + switch + " TRIGGER marshal_wake"), ())
             connection.execute(self.named("UPDATE {registry} SET version = %s WHERE name = %s"), (VERSION, self.name))
-            return self.standing(connection)
+            return self.registration(connection)
 
-    def standing(self, connection: "Connection", *, is_any_version: bool = False) -> Standing:
+    def registration(self, connection: "Connection", *, is_any_version: bool = False) -> OutboxRegistration:
         """Give what the registry says. Raises `ConfigurationError` for a version that this code does not know."""
         found = connection.execute(
             self.named("SELECT name, uid, version, session, leader FROM {registry} WHERE name = %s"), (self.name,)
         ).fetchone()
         if found is None:
             raise self.missing()
-        standing = Standing(*found)
-        if standing.version > VERSION:
+        registration = OutboxRegistration(*found)
+        if registration.version > VERSION:
             raise ConfigurationError(
-                f"outbox {self.name!r} is of version {standing.version}; this marshal-dagster knows {VERSION}: "
+                f"outbox {self.name!r} is of version {registration.version}; this marshal-dagster knows {VERSION}: "
                 "update it"
             )
-        if standing.version < VERSION and not is_any_version:
+        if registration.version < VERSION and not is_any_version:
             raise ConfigurationError(
-                f"outbox {self.name!r} is of version {standing.version}: `marshal-dagster outbox init` brings it to "
+                f"outbox {self.name!r} is of version {registration.version}: `marshal-dagster outbox init` "
+                "brings it to "
                 f"{VERSION}"
             )
-        return standing
+        return registration
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -180,13 +181,13 @@ class OutboxTables:
             yield
         except psycopg.Error as error:
             # Not chained: a connection's errors can hold the connection string, and a row's the row.
-            raise self._told(error) from None
+            raise self._translated_error(error) from None
 
-    def _told(self, error: "psycopg.Error") -> MarshalError:
+    def _translated_error(self, error: "psycopg.Error") -> MarshalError:
         import psycopg
         from psycopg import errors
 
-        said = self.database.said(error)
+        said = self.database.error_text(error)
         if isinstance(error, errors.UndefinedTable):
             return self.missing()
         if isinstance(error, errors.InsufficientPrivilege):

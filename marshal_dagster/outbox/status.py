@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, LiteralString
 
-from marshal_dagster.outbox.schema import OutboxTables, Standing
+from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables
 
 if TYPE_CHECKING:
     from marshal_dagster._internal.postgres import Connection
@@ -23,7 +23,7 @@ _BACK: Final[LiteralString] = """
 class OutboxStatus:
     """How an outbox stands: rows that wait, the age of the oldest in seconds, rows set aside, and who harvests."""
 
-    standing: Standing
+    registration: OutboxRegistration
     rows: int
     oldest_age_s: float | None
     parked: int
@@ -42,7 +42,7 @@ class ParkedRow:
     parked_at: datetime
 
 
-class Backlog:
+class OutboxInspector:
     """Questions about an outbox over one connection, made when it is needed; for one thread."""
 
     def __init__(self, tables: OutboxTables) -> None:
@@ -59,7 +59,7 @@ class Backlog:
     def status(self) -> OutboxStatus:
         """Count what is there. Raises, as all here, `ConfigurationError` and `UnavailableError`."""
         with self._asking() as connection:
-            standing = self._tables.standing(connection)
+            registration = self._tables.registration(connection)
             found = connection.execute(
                 self._tables.named(
                     "SELECT (SELECT count(*) FROM {rows}), "
@@ -69,7 +69,7 @@ class Backlog:
                 (self._tables.name,),
             ).fetchone()
         rows, age_s, parked, led_since = found or (0, None, 0, None)
-        return OutboxStatus(standing, rows, age_s, parked, led_since)
+        return OutboxStatus(registration, rows, age_s, parked, led_since)
 
     def last_id(self) -> int | None:
         """Give the newest row that waits, None where none does."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
-from marshal_dagster.outbox.interfaces import Deposed, Row, Turn, Turned
+from marshal_dagster.outbox.interfaces import BatchTransaction, Row, SessionSupersededError, TransactionResult
 from marshal_dagster.outbox.schema import OutboxTables
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class PostgresStore:
                 raise self._tables.missing()
             return int(found[0])
 
-    def turn(self, session: int, turn: Turn) -> Turned:
+    def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
         """Carry out a turn (`Store.turn`)."""
         with self._using() as connection:
             return self._turn(connection, session, turn)
@@ -124,7 +124,7 @@ class PostgresStore:
         if self._connection is None:
             connection = self._tables.database.connect(options=_SETTINGS, answer_timeout_s=_ANSWER_TIMEOUT_S)
             try:
-                self._tables.standing(connection)
+                self._tables.registration(connection)
                 connection.execute(self._tables.named("LISTEN {name}", name=_identifier(self._tables.channel)))
                 # A struck row that came back after a crash of the server could be published again.
                 connection.execute(
@@ -138,7 +138,7 @@ class PostgresStore:
             self._connection = connection
         return self._connection
 
-    def _turn(self, connection: "Connection", session: int, turn: Turn) -> Turned:
+    def _turn(self, connection: "Connection", session: int, turn: BatchTransaction) -> TransactionResult:
         named = self._tables.named
         writes = bool(turn.done.rows or turn.parked)
         ask: LiteralString = "SELECT session FROM {registry} WHERE name = %s"
@@ -154,12 +154,14 @@ class PostgresStore:
         present = found.fetchone()
         if present is None or present[0] != session:
             connection.rollback()
-            raise Deposed(f"outbox {self._tables.name!r}: session {session} is over, another harvester took over")
+            raise SessionSupersededError(
+                f"outbox {self._tables.name!r}: session {session} is over, another harvester took over"
+            )
         taken = [] if rows is None else [_row(each) for each in rows]
         connection.commit()
-        return Turned(taken, _count(struck), _count(parked))
+        return TransactionResult(taken, _count(struck), _count(parked))
 
-    def _take(self, turn: Turn) -> tuple[Any, dict[str, Any]]:
+    def _take(self, turn: BatchTransaction) -> tuple[Any, dict[str, Any]]:
         from psycopg import sql
 
         free: list[LiteralString] = []

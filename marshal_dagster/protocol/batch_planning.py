@@ -7,7 +7,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from marshal_dagster.errors import DataLoss, DataTopicChanged, StartUnknown
+from marshal_dagster.errors import DataLossError, DataTopicChangedError, StartPositionError
 from marshal_dagster.protocol.state import Key, Phase
 
 
@@ -19,7 +19,7 @@ class StartPolicy(StrEnum):
     FAIL = "fail"
 
 
-class Extent(NamedTuple):
+class ReadableOffsets(NamedTuple):
     """The offsets of a data partition that can be read: from `start` up to `end` (exclusive)."""
 
     start: int
@@ -43,11 +43,11 @@ def reach(key: Key) -> int:
     """Give the end of what was done or planned by ranges of `key`, its offset where there are none."""
     if not key.ranges:
         return key.offset or 0
-    return max((each.end for each in key.ranges if each.phase is not Phase.CLAIMED), default=key.offset or 0)
+    return max((range_.end for range_ in key.ranges if range_.phase is not Phase.CLAIMED), default=key.offset or 0)
 
 
-def check_incarnation(name: str, key: Key, topic_id: str, extent: Extent) -> None:
-    """Raise `DataTopicChanged` when where the key stands belongs to another incarnation of the data topic."""
+def check_incarnation(name: str, key: Key, topic_id: str, extent: ReadableOffsets) -> None:
+    """Raise `DataTopicChangedError` when where the key stands belongs to another incarnation of the data topic."""
     if key.data_topic_id not in (None, topic_id):
         found = f"its position belongs to topic id {key.data_topic_id}, the cluster's is {topic_id}"
     elif key.offset is not None and key.offset > extent.end:
@@ -56,16 +56,16 @@ def check_incarnation(name: str, key: Key, topic_id: str, extent: Extent) -> Non
         found = f"ranges up to {reach(key)} were planned, which lies beyond the topic's end {extent.end}"
     else:
         return
-    raise DataTopicChanged(f"{name} was made anew: {found}. Nothing is read until a person sets the position")
+    raise DataTopicChangedError(f"{name} was made anew: {found}. Nothing is read until a person sets the position")
 
 
 def first_offset(
-    name: str, key: Key, extent: Extent, policy: StartPolicy, *, group_offset: int | None, is_new: bool
+    name: str, key: Key, extent: ReadableOffsets, policy: StartPolicy, *, group_offset: int | None, is_new: bool
 ) -> int:
     """Give the offset at which the owner of a won claim starts.
 
     The state's; else 0 in a later generation; else the group's committed offset in Kafka; else 0 for a partition that
-    is new (`is_new`) in a topic of which the group has others; else what `policy` says. Raises `StartUnknown`.
+    is new (`is_new`) in a topic of which the group has others; else what `policy` says. Raises `StartPositionError`.
     """
     if key.offset is not None:
         return key.offset
@@ -76,17 +76,20 @@ def first_offset(
     if is_new:
         return 0
     if policy is StartPolicy.FAIL:
-        raise StartUnknown(
+        raise StartPositionError(
             f"{name} has no position and the start policy is 'fail': set the position, or choose 'earliest' or 'latest'"
         )
     return extent.start if policy is StartPolicy.EARLIEST else extent.end
 
 
-def position(name: str, offset: int, extent: Extent, *, accept_data_loss: bool) -> Position:
-    """Lay `offset` against what can be read; raises `DataLoss` for messages deleted unread unless that is accepted."""
+def position(name: str, offset: int, extent: ReadableOffsets, *, allow_data_loss: bool) -> Position:
+    """Lay `offset` against what can be read.
+
+    Raises `DataLossError` for messages deleted unread unless that is accepted.
+    """
     readable = max(offset, extent.start)
-    if readable > offset and not accept_data_loss:
-        raise DataLoss(
+    if readable > offset and not allow_data_loss:
+        raise DataLossError(
             f"retention deleted messages {offset} to {readable} (exclusive) of {name} before they were read; nothing "
             "was done. Accept the loss explicitly for one run, or set the position past it"
         )

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from marshal_dagster.errors import SinkRefused
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 
 
@@ -112,12 +112,12 @@ def judge(stored: StoredPosition | None, wanted: ClaimedRange) -> Verdict:
 
     See protocol.md, section 6, "Effectively once".
 
-    Raises `SinkRefused` for a lower token or generation, another coordination log, a data topic made anew without a new
-    generation, a position that is neither the range's start nor its end, and ranges in any order: a position cannot
-    tell one that it has from one that it passed over.
+    Raises `SinkRejectedError` for a lower token or generation, another coordination log, a data topic made anew
+    without a new generation, a position that is neither the range's start nor its end, and ranges in any order: a
+    position cannot tell one that it has from one that it passed over.
     """
     if wanted.in_any_order:
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: members of the group claim ranges, which are done in any order, and "
             "the output keeps only a position: use one that keeps ranges"
         )
@@ -126,7 +126,7 @@ def judge(stored: StoredPosition | None, wanted: ClaimedRange) -> Verdict:
     if stored.position == wanted.end:
         return Verdict.SKIP
     if stored.position != wanted.start:
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output stands at {stored.position}, which is neither the range's "
             "start nor its end: nothing was written; compare the output with `marshal-dagster position get`"
         )
@@ -140,8 +140,8 @@ def judge_ranges(stored: StoredRanges | None, wanted: ClaimedRange) -> Verdict:
 
     Where members claim ranges they come in any order, so tokens of different ranges are not compared; one without
     offsets is there already. In other groups all is as with `judge`, and what was taken in any order before must leave
-    no gap. Raises `SinkRefused` for a lower generation, another coordination log, a data topic made anew without a new
-    generation, and a range that overlaps what is stored and is not the same.
+    no gap. Raises `SinkRejectedError` for a lower generation, another coordination log, a data topic made anew without
+    a new generation, and a range that overlaps what is stored and is not the same.
     """
     if stored is None or _is_of_newer_generation(stored, wanted):
         return Verdict.REPLACE
@@ -151,12 +151,12 @@ def judge_ranges(stored: StoredRanges | None, wanted: ClaimedRange) -> Verdict:
         return Verdict.SKIP
     if stored.overlapping is not None:
         start, end = stored.overlapping
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output holds [{start}, {end}) of the same generation, which "
             f"overlaps it and is not the same: nothing was written; {_UNPLANNED}"
         )
     if wanted.start < stored.below:
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output was written in order up to {stored.below} in the same "
             f"generation, and has no such range: nothing was written; {_UNPLANNED}"
         )
@@ -173,7 +173,7 @@ def _judge_in_order(stored: StoredRanges, wanted: ClaimedRange) -> Verdict:
     """Judge by the position alone if all was taken in order; else the very last range is known and what follows it."""
     is_known = stored.overlapping in {None, (wanted.start, wanted.end)}
     if stored.position is None or (stored.position != stored.below and not is_known):
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: members have claimed ranges in this generation, and the output holds "
             "some that it neither is nor follows on without a gap: nothing was written; a group that no longer claims "
             "ranges needs a new generation: set the position"
@@ -193,28 +193,29 @@ def _judge_in_order(stored: StoredRanges, wanted: ClaimedRange) -> Verdict:
 def _is_of_newer_generation(stored: StoredPosition | StoredRanges, wanted: ClaimedRange) -> bool:
     """Say whether `wanted` begins a new generation of the output.
 
-    Raises `SinkRefused` for another log or data topic, an older generation, and a lower token where they are compared.
+    Raises `SinkRejectedError` for another log or data topic, an older generation, and a lower token where they are
+    compared.
     """
     if stored.coordination_topic_id != wanted.coordination_topic_id:
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output was written under coordination topic id "
             f"{stored.coordination_topic_id}, this run uses {wanted.coordination_topic_id}. The coordination topic was "
             "made anew; a person must check what was done and point the group at a new output"
         )
     if wanted.generation < stored.generation:
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: generation {wanted.generation} is older than {stored.generation} in "
             "the output: the position was set while this run worked; let it end"
         )
     if wanted.epoch < stored.epoch and not wanted.in_any_order:
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: fencing token {wanted.epoch} is lower than {stored.epoch} in the "
             "output: another run has taken the partition over; this one must stop"
         )
     if wanted.generation > stored.generation:
         return True
     if wanted.data_topic_id != stored.data_topic_id:
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output holds data topic {stored.data_topic_id}, this run reads "
             f"{wanted.data_topic_id} in the same generation: the data topic was made anew; set the position first"
         )

@@ -63,7 +63,7 @@ DELIVERY_MODES: Final = frozenset(DeliveryMode)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class GroupSettings:
     """What the members of a group agree on."""
 
     heartbeat_interval_ms: int = 60_000
@@ -72,9 +72,9 @@ class Settings:
     features: tuple[str, ...] = ()
 
 
-DEFAULT_SETTINGS: Final = Settings(10_000)
+DEFAULT_SETTINGS: Final = GroupSettings(10_000)
 """What a member is configured with unless its user says otherwise."""
-WITHOUT_SETTINGS: Final = Settings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.GO)
+WITHOUT_SETTINGS: Final = GroupSettings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.GO)
 """What holds in a group until a `GroupSettings` record is accepted: its members are Go consumers.
 
 See protocol.md, section 3.
@@ -193,10 +193,10 @@ class ReleaseGroup(GroupMessage):
 
 
 @record_type
-class GroupSettings(GroupMessage):
+class GroupSettingsRecord(GroupMessage):
     """What the group's members agree on."""
 
-    settings: Settings
+    settings: GroupSettings
 
 
 @record_type
@@ -204,7 +204,7 @@ class Mark(GroupMessage):
     """Moves log time and nothing else."""
 
 
-GROUP_MESSAGES: Final[frozenset[type[Message]]] = frozenset({ReleaseGroup, GroupSettings, Mark})
+GROUP_MESSAGES: Final[frozenset[type[Message]]] = frozenset({ReleaseGroup, GroupSettingsRecord, Mark})
 """The types of records about a whole group, or about none."""
 GO_MESSAGES: Final[frozenset[type[Message]]] = frozenset(
     {ClaimingPartition, Heartbeat, ReleasingPartition, ClaimingMessages}
@@ -267,7 +267,7 @@ def is_topic(text: str) -> bool:
     return TOPIC.fullmatch(text) is not None and text not in {".", ".."}
 
 
-def _read_settings(tail: list[str]) -> Settings:
+def _read_settings(tail: list[str]) -> GroupSettings:
     interval, rule_set, delivery, features = tail
     names = () if features == "-" else tuple(features.split(","))
     interval_ms = _number(interval)
@@ -281,10 +281,10 @@ def _read_settings(tail: list[str]) -> Settings:
     )
     if not well_formed:
         raise _InvalidError(Invalid.TAIL)
-    return Settings(interval_ms, RuleSet(rule_set), DeliveryMode(delivery), names)
+    return GroupSettings(interval_ms, RuleSet(rule_set), DeliveryMode(delivery), names)
 
 
-def _write_settings(settings: Settings) -> str:
+def _write_settings(settings: GroupSettings) -> str:
     features = ",".join(settings.features) or "-"
     tail = f"{settings.heartbeat_interval_ms}/{settings.rule_set}/{settings.delivery}/{features}"
     if _read_settings(tail.split("/")) != settings:
@@ -292,7 +292,7 @@ def _write_settings(settings: Settings) -> str:
     return f"/{tail}"
 
 
-def settings_text(settings: Settings) -> str:
+def settings_text(settings: GroupSettings) -> str:
     """Write settings as the end of a `GroupSettings` record. Raises `ValueError` for those that no record can carry."""
     try:
         return _write_settings(settings)[1:]
@@ -300,7 +300,7 @@ def settings_text(settings: Settings) -> str:
         raise ValueError(f"not valid as settings: {settings}") from None
 
 
-def settings_of(text: str) -> Settings:
+def settings_of(text: str) -> GroupSettings:
     """Read what `settings_text` writes. Raises `ValueError` for anything else."""
     tail = text.split("/")
     try:
@@ -373,7 +373,7 @@ FORMS: Final = {
         _Form("ClaimingMessages", ClaimingMessages, "plan_end", 1),
         _Form("ReleaseGroup", ReleaseGroup, "expiry_s", 1),
         _Form("RevokingClaim", RevokingClaim, "epoch", 1),
-        _Form("GroupSettings", GroupSettings, "settings", _SETTINGS_FIELDS, _read_settings, _write_settings),
+        _Form("GroupSettings", GroupSettingsRecord, "settings", _SETTINGS_FIELDS, _read_settings, _write_settings),
         _Form("DataTopic", DataTopic, "topic_id", 1, _read_topic_id, _write_topic_id),
         _Form("Mark", Mark),
         _Form("ClaimingRange", ClaimingRange, "start", 2, second="end"),

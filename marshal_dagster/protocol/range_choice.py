@@ -11,7 +11,7 @@ Bounds = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ChoiceContext:
     """What one knows beside the state: the time, in ms, and who is `dead` though not stale yet."""
 
     at_ms: int
@@ -19,7 +19,14 @@ class Look:
 
 
 def choose_range(
-    group: Group, key: Key, look: Look, *, until: int, size: int, readable: int = 0, max_attempts: int | None = None
+    group: Group,
+    key: Key,
+    look: ChoiceContext,
+    *,
+    until: int,
+    size: int,
+    readable: int = 0,
+    max_attempts: int | None = None,
 ) -> Bounds | None:
     """Choose what to claim of `key`, or None where nothing is free or ranges cannot be claimed.
 
@@ -29,8 +36,8 @@ def choose_range(
     """
     if not _may_be_claimed(group, key, look):
         return None
-    counted = group.unspent(key, look.at_ms)
-    left = _left_planned(group, counted, look, max_attempts)
+    counted = group.effective_ranges(key, look.at_ms)
+    left = _abandoned_plan(group, counted, look, max_attempts)
     if left is not None:
         return left.start, left.end
     kept = [each for each in counted if each.phase is not Phase.CLAIMED or each.owner not in look.dead]
@@ -38,29 +45,31 @@ def choose_range(
     if gap is None:
         return None
     start, end = gap[0], min(gap[1], max(gap[0], readable) + size)
-    others = len(counted) - len(in_the_way(counted, start, end, look.dead))
+    others = len(counted) - len(overlapping_dead_ranges(counted, start, end, look.dead))
     return (start, end) if start < end and others < MOST_RANGES else None
 
 
-def in_the_way(ranges: Ranges, start: int, end: int, dead: Collection[Owner]) -> list[Range]:
+def overlapping_dead_ranges(ranges: Ranges, start: int, end: int, dead: Collection[Owner]) -> list[Range]:
     """Give the ranges of `dead` owners that overlap [start, end): revoke them before it is claimed."""
-    return [each for each in ranges if each.owner is not None and each.owner in dead and each.overlaps(start, end)]
+    return [
+        range_ for range_ in ranges if range_.owner is not None and range_.owner in dead and range_.overlaps(start, end)
+    ]
 
 
-def _may_be_claimed(group: Group, key: Key, look: Look) -> bool:
+def _may_be_claimed(group: Group, key: Key, look: ChoiceContext) -> bool:
     is_held_whole = group.is_live(key, look.at_ms) and key.owner not in look.dead
     is_begun = key.offset is not None and key.data_topic_id is not None
     is_open = enables_ranges(group.settings) and not group.is_paused(look.at_ms)
     return is_open and is_begun and not is_held_whole and key.plan_end is None and not key.provisional
 
 
-def _left_planned(group: Group, ranges: Ranges, look: Look, max_attempts: int | None) -> Range | None:
+def _abandoned_plan(group: Group, ranges: Ranges, look: ChoiceContext, max_attempts: int | None) -> Range | None:
     interval_ms = group.settings.heartbeat_interval_ms
-    for each in ranges:
-        is_held = each.is_live(look.at_ms, interval_ms) and each.owner not in look.dead
-        is_worn = max_attempts is not None and each.attempts >= max_attempts
-        if each.phase is Phase.PLANNED and not (is_held or is_worn):
-            return each
+    for range_ in ranges:
+        is_held = range_.is_live(look.at_ms, interval_ms) and range_.owner not in look.dead
+        is_worn = max_attempts is not None and range_.attempts >= max_attempts
+        if range_.phase is Phase.PLANNED and not (is_held or is_worn):
+            return range_
     return None
 
 

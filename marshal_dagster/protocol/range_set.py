@@ -22,38 +22,38 @@ def of_epoch(ranges: Ranges, epoch: int) -> Range | None:
 
 def put(ranges: Iterable[Range], new: Range) -> Ranges:
     """Add a range, in place of the one that begins where it does."""
-    return tuple(sorted([*(each for each in ranges if each.start != new.start), new]))
+    return tuple(sorted([*(range_ for range_ in ranges if range_.start != new.start), new]))
 
 
 def give_up(ranges: Ranges, given: Range) -> Ranges:
     """Take the owner from a range: one that is only claimed is gone."""
     if given.phase is Phase.CLAIMED:
-        return tuple(each for each in ranges if each is not given)
+        return tuple(range_ for range_ in ranges if range_ is not given)
     return put(ranges, given.without_owner())
 
 
-def left_by_all(ranges: Ranges) -> Ranges:
+def without_owners(ranges: Ranges) -> Ranges:
     """Take all owners away; what was only claimed is gone."""
-    return tuple(each.without_owner() for each in ranges if each.phase is not Phase.CLAIMED)
+    return tuple(range_.without_owner() for range_ in ranges if range_.phase is not Phase.CLAIMED)
 
 
 def is_done(key: Key, start: int, end: int) -> bool:
     """Tell whether all offsets from `start` up to `end` are done: passed by the offset, or done ahead of it."""
     if key.offset is not None and key.offset >= end:
         return True
-    return any(each.phase is Phase.DONE and each.start <= start and end <= each.end for each in key.ranges)
+    return any(range_.phase is Phase.DONE and range_.start <= start and end <= range_.end for range_ in key.ranges)
 
 
 def finish(ranges: Ranges, done: Range, offset: int) -> tuple[Ranges, int]:
     """Let `done` be done, as one with the done ranges that it touches; give what is left, and the offset."""
     start, end, kept = done.start, done.end, []
-    for each in ranges:
-        if each is done:
+    for range_ in ranges:
+        if range_ is done:
             continue
-        if each.phase is not Phase.DONE or each.end < start or each.start > end:
-            kept.append(each)
+        if range_.phase is not Phase.DONE or range_.end < start or range_.start > end:
+            kept.append(range_)
         else:
-            start, end = min(start, each.start), max(end, each.end)
+            start, end = min(start, range_.start), max(end, range_.end)
     if start == offset:
         return tuple(kept), end
     return put(kept, Range(start, end, Phase.DONE)), offset

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from marshal_dagster.protocol.state import Key, Place, Range
+from marshal_dagster.protocol.state import DataPartitionId, Key, Range
 from marshal_dagster.protocol.world import World
 
 
-class MalformedLog(ValueError):
+class MalformedLogError(ValueError):
     """A line of a stored log cannot be read, or does not follow the one before it; the message names the line."""
 
 
@@ -26,8 +26,8 @@ class StoredRecord:
 def parse_lines(lines: Iterable[str]) -> Iterator[StoredRecord]:
     """Read JSON lines `{"partition","offset","timestamp","value"}`; empty lines are passed over.
 
-    Raises `MalformedLog` for a line that is not of that form, or whose offset does not rise within its coordination
-    partition.
+    Raises `MalformedLogError` for a line that is not of that form, or whose offset does not rise within its
+    coordination partition.
     """
     last: dict[int, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -35,7 +35,7 @@ def parse_lines(lines: Iterable[str]) -> Iterator[StoredRecord]:
             continue
         record = _parse_line(number, line)
         if record.offset <= last.get(record.partition, -1):
-            raise MalformedLog(
+            raise MalformedLogError(
                 f"line {number}: offset {record.offset} of coordination partition {record.partition} comes after "
                 f"{last[record.partition]}; offsets must rise within a partition"
             )
@@ -47,17 +47,17 @@ def _parse_line(number: int, line: str) -> StoredRecord:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:  # a number too long and a nesting too deep are errors of other kinds
-        raise MalformedLog(f"line {number}: not JSON ({error})") from None
+        raise MalformedLogError(f"line {number}: not JSON ({error})") from None
     form = '{"partition": int, "offset": int, "timestamp": ms, "value": text or null}'
     if not isinstance(fields, dict):
-        raise MalformedLog(f"line {number}: not an object {form}")
+        raise MalformedLogError(f"line {number}: not an object {form}")
     for name in ("partition", "offset", "timestamp"):
         at_least = None if name == "timestamp" else 0
         if type(fields.get(name)) is not int or (at_least is not None and fields[name] < at_least):
-            raise MalformedLog(f"line {number}: {name!r} is missing or not a whole number; expected {form}")
+            raise MalformedLogError(f"line {number}: {name!r} is missing or not a whole number; expected {form}")
     value = fields.get("value")
     if "value" not in fields or not isinstance(value, str | None):
-        raise MalformedLog(f"line {number}: 'value' is missing or neither text nor null; expected {form}")
+        raise MalformedLogError(f"line {number}: 'value' is missing or neither text nor null; expected {form}")
     encoded = None if value is None else encode_value(value)
     return StoredRecord(fields["partition"], fields["offset"], fields["timestamp"], encoded)
 
@@ -107,7 +107,7 @@ def _group_summary(world: World, name: str) -> dict[str, Any]:
     }
 
 
-def _key_summary(place: Place, key: Key) -> dict[str, Any]:
+def _key_summary(place: DataPartitionId, key: Key) -> dict[str, Any]:
     owner = key.owner
     shown = {
         "topic": place[0],
@@ -124,7 +124,7 @@ def _key_summary(place: Place, key: Key) -> dict[str, Any]:
         "provisional": key.provisional,
     }
     if key.ranges:
-        shown["ranges"] = [_range_summary(each) for each in key.ranges]
+        shown["ranges"] = [_range_summary(range_) for range_ in key.ranges]
     return shown
 
 

@@ -17,7 +17,7 @@ from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     ClaimingRange,
     DataTopic,
-    GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     Mark,
     Message,
@@ -31,7 +31,7 @@ from marshal_dagster.protocol.messages import (
     RevokingClaim,
     RevokingRange,
 )
-from marshal_dagster.protocol.range_set import MOST_RANGES, finish, give_up, left_by_all, of_epoch, put
+from marshal_dagster.protocol.range_set import MOST_RANGES, finish, give_up, of_epoch, put, without_owners
 from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range, Ranges, enables_ranges
 
 
@@ -62,7 +62,7 @@ class Refusal(StrEnum):
     NOT_PLANNED = "the range has no plan"
 
 
-class Note(StrEnum):
+class RecordNote(StrEnum):
     """What a reader reports of a record that it accepted."""
 
     REWIND = "a heartbeat below the offset"
@@ -88,7 +88,7 @@ class Event(Generic[M]):
 
 
 Guard = Callable[[Event[Any]], bool]
-Notes = tuple[Note, ...]
+Notes = tuple[RecordNote, ...]
 Effect = Callable[[Event[Any]], Notes]
 
 
@@ -159,11 +159,11 @@ def is_group_idle(event: Event[Any]) -> bool:
     return not any(event.group.live_keys(event.log_time_ms))
 
 
-def is_first_settings_or_pauser(event: Event[GroupSettings]) -> bool:
+def is_first_settings_or_pauser(event: Event[GroupSettingsRecord]) -> bool:
     return not event.group.settings_accepted or is_pauser(event)
 
 
-def is_without_plans_or_pauser(event: Event[GroupSettings]) -> bool:
+def is_without_plans_or_pauser(event: Event[GroupSettingsRecord]) -> bool:
     return is_pauser(event) or all(key.plan_end is None for key in event.group.keys.values())
 
 
@@ -175,7 +175,7 @@ def is_free_of_live_ranges(event: Event[Any]) -> bool:
 
 
 def is_free_of_ranges_or_pauser(event: Event[Any]) -> bool:
-    return not event.key.ranges or not _unspent(event) or is_pauser(event)
+    return not event.key.ranges or not _effective_ranges(event) or is_pauser(event)
 
 
 def is_without_ranges(event: Event[Any]) -> bool:
@@ -204,11 +204,11 @@ def is_not_empty(event: Event[ClaimingRange]) -> bool:
 
 def is_takeover_or_free(event: Event[ClaimingRange]) -> bool:
     start, end = event.message.start, event.message.end
-    return _left_planned(event) is not None or not any(each.overlaps(start, end) for each in _unspent(event))
+    return _abandoned_plan(event) is not None or not any(each.overlaps(start, end) for each in _effective_ranges(event))
 
 
 def is_takeover_or_not_too_many(event: Event[ClaimingRange]) -> bool:
-    return _left_planned(event) is not None or len(_unspent(event)) < MOST_RANGES
+    return _abandoned_plan(event) is not None or len(_effective_ranges(event)) < MOST_RANGES
 
 
 def is_range_of_epoch(event: Event[RangeMessage]) -> bool:
@@ -240,20 +240,20 @@ def is_planned(event: Event[RangeMessage]) -> bool:
     return held is not None and held.phase is Phase.PLANNED
 
 
-def _unspent(event: Event[Any]) -> Ranges:
-    return event.group.unspent(event.key, event.log_time_ms)
+def _effective_ranges(event: Event[Any]) -> Ranges:
+    return event.group.effective_ranges(event.key, event.log_time_ms)
 
 
 def _named(event: Event[Any]) -> Range | None:
     return of_epoch(event.key.ranges, event.message.epoch)
 
 
-def _left_planned(event: Event[ClaimingRange]) -> Range | None:
+def _abandoned_plan(event: Event[ClaimingRange]) -> Range | None:
     """Find the planned range without a live owner that is exactly the one asked for."""
     asked, interval_ms = (event.message.start, event.message.end), event.group.settings.heartbeat_interval_ms
-    for each in event.key.ranges:
-        if (each.start, each.end) == asked and each.phase is Phase.PLANNED:
-            return None if each.is_live(event.log_time_ms, interval_ms) else each
+    for range_ in event.key.ranges:
+        if (range_.start, range_.end) == asked and range_.phase is Phase.PLANNED:
+            return None if range_.is_live(event.log_time_ms, interval_ms) else range_
     return None
 
 
@@ -269,7 +269,7 @@ def take(event: Event[ClaimingPartition]) -> Notes:
     key.owner = _owner_of(event)
     key.last_beat_ms = event.log_time_ms
     if key.ranges:
-        key.ranges = left_by_all(key.ranges)
+        key.ranges = without_owners(key.ranges)
     if key.plan_end is not None:
         key.plan_attempts += 1
     return ()
@@ -279,12 +279,12 @@ def beat(event: Event[Heartbeat]) -> Notes:
     key, offset = event.key, event.message.offset
     key.last_beat_ms = event.log_time_ms
     if key.offset is not None and offset < key.offset:
-        return (Note.REWIND,)
+        return (RecordNote.REWIND,)
     if key.ranges:
-        return () if offset == key.offset else (Note.BEYOND_RANGES,)
+        return () if offset == key.offset else (RecordNote.BEYOND_RANGES,)
     is_planned = key.plan_end is not None or key.offset in {None, offset}
     key.move(offset)
-    return () if is_planned else (Note.UNPLANNED,)
+    return () if is_planned else (RecordNote.UNPLANNED,)
 
 
 def release(event: Event[ReleasingPartition]) -> Notes:
@@ -294,7 +294,7 @@ def release(event: Event[ReleasingPartition]) -> Notes:
         key.move(event.message.offset)
         key.new_generation(event.offset)
         return ()
-    return () if event.message.offset == key.offset else (Note.RELEASED_ELSEWHERE,)
+    return () if event.message.offset == key.offset else (RecordNote.RELEASED_ELSEWHERE,)
 
 
 def revoke(event: Event[RevokingClaim]) -> Notes:
@@ -322,14 +322,14 @@ def name_data_topic(event: Event[DataTopic]) -> Notes:
     return ()
 
 
-def settle(event: Event[GroupSettings]) -> Notes:
+def apply_settings(event: Event[GroupSettingsRecord]) -> Notes:
     group, settings = event.group, event.message.settings
     delivery_changes = settings.delivery != group.settings.delivery
     group.settings = settings
     group.settings_accepted = True
     for key in group.keys.values():
         key.owner = None
-        key.ranges = left_by_all(key.ranges)
+        key.ranges = without_owners(key.ranges)
         forgets_ranges = bool(key.ranges) and not enables_ranges(settings)
         if forgets_ranges or (delivery_changes and key.offset is not None):
             key.new_generation(event.offset)
@@ -337,12 +337,12 @@ def settle(event: Event[GroupSettings]) -> Notes:
 
 
 def take_range(event: Event[ClaimingRange]) -> Notes:
-    key, left = event.key, _left_planned(event)
+    key, left = event.key, _abandoned_plan(event)
     key.owner = None
     new = left or Range(event.message.start, event.message.end, Phase.CLAIMED)
     attempts = new.attempts if left is None else left.attempts + 1
     held = new._replace(owner=_owner_of(event), last_beat_ms=event.log_time_ms, attempts=attempts)
-    key.ranges = put(_unspent(event), held)
+    key.ranges = put(_effective_ranges(event), held)
     return ()
 
 
@@ -371,7 +371,7 @@ def finish_range(event: Event[RangeDone]) -> Notes:
     return ()
 
 
-def leave_range(event: Event[RangeMessage]) -> Notes:
+def release_range(event: Event[RangeMessage]) -> Notes:
     ranges = event.key.ranges
     return _change_named(event, lambda held: give_up(ranges, held))
 
@@ -388,8 +388,8 @@ def go_beat(event: Event[Heartbeat]) -> Notes:
         key.owner = _owner_of(event)
     key.last_beat_ms = event.log_time_ms
     key.move(event.message.offset)
-    displaced = (Note.DISPLACED,) if is_displacing else ()
-    return (*displaced, Note.LOWERED) if is_lowered else displaced
+    displaced = (RecordNote.DISPLACED,) if is_displacing else ()
+    return (*displaced, RecordNote.LOWERED) if is_lowered else displaced
 
 
 def go_release(event: Event[ReleasingPartition]) -> Notes:
@@ -422,7 +422,7 @@ def observe_data_topic(event: Event[DataTopic]) -> Notes:
     return ()
 
 
-def observe_settings(event: Event[GroupSettings]) -> Notes:
+def observe_settings(event: Event[GroupSettingsRecord]) -> Notes:
     event.group.settings = event.message.settings
     event.group.settings_accepted = True
     return ()
@@ -468,8 +468,8 @@ NATIVE: Final[Rules] = MappingProxyType(
                 (is_first_id_or_pauser, Refusal.NOT_PAUSER),
             ),
         ),
-        GroupSettings: Rule(
-            settle,
+        GroupSettingsRecord: Rule(
+            apply_settings,
             (
                 (is_group_idle, Refusal.LIVE_MEMBERS),
                 (is_first_settings_or_pauser, Refusal.SETTINGS_EXIST),
@@ -504,8 +504,8 @@ NATIVE: Final[Rules] = MappingProxyType(
         ),
         RangeHeartbeat: Rule(beat_range, _BY_RANGE_OWNER),
         RangeDone: Rule(finish_range, (*_BY_RANGE_OWNER, (is_planned, Refusal.NOT_PLANNED))),
-        ReleasingRange: Rule(leave_range, _BY_RANGE_OWNER),
-        RevokingRange: Rule(leave_range, ((is_range_of_epoch, Refusal.OTHER_EPOCH),)),
+        ReleasingRange: Rule(release_range, _BY_RANGE_OWNER),
+        RevokingRange: Rule(release_range, ((is_range_of_epoch, Refusal.OTHER_EPOCH),)),
     }
 )
 
@@ -526,6 +526,6 @@ OBSERVING: Final[Rules] = MappingProxyType(
         RevokingClaim: Rule(revoke),
         ReleaseGroup: Rule(pause),
         DataTopic: Rule(observe_data_topic),
-        GroupSettings: Rule(observe_settings),
+        GroupSettingsRecord: Rule(observe_settings),
     }
 )

@@ -33,16 +33,16 @@ from marshal_dagster.protocol.messages import (
     INT64_MAX,
     NUMBER,
     TOPIC_ID,
+    GroupSettings,
     Invalid,
     RuleSet,
-    Settings,
     coordination_partition,
     is_name,
     is_topic,
     settings_of,
     settings_text,
 )
-from marshal_dagster.protocol.rules import Note, Refusal
+from marshal_dagster.protocol.rules import RecordNote, Refusal
 from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Phase, Range
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 
@@ -52,7 +52,7 @@ WRITTEN_VERSIONS: Final = frozenset({VERSION, VERSION_WITH_RANGES})
 """The versions that members write now."""
 _WITH_RANGES: Final = frozenset({2, VERSION_WITH_RANGES})
 _FORMER_VERSIONS: Final = frozenset({1, 2})
-_FORMER_WITHOUT_SETTINGS: Final = Settings(60_000, RuleSet.NATIVE)
+_FORMER_WITHOUT_SETTINGS: Final = GroupSettings(60_000, RuleSet.NATIVE)
 """What held in a group without settings when snapshots of former versions were written."""
 _VERSIONS: Final = {str(version): version for version in WRITTEN_VERSIONS | _FORMER_VERSIONS}
 _KNOWN: Final = [RANGES]
@@ -66,7 +66,7 @@ _RANGES_AT: Final = 7
 """Where the ranges stand in the row of a key."""
 
 
-class Misfit(StrEnum):
+class RejectedSnapshot(StrEnum):
     """Why a snapshot is passed over."""
 
     NEWER_VERSION = "it was written by another version of marshal-dagster"
@@ -109,14 +109,14 @@ class SnapshotName(NamedTuple):
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredSnapshot:
     """What was read of one snapshot: its parts by the last field of their keys."""
 
     name: SnapshotName
     parts: dict[str, bytes] = field(default_factory=dict)
 
     @property
-    def closing(self) -> "Closing | None":
+    def closing(self) -> "ClosingPart | None":
         """What the closing part says, if it is there and all that it counts are too."""
         closing = _closing_of(self.parts.get(_CLOSING))
         if closing is None or not all(str(part) in self.parts for part in range(closing.parts)):
@@ -124,13 +124,13 @@ class Stored:
         return closing
 
     @property
-    def text(self) -> bytes | Misfit:
+    def text(self) -> bytes | RejectedSnapshot:
         """What the parts say together, if all are there and none was changed."""
         closing = self.closing
         if closing is None:
-            return Misfit.INCOMPLETE
+            return RejectedSnapshot.INCOMPLETE
         text = b"".join(self.parts[str(part)] for part in range(closing.parts))
-        return text if _checksum(self.name, text) == closing.checksum else Misfit.CHECKSUM
+        return text if _checksum(self.name, text) == closing.checksum else RejectedSnapshot.CHECKSUM
 
     @property
     def is_whole(self) -> bool:
@@ -138,7 +138,7 @@ class Stored:
         return isinstance(self.text, bytes)
 
 
-class Closing(NamedTuple):
+class ClosingPart(NamedTuple):
     """What a closing part says; `log_time_ms` is that of the state, for those who ask how old it is."""
 
     parts: int
@@ -147,11 +147,11 @@ class Closing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SnapshotChoice:
     """The state of the newest snapshot that fits, and which ones at a higher log offset do not, by key's beginning."""
 
     world: PartitionWorld | None
-    passed_over: Mapping[str, Misfit]
+    passed_over: Mapping[str, RejectedSnapshot]
 
 
 def render(world: PartitionWorld, topic_id: str, snapshot_id: str, part_bytes: int = PART_BYTES) -> list[Record]:
@@ -172,20 +172,22 @@ def render(world: PartitionWorld, topic_id: str, snapshot_id: str, part_bytes: i
     return [*records, Record(name.key(_CLOSING), _line(closing).encode())]
 
 
-def collect(records: Iterable[tuple[bytes | None, bytes | None]]) -> tuple[list[Stored], dict[str, Misfit]]:
+def collect(
+    records: Iterable[tuple[bytes | None, bytes | None]],
+) -> tuple[list[StoredSnapshot], dict[str, RejectedSnapshot]]:
     """Put records of the snapshot topic together, in the order in which they were read; highest log offset first.
 
     Those of another version are told apart; what is no part of a snapshot is passed over.
     """
-    found: dict[SnapshotName, Stored] = {}
-    foreign: dict[str, Misfit] = {}
+    found: dict[SnapshotName, StoredSnapshot] = {}
+    foreign: dict[str, RejectedSnapshot] = {}
     for key, value in records:
         named = _read_name(key)
         if isinstance(named, str):
-            foreign[named] = Misfit.NEWER_VERSION
+            foreign[named] = RejectedSnapshot.NEWER_VERSION
         elif named is not None:
             name, part = named
-            stored = found.setdefault(name, Stored(name))
+            stored = found.setdefault(name, StoredSnapshot(name))
             if value is not None:
                 stored.parts[part] = value
             else:
@@ -202,9 +204,9 @@ def choose(
     partitions: int,
     start: int,
     end: int,
-    defaults: Settings,
+    defaults: GroupSettings,
     strange: Collection[LastRecord] = (),
-) -> Choice:
+) -> SnapshotChoice:
     """Read the newest snapshot from which the log of that id, which holds the offsets [start, end), can be read on.
 
     `strange` are last records before a snapshot of which it is known that the log holds others there.
@@ -213,32 +215,32 @@ def choose(
     for one in stored:
         if one.name.number != number:
             continue
-        misfit = _misfit(one.name, topic_id, partitions, start, end)
+        misfit = _rejection(one.name, topic_id, partitions, start, end)
         loaded = misfit or load(one, defaults)
         if isinstance(loaded, PartitionWorld) and loaded.last in strange:
-            loaded = Misfit.OTHER_RECORDS
+            loaded = RejectedSnapshot.OTHER_RECORDS
         if isinstance(loaded, PartitionWorld):
-            return Choice(loaded, passed_over)
+            return SnapshotChoice(loaded, passed_over)
         passed_over[f"{one.name}"] = loaded
-    return Choice(None, passed_over)
+    return SnapshotChoice(None, passed_over)
 
 
-def load(stored: Stored, defaults: Settings) -> PartitionWorld | Misfit:
+def load(stored: StoredSnapshot, defaults: GroupSettings) -> PartitionWorld | RejectedSnapshot:
     """Read the state back, or say why it cannot be."""
     text = stored.text
-    if isinstance(text, Misfit):
+    if isinstance(text, RejectedSnapshot):
         return text
     try:
         return _read_rows(stored.name, [json.loads(line) for line in text.split(b"\n")], defaults)
     except _OtherDefaultsError:
-        return Misfit.OTHER_DEFAULTS
-    except _RangesSkippedError:
-        return Misfit.RANGES_SKIPPED
+        return RejectedSnapshot.OTHER_DEFAULTS
+    except _SkippedRangesError:
+        return RejectedSnapshot.RANGES_SKIPPED
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError):
-        return Misfit.MALFORMED
+        return RejectedSnapshot.MALFORMED
 
 
-def outdated(stored: Sequence[Stored], newest: SnapshotName) -> list[Record]:
+def outdated(stored: Sequence[StoredSnapshot], newest: SnapshotName) -> list[Record]:
     """Give the records that delete all of the same log at a lower log offset than `newest`, which was read whole.
 
     What lies at the same one stays: of two writers that both did this, each would delete the other's. What is of
@@ -252,14 +254,14 @@ def outdated(stored: Sequence[Stored], newest: SnapshotName) -> list[Record]:
     ]
 
 
-def _misfit(name: SnapshotName, topic_id: str, partitions: int, start: int, end: int) -> Misfit | None:
+def _rejection(name: SnapshotName, topic_id: str, partitions: int, start: int, end: int) -> RejectedSnapshot | None:
     if name.topic_id != topic_id:
-        return Misfit.OTHER_LOG
+        return RejectedSnapshot.OTHER_LOG
     if name.partitions != partitions:
-        return Misfit.OTHER_PARTITION_COUNT
+        return RejectedSnapshot.OTHER_PARTITION_COUNT
     if name.offset < start:
-        return Misfit.BEFORE_START
-    return Misfit.BEYOND_END if name.offset > end else None
+        return RejectedSnapshot.BEFORE_START
+    return RejectedSnapshot.BEYOND_END if name.offset > end else None
 
 
 # Keys and closing parts
@@ -284,11 +286,11 @@ def _read_name(key: bytes | None) -> tuple[SnapshotName, str] | str | None:
     return SnapshotName(topic_id, partitions, number, offset, snapshot_id, version), part
 
 
-def _closing_of(value: bytes | None) -> Closing | None:
+def _closing_of(value: bytes | None) -> ClosingPart | None:
     try:
         said = json.loads(value or b"")
-        parts, log_time_ms = _whole(said["parts"]), said["log_time_ms"]
-        return Closing(parts, str(said["sha256"]), None if log_time_ms is None else _time(log_time_ms))
+        parts, log_time_ms = _whole_number(said["parts"]), said["log_time_ms"]
+        return ClosingPart(parts, str(said["sha256"]), None if log_time_ms is None else _time(log_time_ms))
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None
 
@@ -335,7 +337,7 @@ def _range_row(each: Range) -> tuple[object, ...]:
     return (each.start, each.end, each.phase, each.attempts, each.last_beat_ms, *(each.owner or ()))
 
 
-def _defaults_text(defaults: Settings) -> str:
+def _defaults_text(defaults: GroupSettings) -> str:
     features = ",".join(defaults.features)
     return f"{defaults.heartbeat_interval_ms}/{defaults.rule_set}/{defaults.delivery}/{features}"
 
@@ -344,11 +346,11 @@ class _OtherDefaultsError(Exception):
     pass
 
 
-class _RangesSkippedError(Exception):
+class _SkippedRangesError(Exception):
     pass
 
 
-def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> PartitionWorld:
+def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: GroupSettings) -> PartitionWorld:
     """Build the state. Raises whatever comes of rows that are not as `_rows` writes them."""
     remaining = iter(rows)
     first = next(remaining)
@@ -360,15 +362,15 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> P
     world.resume_at(name.offset, None if first["log_time_ms"] is None else _time(first["log_time_ms"]))
     world.invalid = _read_counts(first["invalid"], Invalid)
     world.refused = _read_counts(first["refused"], Refusal)
-    world.noted = _read_counts(first["noted"], Note)
+    world.noted = _read_counts(first["noted"], RecordNote)
     read_key_row = _read_key_with_ranges if world.had_ranges else _read_key
-    world.note_last(_read_last(first.get("last"), name))
+    world.set_last_record(_read_last(first.get("last"), name))
     group, topic = Group(defaults), None
     for row in remaining:
         if isinstance(row, list):
             if topic is None:
                 raise ValueError("a key without a topic")
-            group.keys[topic, _whole(row[0], INT32_MAX)] = read_key_row(row)
+            group.keys[topic, _whole_number(row[0], INT32_MAX)] = read_key_row(row)
         elif "group" in row:
             group, topic = _read_group(row, defaults), None
             world.groups[_name(row["group"])] = group
@@ -377,7 +379,7 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> P
     if is_former and any(group.keys and not group.settings_accepted for group in world.groups.values()):
         raise _OtherDefaultsError
     if not world.had_ranges and _may_lack_ranges(world, knows=first.get("knows", [])):
-        raise _RangesSkippedError
+        raise _SkippedRangesError
     return world
 
 
@@ -395,26 +397,26 @@ def _read_last(last: Any, name: SnapshotName) -> LastRecord | None:  # noqa: ANN
     if last is None:
         return None
     offset, timestamp_ms, digest = last
-    if type(digest) is not str or _whole(offset) >= name.offset:
+    if type(digest) is not str or _whole_number(offset) >= name.offset:
         raise ValueError(last)
     return LastRecord(offset, _time(timestamp_ms), digest)
 
 
-_Reason = TypeVar("_Reason", Invalid, Refusal, Note)
+_Reason = TypeVar("_Reason", Invalid, Refusal, RecordNote)
 
 
 def _read_counts(counts: dict[str, Any], reasons: type[_Reason]) -> Counter[_Reason]:
     """Read counts that are there for people; a reason that this version does not know is left out."""
     known = frozenset(reasons)
-    return Counter({reasons(reason): _whole(count) for reason, count in counts.items() if reason in known})
+    return Counter({reasons(reason): _whole_number(count) for reason, count in counts.items() if reason in known})
 
 
-def _read_group(row: dict[str, Any], defaults: Settings) -> Group:
+def _read_group(row: dict[str, Any], defaults: GroupSettings) -> Group:
     accepted = row["settings"] is not None
     return Group(
         settings_of(row["settings"]) if accepted else defaults,
         accepted,
-        None if row["paused_until_s"] is None else _whole(row["paused_until_s"]),
+        None if row["paused_until_s"] is None else _whole_number(row["paused_until_s"]),
         None if row["paused_by"] is None else _name(row["paused_by"]),
     )
 
@@ -443,12 +445,12 @@ def _read_range(
     last_beat_ms: int,
     *owner: Any,  # noqa: ANN401 - instance, client and epoch, or nothing
 ) -> Range:
-    if not _whole(start) < _whole(end):
+    if not _whole_number(start) < _whole_number(end):
         raise ValueError(start)
     held = _read_owner(*owner) if owner else None
     if (phase == Phase.CLAIMED and held is None) or (phase == Phase.DONE and held is not None):
         raise ValueError(phase)
-    return Range(start, end, Phase(phase), held, _time(last_beat_ms), _whole(attempts))
+    return Range(start, end, Phase(phase), held, _time(last_beat_ms), _whole_number(attempts))
 
 
 def _read_key_row(  # noqa: PLR0917 - the fields of a row, in their order
@@ -463,21 +465,21 @@ def _read_key_row(  # noqa: PLR0917 - the fields of a row, in their order
     if data_topic_id is not None and TOPIC_ID.fullmatch(data_topic_id) is None:
         raise ValueError(data_topic_id)
     return Key(
-        offset=None if offset is None else _whole(offset),
+        offset=None if offset is None else _whole_number(offset),
         owner=_read_owner(*owner) if owner else None,
         last_beat_ms=_time(last_beat_ms),
-        plan_end=None if plan_end is None else _whole(plan_end),
-        plan_attempts=_whole(plan_attempts),
-        generation=_whole(generation),
+        plan_end=None if plan_end is None else _whole_number(plan_end),
+        plan_attempts=_whole_number(plan_attempts),
+        generation=_whole_number(generation),
         data_topic_id=data_topic_id,
     )
 
 
 def _read_owner(instance: str, client: str, epoch: int) -> Owner:
-    return Owner(_name(instance), _name(client), _whole(epoch))
+    return Owner(_name(instance), _name(client), _whole_number(epoch))
 
 
-def _whole(value: Any, most: int = INT64_MAX) -> int:  # noqa: ANN401 - this is what judges it
+def _whole_number(value: Any, most: int = INT64_MAX) -> int:  # noqa: ANN401 - this is what judges it
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(value)
     return value

@@ -6,9 +6,9 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from marshal_dagster.protocol.leases import stale_after_ms
-from marshal_dagster.protocol.messages import RuleSet, Settings
+from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 
-Place = tuple[str, int]
+DataPartitionId = tuple[str, int]
 """A data topic and a partition of it."""
 RANGES: Final = "ranges"
 """The feature that lets a group's members claim ranges of a partition's offsets."""
@@ -133,7 +133,7 @@ class Key:
         self.generation = generation
 
 
-def enables_ranges(settings: Settings) -> bool:
+def enables_ranges(settings: GroupSettings) -> bool:
     """Tell whether a group under `settings` may claim ranges: a Go reader would take the partition for free."""
     return RANGES in settings.features and settings.rule_set is RuleSet.NATIVE
 
@@ -142,11 +142,11 @@ def enables_ranges(settings: Settings) -> bool:
 class Group:
     """What one coordination partition knows of a group."""
 
-    settings: Settings
+    settings: GroupSettings
     settings_accepted: bool = False
     paused_until_s: int | None = None
     paused_by: str | None = None
-    keys: dict[Place, Key] = field(default_factory=dict)
+    keys: dict[DataPartitionId, Key] = field(default_factory=dict)
 
     @property
     def is_go(self) -> bool:
@@ -179,7 +179,7 @@ class Group:
         interval_ms = self.settings.heartbeat_interval_ms
         return key.owner is not None and at_ms - key.last_beat_ms <= stale_after_ms(interval_ms)
 
-    def live_keys(self, at_ms: int) -> Iterator[Place]:
+    def live_keys(self, at_ms: int) -> Iterator[DataPartitionId]:
         """Give the places that are held at `at_ms`, whole or by a range, by an owner that is not stale."""
         return (
             place for place, key in self.keys.items() if self.is_live(key, at_ms) or self.has_live_range(key, at_ms)
@@ -188,9 +188,9 @@ class Group:
     def has_live_range(self, key: Key, at_ms: int) -> bool:
         """Tell whether a range of `key` has an owner that is not stale at `at_ms`."""
         interval_ms = self.settings.heartbeat_interval_ms
-        return any(each.is_live(at_ms, interval_ms) for each in key.ranges)
+        return any(range_.is_live(at_ms, interval_ms) for range_ in key.ranges)
 
-    def unspent(self, key: Key, at_ms: int) -> Ranges:
+    def effective_ranges(self, key: Key, at_ms: int) -> Ranges:
         """Give the ranges of `key` that count at `at_ms`: all but those for which only a stale owner speaks."""
         interval_ms = self.settings.heartbeat_interval_ms
-        return tuple(each for each in key.ranges if not each.is_spent(at_ms, interval_ms))
+        return tuple(range_ for range_ in key.ranges if not range_.is_spent(at_ms, interval_ms))

@@ -18,18 +18,18 @@ from marshal_dagster.protocol.messages import (
     MAX_VALUE_BYTES,
     WITHOUT_SETTINGS,
     GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     Invalid,
     InvalidMessage,
     Mark,
     Message,
     RuleSet,
-    Settings,
     coordination_partition,
     parse,
 )
-from marshal_dagster.protocol.rules import GO, NATIVE, OBSERVING, Event, Note, Notes, Refusal, Rules
-from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Place
+from marshal_dagster.protocol.rules import GO, NATIVE, OBSERVING, Event, Notes, RecordNote, Refusal, Rules
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key, Owner
 
 
 class VerdictKind(StrEnum):
@@ -83,7 +83,7 @@ class PartitionWorld:
     `had_ranges` tells whether a group's settings ever named the feature (protocol.md, section 8.5).
     """
 
-    def __init__(self, number: int, coordination_partitions: int, defaults: Settings, start: int) -> None:
+    def __init__(self, number: int, coordination_partitions: int, defaults: GroupSettings, start: int) -> None:
         """Begin at log offset `start`, knowing nothing."""
         self.number = number
         self.coordination_partitions = coordination_partitions
@@ -94,13 +94,13 @@ class PartitionWorld:
         self.groups: dict[str, Group] = {}
         self.refused: Counter[Refusal] = Counter()
         self.invalid: Counter[Invalid] = Counter()
-        self.noted: Counter[Note] = Counter()
+        self.noted: Counter[RecordNote] = Counter()
         self._last: LastRecord | tuple[int, int, bytes | None] | None = None
         self.log_time_ms: int | None = None
         self.unplanned: dict[str, Unplanned] = {}
         """The last heartbeat of each group that moved an offset without a plan, since this reader began."""
         self._beats: dict[bytes, tuple[Key, Owner, bool]] = {}
-        self._remembered: dict[tuple[str, Place], bytes] = {}
+        self._remembered: dict[tuple[str, DataPartitionId], bytes] = {}
         self._event: Event[Message] = Event(_NOTHING, -1, 0, Group(defaults), Key())
         """What is being judged, one object for all records: making one costs as much as many a rule."""
 
@@ -110,7 +110,7 @@ class PartitionWorld:
         last = self._last
         return last if last is None or isinstance(last, LastRecord) else LastRecord.of(*last)
 
-    def note_last(self, last: LastRecord | tuple[int, int, bytes | None] | None) -> None:
+    def set_last_record(self, last: LastRecord | tuple[int, int, bytes | None] | None) -> None:
         """Note the last record: its offset, timestamp in ms and value, or what tells it."""
         self._last = last
 
@@ -208,12 +208,12 @@ class PartitionWorld:
                 group.keys[place] = key
         if kind is Heartbeat:
             self._remember_beat(value, group, key, (message.group, place))
-        elif kind is GroupSettings and RANGES in group.settings.features:
+        elif kind is GroupSettingsRecord and RANGES in group.settings.features:
             self.had_ranges = True
         if not notes:
             return ACCEPTED
         self.noted.update(notes)
-        if Note.UNPLANNED in notes:
+        if RecordNote.UNPLANNED in notes:
             self.unplanned[message.group] = Unplanned(offset, message)
         return Verdict(VerdictKind.ACCEPTED, notes=notes)
 
@@ -222,7 +222,7 @@ class PartitionWorld:
             return OBSERVING
         return NATIVE if group.settings.rule_set is RuleSet.NATIVE else GO
 
-    def _remember_beat(self, value: bytes | None, group: Group, key: Key, named: tuple[str, Place]) -> None:
+    def _remember_beat(self, value: bytes | None, group: Group, key: Key, named: tuple[str, DataPartitionId]) -> None:
         """Let `apply_many` know the sender's fields of an accepted heartbeat, as long as that owner stays.
 
         One a key: owners come and go for as long as a log is followed.
@@ -266,7 +266,7 @@ class World:
             raise ValueError(f"a coordination topic has at least 1 partition, not {coordination_partitions}")
         self.coordination_partitions = coordination_partitions
         self.partitions: dict[int, PartitionWorld] = {}
-        self._defaults = Settings(heartbeat_interval_ms, rule_set)
+        self._defaults = GroupSettings(heartbeat_interval_ms, rule_set)
 
     def start(self, partition: int, offset: int) -> PartitionWorld:
         """Begin to follow coordination partition `partition` at log offset `offset`, knowing nothing of it."""
@@ -286,7 +286,7 @@ class World:
         self.partitions[state.number] = state
 
     @property
-    def defaults(self) -> Settings:
+    def defaults(self) -> GroupSettings:
         """What holds until a group's first settings record."""
         return self._defaults
 
@@ -322,9 +322,9 @@ class World:
         world = self.partition_of(topic)
         return world.group(group).advice_time_ms(world.log_time_ms, wall_ms)
 
-    def go_groups(self) -> dict[str, list[Place]]:
+    def go_groups(self) -> dict[str, list[DataPartitionId]]:
         """Return the groups that Go consumers use, each with the keys that show it (protocol.md, section 6)."""
-        found: dict[str, list[Place]] = {}
+        found: dict[str, list[DataPartitionId]] = {}
         for world in self.partitions.values():
             for name, group in world.groups.items():
                 if group.has_go_keys:
@@ -338,7 +338,7 @@ class World:
         """Whether any group was ever given settings: records that Go does not know are in the log."""
         return any(group.settings_accepted for world in self.partitions.values() for group in world.groups.values())
 
-    def keys(self) -> Iterator[tuple[str, Place, Group, Key]]:
+    def keys(self) -> Iterator[tuple[str, DataPartitionId, Group, Key]]:
         """Give group name, place, group and key of every key named so far."""
         for world in self.partitions.values():
             for name, group in world.groups.items():

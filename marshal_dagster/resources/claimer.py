@@ -17,17 +17,17 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordinator import DEFAULT_TOPIC
-from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, CoordinationLogChangedError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.messages import (
     DEFAULT_SETTINGS,
     GO_HEARTBEAT_INTERVAL_MS,
     DeliveryMode,
+    GroupSettings,
     RevokingClaim,
     RevokingRange,
     RuleSet,
-    Settings,
     coordination_partition,
     is_name,
     render,
@@ -36,18 +36,18 @@ from marshal_dagster.protocol.state import RANGES
 from marshal_dagster.resources.connection import CheckedResource, KafkaConnectionConfig, check_secrets, check_topic
 from marshal_dagster.resources.rationalizer import NOT_AUTHORIZED, read_to_end, require_rights
 from marshal_dagster.runs.announcements import announcer
-from marshal_dagster.runs.log_forwarding import forwarded_logs
+from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import run_of
-from marshal_dagster.runs.status import DeadRuns, run_is_over, run_worker_ended
+from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worker_ended
 
 if TYPE_CHECKING:
-    from marshal_dagster.batches import Advise, BatchRequest, ClaimedBatch, Delivery, RangeOptions
+    from marshal_dagster.batches import Advise, BatchRequest, BatchSession, ClaimedBatch, RangeOptions
     from marshal_dagster.coordination.heartbeats import ReasonToStop
     from marshal_dagster.coordination.log import Append, CoordinationLog
     from marshal_dagster.coordination.rationalizer import Rationalizer
     from marshal_dagster.kafka.admin_client import Topics
     from marshal_dagster.protocol.batch_planning import StartPolicy
-    from marshal_dagster.protocol.state import Key, Place
+    from marshal_dagster.protocol.state import DataPartitionId, Key
     from marshal_dagster.protocol.world import World
     from marshal_dagster.runs.names import RunContext
     from marshal_dagster.sinks import Sink
@@ -71,12 +71,12 @@ class BatchOptions(TypedDict, total=False):
     partitions: tuple[int, ...] | None
     max_records: int | None
     max_claims: int | None
-    entire_topic: bool
+    claim_entire_topic: bool
     start: "StartPolicy"
     max_attempts: int
-    one_more_attempt: bool
-    accept_data_loss: bool | None
-    accept_new_log: bool
+    retry_exhausted: bool
+    allow_data_loss: bool | None
+    allow_log_reset: bool
     ranges: "RangeOptions | None"
 
 
@@ -84,26 +84,26 @@ class BatchOptions(TypedDict, total=False):
 class Revocation:
     """What became of the claims of runs that are over."""
 
-    taken: "Mapping[Place, Key]"
+    taken: "Mapping[DataPartitionId, Key]"
     """The keys that were taken from them, as they stood before."""
-    kept: "Mapping[Place, Key]"
+    kept: "Mapping[DataPartitionId, Key]"
     """Those that they still hold, by what was read last."""
     problem: str = ""
     """Why, if there are any."""
-    awaited: "Mapping[Place, Key]" = dataclass_field(default_factory=dict)
+    awaited: "Mapping[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
     """Those that they hold where Go consumers share the group: nothing is revoked, they go stale by themselves."""
 
 
 @dataclass(slots=True)
-class _Revoking:
+class _RevocationProgress:
     """How far a revocation is."""
 
     run_ids: Collection[str]
-    before: "dict[Place, Key]" = dataclass_field(default_factory=dict)
-    kept: "dict[Place, Key] | None" = None
+    before: "dict[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
+    kept: "dict[DataPartitionId, Key] | None" = None
     """None: the log could not be read yet."""
     problem: str = ""
-    awaited: "dict[Place, Key]" = dataclass_field(default_factory=dict)
+    awaited: "dict[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -154,7 +154,7 @@ class ClaimerResource(CheckedResource):
         description="Claim ranges of a partition's offsets, not all of them: several runs can work on one partition "
         "at once, and the order of its messages is lost. Agreed on by the group.",
     )
-    accept_unsafe_topic: bool = Field(
+    allow_unsafe_topic: bool = Field(
         default=False,
         description="Claim even when the coordination topic has settings under which the protocol does not hold.",
     )
@@ -220,9 +220,9 @@ class ClaimerResource(CheckedResource):
         return round(self.member_session_s * 1_000)
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> GroupSettings:
         """What this member expects its group to have agreed on (protocol.md, section 3)."""
-        return Settings(
+        return GroupSettings(
             heartbeat_interval_ms=round(self.heartbeat_interval_s * 1_000),
             rule_set=RuleSet(self.rule_set),
             delivery=DeliveryMode(self.delivery),
@@ -234,8 +234,8 @@ class ClaimerResource(CheckedResource):
     ) -> "ClaimedBatch":
         """Give a batch for a `with` block in an op or asset; nothing is claimed before it is entered.
 
-        `sink` takes part in effectively once, and only there. Raises `ConfigurationError`, `TopicMissing` for the
-        coordination topic, `UnsafeTopic`, `UnavailableError`.
+        `sink` takes part in effectively once, and only there. Raises `ConfigurationError`, `TopicNotFoundError` for the
+        coordination topic, `UnsafeTopicError`, `UnavailableError`.
         """
         request = _request(options)
         return self.open_delivery(context).claimed_batch(request, sink)
@@ -256,23 +256,23 @@ class ClaimerResource(CheckedResource):
         request = _request(options)
         return self.open_delivery(context).batches(request, sink, max_batches=max_batches, time_budget_s=time_budget_s)
 
-    def open_delivery(self, context: "RunContext") -> "Delivery":
+    def open_delivery(self, context: "RunContext") -> "BatchSession":
         """Give what the batches of this op or asset share: connections and the world state; opened at the first call.
 
-        Raises `ConfigurationError`, `TopicMissing`, `UnsafeTopic`, `UnavailableError`.
+        Raises `ConfigurationError`, `TopicNotFoundError`, `UnsafeTopicError`, `UnavailableError`.
         """
-        from marshal_dagster.telemetry.observer import observed
+        from marshal_dagster.telemetry.observer import telemetry_observer
 
         if self._open.get("context") is not context:
             self.close()
             stack = ExitStack()
             with stack:
-                stack.enter_context(forwarded_logs(context))
-                observer = stack.enter_context(observed(self.group))
+                stack.enter_context(logs_to_run(context))
+                observer = stack.enter_context(telemetry_observer(self.group))
                 delivery = self._make_delivery(context, stack.callback)
                 delivery.observer = observer
                 self._open.update(context=context, delivery=delivery, stack=stack.pop_all())
-        opened: Delivery = self._open["delivery"]
+        opened: BatchSession = self._open["delivery"]
         return opened
 
     def revoke_run(self, run_id: str) -> "Revocation":
@@ -286,8 +286,8 @@ class ClaimerResource(CheckedResource):
 
         Should the runs' processes still live, they are fenced. What is not acknowledged is tried again, three times at
         most and within the connection's time-out. Where Go consumers share the group nothing is revoked. Raises
-        `ConfigurationError`, `TopicMissing`, `RightMissing`, and `UnavailableError` when it cannot even be read what
-        the runs hold.
+        `ConfigurationError`, `TopicNotFoundError`, `AuthorizationError`, and `UnavailableError` when it cannot even be
+        read what the runs hold.
         """
         from marshal_dagster.coordination.kafka_log import KafkaLog
 
@@ -296,14 +296,17 @@ class ClaimerResource(CheckedResource):
         # A producer for a long interval would wait beyond a sensor's tick.
         interval_ms = min(self.settings.heartbeat_interval_ms, round(2_000 * connection.timeout_s))
         log = KafkaLog(connection, self.coordination_topic, interval_ms)
-        work = _Revoking(frozenset(run_ids))
+        work = _RevocationProgress(frozenset(run_ids))
         try:
             for attempt in range(_TRIES):
                 if attempt:
                     time.sleep(_PAUSE_S)
                 try:
                     self._revoke_held(log, work)
-                except (UnavailableError, LogChanged) as error:  # a reader that failed is replaced at its next use
+                except (
+                    UnavailableError,
+                    CoordinationLogChangedError,
+                ) as error:  # a reader that failed is replaced at its next use
                     work.problem = str(error)
                 if work.is_done or time.monotonic() + _PAUSE_S >= deadline_s:
                     break
@@ -321,7 +324,7 @@ class ClaimerResource(CheckedResource):
     def open_log(self, interval_ms: int) -> "Rationalizer":
         """Open a reader of all of the coordination log, by which members of that heartbeat interval (ms) can write.
 
-        Who opens it closes it. Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
+        Who opens it closes it. Raises `ConfigurationError`, `TopicNotFoundError`, `UnavailableError`.
         """
         from marshal_dagster.coordination.checked_log import open_rationalizer
 
@@ -330,7 +333,8 @@ class ClaimerResource(CheckedResource):
     def require_rights(self) -> None:
         """Make sure that this user may read and write the coordination topic, as who claims or acts on a group must.
 
-        Raises `RightMissing` naming what is missing, `ConfigurationError`, `TopicMissing`, `UnavailableError`.
+        Raises `AuthorizationError` naming what is missing, `ConfigurationError`, `TopicNotFoundError`,
+        `UnavailableError`.
         """
         require_rights(self.coordination(), self.coordination_topic, to_write=True)
 
@@ -340,10 +344,10 @@ class ClaimerResource(CheckedResource):
 
         return Topics(self.connection.to_connection("connection"))
 
-    def group_keys(self) -> "dict[Place, Key]":
+    def group_keys(self) -> "dict[DataPartitionId, Key]":
         """Read to the present end of the log and give copies of the group's keys.
 
-        Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
+        Raises `ConfigurationError`, `TopicNotFoundError`, `UnavailableError`.
         """
         with self.world() as world:
             return {place: replace(key) for name, place, _, key in world.keys() if name == self.group}  # noqa: SIM118 - no dict
@@ -352,7 +356,7 @@ class ClaimerResource(CheckedResource):
     def world(self) -> "Iterator[World]":
         """Read to the present end of the log and give the world state, which stays as it is inside the block.
 
-        Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`, `LogChanged`.
+        Raises `ConfigurationError`, `TopicNotFoundError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
 
@@ -360,7 +364,7 @@ class ClaimerResource(CheckedResource):
         with reader.lock:
             yield read_to_end(reader, self.coordination())
 
-    def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
+    def _revoke_held(self, log: "CoordinationLog", work: "_RevocationProgress") -> None:
         """Append revocations for what the run holds now, and look what became of them."""
         held, work.awaited, partitions = self._held_by(work.run_ids)
         work.before = {**held, **work.before}
@@ -377,7 +381,9 @@ class ClaimerResource(CheckedResource):
         work.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
         work.kept, work.awaited, _ = self._held_by(work.run_ids)
 
-    def _held_by(self, run_ids: Collection[str]) -> "tuple[dict[Place, Key], dict[Place, Key], int]":
+    def _held_by(
+        self, run_ids: Collection[str]
+    ) -> "tuple[dict[DataPartitionId, Key], dict[DataPartitionId, Key], int]":
         """Return copies of the keys that the runs hold or have ranges of, and the number of coordination partitions.
 
         First those that can be revoked, then those where Go consumers share the group. Nothing that others hold of a
@@ -387,14 +393,16 @@ class ClaimerResource(CheckedResource):
 
         reader = shared_rationalizer(self.coordination(), self.coordination_topic)
         with reader.lock:
-            revocable: dict[Place, Key] = {}
-            awaited: dict[Place, Key] = {}
+            revocable: dict[DataPartitionId, Key] = {}
+            awaited: dict[DataPartitionId, Key] = {}
             for name, place, group, key in read_to_end(reader, self.coordination()).keys():  # noqa: SIM118 - no dict
                 if name == self.group and (held := _held_of(key, run_ids)) is not None:
                     (awaited if group.is_go and not key.provisional else revocable)[place] = held
             return revocable, awaited, reader.identity.partitions
 
-    def _revocations(self, run_ids: Collection[str], held: "Mapping[Place, Key]", partitions: int) -> "list[Append]":
+    def _revocations(
+        self, run_ids: Collection[str], held: "Mapping[DataPartitionId, Key]", partitions: int
+    ) -> "list[Append]":
         from marshal_dagster.coordination.claimer import new_instance_id
         from marshal_dagster.coordination.log import Append
 
@@ -430,8 +438,8 @@ class ClaimerResource(CheckedResource):
         """Close, at the end of the step."""
         self.close()
 
-    def _make_delivery(self, context: "RunContext", at_end: Callable[[Callable[[], object]], object]) -> "Delivery":
-        from marshal_dagster.batches import Delivery
+    def _make_delivery(self, context: "RunContext", at_end: Callable[[Callable[[], object]], object]) -> "BatchSession":
+        from marshal_dagster.batches import BatchSession
         from marshal_dagster.coordination.kafka_log import KafkaLog
         from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
         from marshal_dagster.kafka.admin_client import Topics
@@ -439,7 +447,7 @@ class ClaimerResource(CheckedResource):
         data, coordination = self.connection.to_connection("connection"), self.coordination()
         log = KafkaLog(coordination, self.coordination_topic, self.settings.heartbeat_interval_ms)
         topics = Topics(data)
-        delivery = Delivery(
+        delivery = BatchSession(
             log=log,
             data=topics,
             connection=data,
@@ -447,7 +455,7 @@ class ClaimerResource(CheckedResource):
             client=self.client_id or context.run.root_run_id or context.run_id,
             run_id=context.run_id,
             settings=self.settings,
-            is_dead=DeadRuns(context.instance),
+            is_dead=EndedRunDetector(context.instance),
             announce=announcer(context),
             reasons_to_stop=_reasons_to_stop(context),
             timeout_s=coordination.timeout_s,
@@ -463,15 +471,19 @@ class ClaimerResource(CheckedResource):
         if self.member is None:
             return None
         from marshal_dagster.batches import Advice
-        from marshal_dagster.coordinator.assignment_reader import Adviser
+        from marshal_dagster.coordinator.assignment_reader import AssignmentReader
         from marshal_dagster.coordinator.transport import CoordinatorTopics
 
         topics = CoordinatorTopics(self.coordinator_topic)
-        adviser = Adviser(self.coordination(), topics, self.group, self.member, self.member_session_ms)
+        adviser = AssignmentReader(self.coordination(), topics, self.group, self.member, self.member_session_ms)
 
         def advise(topic: str) -> Advice | None:
-            portion = adviser.portion(topic)
-            return None if portion is None else Advice(portion.partitions, portion.text)
+            assigned_partitions = adviser.assigned_partitions(topic)
+            return (
+                None
+                if assigned_partitions is None
+                else Advice(assigned_partitions.partitions, assigned_partitions.text)
+            )
 
         return advise
 
@@ -484,8 +496,8 @@ class ClaimerResource(CheckedResource):
         with nullcontext(topics) if topics else Topics(coordination) as asked:
             asked.require(on_topic(self.coordination_topic, Right.READ, Right.WRITE))
             try:
-                problems = require_safe(asked, self.coordination_topic, accept_unsafe=self.accept_unsafe_topic)
-            except RightMissing as missing:
+                problems = require_safe(asked, self.coordination_topic, allow_unsafe=self.allow_unsafe_topic)
+            except AuthorizationError as missing:
                 logger.warning("the settings of the coordination topic are not checked: %s", missing)
                 return
         for problem in problems:
@@ -530,15 +542,19 @@ def _request(options: BatchOptions) -> "BatchRequest":
 def _held_of(key: "Key", run_ids: Collection[str]) -> "Key | None":
     """Give a copy of `key` with what the runs hold of it, or None where that is nothing."""
     owner = key.owner if key.owner is not None and run_of(key.owner.instance) in run_ids else None
-    ranges = tuple(one for one in key.ranges if one.owner is not None and run_of(one.owner.instance) in run_ids)
+    ranges = tuple(
+        range_ for range_ in key.ranges if range_.owner is not None and run_of(range_.owner.instance) in run_ids
+    )
     return None if owner is None and not ranges else replace(key, owner=owner, ranges=ranges)
 
 
-def _epochs(held: "Mapping[Place, Key]") -> "Iterator[tuple[Place, type[RevokingClaim | RevokingRange], int]]":
+def _epochs(
+    held: "Mapping[DataPartitionId, Key]",
+) -> "Iterator[tuple[DataPartitionId, type[RevokingClaim | RevokingRange], int]]":
     """Give what can be revoked: where, by which record, of which epoch."""
     for place, key in held.items():
         if key.owner is not None and key.owner.epoch is not None:
             yield place, RevokingClaim, key.owner.epoch
-        for one in key.ranges:
-            if one.owner is not None and one.owner.epoch is not None:
-                yield place, RevokingRange, one.owner.epoch
+        for range_ in key.ranges:
+            if range_.owner is not None and range_.owner.epoch is not None:
+                yield place, RevokingRange, range_.owner.epoch

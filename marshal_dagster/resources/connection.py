@@ -57,7 +57,7 @@ class KafkaConnectionConfig(Config):
         Raises `ConfigurationError`, naming the field.
         """
         told: ConfigurationError | None = None
-        _refuse_strange(type(self), fields)
+        _reject_unknown_fields(type(self), fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -118,7 +118,7 @@ def check_topic(value: str) -> str:
     return value
 
 
-def _refuse_strange(cls: type[Any], given: Mapping[str, Any]) -> None:
+def _reject_unknown_fields(cls: type[Any], given: Mapping[str, Any]) -> None:
     """Refuse fields that a config or resource does not have, which pydantic would leave out without a word."""
     strange = sorted(given.keys() - cls.model_fields.keys())
     if strange:
@@ -142,9 +142,9 @@ class CheckedResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
     @model_validator(mode="wrap")
     @classmethod
-    def _told_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
+    def _errors_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
         if isinstance(values, Mapping):
-            _refuse_strange(cls, values)
+            _reject_unknown_fields(cls, values)
         try:
             return check(values)
         except ValidationError as error:

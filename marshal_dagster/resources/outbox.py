@@ -15,7 +15,7 @@ from pydantic import Field
 
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.outbox.backoff import Limits
+from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.options import (
     DEFAULT_OPTIONS,
     MAX_ATTEMPTS_TEXT,
@@ -81,18 +81,18 @@ class OutboxResource(CheckedResource):
     def create(self, *, notifies: bool = True, replication: int | None = None) -> None:
         """Make what is missing of the outbox: its tables and its topics, as `marshal-dagster outbox init` does.
 
-        Raises `ConfigurationError`, `RightMissing`, `UnavailableError`.
+        Raises `ConfigurationError`, `AuthorizationError`, `UnavailableError`.
         """
         from marshal_dagster.outbox.harvester import OutboxTopics
 
-        standing = self.tables().create(notifies=notifies)
-        OutboxTopics.of(standing.uid).create(self.connection.to_connection("connection"), replication)
+        registration = self.tables().create(notifies=notifies)
+        OutboxTopics.of(registration.uid).create(self.connection.to_connection("connection"), replication)
 
     def harvester(self) -> "Harvester":
         """Make a harvester, which connects when it runs. Raises `ConfigurationError`."""
         from marshal_dagster.outbox.harvester import Harvester
 
-        limits = Limits(
+        limits = HarvestLimits(
             max_in_flight_records=self.max_in_flight_records,
             max_attempts=self.max_attempts,
             topic_patience_s=self.topic_patience_s,
@@ -102,9 +102,9 @@ class OutboxResource(CheckedResource):
 
     def status(self) -> "OutboxStatus":
         """Look at the backlog. Raises `ConfigurationError`, `UnavailableError`."""
-        from marshal_dagster.outbox.status import Backlog
+        from marshal_dagster.outbox.status import OutboxInspector
 
-        with closing(Backlog(self.tables())) as backlog:
+        with closing(OutboxInspector(self.tables())) as backlog:
             return backlog.status()
 
     def _dsn(self) -> str:
@@ -121,8 +121,8 @@ class OutboxResource(CheckedResource):
 def backlog_text(status: "OutboxStatus") -> str:
     """Return how many rows wait and for how long, as a sentence."""
     if status.oldest_age_s is None:
-        return f"outbox {status.standing.name!r} is empty"
-    return f"{status.rows} rows wait in outbox {status.standing.name!r}, the oldest for {status.oldest_age_s:.1f} s"
+        return f"outbox {status.registration.name!r} is empty"
+    return f"{status.rows} rows wait in outbox {status.registration.name!r}, the oldest for {status.oldest_age_s:.1f} s"
 
 
 def backlog_metadata(status: "OutboxStatus") -> dict[str, MetadataValue[Any]]:

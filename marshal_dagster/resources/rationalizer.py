@@ -35,7 +35,7 @@ def read_to_end(reader: "Rationalizer", connection: KafkaConnection) -> "World":
 def require_rights(connection: KafkaConnection, topic: str, *, to_write: bool) -> None:
     """Make sure that this user may read, or write too, the coordination topic.
 
-    Raises `RightMissing`, `TopicMissing`, `UnavailableError`.
+    Raises `AuthorizationError`, `TopicNotFoundError`, `UnavailableError`.
     """
     from marshal_dagster.kafka.acls import Right, on_topic
     from marshal_dagster.kafka.admin_client import Topics
@@ -77,7 +77,7 @@ class RationalizerResource(CheckedResource):
     def rationalizer(self) -> "Rationalizer":
         """Give this process's rationalizer for these settings, opened now if it is the first use.
 
-        Raises `ConfigurationError`, `TopicMissing` for the coordination topic, `UnavailableError`.
+        Raises `ConfigurationError`, `TopicNotFoundError` for the coordination topic, `UnavailableError`.
         """
         from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
 
@@ -87,7 +87,8 @@ class RationalizerResource(CheckedResource):
     def world(self) -> "Iterator[World]":
         """Read to the present end of the log and give the world state, which stays as it is inside the block.
 
-        Raises what `rationalizer` does, `LogChanged`, and `RightMissing` where this user may not read the log.
+        Raises what `rationalizer` does, `CoordinationLogChangedError`, and `AuthorizationError` where this user may
+        not read the log.
         """
         rationalizer = self.rationalizer()
         with rationalizer.lock:

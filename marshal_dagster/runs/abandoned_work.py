@@ -13,7 +13,7 @@ from marshal_dagster.protocol.world import World
 from marshal_dagster.runs.names import run_of
 
 
-class SeenKey(Config):
+class ExpectedKeyState(Config):
     """Where a partition stood when a sensor asked for its reprocessing; to be compared, nothing is decided by it."""
 
     partition: int = Field(ge=0, description="The partition of the data topic.")
@@ -25,11 +25,11 @@ class SeenKey(Config):
     instance: str | None = Field(default=None, description="The instance id of that owner.")
 
 
-MOST_TOLD: Final = 10
+MAX_NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class AbandonedPartition:
     """What a dead member left: a partition whose owner is stale, or whose plan is open and nobody holds it.
 
     Or a range of one: then `offset` is where it begins, and `plan_end` where it ends.
@@ -59,7 +59,7 @@ class Left:
         return run_of(self.instance or "")
 
 
-def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[Left]:
+def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> list[AbandonedPartition]:
     """Give the partitions of `topic` whose owner in `group` is stale, or whose plan is open without a live owner.
 
     And each planned range without a live owner; one that was merely claimed keeps nobody from its offsets. Stale by the
@@ -73,19 +73,19 @@ def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[
         if of_topic != topic or state.is_live(key, now_ms):
             continue
         found += [
-            range_left(topic, partition, key, each, now_ms)
-            for each in key.ranges
-            if each.phase is Phase.PLANNED and not each.is_live(now_ms, state.settings.heartbeat_interval_ms)
+            abandoned_range(topic, partition, key, range_, now_ms)
+            for range_ in key.ranges
+            if range_.phase is Phase.PLANNED and not range_.is_live(now_ms, state.settings.heartbeat_interval_ms)
         ]
         if key.owner is not None or key.plan_end is not None:
-            found.append(left(topic, partition, key, now_ms))
+            found.append(abandoned_partition(topic, partition, key, now_ms))
     return found
 
 
-def left(topic: str, partition: int, key: Key, now_ms: int) -> Left:
+def abandoned_partition(topic: str, partition: int, key: Key, now_ms: int) -> AbandonedPartition:
     """Describe a key whose owner, if it has one, is dead."""
     owner = key.owner
-    return Left(
+    return AbandonedPartition(
         topic=topic,
         partition=partition,
         offset=key.offset,
@@ -99,10 +99,10 @@ def left(topic: str, partition: int, key: Key, now_ms: int) -> Left:
     )
 
 
-def range_left(topic: str, partition: int, key: Key, left: Range, now_ms: int) -> Left:
+def abandoned_range(topic: str, partition: int, key: Key, left: Range, now_ms: int) -> AbandonedPartition:
     """Describe a range of a key, whose owner, if it has one, is dead."""
     owner = left.owner
-    return Left(
+    return AbandonedPartition(
         topic=topic,
         partition=partition,
         offset=left.start,
@@ -116,13 +116,13 @@ def range_left(topic: str, partition: int, key: Key, left: Range, now_ms: int) -
     )
 
 
-def listed(found: Sequence[Left]) -> str:
+def listed(found: Sequence[AbandonedPartition]) -> str:
     """Name the first ten, and how many more there are."""
-    more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
-    return "; ".join(str(one) for one in found[:MOST_TOLD]) + more
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return "; ".join(str(one) for one in found[:MAX_NAMED]) + more
 
 
-def barrier(world: World, group: str, topic: str, wall_ms: int) -> str | None:
+def why_unclaimable(world: World, group: str, topic: str, wall_ms: int) -> str | None:
     """Say why nobody could claim `topic` for `group` at present; None: nothing stands against it.
 
     Paused by the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records.

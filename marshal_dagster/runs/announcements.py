@@ -20,7 +20,7 @@ from dagster import (
     TableSchema,
 )
 
-from marshal_dagster.errors import BatchAborted
+from marshal_dagster.errors import BatchAbortedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.runs.names import announcements_key
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class AnnouncedRange:
     """A range that an at-most-once batch was about to commit before it processed it."""
 
     group: str
@@ -60,8 +60,11 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
     """
 
     def announce(ranges: Sequence[ClaimedRange]) -> None:
-        """Write and read back; raises `BatchAborted`, before anything is committed, when it cannot be read back."""
-        rows = [Announced(one.group, one.topic, one.partition, one.epoch, one.start, one.end) for one in ranges]
+        """Write and read back.
+
+        Raises `BatchAbortedError`, before anything is committed, when it cannot be read back.
+        """
+        rows = [AnnouncedRange(one.group, one.topic, one.partition, one.epoch, one.start, one.end) for one in ranges]
         context.log_event(
             AssetObservation(
                 asset_key=announcements_key(ranges[0].topic),
@@ -71,7 +74,7 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
             )
         )
         if context.instance.has_run(context.run_id) and not _is_announced(context.instance, context.run_id, rows):
-            raise BatchAborted(
+            raise BatchAbortedError(
                 "the ranges of this at-most-once batch were written into the run's events but cannot be read back, so "
                 "nobody could say afterwards what was dropped; nothing was committed. Is Dagster's event storage "
                 "writing in batches (DAGSTER_EVENT_BATCH_SIZE)?"
@@ -80,7 +83,7 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
     return announce
 
 
-def _is_announced(instance: DagsterInstance, run_id: str, rows: Sequence[Announced]) -> bool:
+def _is_announced(instance: DagsterInstance, run_id: str, rows: Sequence[AnnouncedRange]) -> bool:
     """Tell whether the run's events have all of `rows`; the newest are read first, of a long run those alone."""
     missing, cursor = set(rows), None
     while missing:
@@ -94,25 +97,25 @@ def _is_announced(instance: DagsterInstance, run_id: str, rows: Sequence[Announc
     return not missing
 
 
-def announcement_table(rows: Sequence[Announced]) -> TableMetadataValue:
+def announcement_table(rows: Sequence[AnnouncedRange]) -> TableMetadataValue:
     """Show `rows` as a table."""
     schema = TableSchema([TableColumn(name, "string" if name in {"group", "topic"} else "int") for name in _COLUMNS])
     records = [TableRecord({name: getattr(row, name) for name in _COLUMNS}) for row in rows]
     return MetadataValue.table(records, schema)
 
 
-def announced(instance: DagsterInstance, run_id: str) -> Iterator[Announced]:
+def announced_ranges(instance: DagsterInstance, run_id: str) -> Iterator[AnnouncedRange]:
     """Give what a run announced, oldest first; events that are not of this form are passed over."""
-    return (row for _, row in announced_at(instance, run_id))
+    return (row for _, row in announced_ranges_with_times(instance, run_id))
 
 
-def announced_at(instance: DagsterInstance, run_id: str) -> Iterator[tuple[float, Announced]]:
+def announced_ranges_with_times(instance: DagsterInstance, run_id: str) -> Iterator[tuple[float, AnnouncedRange]]:
     """Give the same with the time of each, in unix seconds."""
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_OBSERVATION):
         yield from ((entry.timestamp, row) for row in rows_in(entry))
 
 
-def rows_in(entry: EventLogEntry, name: str = ANNOUNCED) -> Iterator[Announced]:
+def rows_in(entry: EventLogEntry, name: str = ANNOUNCED) -> Iterator[AnnouncedRange]:
     """Give the ranges in table `name` of an observation, what was announced or (`DROPPED`) reported as dropped."""
     event = entry.dagster_event
     if event is None or event.event_type is not DagsterEventType.ASSET_OBSERVATION:
@@ -122,8 +125,8 @@ def rows_in(entry: EventLogEntry, name: str = ANNOUNCED) -> Iterator[Announced]:
         yield from (row for record in table.records if (row := _announced(record.data)) is not None)
 
 
-def _announced(data: Mapping[str, object]) -> Announced | None:
+def _announced(data: Mapping[str, object]) -> AnnouncedRange | None:
     group, topic, *numbers = (data.get(name) for name in _COLUMNS)
     if isinstance(group, str) and isinstance(topic, str) and all(isinstance(each, int) for each in numbers):
-        return Announced(group, topic, *numbers)  # type: ignore[arg-type] # each is an int
+        return AnnouncedRange(group, topic, *numbers)  # type: ignore[arg-type] # each is an int
     return None

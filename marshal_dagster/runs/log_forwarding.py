@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # Log lines
 
 
-class _Forward(logging.Handler):
+class _RunLogHandler(logging.Handler):
     """Hands the library's warnings and errors to a run's log."""
 
     def __init__(self, context: "RunContext") -> None:
@@ -30,14 +30,14 @@ class _Forward(logging.Handler):
 
 
 @contextmanager
-def forwarded_logs(context: "RunContext") -> Iterator[None]:
+def logs_to_run(context: "RunContext") -> Iterator[None]:
     """Show the library's warnings and errors in the run's log, unless Dagster is configured to do so by itself."""
     ours = logging.getLogger("marshal_dagster")
     managed = context.instance.managed_python_loggers
     if any(name == "root" or name.split(".")[0] == ours.name for name in managed):
         yield
         return
-    handler = _Forward(context)
+    handler = _RunLogHandler(context)
     ours.addHandler(handler)
     try:
         yield

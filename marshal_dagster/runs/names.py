@@ -55,7 +55,7 @@ def as_name(text: str) -> str:
     return "".join(each if each.isascii() and each.isalnum() else "_" for each in text)
 
 
-def own_name(text: str) -> str:
+def unique_name(text: str) -> str:
     """Give the same, told apart from what other texts come to: `a.b` and `a-b` are two topics."""
     name = as_name(text)
     return name if name == text else f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -67,7 +67,7 @@ def sensor_name(text: str, what: str) -> str:
     That gives `a-b` and `a_b` one name, and of two sensors Dagster tells but that: so it is logged whose name it is.
     """
     plain = text.replace("-", "_")
-    name = f"{plain if plain == as_name(text) else own_name(text)}_{what}"
+    name = f"{plain if plain == as_name(text) else unique_name(text)}_{what}"
     other = _NAMED.setdefault(name, text)
     if other != text:
         _LOG.warning(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _NOT_PROCESSED: Final = frozenset({"dropped", "possibly dropped"})
 
 
-def processed(instance: DagsterInstance, run_id: str, group: str) -> set[tuple[str, object, object]]:
+def committed_ranges(instance: DagsterInstance, run_id: str, group: str) -> set[tuple[str, object, object]]:
     """Give topic, partition and epoch of what a run recorded as done, as claimed-batch ops do behind each batch."""
     found: set[tuple[str, object, object]] = set()
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION):
@@ -28,14 +28,14 @@ def processed(instance: DagsterInstance, run_id: str, group: str) -> set[tuple[s
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedBatch:
     """What an attempt of a step recorded of a batch: in which run, and the metadata."""
 
     run_id: str
     metadata: Mapping[str, MetadataValue[Any]]
 
 
-def recorded_before(context: "OpExecutionContext", group: str, topic: str) -> list[Recorded]:
+def batches_of_earlier_attempts(context: "OpExecutionContext", group: str, topic: str) -> list[RecordedBatch]:
     """Give each batch that earlier attempts of this step recorded, the oldest first.
 
     These are the attempts in this run, those of an earlier run worker of it too, and those in the runs that it
@@ -53,10 +53,10 @@ def recorded_before(context: "OpExecutionContext", group: str, topic: str) -> li
     ]
 
 
-def _recorded(instance: DagsterInstance, run_id: str, step_key: str) -> list[Recorded]:
+def _recorded(instance: DagsterInstance, run_id: str, step_key: str) -> list[RecordedBatch]:
     events = (entry.dagster_event for entry in instance.all_logs(run_id, DagsterEventType.ASSET_MATERIALIZATION))
     return [
-        Recorded(run_id, event.step_materialization_data.materialization.metadata)
+        RecordedBatch(run_id, event.step_materialization_data.materialization.metadata)
         for event in events
         if event is not None and event.step_key == step_key
     ]

@@ -21,7 +21,7 @@ MAY_CLAIM: Final = UNFINISHED - {DagsterRunStatus.CANCELING}
 _ASK_AGAIN_AFTER_S: Final = 1.0
 
 
-class DeadRuns:
+class EndedRunDetector:
     """Says of an owner that it is dead when this Dagster instance knows its run and the run is over.
 
     A run that the instance does not know (of another deployment, say) is not dead. What a finished run claimed stays

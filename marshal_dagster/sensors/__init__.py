@@ -9,11 +9,16 @@ A tick reads what is new in the log, asks Dagster about the runs concerned, and 
 by the clock is advice; the run that it asks for decides by claiming.
 """
 
-from marshal_dagster.runs.abandoned_work import Left, partitions_left
-from marshal_dagster.sensors._exhausted_plans import AlertHook, GivenUp, GivenUpPartition, build_given_up_check
+from marshal_dagster.runs.abandoned_work import AbandonedPartition, abandoned_partitions
+from marshal_dagster.sensors._exhausted_plans import (
+    AlertHook,
+    ExhaustedPlan,
+    ExhaustedPlans,
+    build_exhausted_plans_check,
+)
 from marshal_dagster.sensors._run_history import ASKED_TAG, REASON_TAG, STALE_CLAIM
 from marshal_dagster.sensors.lag import LAG, LagCursor, build_lag_sensor
-from marshal_dagster.sensors.run_failure import build_dead_run_sensors
+from marshal_dagster.sensors.run_failure import build_run_failure_sensors
 from marshal_dagster.sensors.stale_claims import Grouping, StaleClaimCursor, build_stale_claim_sensor
 
 __all__ = [
@@ -21,16 +26,16 @@ __all__ = [
     "LAG",
     "REASON_TAG",
     "STALE_CLAIM",
+    "AbandonedPartition",
     "AlertHook",
-    "GivenUp",
-    "GivenUpPartition",
+    "ExhaustedPlan",
+    "ExhaustedPlans",
     "Grouping",
     "LagCursor",
-    "Left",
     "StaleClaimCursor",
-    "build_dead_run_sensors",
-    "build_given_up_check",
+    "abandoned_partitions",
+    "build_exhausted_plans_check",
     "build_lag_sensor",
+    "build_run_failure_sensors",
     "build_stale_claim_sensor",
-    "partitions_left",
 ]

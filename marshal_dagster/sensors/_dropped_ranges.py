@@ -21,12 +21,18 @@ from dagster import (
 )
 
 from marshal_dagster.protocol.range_set import is_done
-from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.protocol.state import DataPartitionId, Key
 from marshal_dagster.protocol.world import World
-from marshal_dagster.runs.abandoned_work import MOST_TOLD
-from marshal_dagster.runs.announcements import DROPPED, Announced, announced_at, announcement_table, rows_in
+from marshal_dagster.runs.abandoned_work import MAX_NAMED
+from marshal_dagster.runs.announcements import (
+    DROPPED,
+    AnnouncedRange,
+    announced_ranges_with_times,
+    announcement_table,
+    rows_in,
+)
 from marshal_dagster.runs.names import GROUP_TAG, announcements_key, run_of
-from marshal_dagster.runs.recorded_batches import processed
+from marshal_dagster.runs.recorded_batches import committed_ranges
 from marshal_dagster.runs.status import FINISHED
 
 OBSERVATIONS_A_TICK: Final = 500
@@ -37,22 +43,22 @@ TIME_TO_RECORD_S: Final = 60
 _PAGE: Final = 200
 _MOST_PAGES: Final = 10
 
-KeyOf = Callable[[Place], Key | None]
+KeyOf = Callable[[DataPartitionId], Key | None]
 
 
 @dataclass(frozen=True, slots=True)
-class RunDrops:
+class DroppedRanges:
     """What one run possibly dropped."""
 
     run: DagsterRun
-    rows: Sequence[Announced]
+    rows: Sequence[AnnouncedRange]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say it in one line."""
         ranges = [f"{row.topic}/{row.partition}: possibly dropped [{row.start}, {row.end})" for row in self.rows]
-        more = f" and {len(ranges) - MOST_TOLD} more" if len(ranges) > MOST_TOLD else ""
+        more = f" and {len(ranges) - MAX_NAMED} more" if len(ranges) > MAX_NAMED else ""
         return (
-            f"{', '.join(ranges[:MOST_TOLD])}{more}: run {self.run.run_id} ({self.run.status.value}) committed and has "
+            f"{', '.join(ranges[:MAX_NAMED])}{more}: run {self.run.run_id} ({self.run.status.value}) committed and has "
             "no record of having processed it"
         )
 
@@ -61,7 +67,7 @@ class RunDrops:
         places = dict.fromkeys((row.topic, row.partition) for row in self.rows)
         return [self._observation([row for row in self.rows if (row.topic, row.partition) == at]) for at in places]
 
-    def _observation(self, rows: Sequence[Announced]) -> AssetObservation:
+    def _observation(self, rows: Sequence[AnnouncedRange]) -> AssetObservation:
         return AssetObservation(
             announcements_key(rows[0].topic),
             description="At most once: committed, and possibly never processed.",
@@ -76,19 +82,19 @@ class RunDrops:
 
 def possibly_dropped(
     instance: DagsterInstance, group: str, run: DagsterRun, key_of: KeyOf, topics: Collection[str] | None = None
-) -> RunDrops:
+) -> DroppedRanges:
     """Give what `run`, which is over, announced and possibly committed (by the group's keys), and did not process.
 
     Claimed-batch ops record each batch behind it. An op of one's own records nothing: of it only the last range of each
     partition counts, and none if it succeeded. Left out is what a later owner announced anew, for then it was not
     committed, and what was reported before.
     """
-    rows = [(at_s, row) for at_s, row in announced_at(instance, run.run_id) if row.group == group]
+    rows = [(at_s, row) for at_s, row in announced_ranges_with_times(instance, run.run_id) if row.group == group]
     if GROUP_TAG not in run.tags:
         last = {(row.topic, row.partition): (at_s, row) for at_s, row in rows}
         rows = [] if run.status is DagsterRunStatus.SUCCESS else list(last.values())
-    done = processed(instance, run.run_id, group) if rows else set()
-    found: dict[str, list[tuple[float, Announced]]] = {}
+    done = committed_ranges(instance, run.run_id, group) if rows else set()
+    found: dict[str, list[tuple[float, AnnouncedRange]]] = {}
     for at_s, row in rows:
         if (row.topic, row.partition, row.epoch) in done or (topics is not None and row.topic not in topics):
             continue
@@ -96,24 +102,26 @@ def possibly_dropped(
         if key is not None and is_done(key, row.start, row.end):
             found.setdefault(row.topic, []).append((at_s, row))
     lost = [row for topic, of_topic in found.items() for row in _not_settled(instance, topic, of_topic)]
-    return RunDrops(run, lost)
+    return DroppedRanges(run, lost)
 
 
-def _not_settled(instance: DagsterInstance, topic: str, rows: Sequence[tuple[float, Announced]]) -> list[Announced]:
+def _not_settled(
+    instance: DagsterInstance, topic: str, rows: Sequence[tuple[float, AnnouncedRange]]
+) -> list[AnnouncedRange]:
     """Leave out what the topic's later observations show as begun anew, or reported."""
     lost = {row: None for _, row in rows}
     for entry in _observations(instance, topic, min(at_s for at_s, _ in rows)):
         for reported in rows_in(entry, DROPPED):
             lost.pop(reported, None)
         for later in rows_in(entry):
-            for row in [row for row in lost if _is_begun_anew(row, later)]:
+            for row in [row for row in lost if _was_repositioned(row, later)]:
                 del lost[row]
         if not lost:
             break
     return list(lost)
 
 
-def _is_begun_anew(row: Announced, later: Announced) -> bool:
+def _was_repositioned(row: AnnouncedRange, later: AnnouncedRange) -> bool:
     same = (row.group, row.topic, row.partition) == (later.group, later.topic, later.partition)
     return same and later.epoch > row.epoch and later.start < row.end and row.start < later.end
 
@@ -131,17 +139,17 @@ def _observations(instance: DagsterInstance, topic: str, after_s: float) -> Iter
 
 
 @dataclass(frozen=True, slots=True)
-class GroupView:
+class KeysView:
     """What the log says of a group's keys at one moment, kept beyond the world state's lock."""
 
-    keys: dict[Place, Key]
+    keys: dict[DataPartitionId, Key]
     live: set[str]
     """Runs that hold a live claim."""
     stale: set[str]
     """Runs that hold a stale one."""
 
     @classmethod
-    def of(cls, world: World, group: str, wall_ms: int) -> "GroupView":
+    def of(cls, world: World, group: str, wall_ms: int) -> "KeysView":
         """Look at all keys of `group`; live and stale as `partitions_left` judges."""
         view = cls({}, set(), set())
         for name, place, state, key in world.keys():  # noqa: SIM118 - it is no dict
@@ -151,15 +159,15 @@ class GroupView:
             now_ms = world.advice_time_ms(group, place[0], wall_ms)
             if key.owner is not None:
                 (view.live if state.is_live(key, now_ms) else view.stale).add(run_of(key.owner.instance))
-            for one in key.ranges:
-                if one.owner is not None:
-                    is_live = one.is_live(now_ms, state.settings.heartbeat_interval_ms)
-                    (view.live if is_live else view.stale).add(run_of(one.owner.instance))
+            for range_ in key.ranges:
+                if range_.owner is not None:
+                    is_live = range_.is_live(now_ms, state.settings.heartbeat_interval_ms)
+                    (view.live if is_live else view.stale).add(run_of(range_.owner.instance))
         return view
 
 
 @dataclass(slots=True)
-class DropWatch:
+class DroppedRangeWatcher:
     """Follows the runs of a group that announce, tick by tick, until each has been judged once."""
 
     instance: DagsterInstance
@@ -171,7 +179,7 @@ class DropWatch:
     given_up: list[str] = field(default_factory=list)
     """Runs that are watched no more though they are not over: too many others came after them."""
 
-    def look(self, topics: Sequence[str], view: GroupView) -> list[RunDrops]:
+    def look(self, topics: Sequence[str], view: KeysView) -> list[DroppedRanges]:
         """Take what was announced since the last tick, and judge up to 20 runs that are over or have vanished."""
         for topic in topics:
             self._find_announcements(topic)
@@ -196,7 +204,7 @@ class DropWatch:
             if entry.run_id and any(row.group == self.group for row in rows_in(entry)):
                 self.watched.setdefault(entry.run_id, 0)
 
-    def _over(self, view: GroupView) -> list[DagsterRun]:
+    def _over(self, view: KeysView) -> list[DagsterRun]:
         """Give the watched runs that are over; forget those that Dagster has deleted, their announcements too."""
         if not self.watched:
             return []
@@ -204,7 +212,7 @@ class DropWatch:
         self.watched = {run_id: since_s for run_id, since_s in self.watched.items() if run_id in known}
         return [known[run_id] for run_id in list(self.watched) if self._is_over(known[run_id], view)]
 
-    def _is_over(self, run: DagsterRun, view: GroupView) -> bool:
+    def _is_over(self, run: DagsterRun, view: KeysView) -> bool:
         """Tell whether nothing of the run goes on: Dagster says so, or (it may not know of a death) the log does."""
         if run.run_id in view.live:
             self.watched[run.run_id] = 0

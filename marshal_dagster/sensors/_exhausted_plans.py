@@ -25,12 +25,12 @@ from dagster import (
 
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.resources.claimer import require_group
-from marshal_dagster.runs.abandoned_work import MOST_TOLD, Left
-from marshal_dagster.runs.names import own_name, topic_asset_key
+from marshal_dagster.runs.abandoned_work import MAX_NAMED, AbandonedPartition
+from marshal_dagster.runs.names import topic_asset_key, unique_name
 from marshal_dagster.sensors._run_history import place_of
 
 if TYPE_CHECKING:
-    from marshal_dagster.assets.decorator import MarshalTranslator
+    from marshal_dagster.assets.decorator import DagsterMarshalTranslator
 
 MOST_REMEMBERED: Final = 1_000
 _MOST_SHOWN: Final = 100
@@ -38,8 +38,8 @@ _PAGE: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUpPartition:
-    """A partition, or a range of one, that no more runs are asked for; offsets as in `Left`."""
+class ExhaustedPlan:
+    """A partition, or a range of one, that no more runs are asked for; offsets as in `AbandonedPartition`."""
 
     partition: int
     offset: int | None
@@ -54,19 +54,19 @@ class GivenUpPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class ExhaustedPlans:
     """What was given up of a topic since it was told last."""
 
     group: str
     topic: str
-    partitions: tuple[GivenUpPartition, ...]
+    partitions: tuple[ExhaustedPlan, ...]
     total: int
     """How many are given up in all, those that were told before among them."""
 
     def __str__(self) -> str:
         """Say it in a line: the first ten."""
-        told = "; ".join(each.reason for each in self.partitions[:MOST_TOLD])
-        more = len(self.partitions) - MOST_TOLD
+        told = "; ".join(partition.reason for partition in self.partitions[:MAX_NAMED])
+        more = len(self.partitions) - MAX_NAMED
         return f"group {self.group!r}: {told}" + (f"; and {more} more" if more > 0 else "")
 
 
@@ -77,36 +77,38 @@ class AlertHook(Protocol):
     is logged and does no harm.
     """
 
-    def __call__(self, found: GivenUp, /) -> object:
+    def __call__(self, found: ExhaustedPlans, /) -> object:
         """Tell somebody."""
         ...
 
 
-def given_up_check_key(group: str, topic: str, translator: "MarshalTranslator | None" = None) -> AssetCheckKey:
+def exhausted_plans_check_key(
+    group: str, topic: str, translator: "DagsterMarshalTranslator | None" = None
+) -> AssetCheckKey:
     """Name the check: each group has its own of a topic, for what one gave up another may have read."""
-    asset_key = topic_asset_key(topic) if translator is None else translator.topic_spec(topic).key
-    return AssetCheckKey(asset_key, f"nothing_given_up_{own_name(group)}")
+    asset_key = topic_asset_key(topic) if translator is None else translator.get_topic_spec(topic).key
+    return AssetCheckKey(asset_key, f"nothing_given_up_{unique_name(group)}")
 
 
-def given_up(one: Left, attempts: int, run_ids: Sequence[str], reason: str) -> GivenUpPartition:
+def exhausted_plan(one: AbandonedPartition, attempts: int, run_ids: Sequence[str], reason: str) -> ExhaustedPlan:
     """Describe what is asked for no more."""
-    return GivenUpPartition(
+    return ExhaustedPlan(
         one.partition, one.offset, one.plan_end, one.generation, attempts, tuple(run_ids), f"{one}: {reason}"
     )
 
 
-def named(each: GivenUpPartition) -> str:
+def named(each: ExhaustedPlan) -> str:
     """Name partition, generation and offset, as the cursor remembers them."""
     return place_of(each.partition, each.generation, each.offset)
 
 
-def digest(key: AssetCheckKey, found: Sequence[GivenUpPartition]) -> str:
+def digest(key: AssetCheckKey, found: Sequence[ExhaustedPlan]) -> str:
     """Name a state of the check; one that gets another key has said nothing yet."""
     told = [*key.asset_key.path, key.name, *sorted(map(named, found))]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
-def evaluation(key: AssetCheckKey, group: str, found: Sequence[GivenUpPartition]) -> AssetCheckEvaluation:
+def evaluation(key: AssetCheckKey, group: str, found: Sequence[ExhaustedPlan]) -> AssetCheckEvaluation:
     """Give what the check says: failed while anything is given up, with up to 100 of them."""
     metadata: dict[str, Any] = {"group": group, "partitions_given_up": len(found)}
     if found:
@@ -126,8 +128,8 @@ def evaluation(key: AssetCheckKey, group: str, found: Sequence[GivenUpPartition]
     )
 
 
-def build_given_up_check(
-    topic: str, *, group: str, translator: "MarshalTranslator | None" = None
+def build_exhausted_plans_check(
+    topic: str, *, group: str, translator: "DagsterMarshalTranslator | None" = None
 ) -> AssetChecksDefinition:
     """Define the check that the group's stale-claim sensor evaluates, so that Dagster shows it.
 
@@ -138,18 +140,18 @@ def build_given_up_check(
     """
     require_group(group)
     require_topic_name("topic", topic)
-    key = given_up_check_key(group, topic, translator)
+    key = exhausted_plans_check_key(group, topic, translator)
 
     description = f"Fails while runs of group {group!r} left something undone that no more runs are asked for."
 
     # Not `asset_check`: its ops of topics `a.b` and `a-b` have one name.
     @multi_asset_check(
-        name=f"{own_name('__'.join(key.asset_key.path))}_{key.name}",
+        name=f"{unique_name('__'.join(key.asset_key.path))}_{key.name}",
         specs=[AssetCheckSpec(key.name, asset=key.asset_key, description=description)],
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         """Repeat what was said last."""
-        last = _last_said(context.instance, key)
+        last = _newest_evaluation(context.instance, key)
         if last is None:
             return AssetCheckResult(passed=True, description="The stale-claim sensor has said nothing yet.")
         return AssetCheckResult(
@@ -159,7 +161,7 @@ def build_given_up_check(
     return check
 
 
-def _last_said(instance: DagsterInstance, key: AssetCheckKey) -> AssetCheckEvaluation | None:
+def _newest_evaluation(instance: DagsterInstance, key: AssetCheckKey) -> AssetCheckEvaluation | None:
     """Give the newest evaluation there is; those that are only planned have none."""
     for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=_PAGE):
         event = record.event.dagster_event if record.event is not None else None
@@ -168,7 +170,7 @@ def _last_said(instance: DagsterInstance, key: AssetCheckKey) -> AssetCheckEvalu
     return None
 
 
-def _table(found: Sequence[GivenUpPartition]) -> TableMetadataValue:
+def _table(found: Sequence[ExhaustedPlan]) -> TableMetadataValue:
     numbers = ("partition", "generation", "offset", "plan_end", "attempts")
     schema = TableSchema(
         [*(TableColumn(name, "int") for name in numbers), TableColumn("last_run", "string"), TableColumn("reason")]

@@ -11,7 +11,7 @@ from marshal_dagster.runs.names import run_of
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 
-_NOTHING_KNOWN: Final = Key()
+_UNKNOWN_POSITION: Final = Key()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
+class GroupPositions:
     """A group's positions in a topic at one moment, kept beyond the world state's lock."""
 
     by_partition: Mapping[int, Position]
@@ -37,11 +37,11 @@ class Positions:
 
     def at(self, partition: int) -> Position:
         """Give one; a partition that nobody named yet is held by nobody, and read from its first record."""
-        return self.by_partition.get(partition) or _position(_NOTHING_KNOWN, is_claimed=False, max_attempts=1)
+        return self.by_partition.get(partition) or _position(_UNKNOWN_POSITION, is_claimed=False, max_attempts=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadRecords:
     """What is unread of one partition: so many `records` (offsets) from `start` on."""
 
     partition: int
@@ -56,29 +56,29 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class TopicLag:
     """What is unread of a topic; but for `records`, without what is left to a person."""
 
     records: int
     """How much is unread in all."""
-    unread: Sequence[Unread]
+    unread: Sequence[UnreadRecords]
     old: Collection[int]
     """The partitions whose oldest unread record has the age that was asked for; none if no age was."""
     given_up: Sequence[int]
     """The partitions whose plan was tried too often."""
-    made_anew: Sequence[int]
+    is_recreated: Sequence[int]
     """The partitions whose offset belongs to an earlier topic of that name, or lies beyond the end.
 
     See protocol.md, section 6.
     """
 
     @property
-    def due(self) -> list[Unread]:
+    def due(self) -> list[UnreadRecords]:
         """Give what a run could take now."""
         return [each for each in self.unread if each.is_due]
 
 
-def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wall_ms: int) -> Positions:
+def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wall_ms: int) -> GroupPositions:
     """Copy the positions of `group`; live is judged as `partitions_left` does."""
     state = world.group_of(group, topic)
     now_ms = world.advice_time_ms(group, topic, wall_ms)
@@ -90,14 +90,14 @@ def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wal
         is_live = state.is_live(key, now_ms)
         owners = [key.owner] if is_live else []
         interval_ms = state.settings.heartbeat_interval_ms
-        owners += [each.owner for each in key.ranges if each.is_live(now_ms, interval_ms)]
+        owners += [range_.owner for range_ in key.ranges if range_.is_live(now_ms, interval_ms)]
         working |= {run_of(owner.instance) for owner in owners if owner is not None}
         known = replace(key, data_topic_id=None) if state.is_go else key  # Go consumers name no data topic
         found[partition] = _position(known, is_claimed=bool(owners), max_attempts=max_attempts)
-    return Positions(found, working)
+    return GroupPositions(found, working)
 
 
-def look(topics: "Topics", topic: str, positions: Positions, older_than_ms: int | None) -> Lag:
+def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than_ms: int | None) -> TopicLag:
     """Ask the broker for the topic's offsets and see what is unread, and what is older than that time (unix ms).
 
     It needs DESCRIBE on the topic, reads no record and joins no consumer group: the first offset of a time or later
@@ -106,23 +106,23 @@ def look(topics: "Topics", topic: str, positions: Positions, older_than_ms: int 
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)
     records = 0
-    unread, given_up, made_anew = [], [], []
+    unread, given_up, is_recreated = [], [], []
     for partition, at in sorted(bounds.items()):
         position = positions.at(partition)
         if position.data_topic_id not in {None, described.topic_id} or (position.offset or 0) > at.end:
-            made_anew.append(partition)
+            is_recreated.append(partition)
         elif found := _unread(partition, position, at):
             records += found.records
             (given_up.append(partition) if position.is_given_up else unread.append(found))
     old = _old(unread, lambda wanted: topics.offsets_at(topic, wanted, older_than_ms or 0)) if older_than_ms else set()
-    return Lag(records, unread, old, given_up, made_anew)
+    return TopicLag(records, unread, old, given_up, is_recreated)
 
 
 def _position(key: Key, *, is_claimed: bool, max_attempts: int) -> Position:
     return Position(
         offset=key.offset,
         generation=key.generation,
-        passed_over=tuple(each for each in key.ranges if _is_passed_over(each, max_attempts)),
+        passed_over=tuple(range_ for range_ in key.ranges if _is_passed_over(range_, max_attempts)),
         data_topic_id=key.data_topic_id,
         is_claimed=is_claimed,
         is_given_up=key.plan_end is not None and key.plan_attempts >= max_attempts,
@@ -133,17 +133,17 @@ def _is_passed_over(each: Range, max_attempts: int) -> bool:
     return each.phase is Phase.DONE or (each.phase is Phase.PLANNED and each.attempts >= max_attempts)
 
 
-def _unread(partition: int, position: Position, at: "OffsetBounds") -> Unread | None:
+def _unread(partition: int, position: Position, at: "OffsetBounds") -> UnreadRecords | None:
     start = max(position.offset or 0, at.start)
     for each in position.passed_over:
         if each.start <= start < each.end:
             start = each.end
     passed = sum(min(each.end, at.end) - each.start for each in position.passed_over if start < each.start < at.end)
     records = at.end - start - passed
-    return Unread(partition, start, records, position) if records > 0 else None
+    return UnreadRecords(partition, start, records, position) if records > 0 else None
 
 
-def _old(unread: Sequence[Unread], first_young: Callable[[list[int]], Mapping[int, int]]) -> set[int]:
+def _old(unread: Sequence[UnreadRecords], first_young: Callable[[list[int]], Mapping[int, int]]) -> set[int]:
     """Give the partitions that have an unread record before the first one that is young enough."""
     young = first_young([each.partition for each in unread])
     return {each.partition for each in unread if each.partition not in young or each.start < young[each.partition]}

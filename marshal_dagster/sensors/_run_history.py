@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 
-from marshal_dagster.ops import Outcome
-from marshal_dagster.runs.abandoned_work import Left
+from marshal_dagster.ops import ExecutionOutcome
+from marshal_dagster.runs.abandoned_work import AbandonedPartition
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG
 from marshal_dagster.runs.status import FINISHED, NOT_LAUNCHED
 
@@ -34,11 +34,11 @@ Doubled with each such run, up to an hour.
 _RUNS_LOOKED_AT: Final = 200
 _DIGESTS_AT_ONCE: Final = 900
 """Older versions of SQLite take no more than 999 values in a query."""
-_COULD_NOT_TRY: Final = frozenset({Outcome.HELD, Outcome.PAUSED})
+_COULD_NOT_TRY: Final = frozenset({ExecutionOutcome.HELD, ExecutionOutcome.PAUSED})
 
 
-class Seen(NamedTuple):
-    """What a run was told of a partition: the fields of `SeenKey` that are compared, cheap by the thousand."""
+class ExpectedState(NamedTuple):
+    """What a run was told of a partition: the fields of `ExpectedKeyState` that are compared, cheap by the thousand."""
 
     partition: int
     generation: int
@@ -48,11 +48,11 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PreviousRun:
     """One partition of one run."""
 
     record: RunRecord
-    seen: Seen
+    seen: ExpectedState
 
     @property
     def run_id(self) -> str:
@@ -72,89 +72,91 @@ class Ask:
     @property
     def asked_at_s(self) -> float:
         """When it was asked for."""
-        return asked_at_s(self.record)
+        return requested_at_s(self.record)
 
     @property
     def ended_at_s(self) -> float:
         """When it ended."""
         return ended_at_s(self.record)
 
-    def saw(self, left: Left) -> bool:
+    def saw_same_state(self, left: AbandonedPartition) -> bool:
         """Tell whether nobody has claimed the partition since."""
         return (self.seen.epoch, self.seen.plan_attempts) == (left.epoch, left.plan_attempts)
 
-    def is_awaited(self, left: Left, now_s: float) -> bool:
+    def may_still_run(self, left: AbandonedPartition, now_s: float) -> bool:
         """Tell whether the run may still redo what is left: it is not over, and has not shown itself dead.
 
         Dagster alone cannot say so: without run monitoring a run whose host died stays STARTED for ever. One that
         claimed itself, and went stale, has left another epoch than it saw.
         """
-        return self.status not in FINISHED and self.saw(left) and may_begin(self.record, now_s)
+        return self.status not in FINISHED and self.saw_same_state(left) and may_begin(self.record, now_s)
 
-    def could_not_try(self, left: Left) -> bool:
+    def was_blocked(self, left: AbandonedPartition) -> bool:
         """Tell whether the run saw what is there now, and found it held after all, or the group paused."""
-        return self.status is DagsterRunStatus.SUCCESS and self.outcome in _COULD_NOT_TRY and self.saw(left)
+        return self.status is DagsterRunStatus.SUCCESS and self.outcome in _COULD_NOT_TRY and self.saw_same_state(left)
 
-    def is_fruitless(self, left: Left, now_s: float) -> bool:
+    def was_futile(self, left: AbandonedPartition, now_s: float) -> bool:
         """Tell whether the run failed, died, or changed nothing of what it saw."""
         if self.status in NOT_LAUNCHED:
             return not may_begin(self.record, now_s)
         if self.status not in FINISHED:
-            return not self.is_awaited(left, now_s)
+            return not self.may_still_run(left, now_s)
         if self.status is not DagsterRunStatus.SUCCESS:
             return True
-        return self.saw(left) and not self.could_not_try(left)
+        return self.saw_same_state(left) and not self.was_blocked(left)
 
 
 @dataclass(slots=True)
-class Asked:
+class PreviousRuns:
     """What was asked for before, as far as it matters for what is left now."""
 
     instance: DagsterInstance
     now_s: float
-    _asks: defaultdict[tuple[int, int, int | None], dict[str, Ask]] = field(default_factory=lambda: defaultdict(dict))
+    _asks: defaultdict[tuple[int, int, int | None], dict[str, PreviousRun]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     """For each partition, generation and offset the runs by their ids."""
 
     def add(self, records: Sequence[RunRecord], op_name: str) -> None:
         """Take what these runs of op `op_name` were told."""
         for record in records:
-            for seen in _seen_in(record.dagster_run.run_config, op_name):
-                self._asks[seen.partition, seen.generation, seen.offset][record.dagster_run.run_id] = Ask(record, seen)
+            for seen in _expected_states(record.dagster_run.run_config, op_name):
+                self._asks[seen.partition, seen.generation, seen.offset][record.dagster_run.run_id] = PreviousRun(
+                    record, seen
+                )
 
-    def awaited(self, left: Left) -> str | None:
+    def pending_run(self, left: AbandonedPartition) -> str | None:
         """Give the id of a run that was asked for and may still redo it."""
-        return next((ask.run_id for ask in self._of(left) if ask.is_awaited(left, self.now_s)), None)
+        return next((ask.run_id for ask in self._of(left) if ask.may_still_run(left, self.now_s)), None)
 
-    def fruitless(self, left: Left) -> list[str]:
+    def futile_runs(self, left: AbandonedPartition) -> list[str]:
         """Give the runs, newest first, that were asked for it where it stands and failed, died, or changed nothing."""
-        runs = [ask for ask in self._of(left) if ask.is_fruitless(left, self.now_s)]
+        runs = [ask for ask in self._of(left) if ask.was_futile(left, self.now_s)]
         return [ask.run_id for ask in sorted(runs, key=lambda ask: ask.asked_at_s, reverse=True)]
 
-    def wait_s(self, left: Left, first_wait_s: float) -> float:
+    def wait_s(self, left: AbandonedPartition, first_wait_s: float) -> float:
         """Give for how long it is not asked for, after runs that were in vain: what hinders them may take time to pass.
 
         A run that could not try may only mean that the sensor's clock is ahead.
         """
-        vain = [
-            ask.ended_at_s for ask in self._of(left) if ask.could_not_try(left) or ask.is_fruitless(left, self.now_s)
-        ]
+        vain = [ask.ended_at_s for ask in self._of(left) if ask.was_blocked(left) or ask.was_futile(left, self.now_s)]
         if not vain:
             return 0.0
-        return max(vain) + growing_wait_s(first_wait_s, len(vain)) - self.now_s
+        return max(vain) + retry_backoff_s(first_wait_s, len(vain)) - self.now_s
 
-    def is_settled(self, left: Left) -> bool:
+    def is_settled(self, left: AbandonedPartition) -> bool:
         """Tell whether a run that saw what is there now has found nothing to redo."""
-        return any(ask.outcome == Outcome.DRAINED and ask.saw(left) for ask in self._of(left))
+        return any(ask.outcome == ExecutionOutcome.DRAINED and ask.saw_same_state(left) for ask in self._of(left))
 
     def count(self, digest: str) -> int:
         """Count all runs that were ever asked for this: Dagster compares run keys with all of its history too."""
         return self.instance.get_runs_count(RunsFilter(tags={ASKED_TAG: digest}))
 
-    def _of(self, left: Left) -> Sequence[Ask]:
+    def _of(self, left: AbandonedPartition) -> Sequence[PreviousRun]:
         return list(self._asks[left.partition, left.generation, left.offset].values())
 
 
-def asked_at_s(record: RunRecord) -> float:
+def requested_at_s(record: RunRecord) -> float:
     """Give when a run was asked for: by the code server's clock, or by Dagster's where that was not noted."""
     noted = record.dagster_run.tags.get(ASKED_AT_TAG, "")
     return float(noted) if noted.isdecimal() else record.create_timestamp.timestamp()
@@ -162,23 +164,25 @@ def asked_at_s(record: RunRecord) -> float:
 
 def ended_at_s(record: RunRecord) -> float:
     """Give when a run ended, as far as Dagster knows, else when it was asked for."""
-    return max(asked_at_s(record), record.end_time or 0.0)
+    return max(requested_at_s(record), record.end_time or 0.0)
 
 
 def may_begin(record: RunRecord, now_s: float) -> bool:
     """Return whether a run that is not over may still come to its claim: it waits in the queue, or it is young."""
-    changed_s = max(asked_at_s(record), record.update_timestamp.timestamp())
+    changed_s = max(requested_at_s(record), record.update_timestamp.timestamp())
     return record.dagster_run.status is DagsterRunStatus.QUEUED or now_s - changed_s <= OPEN_RUN_PATIENCE_S
 
 
-def growing_wait_s(first_wait_s: float, times: int) -> float:
+def retry_backoff_s(first_wait_s: float, times: int) -> float:
     """Give the pause after the `times`th run in vain: doubled each time, up to an hour."""
     return min(LONGEST_WAIT_S, first_wait_s * 2.0 ** min(times - 1, 16))
 
 
-def asked_before(instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[Left]) -> Asked:
+def previous_runs(
+    instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[AbandonedPartition]
+) -> PreviousRuns:
     """Look up what runs of `job` were asked for: the newest 200, and all that were asked for one of `found` alone."""
-    asked = Asked(instance, time.time())
+    asked = PreviousRuns(instance, time.time())
     if not found:
         return asked
     tags = {GROUP_TAG: group, TOPIC_TAG: found[0].topic, REASON_TAG: STALE_CLAIM}
@@ -198,7 +202,7 @@ def place_of(partition: int, generation: int, offset: int | None) -> str:
     return f"{partition}.{generation}.{offset}"
 
 
-def digest_of(group: str, bundle: Sequence[Left]) -> str:
+def digest_of(group: str, bundle: Sequence[AbandonedPartition]) -> str:
     """Name what a run is asked for, the same for ever: group, topic, and each partition, generation and offset.
 
     Not the epoch: how often redoing a place has been tried is counted over all of its owners.
@@ -207,7 +211,7 @@ def digest_of(group: str, bundle: Sequence[Left]) -> str:
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:24]
 
 
-def _seen_in(run_config: Mapping[str, Any], op_name: str) -> Iterator[Seen]:
+def _expected_states(run_config: Mapping[str, Any], op_name: str) -> Iterator[ExpectedState]:
     """Give what a run was told; what an older version wrote otherwise is passed over."""
     config = run_config.get("ops", {}).get(op_name, {}).get("config", {})
     for each in config.get("seen") or []:
@@ -222,4 +226,4 @@ def _seen_in(run_config: Mapping[str, Any], op_name: str) -> Iterator[Seen]:
             and isinstance(offset, int | None)
             and isinstance(epoch, int | None)
         ):
-            yield Seen(partition, generation, offset, attempts, epoch)
+            yield ExpectedState(partition, generation, offset, attempts, epoch)

@@ -84,7 +84,7 @@ def build_group_member_sensor(
         raise ConfigurationError(f"job {job.name!r} has no claimed-batch op: name the topics that the member takes")
     if capacity < 1:
         raise ConfigurationError(f"capacity is {capacity}; it must be at least 1")
-    interest = Interest(tuple(wanted), pattern, capacity)
+    interest = Subscription(tuple(wanted), pattern, capacity)
 
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
@@ -92,7 +92,7 @@ def build_group_member_sensor(
         claimer = claimer_of(context.resources, claimer_key)
         member = require_member(claimer, claimer_key)
         patience_s = max(_LEAST_PATIENCE_S, _MISSED_TICKS * minimum_interval_s)
-        living = kept_member(claimer, interest, patience_s)
+        living = process_member(claimer, interest, patience_s)
         if living.error is not None:
             raise ConfigurationError(_refused(member, claimer, living.error))
         had, has = MemberCursor.read(context.cursor).had, by_topic(living.places)
@@ -126,7 +126,7 @@ def require_member(claimer: ClaimerResource, key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Interest:
+class Subscription:
     """What a member takes."""
 
     topics: tuple[str, ...]
@@ -134,11 +134,11 @@ class Interest:
     capacity: int
 
 
-_Key = tuple[KafkaConnection, str, str, str, int, Interest]
+_Key = tuple[KafkaConnection, str, str, str, int, Subscription]
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Membership:
     """A membership of this process; `timer` ends it unless a tick comes before."""
 
     member: "CoordinatedMember"
@@ -151,16 +151,16 @@ class _Kept:
         self.member.__exit__()
 
 
-_kept: dict[_Key, _Kept] = {}
+_kept: dict[_Key, _Membership] = {}
 _locks: dict[_Key, threading.Lock] = {}
 """One each, as a group whose brokers are slow keeps no other waiting."""
 
 
-def kept_member(claimer: ClaimerResource, interest: Interest, patience_s: float) -> "CoordinatedMember":
+def process_member(claimer: ClaimerResource, interest: Subscription, patience_s: float) -> "CoordinatedMember":
     """Give this process's membership, begun now if it is the first use or the last one ended.
 
     It leaves the group unless it is asked for again within `patience_s` seconds. Raises `ConfigurationError`,
-    `TopicMissing`, `UnavailableError`.
+    `TopicNotFoundError`, `UnavailableError`.
     """
     connection, name = claimer.coordination(), require_member(claimer, "claimer")
     key = (connection, claimer.coordinator_topic, claimer.group, name, claimer.member_session_ms, interest)
@@ -169,7 +169,7 @@ def kept_member(claimer: ClaimerResource, interest: Interest, patience_s: float)
         if kept is None or kept.member.is_over or kept.member.error in _MAY_PASS:
             if kept is not None:
                 kept.stop()
-            kept = _kept[key] = _Kept(_join(claimer, connection, name, interest))
+            kept = _kept[key] = _Membership(_join(claimer, connection, name, interest))
         if kept.timer is not None:
             kept.timer.cancel()
         kept.timer = threading.Timer(patience_s, _leave, [key, kept])
@@ -188,7 +188,9 @@ def _lock_of(key: _Key) -> threading.Lock:
     return _locks.setdefault(key, threading.Lock())
 
 
-def _join(claimer: ClaimerResource, connection: KafkaConnection, name: str, interest: Interest) -> "CoordinatedMember":
+def _join(
+    claimer: ClaimerResource, connection: KafkaConnection, name: str, interest: Subscription
+) -> "CoordinatedMember":
     from marshal_dagster.coordinator.client import CoordinatedMember
     from marshal_dagster.coordinator.transport import CoordinatorTopics
 
@@ -209,7 +211,7 @@ def _join(claimer: ClaimerResource, connection: KafkaConnection, name: str, inte
     return member
 
 
-def _leave(key: _Key, kept: _Kept) -> None:
+def _leave(key: _Key, kept: _Membership) -> None:
     with _lock_of(key):
         if _kept.get(key) is kept:
             del _kept[key]

@@ -17,24 +17,24 @@ from dagster import (
 )
 
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
-from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.runs.abandoned_work import MOST_TOLD, barrier
+from marshal_dagster.runs.abandoned_work import MAX_NAMED, why_unclaimable
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, GROUP_TAG, TOPIC_TAG, sensor_name
 from marshal_dagster.runs.status import FINISHED, MAY_CLAIM
 from marshal_dagster.sensors._cursor import Cursor
-from marshal_dagster.sensors._lag_reader import Lag, Positions, Unread, look, positions_of
+from marshal_dagster.sensors._lag_reader import GroupPositions, TopicLag, UnreadRecords, positions_of, read_lag
 from marshal_dagster.sensors._run_history import (
     ASKED_AT_TAG,
     ASKED_TAG,
     FIRST_WAIT_S,
     REASON_TAG,
     ended_at_s,
-    growing_wait_s,
     may_begin,
     place_of,
+    retry_backoff_s,
 )
 from marshal_dagster.telemetry.metrics import record_lag
 
@@ -73,8 +73,8 @@ def build_lag_sensor(
     job: AnyJob,
     *,
     group: str,
-    more_than_records: int | None = None,
-    older_than_s: float | None = None,
+    max_lag_records: int | None = None,
+    max_lag_age_s: float | None = None,
     rearm_records: int | None = None,
     rearm_s: float | None = None,
     max_runs_per_tick: int = 1,
@@ -87,7 +87,7 @@ def build_lag_sensor(
     """Build the sensor that asks for runs of `job` when `group` lags behind in its topic.
 
     It asks when more than so many records (offsets) are unread in all partitions that nobody holds, or when the oldest
-    unread record of one of them, by its own timestamp, is older than `older_than_s` seconds. Then it asks again
+    unread record of one of them, by its own timestamp, is older than `max_lag_age_s` seconds. Then it asks again
     whenever it can, until not more than `rearm_records` are unread in the whole topic and none is older than `rearm_s`
     (by default half of the thresholds): from there on only a threshold counts again.
 
@@ -113,14 +113,14 @@ def build_lag_sensor(
         group=group,
         job=job.name,
         topic=topics[0],
-        records=_threshold("more_than_records", more_than_records, "rearm_records", records),
-        age_s=_threshold("older_than_s", older_than_s, "rearm_s", rearm_s),
+        records=_threshold("max_lag_records", max_lag_records, "rearm_records", records),
+        age_s=_threshold("max_lag_age_s", max_lag_age_s, "rearm_s", rearm_s),
         max_runs_per_tick=max_runs_per_tick,
         max_attempts=max_attempts,
         rationalizer_key=rationalizer_key,
     )
     if spec.records is None and spec.age_s is None:
-        raise ConfigurationError("a lag sensor needs more_than_records, older_than_s, or both")
+        raise ConfigurationError("a lag sensor needs max_lag_records, max_lag_age_s, or both")
 
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
@@ -167,24 +167,24 @@ class _Tick:
         resource = self._resource
         with resource.world() as world:
             wall_ms = round(now_s * 1_000)
-            barred = barrier(world, spec.group, spec.topic, wall_ms)
+            barred = why_unclaimable(world, spec.group, spec.topic, wall_ms)
             positions = positions_of(world, spec.group, spec.topic, max_attempts=spec.max_attempts, wall_ms=wall_ms)
         if barred is not None:
             return self._skip(cursor, barred)
-        limits = _Limits.now(spec, cursor)
+        limits = _ActiveThresholds.now(spec, cursor)
         older_than_ms = None if limits.age_s is None else round((now_s - limits.age_s) * 1_000)
         try:
             with resource.open_data() as topics:
-                lag = look(topics, spec.topic, positions, older_than_ms)
-        except TopicMissing as missing:
+                lag = read_lag(topics, spec.topic, positions, older_than_ms)
+        except TopicNotFoundError as missing:
             return self._skip(cursor, str(missing))
         record_lag(spec.group, spec.topic, lag.records)
-        is_above = limits.are_passed(lag.unread if cursor.is_draining else lag.due, lag.old)
+        is_above = limits.are_exceeded(lag.unread if cursor.is_draining else lag.due, lag.old)
         cursor.is_draining = is_above
-        told = limits.told(lag)
+        told = limits.describe(lag)
         if not is_above:
             return self._skip(cursor, told)
-        if not limits.are_passed(lag.due, lag.old):
+        if not limits.are_exceeded(lag.due, lag.old):
             return self._skip(cursor, f"{told}; those who hold the partitions are at work")
         return self._ask(cursor, lag.due, positions, told, now_s)
 
@@ -197,12 +197,12 @@ class _Tick:
         return SensorResult(skip_reason=reason, cursor=cursor.model_dump_json())
 
     def _ask(
-        self, cursor: LagCursor, due: Sequence[Unread], positions: Positions, told: str, now_s: float
+        self, cursor: LagCursor, due: Sequence[UnreadRecords], positions: GroupPositions, told: str, now_s: float
     ) -> SensorResult:
         waiting = self._waiting(positions, now_s)
         room = min(self.spec.max_runs_per_tick, len(due)) - len(waiting)
         if room < 1:
-            runs = ", ".join(waiting[:MOST_TOLD])
+            runs = ", ".join(waiting[:MAX_NAMED])
             return self._skip(cursor, f"{told}; runs of {self.spec.job!r} are under way and hold nothing yet: {runs}")
         digest = _digest(self.spec, due)
         wait_s = self._wait_s(digest, now_s)
@@ -213,7 +213,7 @@ class _Tick:
         self.context.log.info("%s: asking for %d runs", told, len(requests))
         return SensorResult(run_requests=requests, cursor=cursor.model_dump_json())
 
-    def _waiting(self, positions: Positions, now_s: float) -> list[str]:
+    def _waiting(self, positions: GroupPositions, now_s: float) -> list[str]:
         """Give the runs of the job, whoever asked for them, that may still claim: under way, and holding nothing."""
         wanted = RunsFilter(job_name=self.spec.job, statuses=list(MAY_CLAIM))
         records = self.context.instance.get_run_records(wanted, limit=_RUNS_LOOKED_AT)
@@ -230,7 +230,7 @@ class _Tick:
         if not records:
             return 0.0
         last_s = max(map(ended_at_s, records))
-        return last_s + growing_wait_s(FIRST_WAIT_S, len(records)) - now_s
+        return last_s + retry_backoff_s(FIRST_WAIT_S, len(records)) - now_s
 
     def _request(self, digest: str, number: int, now_s: float) -> RunRequest:
         """Ask under a key that is the same for the same positions and number: Dagster never runs an equal key twice."""
@@ -248,14 +248,14 @@ class _Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
+class _ActiveThresholds:
     """The thresholds that count in this tick: the lower ones while draining, else the upper ones."""
 
     records: float | None
     age_s: float | None
 
     @classmethod
-    def now(cls, spec: _Spec, cursor: LagCursor) -> "_Limits":
+    def now(cls, spec: _Spec, cursor: LagCursor) -> "_ActiveThresholds":
         """Choose them."""
 
         def of(threshold: Threshold | None) -> float | None:
@@ -265,12 +265,12 @@ class _Limits:
 
         return cls(of(spec.records), of(spec.age_s))
 
-    def are_passed(self, unread: Sequence[Unread], old: Collection[int]) -> bool:
+    def are_exceeded(self, unread: Sequence[UnreadRecords], old: Collection[int]) -> bool:
         """Tell whether there are more records than so many, or one is older than that."""
         many = self.records is not None and sum(each.records for each in unread) > self.records
         return many or any(each.partition in old for each in unread)
 
-    def told(self, lag: Lag) -> str:
+    def describe(self, lag: TopicLag) -> str:
         """Say what was seen."""
         records = sum(each.records for each in lag.unread)
         due = sum(each.records for each in lag.due)
@@ -280,18 +280,18 @@ class _Limits:
             told.append(f"{len(lag.old)} partitions have an unread record older than {self.age_s:g} s")
         if lag.given_up:
             told.append(f"not counted, for their plan was tried too often: partitions {_numbers(lag.given_up)}")
-        if lag.made_anew:
-            told.append(f"not counted, for the topic was made anew since: partitions {_numbers(lag.made_anew)}")
+        if lag.is_recreated:
+            told.append(f"not counted, for the topic was made anew since: partitions {_numbers(lag.is_recreated)}")
         return "; ".join(told)
 
 
 def _numbers(partitions: Sequence[int]) -> str:
-    shown = ", ".join(map(str, partitions[:MOST_TOLD]))
-    more = len(partitions) - MOST_TOLD
+    shown = ", ".join(map(str, partitions[:MAX_NAMED]))
+    more = len(partitions) - MAX_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _digest(spec: _Spec, due: Sequence[Unread]) -> str:
+def _digest(spec: _Spec, due: Sequence[UnreadRecords]) -> str:
     """Name where the group stands in what is due, so that runs that moved nothing are known by it."""
     places = (place_of(each.partition, each.position.generation, each.position.offset) for each in due)
     return hashlib.sha256("/".join([LAG, spec.group, spec.topic, *places]).encode()).hexdigest()[:24]

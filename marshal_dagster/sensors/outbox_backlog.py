@@ -25,8 +25,8 @@ OUTBOX_TAG: Final = "marshal/outbox"
 def build_outbox_backlog_sensor(
     drain_job: JobDefinition,
     *,
-    more_than_rows: int = 0,
-    older_than_s: float | None = None,
+    max_backlog_rows: int = 0,
+    max_backlog_age_s: float | None = None,
     name: str = "outbox_backlog",
     minimum_interval_s: int = DEFAULT_INTERVAL_S,
     outbox_key: str = "outbox",
@@ -34,12 +34,12 @@ def build_outbox_backlog_sensor(
 ) -> SensorDefinition:
     """Build the sensor that asks for a run of `drain_job` when rows wait, and none is under way.
 
-    It asks when more than `more_than_rows` wait, or when the oldest has waited for longer than `older_than_s` seconds.
-    Raises `ConfigurationError`.
+    It asks when more than `max_backlog_rows` wait, or when the oldest has waited for longer than `max_backlog_age_s`
+    seconds. Raises `ConfigurationError`.
     """
-    if more_than_rows < 0 or (older_than_s is not None and older_than_s < 0):
+    if max_backlog_rows < 0 or (max_backlog_age_s is not None and max_backlog_age_s < 0):
         raise ConfigurationError(
-            f"more_than_rows is {more_than_rows}, older_than_s is {older_than_s}; they must be 0 or more"
+            f"max_backlog_rows is {max_backlog_rows}, max_backlog_age_s is {max_backlog_age_s}; they must be 0 or more"
         )
 
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
@@ -48,13 +48,13 @@ def build_outbox_backlog_sensor(
         status = resource_of(OutboxResource, context.resources, outbox_key).status()
         told = backlog_text(status)
         age_s = status.oldest_age_s or 0.0
-        if status.rows <= more_than_rows and (older_than_s is None or age_s <= older_than_s):
+        if status.rows <= max_backlog_rows and (max_backlog_age_s is None or age_s <= max_backlog_age_s):
             return SkipReason(told)
         under_way = RunsFilter(job_name=drain_job.name, statuses=list(UNFINISHED))
         if context.instance.get_run_records(under_way, limit=1):
             return SkipReason(f"{told}; a run of {drain_job.name!r} is under way")
         context.log.info("%s: asking for a run", told)
-        return SensorResult(run_requests=[RunRequest(tags={OUTBOX_TAG: status.standing.name})])
+        return SensorResult(run_requests=[RunRequest(tags={OUTBOX_TAG: status.registration.name})])
 
     return SensorDefinition(
         name=name,

@@ -16,21 +16,21 @@ from dagster import (
     SkipReason,
 )
 
-from marshal_dagster.errors import ConfigurationError, LogChanged, UnavailableError
+from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError, UnavailableError
 from marshal_dagster.jobs.batch import AnyJob
 from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name
-from marshal_dagster.protocol.state import GO_ALLOWANCE_MS, Key, Place
+from marshal_dagster.protocol.state import GO_ALLOWANCE_MS, DataPartitionId, Key
 from marshal_dagster.resources.claimer import ClaimerResource, Revocation
-from marshal_dagster.runs.abandoned_work import Left, left, listed, range_left
+from marshal_dagster.runs.abandoned_work import AbandonedPartition, abandoned_partition, abandoned_range, listed
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, run_of, sensor_name
 from marshal_dagster.runs.status import FINISHED
-from marshal_dagster.sensors._dropped_ranges import RunDrops, possibly_dropped
+from marshal_dagster.sensors._dropped_ranges import DroppedRanges, possibly_dropped
 
 _GO_STALE_S: Final = (stale_after_ms(GO_HEARTBEAT_INTERVAL_MS) + GO_ALLOWANCE_MS) / 1_000
 
 
-def build_dead_run_sensors(
+def build_run_failure_sensors(
     *,
     group: str,
     name: str | None = None,
@@ -78,11 +78,11 @@ def _revoke_run(context: RunStatusSensorContext, group: str, claimer: object) ->
         raise ConfigurationError(f"the claimer of a dead-run sensor must be a ClaimerResource of group {group!r}")
     run_id = context.dagster_run.run_id
     revocation = claimer.revoke_run(run_id)
-    told = _told(f"run {run_id}", revocation, claimer)
+    told = _revocation_text(f"run {run_id}", revocation, claimer)
     try:
-        if others := _others_over(context, claimer):
-            told += _told(f"{len(others)} other runs that are over", claimer.revoke_runs(others), claimer)
-    except (UnavailableError, LogChanged) as error:
+        if others := _other_ended_runs(context, claimer):
+            told += _revocation_text(f"{len(others)} other runs that are over", claimer.revoke_runs(others), claimer)
+    except (UnavailableError, CoordinationLogChangedError) as error:
         told.append(f"what other runs held that are over cannot be revoked now: {error}")
     observations: list[AssetObservation] = []
     try:
@@ -90,7 +90,7 @@ def _revoke_run(context: RunStatusSensorContext, group: str, claimer: object) ->
     except UnavailableError as error:
         told.append(f"what the run possibly dropped cannot be said now, the stale-claim sensor tells it later: {error}")
     else:
-        told += [drops.told()] if drops.rows else []
+        told += [drops.describe()] if drops.rows else []
         observations += drops.observations()
     if not told:
         return SkipReason(f"run {run_id} held nothing of group {group!r}")
@@ -99,10 +99,12 @@ def _revoke_run(context: RunStatusSensorContext, group: str, claimer: object) ->
     return SensorResult(skip_reason="; ".join(told), asset_events=observations)
 
 
-def _others_over(context: RunStatusSensorContext, claimer: ClaimerResource) -> list[str]:
+def _other_ended_runs(context: RunStatusSensorContext, claimer: ClaimerResource) -> list[str]:
     """Give the other runs that hold something of the group and of which Dagster says that they are over."""
     keys = claimer.group_keys().values()
-    owners = [owner for key in keys for owner in (key.owner, *(each.owner for each in key.ranges)) if owner is not None]
+    owners = [
+        owner for key in keys for owner in (key.owner, *(range_.owner for range_ in key.ranges)) if owner is not None
+    ]
     holding = {run_of(owner.instance) for owner in owners} - {context.dagster_run.run_id, ""}
     if not holding:
         return []
@@ -110,7 +112,7 @@ def _others_over(context: RunStatusSensorContext, claimer: ClaimerResource) -> l
     return [run.run_id for run in found]
 
 
-def _told(whose: str, revocation: Revocation, claimer: ClaimerResource) -> list[str]:
+def _revocation_text(whose: str, revocation: Revocation, claimer: ClaimerResource) -> list[str]:
     told = []
     if revocation.taken:
         told.append(f"revoked what {whose} held: {listed(_dead(revocation.taken))}")
@@ -129,20 +131,20 @@ def _told(whose: str, revocation: Revocation, claimer: ClaimerResource) -> list[
     return told
 
 
-def _dead(keys: Mapping[Place, Key]) -> list[Left]:
+def _dead(keys: Mapping[DataPartitionId, Key]) -> list[AbandonedPartition]:
     found = []
     for (topic, partition), key in sorted(keys.items(), key=itemgetter(0)):
         if key.owner is not None:
-            found.append(left(topic, partition, key, key.last_beat_ms))
-        found += [range_left(topic, partition, key, each, each.last_beat_ms) for each in key.ranges]
+            found.append(abandoned_partition(topic, partition, key, key.last_beat_ms))
+        found += [abandoned_range(topic, partition, key, range_, range_.last_beat_ms) for range_ in key.ranges]
     return found
 
 
-def _drops(context: RunStatusSensorContext, claimer: ClaimerResource) -> RunDrops:
+def _drops(context: RunStatusSensorContext, claimer: ClaimerResource) -> DroppedRanges:
     """Give what the run possibly dropped; the log is read only if it announced something."""
-    keys: dict[Place, Key] = {}
+    keys: dict[DataPartitionId, Key] = {}
 
-    def key_of(place: Place) -> Key | None:
+    def key_of(place: DataPartitionId) -> Key | None:
         if not keys:
             keys.update(claimer.group_keys())
         return keys.get(place)

@@ -20,10 +20,10 @@ from marshal_dagster.sinks.sink import (
     Intervals,
     OffsetsRead,
     Sink,
-    WriteOutcome,
+    WriteResult,
     check_columns,
+    checked_after_read,
     refuse_foreign_rows,
-    then_checked,
 )
 from marshal_dagster.sinks.source_headers import with_source_headers
 
@@ -42,12 +42,12 @@ __all__ = [
     "StoredRanges",
     "TakenRanges",
     "Verdict",
-    "WriteOutcome",
+    "WriteResult",
     "check_columns",
+    "checked_after_read",
     "delta_settings",
     "judge",
     "judge_ranges",
     "refuse_foreign_rows",
-    "then_checked",
     "with_source_headers",
 ]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def without(frame: "DataFrame", done: Sequence[int]) -> "DataFrame":
+def without_partitions(frame: "DataFrame", done: Sequence[int]) -> "DataFrame":
     """Leave out the rows of the partitions `done`; those without a partition stay, to be found and refused."""
     if not done:
         return frame
@@ -21,7 +21,7 @@ def without(frame: "DataFrame", done: Sequence[int]) -> "DataFrame":
 
 
 @contextmanager
-def kept(frame: "DataFrame") -> Iterator["DataFrame"]:
+def persisted(frame: "DataFrame") -> Iterator["DataFrame"]:
     """Have the executors keep the rows of `frame`, once they are evaluated, until the block ends.
 
     After an interrupt they stay for as long as the session: the JVM is left alone then, since it would answer only when

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition, StoredRanges, Verdict, judge_ranges
 
@@ -27,7 +27,7 @@ _INTEGERS = frozenset({"byte", "short", "integer", "long"})
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOutcome:
+class WriteResult:
     """What became of each range that was to be written.
 
     `taken` are in the output by this very call, `skipped` were there already; all of them can be committed. `rows`
@@ -49,7 +49,7 @@ class Sink(Protocol):
     """
 
     @property
-    def takes_in_any_order(self) -> bool:
+    def supports_unordered_ranges(self) -> bool:
         """Whether it knows each range that it has, not only a position (`judge_ranges`).
 
         Only such a sink can be used in groups whose members claim ranges: there `ClaimedRange.in_any_order` is true.
@@ -59,7 +59,8 @@ class Sink(Protocol):
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
         """Say what would be done with each range; asked before anything is processed.
 
-        Raises `SinkRefused` where one of them could not be written: see `judge`, `judge_ranges` and `can_replace`.
+        Raises `SinkRejectedError` where one of them could not be written: see `judge`, `judge_ranges` and
+        `can_replace`.
         """
         ...
 
@@ -69,7 +70,7 @@ class Sink(Protocol):
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write the rows of each range, in one step, in place of what older generations hold at the offsets read.
 
         Best is one step for all ranges; it may be one for each, where the output can do no other.
@@ -79,7 +80,7 @@ class Sink(Protocol):
         message it comes from, by which a newer generation can replace it. Ranges that are found done, by now or before,
         are left out. A range without rows is taken too. `before_commit` is how the batch makes sure, after Kafka was
         read and before the output is touched, that its claims hold and the topic is the same.
-        Raises `SinkRefused`, `ConfigurationError`, and what `before_commit` raises.
+        Raises `SinkRejectedError`, `ConfigurationError`, and what `before_commit` raises.
         """
         ...
 
@@ -109,7 +110,7 @@ def check_columns(schema: "StructType", reserved: Collection[str]) -> None:
 
 def check_ranges(ranges: Sequence[ClaimedRange]) -> None:
     """Raise `ValueError` unless `ranges` are of one group and topic, each partition once."""
-    if len({(each.coordination_topic_id, each.group, each.topic) for each in ranges}) > 1:
+    if len({(range_.coordination_topic_id, range_.group, range_.topic) for range_ in ranges}) > 1:
         raise ValueError("ranges of more than one group or topic in one call")
     twice = [partition for partition, count in Counter(each.partition for each in ranges).items() if count > 1]
     if twice:
@@ -122,16 +123,16 @@ def quoted(name: str) -> str:
 
 
 def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[ClaimedRange]) -> None:
-    """Raise `SinkRefused` when there are rows of `partitions` that none of `ranges` has."""
-    foreign = sorted(str(each) for each in set(partitions) - {each.partition for each in ranges})
+    """Raise `SinkRejectedError` when there are rows of `partitions` that none of `ranges` has."""
+    foreign = sorted(str(each) for each in set(partitions) - {range_.partition for range_ in ranges})
     if foreign:
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"the result has rows of partition {', '.join(foreign)}, which this batch did not read: nothing was "
             f"written; leave the column {PARTITION_COLUMN!r} as it was read"
         )
 
 
-def then_checked(offsets_read: OffsetsRead, before_commit: BeforeCommit) -> OffsetsRead:
+def checked_after_read(offsets_read: OffsetsRead, before_commit: BeforeCommit) -> OffsetsRead:
     """Return `offsets_read` with `before_commit` behind it: the topic read may be another than that of the rows."""
 
     def read() -> Mapping[int, Intervals]:
@@ -159,7 +160,7 @@ def within(taken: ClaimedRange, offsets: Intervals) -> tuple[tuple[int, int], ..
 def judge_all(
     stored: Callable[[ClaimedRange], StoredRanges | None], ranges: Sequence[ClaimedRange]
 ) -> dict[ClaimedRange, Verdict]:
-    """Judge each range by what is `stored` beside it; raises `SinkRefused` as `judge_ranges`."""
+    """Judge each range by what is `stored` beside it; raises `SinkRejectedError` as `judge_ranges`."""
     return {wanted: judge_ranges(stored(wanted), wanted) for wanted in ranges}
 
 
@@ -174,17 +175,17 @@ def position_after(taken: ClaimedRange) -> StoredPosition:
     )
 
 
-def newer_version(what: str, version: object, known: int) -> SinkRefused:
+def newer_version(what: str, version: object, known: int) -> SinkRejectedError:
     """Return the refusal of what a newer marshal-dagster has written."""
-    return SinkRefused(
+    return SinkRejectedError(
         f"{what} has version {version}, this marshal-dagster knows {known}: run one that is at least as new as the "
         "output's last writer"
     )
 
 
-def changed_result(what: str, expected: int, fetched: int) -> SinkRefused:
+def changed_result(what: str, expected: int, fetched: int) -> SinkRejectedError:
     """Return the refusal of a result that had another number of rows when they were fetched."""
-    return SinkRefused(
+    return SinkRejectedError(
         f"{what}: the result had {expected} rows, and {fetched} when they were fetched: nothing of it was written; an "
         "executor was lost, or the result is not the same each time it is computed"
     )

@@ -30,7 +30,7 @@ def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "
 
     check_ranges(ranges)
     known = frame.sparkSession.createDataFrame(
-        [(each.partition, each.group, each.topic, each.generation, each.epoch) for each in ranges],
+        [(range_.partition, range_.group, range_.topic, range_.generation, range_.epoch) for range_ in ranges],
         "source_partition INT, source_group STRING, source_topic STRING, source_generation LONG, source_epoch LONG",
     )
     columns = {

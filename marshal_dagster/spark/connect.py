@@ -35,7 +35,7 @@ def is_connect(spark: "SparkSession") -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def give_up_early(spark: "SparkSession") -> None:
+def fail_fast_when_dead(spark: "SparkSession") -> None:
     """Have calls to a server that has died fail within a second or two, unless the user has set how they are repeated.
 
     Else a batch would hold its claim for ten minutes more, and a server that comes back knows nothing of the session.
@@ -44,7 +44,7 @@ def give_up_early(spark: "SparkSession") -> None:
 
     client = _of(spark).client
     policies = client.get_retry_policies()
-    if [(type(each), each.max_retries) for each in policies] == [(DefaultPolicy, DefaultPolicy().max_retries)]:
+    if [(type(policy), policy.max_retries) for policy in policies] == [(DefaultPolicy, DefaultPolicy().max_retries)]:
         client.set_retry_policies([DefaultPolicy(max_retries=CONNECT_RETRIES)])
 
 
@@ -71,7 +71,7 @@ def known_settings(spark: "SparkSession", names: Mapping[str, str]) -> dict[str,
     return {name: str(spark.conf.get(name, default)) for name, default in names.items()}
 
 
-def may_send_twice(spark: "SparkSession") -> bool:
+def may_resend_statements(spark: "SparkSession") -> bool:
     """Say whether the client could have the server run a statement twice, when an answer is lost on its way."""
     client = _of(spark).client
     return bool(client.get_retry_policies()) and not client._use_reattachable_execute  # noqa: SLF001 - no public name

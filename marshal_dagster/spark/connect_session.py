@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.spark.connect import give_up_early
+from marshal_dagster.spark.connect import fail_fast_when_dead
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.time_limit import within
 
@@ -46,7 +46,7 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
 
     whole = url if token is None else f"{url.rstrip('/')}{'' if ';' in url else '/'};token={quote(token, safe='')}"
     session: SparkSession = SparkSession.builder.remote(whole).create()
-    give_up_early(session)
+    fail_fast_when_dead(session)
     try:
         within(_ANSWERS_WITHIN_S, lambda: check_session(session))
     except MarshalError:

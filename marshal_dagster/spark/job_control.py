@@ -160,7 +160,7 @@ def _progress(spark: "SparkSession", tag: str) -> Progress | None:
     jobs = [job for each in tracker.getActiveJobsIds() if each in ours and (job := tracker.getJobInfo(each))]
     if not jobs:
         return None
-    stages = [stage for job in jobs for each in job.stageIds if (stage := tracker.getStageInfo(each))]
+    stages = [stage for job in jobs for stageId in job.stageIds if (stage := tracker.getStageInfo(stageId))]
     return Progress(
         active_stages=sum(stage.numActiveTasks > 0 for stage in stages),
         tasks_done=sum(stage.numCompletedTasks for stage in stages),

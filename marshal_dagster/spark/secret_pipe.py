@@ -30,7 +30,7 @@ def telling(pipe: Path, text: str) -> Iterator[None]:
     told = b"\x02%d:%s\x03" % (len(text.encode()), text.encode())
     os.mkfifo(pipe, 0o600)
     over = threading.Event()
-    thread = threading.Thread(target=_tell, args=(pipe, told, over), name="tell", daemon=True)
+    thread = threading.Thread(target=_report, args=(pipe, told, over), name="tell", daemon=True)
     thread.start()
     try:
         yield
@@ -72,7 +72,7 @@ def _read(source: int) -> bytes:
         return b""
 
 
-def _tell(pipe: Path, told: bytes, over: threading.Event) -> None:
+def _report(pipe: Path, told: bytes, over: threading.Event) -> None:
     while not over.wait(_POLL_S):
         with contextlib.suppress(OSError):  # nobody listens, or went away
             target = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)

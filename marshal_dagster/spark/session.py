@@ -174,7 +174,7 @@ def check_session(spark: "SparkSession") -> None:
         return
     is_remote = connect.is_connect(spark)
     if is_remote:
-        connect.give_up_early(spark)
+        connect.fail_fast_when_dead(spark)
     if not spark.version.startswith(f"{_SPARK_RELEASE}."):
         raise ConfigurationError(
             f"this session is Spark {spark.version}; marshal-dagster works with {_SPARK_RELEASE}: "
@@ -221,7 +221,7 @@ def check_single_execution(spark: "SparkSession") -> None:
         if (value := conf.get(name, default)) != SINGLE_EXECUTION[name]
         and (is_remote or not _settled_by_master(name, master))
     ]
-    if is_remote and connect.may_send_twice(spark):
+    if is_remote and connect.may_resend_statements(spark):
         wrong.append("the client repeats calls without reattachable execution")
     if _local_failures(master) > 1:
         wrong.insert(0, f"spark.master is {master}, must not name failures to allow (local[N])")

@@ -25,7 +25,7 @@ TIMEOUT_S: Final = 5.0
 """How long those wait who hold nothing any more until their lines are written."""
 
 
-class Lines:
+class LineWriter:
     """Takes lines and writes them in order; `close` at the end."""
 
     def __init__(self) -> None:

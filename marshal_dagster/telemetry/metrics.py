@@ -166,7 +166,7 @@ def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> None:
 
         force = getattr(get_meter_provider(), "force_flush", None)
     except Exception as error:  # noqa: BLE001 - as above
-        _tell_off(type(error).__name__)
+        _log_disabled_metrics(type(error).__name__)
         return
     if force is None:
         return
@@ -190,7 +190,7 @@ def _made(make: "Callable[[MeterProvider], Instruments]") -> Instruments | None:
 
         found: Instruments = _of(make, get_meter_provider())
     except Exception as error:  # noqa: BLE001 - whatever it is, work goes on without metrics
-        _tell_off(type(error).__name__)
+        _log_disabled_metrics(type(error).__name__)
         return None
     return found
 
@@ -205,7 +205,7 @@ def _meter(provider: "MeterProvider") -> "Meter":
 
 
 @lru_cache(maxsize=1)
-def _tell_off(why: str) -> None:
+def _log_disabled_metrics(why: str) -> None:
     """Say once why there are no metrics."""
     logger.warning("OpenTelemetry is in use here, but there are no metrics of marshal-dagster: %s", why)
 

@@ -20,22 +20,22 @@ from marshal_dagster.protocol.messages import (
     RevokingRange,
     type_name,
 )
-from marshal_dagster.telemetry.log_lines import LOGGER, Lines
+from marshal_dagster.telemetry.log_lines import LOGGER, LineWriter
 from marshal_dagster.telemetry.metrics import Metrics, flush, metrics
 
 if TYPE_CHECKING:
     from marshal_dagster.batches import ClaimedBatch
-    from marshal_dagster.coordination.appender import Sent
-    from marshal_dagster.coordination.claims import Held
+    from marshal_dagster.coordination.appender import AppendResult
+    from marshal_dagster.coordination.claims import BaseClaim
     from marshal_dagster.coordination.observer import ObservedClaimer
-    from marshal_dagster.coordination.rationalizer import Outcome
+    from marshal_dagster.coordination.rationalizer import RecordResult
 
 _UNACKNOWLEDGED: Final = "unacknowledged"
 _REFUSED: Final = "refused"
 _LOST: Final = "lost"
 
 
-class Event(StrEnum):
+class LineEvent(StrEnum):
     """What a line is about."""
 
     CLAIM = "claim"
@@ -50,12 +50,12 @@ class Event(StrEnum):
 
 
 _SUCCESS: Final = {
-    Event.CLAIM: "won",
-    Event.HEARTBEAT: "accepted",
-    Event.COMMIT: "committed",
-    Event.OTHER: "accepted",
+    LineEvent.CLAIM: "won",
+    LineEvent.HEARTBEAT: "accepted",
+    LineEvent.COMMIT: "committed",
+    LineEvent.OTHER: "accepted",
 }
-_LEVELS: Final = {Event.CLAIM: logging.INFO, Event.HEARTBEAT: logging.DEBUG, Event.COMMIT: logging.INFO}
+_LEVELS: Final = {LineEvent.CLAIM: logging.INFO, LineEvent.HEARTBEAT: logging.DEBUG, LineEvent.COMMIT: logging.INFO}
 """Of lines about what was accepted; about the rest there are none."""
 _RACES: Final = (ClaimingPartition, ClaimingRange, RevokingClaim, RevokingRange, GroupMessage)
 """Another may be faster with these: that they are refused is nothing to warn of."""
@@ -65,24 +65,29 @@ _RACES: Final = (ClaimingPartition, ClaimingRange, RevokingClaim, RevokingRange,
 class _Record:
     """One own record, and what came of it."""
 
-    event: Event
+    event: LineEvent
     message: Message
     epoch: int | None
     offset: int | None
     """Up to where it commits."""
-    outcome: "Outcome | None"
-    came_to: str
+    outcome: "RecordResult | None"
+    result_text: str
     """Its outcome's name."""
 
     @classmethod
     def of(
-        cls, event: Event, message: Message, outcome: "Outcome | None", epoch: int | None, offset: int | None = None
+        cls,
+        event: LineEvent,
+        message: Message,
+        outcome: "RecordResult | None",
+        epoch: int | None,
+        offset: int | None = None,
     ) -> "_Record":
         """Name what it came to."""
-        came_to = _UNACKNOWLEDGED
+        result_text = _UNACKNOWLEDGED
         if outcome is not None:
-            came_to = event.success if outcome.accepted else _REFUSED
-        return cls(event, message, epoch, offset, outcome, came_to)
+            result_text = event.success if outcome.accepted else _REFUSED
+        return cls(event, message, epoch, offset, outcome, result_text)
 
     @property
     def has_failed(self) -> bool:
@@ -96,7 +101,7 @@ class _Record:
 
 
 @contextmanager
-def observed(group: str) -> "Iterator[Telemetry]":
+def telemetry_observer(group: str) -> "Iterator[Telemetry]":
     """Give an observer of a member of `group`; at the block's end its lines are written and the metrics handed over."""
     telemetry = Telemetry(group)
     try:
@@ -111,11 +116,11 @@ class Telemetry:
 
     def __init__(self, group: str) -> None:
         """Observe batches of `group`; metrics are on if they are now."""
-        self.lines = Lines()
+        self.lines = LineWriter()
         self._group = group
         self._metrics = metrics()
 
-    def sent(self, claimer: "ObservedClaimer", sent: "Sent") -> None:
+    def sent(self, claimer: "ObservedClaimer", sent: "AppendResult") -> None:
         """Count and tell what own records came to."""
         tells_all = LOGGER.isEnabledFor(logging.INFO)
         if (
@@ -132,18 +137,18 @@ class Telemetry:
         left_s = _least_left_s(claimer, claims, records)
         for record in records:
             if tells_all or record.has_failed:
-                self._tell(claimer, record, left_s.get(record.event))
+                self._report(claimer, record, left_s.get(record.event))
         if self._metrics is not None:
             _count(self._metrics, _whose(claimer), records, left_s)
 
-    def lost(self, claimer: "ObservedClaimer", claim: "Held", why: str) -> None:
+    def lost(self, claimer: "ObservedClaimer", claim: "BaseClaim", why: str) -> None:
         """Count and tell a lost claim."""
         if claim.is_over:
             return
         if self._metrics is not None:
             self._metrics.claims.add(1, {**_whose(claimer), "outcome": _LOST})
         if LOGGER.isEnabledFor(logging.WARNING):
-            fields = _fields(claimer, Event.CLAIM, _LOST, claim.partition, claim.epoch)
+            fields = _fields(claimer, LineEvent.CLAIM, _LOST, claim.partition, claim.epoch)
             self.lines.write(logging.WARNING, f"claim of {_named(fields)}: lost, {why}", {**fields, "reason": why})
 
     def left(self, batch: "ClaimedBatch") -> None:
@@ -152,12 +157,12 @@ class Telemetry:
             _count_batch(self._metrics, {"group": self._group, "topic": batch.request.topic}, batch)
         self.lines.flush()
 
-    def _tell(self, claimer: "ObservedClaimer", record: _Record, left_s: float | None) -> None:
+    def _report(self, claimer: "ObservedClaimer", record: _Record, left_s: float | None) -> None:
         level = _level(record)
         if level is None or not LOGGER.isEnabledFor(level):
             return
         partition = None if isinstance(record.message, GroupMessage) else record.message.partition
-        fields = _fields(claimer, record.event, record.came_to, partition, record.epoch)
+        fields = _fields(claimer, record.event, record.result_text, partition, record.epoch)
         fields["record"] = record.kind
         if record.offset is not None:
             fields["offset"] = record.offset
@@ -172,12 +177,12 @@ class Telemetry:
 
 
 def _count(
-    instruments: Metrics, whose: Mapping[str, str], records: list[_Record], left_s: Mapping[Event, float]
+    instruments: Metrics, whose: Mapping[str, str], records: list[_Record], left_s: Mapping[LineEvent, float]
 ) -> None:
-    counters = {Event.CLAIM: instruments.claims, Event.COMMIT: instruments.commits}
-    for (event, came_to), number in Counter((each.event, each.came_to) for each in records).items():
+    counters = {LineEvent.CLAIM: instruments.claims, LineEvent.COMMIT: instruments.commits}
+    for (event, result_text), number in Counter((record.event, record.result_text) for record in records).items():
         if event in counters:
-            counters[event].add(number, {**whose, "outcome": came_to})
+            counters[event].add(number, {**whose, "outcome": result_text})
     for (kind, reason), number in Counter(_refusals(records)).items():
         instruments.refused.add(number, {**whose, "record": kind, "reason": reason})
     for event, left in left_s.items():
@@ -185,10 +190,10 @@ def _count(
 
 
 def _refusals(records: list[_Record]) -> Iterator[tuple[str, str]]:
-    for each in records:
-        if each.outcome is not None and each.has_failed:
-            reason = each.outcome.verdict.reason
-            yield each.kind, "unknown" if reason is None else reason.name.lower()
+    for record in records:
+        if record.outcome is not None and record.has_failed:
+            reason = record.outcome.verdict.reason
+            yield record.kind, "unknown" if reason is None else reason.name.lower()
 
 
 def _count_batch(instruments: Metrics, whose: Mapping[str, str], batch: "ClaimedBatch") -> None:
@@ -199,8 +204,8 @@ def _count_batch(instruments: Metrics, whose: Mapping[str, str], batch: "Claimed
     offsets: Counter[str] = Counter()
     for report in batch.report():
         offsets[report.state.replace(" ", "_")] += report.range.width
-    for state, number in offsets.items():
-        instruments.offsets.add(number, {**whose, "state": state})
+    for state, offset in offsets.items():
+        instruments.offsets.add(offset, {**whose, "state": state})
     phases = batch.phases
     durations_s = {
         "claim": phases.waiting_s,
@@ -219,34 +224,36 @@ def _count_batch(instruments: Metrics, whose: Mapping[str, str], batch: "Claimed
 # Looking
 
 
-def _record(message: Message, log_offset: int | None, outcome: "Outcome | None", claim: "Held | None") -> _Record:
+def _record(
+    message: Message, log_offset: int | None, outcome: "RecordResult | None", claim: "BaseClaim | None"
+) -> _Record:
     """Say what a record is about; `claim` is as it was before."""
     offset: int | None = None
     if isinstance(message, ClaimingPartition | ClaimingRange):
         accepted = outcome is not None and outcome.accepted
-        return _Record.of(Event.CLAIM, message, outcome, log_offset if accepted else None)
-    event, stands_at = Event.OTHER, getattr(claim, "offset", None)
+        return _Record.of(LineEvent.CLAIM, message, outcome, log_offset if accepted else None)
+    event, stands_at = LineEvent.OTHER, getattr(claim, "offset", None)
     if isinstance(message, RangeDone):
-        event, offset = Event.COMMIT, getattr(claim, "end", None)
+        event, offset = LineEvent.COMMIT, getattr(claim, "end", None)
     elif isinstance(message, Heartbeat) and stands_at is not None and message.offset > stands_at:
-        event, offset = Event.COMMIT, message.offset
+        event, offset = LineEvent.COMMIT, message.offset
     elif isinstance(message, Heartbeat | RangeHeartbeat):
-        event = Event.HEARTBEAT
+        event = LineEvent.HEARTBEAT
     epoch = claim.epoch if claim is not None else getattr(message, "epoch", None)
     return _Record.of(event, message, outcome, epoch, offset)
 
 
 def _least_left_s(
-    claimer: "ObservedClaimer", claims: "Mapping[int, Held]", records: list[_Record]
-) -> dict[Event, float]:
+    claimer: "ObservedClaimer", claims: "Mapping[int, BaseClaim]", records: list[_Record]
+) -> dict[LineEvent, float]:
     """Give the seconds that are left of the shortest lease, of those that heartbeats and commits were sent for."""
     now_ms = claimer.clock.lease_ms()
-    left_s: dict[Event, float] = {}
-    for each in records:
-        claim = claims.get(each.message.partition)
-        if each.event in {Event.HEARTBEAT, Event.COMMIT} and claim is not None:
+    left_s: dict[LineEvent, float] = {}
+    for record in records:
+        claim = claims.get(record.message.partition)
+        if record.event in {LineEvent.HEARTBEAT, LineEvent.COMMIT} and claim is not None:
             left = max(0.0, claim.lease.left_ms(now_ms) / 1_000)
-            left_s[each.event] = min(left, left_s.get(each.event, left))
+            left_s[record.event] = min(left, left_s.get(record.event, left))
     return left_s
 
 
@@ -261,12 +268,12 @@ def _level(record: _Record) -> int | None:
     if not record.has_failed:
         return _LEVELS.get(record.event)
     if record.outcome is None:
-        return None if record.event is Event.OTHER else logging.WARNING
+        return None if record.event is LineEvent.OTHER else logging.WARNING
     return logging.INFO if isinstance(record.message, _RACES) else logging.WARNING
 
 
 def _fields(
-    claimer: "ObservedClaimer", event: Event, outcome: str, partition: int | None, epoch: int | None
+    claimer: "ObservedClaimer", event: LineEvent, outcome: str, partition: int | None, epoch: int | None
 ) -> dict[str, object]:
     return {
         "event": event.value,
@@ -285,9 +292,9 @@ def _named(fields: Mapping[str, object]) -> str:
 
 
 def _text(record: _Record, fields: Mapping[str, object]) -> str:
-    about = f"{record.kind} for" if record.event is Event.OTHER else f"{record.event} of"
-    told = f"{about} {_named(fields)}: {record.came_to}"
-    if record.event is Event.COMMIT:
+    about = f"{record.kind} for" if record.event is LineEvent.OTHER else f"{record.event} of"
+    told = f"{about} {_named(fields)}: {record.result_text}"
+    if record.event is LineEvent.COMMIT:
         told += f", up to {record.offset}" if record.has_failed else f" up to {record.offset}"
     if "reason" in fields:
         told += f", {fields['reason']}"

@@ -18,9 +18,9 @@ from marshal_dagster.coordination.log import (
     Bounds,
     Chunk,
     LogIdentity,
-    PositionLost,
+    PositionLostError,
 )
-from marshal_dagster.errors import TopicMissing, UnavailableError
+from marshal_dagster.errors import TopicNotFoundError, UnavailableError
 from marshal_dagster.protocol.snapshots import Record
 
 __all__ = ["ManualClock", "MemoryBroker", "MemoryLog", "MemorySnapshotTopic"]
@@ -72,9 +72,9 @@ class MemoryBroker:
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._topic = topic
         self._partitions = partitions
-        self.make_anew()
+        self.recreate()
 
-    def make_anew(self, partitions: int | None = None) -> None:
+    def recreate(self, partitions: int | None = None) -> None:
         """Delete the topic and create it again: another topic id, nothing in it, `partitions` if given."""
         self._partitions = partitions or self._partitions
         self._identity: LogIdentity | None = LogIdentity(self._topic, _topic_id(), self._partitions)
@@ -90,9 +90,11 @@ class MemoryBroker:
 
     @property
     def identity(self) -> LogIdentity:
-        """Which topic it is now. Raises `TopicMissing` once it was deleted."""
+        """Which topic it is now. Raises `TopicNotFoundError` once it was deleted."""
         if self._identity is None:
-            raise TopicMissing(f"topic {self._topic!r} does not exist; create it with `marshal-dagster topic create`")
+            raise TopicNotFoundError(
+                f"topic {self._topic!r} does not exist; create it with `marshal-dagster topic create`"
+            )
         return self._identity
 
     def append(self, partition: int, value: bytes | None, timestamp_ms: int | None = None) -> int:
@@ -128,9 +130,9 @@ class MemoryBroker:
             self.sender_timed[partition] = {offset for offset in self.sender_timed[partition] if offset < end}
 
     def bounds(self, partition: int) -> Bounds:
-        """Give the present bounds of one coordination partition. Raises `TopicMissing` where there is none."""
+        """Give the present bounds of one coordination partition. Raises `TopicNotFoundError` where there is none."""
         if partition >= self._partitions:
-            raise TopicMissing(f"topic {self._topic!r} has no partition {partition}; it has {self._partitions}")
+            raise TopicNotFoundError(f"topic {self._topic!r} has no partition {partition}; it has {self._partitions}")
         return Bounds(self._starts[partition], self._ends[partition])
 
     def records(self, partition: int, start: int = 0, end: int | None = None) -> list[tuple[int, int, bytes | None]]:
@@ -156,7 +158,7 @@ class MemoryLog:
         return self.broker.identity
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
-        """Tell the present bounds. Raises `TopicMissing`."""
+        """Tell the present bounds. Raises `TopicNotFoundError`."""
         self.identity()
         return {partition: self.broker.bounds(partition) for partition in partitions}
 
@@ -167,8 +169,8 @@ class MemoryLog:
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:  # noqa: ARG002 - never waits
         """Give what there is up to `ends`, and whatever lies there behind it.
 
-        Raises `PositionLost`; `TopicMissing`, and `UnavailableError` for an end that is not there: nobody else appends
-        while this thread waits.
+        Raises `PositionLostError`; `TopicNotFoundError`, and `UnavailableError` for an end that is not there: nobody
+        else appends while this thread waits.
         """
         self.identity()
         for partition, end in ends.items():
@@ -176,7 +178,7 @@ class MemoryLog:
             if position >= end:
                 continue
             if not bounds.start <= position <= bounds.end:
-                raise PositionLost(partition)
+                raise PositionLostError(partition)
             self._positions[partition] = bounds.end
             records = self.broker.records(partition, position, bounds.end)
             yield Chunk(partition, records, bounds.end, self.broker.sender_timed[partition])
@@ -197,7 +199,7 @@ class MemoryLog:
         try:
             if record.partition < self.identity().partitions:
                 return Ack(self.broker.append(record.partition, record.value))
-        except TopicMissing as missing:
+        except TopicNotFoundError as missing:
             return Ack(None, str(missing))
         return Ack(None, f"there is no coordination partition {record.partition}")
 
@@ -215,11 +217,11 @@ class MemorySnapshotTopic:
         self._lock = threading.Lock()
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
-        """Tell the present bounds; compaction leaves them as they are. Raises `TopicMissing`."""
+        """Tell the present bounds; compaction leaves them as they are. Raises `TopicNotFoundError`."""
         with self._lock:
             missing = [partition for partition in partitions if not 0 <= partition < len(self._ends)]
             if missing:
-                raise TopicMissing(f"the snapshot topic has no partitions {missing}")
+                raise TopicNotFoundError(f"the snapshot topic has no partitions {missing}")
             return {partition: Bounds(0, self._ends[partition]) for partition in partitions}
 
     def read(

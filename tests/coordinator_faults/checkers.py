@@ -11,7 +11,7 @@ from typing import Final
 
 from marshal_dagster.protocol.messages import coordination_partition
 from tests.coordinator_faults.journal import Did, Line
-from tests.simulator.checkers import LogJudge, Violation
+from tests.simulator.checkers import LogJudge, ViolationError
 
 Place = tuple[str, int]
 Record = tuple[int, int, int, bytes]
@@ -27,11 +27,11 @@ class Verdict:
     two_owners: int = 0
     lost: int = 0
     foreign: int = 0
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[ViolationError] = field(default_factory=list)
 
     def fail(self, promise: str, text: str) -> None:
         """Note what is wrong."""
-        self.violations.append(Violation(promise, text))
+        self.violations.append(ViolationError(promise, text))
 
 
 def judge(

@@ -17,8 +17,8 @@ from tests.fault_harness.cluster import DATA_SETTINGS, LOG_SETTINGS, FaultyKafka
 from tests.fault_harness.journal import now_ms, read_journal
 from tests.fault_harness.log_watcher import LogWatcher
 from tests.fault_harness.proxy import LinkState
-from tests.fault_harness.run import END_WITHIN_S, Failed, FaultRun, Script, WorkerProcess
-from tests.simulator.checkers import Violation
+from tests.fault_harness.run import END_WITHIN_S, FaultRun, RunFailedError, Script, WorkerProcess
+from tests.simulator.checkers import ViolationError
 
 COORDINATION_PARTITIONS: Final = 2
 COORDINATOR_PARTITIONS: Final = 2
@@ -64,7 +64,7 @@ class Tally:
     """Whether a busy machine took the term from the coordinator in the calm: then members may have stopped for it."""
 
     @property
-    def violations(self) -> list[Violation]:
+    def violations(self) -> list[ViolationError]:
         """The promises that were broken."""
         return self.verdict.violations
 
@@ -104,8 +104,8 @@ class Run(FaultRun[Process, Line, Tally]):
         self.watcher = LogWatcher(self.kafka.bootstrap_servers, self.log_topic, COORDINATION_PARTITIONS)
 
     def _topics(self) -> Sequence[str]:
-        words = self.coordinator_topics
-        return *self.topics, self.log_topic, words.words, words.orders, words.leader
+        messages = self.coordinator_topics
+        return *self.topics, self.log_topic, messages.messages, messages.orders, messages.leader
 
     # Each tick
 
@@ -125,7 +125,7 @@ class Run(FaultRun[Process, Line, Tally]):
             double = next(each for each in self.members if each.name == twin.name)
             loser, winner = (double, twin) if self.chance.random() < 0.5 else (twin, double)
             self._kill(loser)
-            self.members = [winner if each is double else each for each in self.members]
+            self.members = [winner if member is double else member for member in self.members]
         self.twins = []
         self._retire(self.stranger)
 
@@ -143,11 +143,11 @@ class Run(FaultRun[Process, Line, Tally]):
             if wrong or now.names() != before.names():
                 since_s, before = time.monotonic(), now
             if since_s > began_s + SETTLE_WITHIN_S:
-                raise Failed(f"not so within {SETTLE_WITHIN_S:g} s {when}: {wrong or 'it still changes'}")
+                raise RunFailedError(f"not so within {SETTLE_WITHIN_S:g} s {when}: {wrong or 'it still changes'}")
         return round(since_s - began_s, 1)
 
     def _what_is_wrong(self) -> str | None:
-        return self._ownership().what_is_wrong(self._places(), [each.run_id for each in self.members])
+        return self._ownership().what_is_wrong(self._places(), [member.run_id for member in self.members])
 
     def _places(self) -> set[Place]:
         return {(topic, number) for topic, count in self.topics.items() for number in range(count)}
@@ -195,8 +195,8 @@ class Run(FaultRun[Process, Line, Tally]):
     def _be_without_coordinators(self, before: Ownership) -> None:
         """Kill all coordinators for a while that is shorter than a session: members keep what they have, and work."""
         since_ms = now_ms()
-        for each in self.coordinators:
-            self._kill(each)
+        for coordinator in self.coordinators:
+            self._kill(coordinator)
         offsets = self._offsets()
         self._pause_for(self.of.session_ms / 1_000 * 0.5)
         self._check_unmoved(before, "without a coordinator")
@@ -242,7 +242,7 @@ class Run(FaultRun[Process, Line, Tally]):
             bootstrap_servers=self.kafka.servers(process.link),
             name=process.name,
             run_id=process.run_id,
-            words=self.coordinator_topics.words,
+            messages=self.coordinator_topics.messages,
             coordination_topic=self.log_topic,
             topic=self.topic,
             pattern=self.pattern,
@@ -319,8 +319,8 @@ class Run(FaultRun[Process, Line, Tally]):
 
     def _broker_fails(self, fault: Fault) -> Script:
         """Mostly one fails that leads what coordinators or members write to."""
-        words = self.coordinator_topics
-        topic = self.chance.choice((words.words, words.orders, words.leader, self.log_topic))
+        messages = self.coordinator_topics
+        topic = self.chance.choice((messages.messages, messages.orders, messages.leader, self.log_topic))
         broker = yield from self._broker(topic, self.chance.randrange(2))
         fails = self._broker_killed if fault.kind is FaultKind.BROKER_KILLED else self._broker_stopped
         yield from fails(broker, fault.lasts_s)

@@ -20,16 +20,16 @@ from pydantic import BaseModel
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordinator.assignment import Place, sticky_assignment
+from marshal_dagster.coordinator.assignment import DataPartitionId, sticky_assignment
 from marshal_dagster.coordinator.client import CoordinatedMember
-from marshal_dagster.coordinator.group import Rules
+from marshal_dagster.coordinator.group import GroupRules
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.election import elector
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 from tests.coordinator_faults.journal import Did, GroupJournal, Line
 from tests.fault_harness.journal import now_ms
 
@@ -57,7 +57,7 @@ class Orders(BaseModel):
     bootstrap_servers: str
     name: str
     run_id: str
-    words: str
+    messages: str
     coordination_topic: str
     topic: str
     pattern: str
@@ -81,17 +81,17 @@ class Worker:
         self.chance = random.Random(f"{orders.seed} {orders.run_id}")
         self.claimers: list[Claimer] = []
         self._changed = threading.Condition()
-        self._wanted: set[Place] = set()
-        self._held: set[Place] = set()
-        self._ends_s: dict[Place, float] = {}
+        self._wanted: set[DataPartitionId] = set()
+        self._held: set[DataPartitionId] = set()
+        self._ends_s: dict[DataPartitionId, float] = {}
 
-    def start(self, places: frozenset[Place]) -> None:
+    def start(self, places: frozenset[DataPartitionId]) -> None:
         """Begin to work on these partitions."""
         self.journal.note(Did.STARTS, places)
         with self._changed:
             self._wanted |= places
 
-    def stop(self, places: frozenset[Place]) -> None:
+    def stop(self, places: frozenset[DataPartitionId]) -> None:
         """Stop working on these partitions; return once they are released."""
         self.journal.note(Did.STOPS, places)
         with self._changed:
@@ -103,7 +103,7 @@ class Worker:
         """Take one turn: release, claim, commit."""
         with self._changed:
             wanted = frozenset(self._wanted)
-        held = frozenset((each.topic, number) for each in self.claimers for number in each.claims)
+        held = frozenset((each.topic, claim) for each in self.claimers for claim in each.claims)
         over = self._over(held - wanted)
         for claimer in self.claimers:
             mine = [number for number in claimer.claims if (claimer.topic, number) in over]
@@ -116,7 +116,7 @@ class Worker:
             self._held = {(each.topic, number) for each in self.claimers for number in each.claims}
             self._changed.notify_all()
 
-    def _over(self, places: frozenset[Place]) -> set[Place]:
+    def _over(self, places: frozenset[DataPartitionId]) -> set[DataPartitionId]:
         """Give those of the partitions to stop with whose last message is done: each takes its time."""
         now_s = time.monotonic()
         self._ends_s = {place: at_s for place, at_s in self._ends_s.items() if place in places}
@@ -124,15 +124,15 @@ class Worker:
             self._ends_s.setdefault(place, now_s + self.chance.random() * self.orders.slow_stop_s)
         return {place for place, at_s in self._ends_s.items() if now_s >= at_s}
 
-    def _claim(self, places: Iterable[Place]) -> None:
+    def _claim(self, places: Iterable[DataPartitionId]) -> None:
         topics: dict[str, list[int]] = {}
         for topic, number in places:
             topics.setdefault(topic, []).append(number)
         for topic, numbers in topics.items():
             member = Member(GROUP, self.orders.name, new_instance_id(self.orders.run_id))
-            claimer = Claimer(self.rationalizer, member, topic, Settings(HI_MS))
+            claimer = Claimer(self.rationalizer, member, topic, GroupSettings(HI_MS))
             try:
-                claimer.agree_on_settings()
+                claimer.ensure_group_settings()
                 free = claimer.claimable(numbers)
                 if free and claimer.claim(free):
                     self.claimers.append(claimer)
@@ -169,8 +169,8 @@ def be_coordinator(orders: Orders, journal: GroupJournal, is_over: threading.Eve
     elector._SESSION_MS = 3_000  # type: ignore[misc]
     service = Coordinator(
         KafkaConnection(bootstrap_servers=orders.bootstrap_servers, timeout_s=5),
-        CoordinatorTopics(orders.words),
-        CoordinatorOptions(Rules(sticky_assignment), Timing(receive_deadline_ms=2_500), recovery_ms=5_000),
+        CoordinatorTopics(orders.messages),
+        CoordinatorOptions(GroupRules(sticky_assignment), Timing(receive_deadline_ms=2_500), recovery_ms=5_000),
     )
     running = threading.Thread(target=_until_over, args=(service, is_over), daemon=True)
     running.start()
@@ -203,7 +203,7 @@ def be_member(orders: Orders, journal: GroupJournal, is_over: threading.Event) -
             orders.name,
             start=worker.start,
             stop=worker.stop,
-            topics=CoordinatorTopics(orders.words),
+            topics=CoordinatorTopics(orders.messages),
             topics_wanted=[orders.topic],
             pattern=orders.pattern,
             session_timeout_ms=orders.session_ms,

@@ -4,17 +4,23 @@ import logging
 
 import pytest
 
-from marshal_dagster.admin.operator import LONGEST_SETTING_S, TRIES, Operator
+from marshal_dagster.admin.operator import LONGEST_SETTING_S, TRIES, GroupAdmin
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, GroupPaused, NotCertain, PositionNotSet, UnavailableError
+from marshal_dagster.errors import (
+    ConfigurationError,
+    GroupPausedError,
+    IncompleteLogError,
+    PositionNotSetError,
+    UnavailableError,
+)
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     ClaimingRange,
     DataTopic,
+    GroupSettings,
     Heartbeat,
     RangeHeartbeat,
     ReleaseGroup,
-    Settings,
     render,
 )
 from marshal_dagster.protocol.state import Phase
@@ -30,9 +36,9 @@ def site() -> Site:
     return Site()
 
 
-def operator_on(site: Site, log: FaultyLog | None = None) -> Operator:
+def operator_on(site: Site, log: FaultyLog | None = None) -> GroupAdmin:
     """Open an operator."""
-    return Operator(Rationalizer(log or site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
+    return GroupAdmin(Rationalizer(log or site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
 
 
 def is_paused_everywhere(site: Site) -> set[bool]:
@@ -47,7 +53,7 @@ def test_a_pause_keeps_members_from_claiming_until_it_is_over(site: Site) -> Non
     operator.pause(site.clock.wall_ms() // 1_000 + 60)
     assert is_paused_everywhere(site) == {True}
     member = site.member()
-    with pytest.raises(GroupPaused):
+    with pytest.raises(GroupPausedError):
         member.claim([0])
     operator.resume()
     assert is_paused_everywhere(site) == {False}
@@ -99,7 +105,7 @@ def test_the_incarnation_is_written_down_before_a_position(site: Site) -> None:
 def test_positions_wait_for_owners_to_leave(site: Site) -> None:
     """A live owner is waited for, and named if it stays; then the group goes on as before."""
     site.owner_of(0, at=50)
-    with pytest.raises(PositionNotSet, match=r"partitions \[0\] of 'orders' are still held"):
+    with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of 'orders' are still held"):
         operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=HI_MS)
     assert site.key(0).offset == 50
     assert is_paused_everywhere(site) == {False}
@@ -132,7 +138,7 @@ def test_a_wrong_clock_ends_no_pause(site: Site, ahead_s: int) -> None:
     site.pause(300, "boss.1")
     until_s = site.world().group_of(GROUP, TOPIC).paused_until_s
     wrong = ManualClock(site.clock.wall_ms() + 1_000 * ahead_s)
-    operator = Operator(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=wrong)
+    operator = GroupAdmin(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=wrong)
     operator.set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
     assert site.key(0).offset == 10
     assert site.world().group_of(GROUP, TOPIC).paused_until_s == until_s
@@ -205,7 +211,7 @@ def test_what_was_set_before_the_wait_was_over_is_told(site: Site) -> None:
 
     log.after_append = somebody_claims
     with pytest.raises(
-        PositionNotSet, match=r"partitions \[1\] of 'orders' are still held.*; partitions \[0\] were set"
+        PositionNotSetError, match=r"partitions \[1\] of 'orders' are still held.*; partitions \[0\] were set"
     ):
         operator_on(site, log).set_positions(TOPIC, {0: 10, 1: 10}, TOPIC_ID, wait_ms=0)
 
@@ -253,7 +259,7 @@ def test_a_position_is_not_set_by_a_release_that_was_never_acknowledged(site: Si
     site.owner_of(0, at=50).release()
     log = site.log()
     log.fail(Fault.FAILED, of_type("ReleasingPartition"))
-    with pytest.raises(PositionNotSet, match=r"were not seen set for partitions \[0\]"):
+    with pytest.raises(PositionNotSetError, match=r"were not seen set for partitions \[0\]"):
         operator_on(site, log).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
     assert log.types().count("ReleasingPartition") == log.types().count("ClaimingPartition") == TRIES
     assert site.key(0).offset == 50
@@ -318,7 +324,7 @@ def test_no_position_is_set_from_a_log_that_was_cut(site: Site) -> None:
     """Where one only observes, nothing is done."""
     site.owner_of(0, at=50).release()
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
 
 
@@ -329,7 +335,7 @@ def test_positions_wait_for_ranges_too(site: Site) -> None:
     """A live range is waited for, and its partition named if it stays; one that goes stale is no hindrance."""
     site.begin(0, settings=RANGES, at=50)
     site.holder_of({0: (60, 70)})
-    with pytest.raises(PositionNotSet, match=r"partitions \[0\] of 'orders' are still held"):
+    with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of 'orders' are still held"):
         operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=HI_MS)
     assert (site.key(0).offset, site.ranges()) == (50, [(60, 70, "claimed")])
     operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=3 * HI_MS)
@@ -354,7 +360,7 @@ def test_what_is_planned_or_done_ahead_is_shown_before_it_is_forgotten(
     site.holder_of({0: (60, 70)}, plans=True)
     site.holder_of({0: (70, 80)}, plans=True).commit({0: 80})
     operator = operator_on(site)
-    assert [(n, [each[:3] for each in ranges]) for n, ranges in operator.ahead(TOPIC).items()] == [
+    assert [(n, [range_[:3] for range_ in ranges]) for n, ranges in operator.ahead(TOPIC).items()] == [
         (0, [(60, 70, Phase.PLANNED), (70, 80, Phase.DONE)])
     ]
     with caplog.at_level(logging.WARNING):
@@ -443,7 +449,7 @@ def test_switching_off_waits_for_members_to_leave(site: Site) -> None:
     """A live range is waited for; if it stays, nothing has changed and the group goes on."""
     site.begin(0, settings=RANGES)
     holder = site.holder_of({0: (0, 5)})
-    with pytest.raises(PositionNotSet, match=r"partitions \[0\] of 'orders' are still held"):
+    with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of 'orders' are still held"):
         operator_on(site).switch_ranges_off(wait_ms=HI_MS)
     holder.beat()
     assert is_paused_everywhere(site) == {False}
@@ -513,7 +519,7 @@ def test_a_key_without_offset_is_named(site: Site) -> None:
     member = site.member(settings=RANGES)
     member.claim([3])
     member.release()
-    with pytest.raises(PositionNotSet, match=r"partitions \[3\] of 'orders' have no offset"):
+    with pytest.raises(PositionNotSetError, match=r"partitions \[3\] of 'orders' have no offset"):
         operator_on(site).switch_ranges_off(wait_ms=0)
     assert is_paused_everywhere(site) == {False}
 
@@ -521,9 +527,9 @@ def test_a_key_without_offset_is_named(site: Site) -> None:
 def test_other_features_stay(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the one feature is taken out."""
     monkeypatch.setattr("marshal_dagster.coordination.group_settings.KNOWN_FEATURES", {"ranges", "others"})
-    site.begin(0, settings=Settings(HI_MS, features=("ranges", "others")))
+    site.begin(0, settings=GroupSettings(HI_MS, features=("ranges", "others")))
     operator_on(site).switch_ranges_off(wait_ms=0)
-    assert site.world().group_of(GROUP, TOPIC).settings == Settings(HI_MS, features=("others",))
+    assert site.world().group_of(GROUP, TOPIC).settings == GroupSettings(HI_MS, features=("others",))
 
 
 def test_what_was_switched_off_by_halves_is_completed(site: Site) -> None:
@@ -541,7 +547,7 @@ def test_a_log_of_which_not_even_the_settings_are_known_is_left_alone(site: Site
     """That the feature is off already is told only where it is known."""
     site.begin(0, settings=RANGES)
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
-    with pytest.raises(NotCertain, match="the settings there are not known"):
+    with pytest.raises(IncompleteLogError, match="the settings there are not known"):
         operator_on(site).switch_ranges_off(wait_ms=0)
 
 
@@ -580,7 +586,7 @@ def test_who_is_overtaken_by_retention_switches_nothing_off(site: Site, number: 
     site.begin(0, settings=RANGES, at=50)
     if is_paused:
         site.pause(3_000, "boss.1")
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         operator_on(site, overtaken_at(site, number)).switch_ranges_off(wait_ms=10 * HI_MS)
     assert is_paused_everywhere(site) == {is_paused}
 
@@ -592,7 +598,7 @@ def test_who_is_overtaken_by_retention_sets_no_position(site: Site, number: int,
     site.begin(0, at=50)
     if is_paused:
         site.pause(3_000, "boss.1")
-    with pytest.raises((NotCertain, PositionNotSet)):
+    with pytest.raises((IncompleteLogError, PositionNotSetError)):
         operator_on(site, overtaken_at(site, number)).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
     assert is_paused_everywhere(site) == {is_paused}
 
@@ -604,5 +610,5 @@ def test_a_log_that_is_only_observed_is_left_alone(site: Site) -> None:
     site.say(settings_record(RANGES))
     site.say(about(Heartbeat, "x.1", offset=1))
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end - 2)
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         operator_on(site).switch_ranges_off(wait_ms=0)

@@ -3,34 +3,34 @@
 import pytest
 
 from marshal_dagster.admin.position_spec import (
-    Back,
-    Earliest,
-    FirstAt,
-    Latest,
-    Offsets,
-    Standing,
+    PartitionPosition,
+    ShiftBy,
     Target,
-    choose,
+    ToDatetime,
+    ToEarliest,
+    ToLatest,
+    ToOffsets,
+    choose_partitions,
     offsets_of,
-    outside,
+    outside_text,
     partitions_of,
     resolve,
 )
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.batch_planning import Extent
+from marshal_dagster.protocol.batch_planning import ReadableOffsets
 
-EXTENT = Extent(20, 100)
-HERE = Standing(50, EXTENT)
+EXTENT = ReadableOffsets(20, 100)
+HERE = PartitionPosition(50, EXTENT)
 
 
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("5", Offsets(each=5)),
-        ("0", Offsets(each=0)),
-        ("0=5,1=7", Offsets(by_partition=((0, 5), (1, 7)))),
-        ("3=0, 1=9223372036854775807", Offsets(by_partition=((1, 2**63 - 1), (3, 0)))),
-        ("1=2,1=2", Offsets(by_partition=((1, 2),))),
+        ("5", ToOffsets(each=5)),
+        ("0", ToOffsets(each=0)),
+        ("0=5,1=7", ToOffsets(by_partition=((0, 5), (1, 7)))),
+        ("3=0, 1=9223372036854775807", ToOffsets(by_partition=((1, 2**63 - 1), (3, 0)))),
+        ("1=2,1=2", ToOffsets(by_partition=((1, 2),))),
     ],
 )
 def test_offsets_are_read(text: str, target: Target) -> None:
@@ -52,7 +52,7 @@ def test_what_are_no_offsets_is_an_error_that_names_them(text: str) -> None:
 )
 def test_partitions_are_read(text: str, numbers: list[int]) -> None:
     """Numbers and runs of them, in any order, each counted once."""
-    assert choose("t", Earliest(), partitions_of(text, "--partitions"), range(5)) == numbers
+    assert choose_partitions("t", ToEarliest(), partitions_of(text, "--partitions"), range(5)) == numbers
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1-", "0,,1", "99999999999", "2147483648", "٣"])
@@ -64,37 +64,37 @@ def test_what_are_no_partitions_is_an_error_that_names_them(text: str) -> None:
 
 def test_all_partitions_are_meant_unless_some_are_named() -> None:
     """By themselves, or with their offsets; not in both ways."""
-    assert choose("t", Offsets(each=3), None, (1, 0)) == [0, 1]
-    some = Offsets(by_partition=((1, 5),))
-    assert choose("t", some, None, (0, 1)) == [1]
+    assert choose_partitions("t", ToOffsets(each=3), None, (1, 0)) == [0, 1]
+    some = ToOffsets(by_partition=((1, 5),))
+    assert choose_partitions("t", some, None, (0, 1)) == [1]
     with pytest.raises(ConfigurationError, match="name no others"):
-        choose("t", some, [range(1, 2)], (0, 1))
+        choose_partitions("t", some, [range(1, 2)], (0, 1))
 
 
 @pytest.mark.parametrize(
     ("target", "named", "number"),
     [
-        (Latest(), [range(1, 3)], 2),
-        (Latest(), [range(2_000_000_000)], 1_999_999_999),
-        (Offsets(None, ((7, 0),)), None, 7),
+        (ToLatest(), [range(1, 3)], 2),
+        (ToLatest(), [range(2_000_000_000)], 1_999_999_999),
+        (ToOffsets(None, ((7, 0),)), None, 7),
     ],
 )
 def test_a_partition_that_there_is_not_is_named(target: Target, named: list[range] | None, number: int) -> None:
     """However long the run is that it is in."""
     with pytest.raises(ConfigurationError, match=f"topic 't' has no partition {number}; it has 2"):
-        choose("t", target, named, (0, 1))
+        choose_partitions("t", target, named, (0, 1))
 
 
 @pytest.mark.parametrize(
     ("target", "offset"),
     [
-        (Offsets(each=7), 7),
-        (Offsets(by_partition=((0, 9), (1, 8))), 9),
-        (Earliest(), 20),
-        (Latest(), 100),
-        (Back(1), 49),
-        (Back(50), 0),
-        (FirstAt(0), 100),
+        (ToOffsets(each=7), 7),
+        (ToOffsets(by_partition=((0, 9), (1, 8))), 9),
+        (ToEarliest(), 20),
+        (ToLatest(), 100),
+        (ShiftBy(1), 49),
+        (ShiftBy(50), 0),
+        (ToDatetime(0), 100),
     ],
     ids=repr,
 )
@@ -105,7 +105,11 @@ def test_a_target_means_an_offset(target: Target, offset: int) -> None:
 
 def test_a_time_means_the_first_record_of_it() -> None:
     """As it was looked up."""
-    assert resolve("t", FirstAt(5), {0: Standing(50, EXTENT, at_time=33), 1: Standing(None, EXTENT, at_time=34)}) == {
+    assert resolve(
+        "t",
+        ToDatetime(5),
+        {0: PartitionPosition(50, EXTENT, at_time=33), 1: PartitionPosition(None, EXTENT, at_time=34)},
+    ) == {
         0: 33,
         1: 34,
     }
@@ -114,15 +118,15 @@ def test_a_time_means_the_first_record_of_it() -> None:
 @pytest.mark.parametrize(
     ("at", "why"),
     [
-        (Standing(None, EXTENT), "it has no position"),
-        (Standing(50, EXTENT, is_other=True), "the topic was made anew"),
-        (Standing(9, EXTENT), "stands at 9 and cannot go back by 10"),
+        (PartitionPosition(None, EXTENT), "it has no position"),
+        (PartitionPosition(50, EXTENT, is_other=True), "the topic was made anew"),
+        (PartitionPosition(9, EXTENT), "stands at 9 and cannot go back by 10"),
     ],
 )
-def test_one_cannot_go_back_from_everywhere(at: Standing, why: str) -> None:
+def test_one_cannot_go_back_from_everywhere(at: PartitionPosition, why: str) -> None:
     """From nowhere, from a topic that is no more, or to before the first offset of all."""
     with pytest.raises(ConfigurationError, match=f"t/3 .*{why}"):
-        resolve("t", Back(10), {3: at})
+        resolve("t", ShiftBy(10), {3: at})
 
 
 @pytest.mark.parametrize(
@@ -131,4 +135,4 @@ def test_one_cannot_go_back_from_everywhere(at: Standing, why: str) -> None:
 )
 def test_an_offset_lies_in_what_is_there_or_outside(offset: int, text: str) -> None:
     """The end itself is where the next record will be."""
-    assert outside(offset, EXTENT) == text
+    assert outside_text(offset, EXTENT) == text

@@ -7,23 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.admin.recovery import Confirmed, Recovery, Said, Whose
+from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, Recovery, Whose
 from marshal_dagster.coordination.claimer import Claimer, Member
-from marshal_dagster.coordination.log import Bounds, LogIdentity, PositionLost
+from marshal_dagster.coordination.log import Bounds, LogIdentity, PositionLostError
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.snapshots import Head, Snapshots
-from marshal_dagster.errors import LogChanged, NotRecovered, TimestampTypeError, TopicMissing, UnavailableError
+from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots
+from marshal_dagster.errors import (
+    CoordinationLogChangedError,
+    RecoveryFailedError,
+    TimestampTypeError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,
     ClaimingPartition,
     DataTopic,
     DeliveryMode,
+    GroupSettings,
     Heartbeat,
     Mark,
     ReleaseGroup,
     ReleasingPartition,
     RuleSet,
-    Settings,
     coordination_partition,
     render,
 )
@@ -35,7 +41,7 @@ from tests.members import GROUP, HI_MS, SETTINGS, TOPIC, TOPIC_ID, Site, about, 
 
 GO_LOG = Path(__file__).parents[1] / "vectors" / "marshal-log.jsonl"
 KEY: Whose = (GROUP, (TOPIC, 0))
-CONFIRMED = {KEY: Confirmed(7, TOPIC_ID), (GROUP, (TOPIC, 1)): Confirmed(0, TOPIC_ID)}
+CONFIRMED = {KEY: ConfirmedOffset(7, TOPIC_ID), (GROUP, (TOPIC, 1)): ConfirmedOffset(0, TOPIC_ID)}
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ def test_what_is_known_is_shown(site: Site, topic: MemorySnapshotTopic) -> None:
     """Only what was cut is looked at; heartbeat and release are told apart, either may have been refused."""
     observed = recovery(site, topic).observed
     assert list(observed) == [site.home]
-    assert observed[site.home].said == {KEY: Said(9, 7)}
+    assert observed[site.home].last_offsets == {KEY: LastOffsets(9, 7)}
     group = observed[site.home].world.groups[GROUP]
     assert group.paused_by == "ops.1"
 
@@ -108,7 +114,7 @@ def test_a_recovered_log_is_certain(site: Site, topic: MemorySnapshotTopic) -> N
     assert len(marks) == 2
     assert (world.certain, world.next_offset) == (True, marks[1] + 1)
     identity = site.broker.identity
-    assert Snapshots(topic).heads(identity)[site.home] == Head(marks[1] + 1, world.log_time_ms)
+    assert Snapshots(topic).heads(identity)[site.home] == SnapshotHead(marks[1] + 1, world.log_time_ms)
     assert world.log_time_ms == site.broker.records(site.home)[-1][1]
     group = world.groups[GROUP]
     assert (group.paused_by, group.paused_until_s is None) == ("ops.1", False)
@@ -123,7 +129,7 @@ def test_a_recovered_log_is_certain(site: Site, topic: MemorySnapshotTopic) -> N
 def test_what_the_rest_of_the_log_says_of_a_group_counts(site: Site, topic: MemorySnapshotTopic) -> None:
     """Settings and pauses of which only other coordination partitions have a record: they hold on here too."""
     site = Site()
-    settings = Settings(300_000, delivery=DeliveryMode.AT_MOST_ONCE)
+    settings = GroupSettings(300_000, delivery=DeliveryMode.AT_MOST_ONCE)
     for number in range(site.partitions):
         site.broker.append(number, render(settings_record(settings)))
     site.pause(10_000, "ops.1")
@@ -150,11 +156,11 @@ def test_of_two_who_recover_at_once_both_give_up(site: Site, topic: MemorySnapsh
     other = recovery(site, topic)
 
     def recover_too() -> None:
-        with pytest.raises(NotRecovered, match="a Mark of another `recover`"):
-            other.recover({KEY: Confirmed(3, TOPIC_ID)})
+        with pytest.raises(RecoveryFailedError, match="a Mark of another `recover`"):
+            other.recover({KEY: ConfirmedOffset(3, TOPIC_ID)})
 
     begun = recovery(site, topic, Waiting(site, recover_too))
-    with pytest.raises(NotRecovered, match="a Mark of another `recover`"):
+    with pytest.raises(RecoveryFailedError, match="a Mark of another `recover`"):
         begun.recover(CONFIRMED)
     assert topic.bounds([site.home])[site.home].end == 0
 
@@ -172,8 +178,8 @@ def test_what_another_has_recovered_since_is_not_written_over(site: Site, topic:
 
     first = Recovery(site.log(), Slow(topic), clock=Waiting(site))
     first.look()
-    first.recover({KEY: Confirmed(3, TOPIC_ID)})
-    with pytest.raises(NotRecovered, match="another `recover` was faster"):
+    first.recover({KEY: ConfirmedOffset(3, TOPIC_ID)})
+    with pytest.raises(RecoveryFailedError, match="another `recover` was faster"):
         later[0].recover(CONFIRMED)
     assert started(site, topic).world.key(GROUP, TOPIC, 0).offset == 3
 
@@ -181,7 +187,7 @@ def test_what_another_has_recovered_since_is_not_written_over(site: Site, topic:
 def test_what_only_the_person_knows_is_written_too(site: Site, topic: MemorySnapshotTopic) -> None:
     """An offset confirmed for a group of which the log has nothing left is in the snapshot, under the defaults."""
     unseen: Whose = ("unseen", (TOPIC, 3))
-    recovery(site, topic).recover({**CONFIRMED, unseen: Confirmed(500, TOPIC_ID)})
+    recovery(site, topic).recover({**CONFIRMED, unseen: ConfirmedOffset(500, TOPIC_ID)})
     world = started(site, topic).world
     assert world.key(unseen[0], TOPIC, 3).offset == 500
     assert not world.group_of(unseen[0], TOPIC).settings_accepted
@@ -196,17 +202,17 @@ def test_members_claim_again(site: Site, topic: MemorySnapshotTopic) -> None:
     from marshal_dagster.coordination.claimer import Claimer, Member
 
     claimer = Claimer(rationalizer, Member(GROUP, "c", "new.0"), TOPIC, SETTINGS, clock=site.clock)
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     (claim,) = claimer.claim([0])
     assert claim.offset == 7
 
 
 def test_settings_that_are_shown_stay(site: Site, topic: MemorySnapshotTopic) -> None:
     """Settings of which the record is left hold on, and the silence is as long as they ask for."""
-    site.say(settings_record(Settings(90_000)))
+    site.say(settings_record(GroupSettings(90_000)))
     clock = Waiting(site)
     recovery(site, topic, clock).recover(CONFIRMED)
-    assert started(site, topic).world.group_of(GROUP, TOPIC).settings == Settings(90_000)
+    assert started(site, topic).world.group_of(GROUP, TOPIC).settings == GroupSettings(90_000)
     assert clock.slept_ms == [180_100]
 
 
@@ -228,7 +234,7 @@ def test_anything_but_marks_stops_it(site: Site, topic: MemorySnapshotTopic, val
     begun = recovery(site, topic, clock)
     if when == "before":
         site.broker.append(site.home, value)
-    with pytest.raises(NotRecovered, match="somebody is at work"):
+    with pytest.raises(RecoveryFailedError, match="somebody is at work"):
         begun.recover(CONFIRMED)
     assert not started(site, topic).world.partitions[site.home].certain
 
@@ -247,7 +253,7 @@ def test_log_time_decides_when_it_was_long_enough(site: Site, topic: MemorySnaps
     assert len(half.slept_ms) == 2
     site.broker.retain_from(site.home, 3)
     never = Waiting(site, part=0)
-    with pytest.raises(NotRecovered, match="log time"):
+    with pytest.raises(RecoveryFailedError, match="log time"):
         recovery(site, MemorySnapshotTopic(site.partitions), never).recover(CONFIRMED)
 
 
@@ -263,7 +269,7 @@ def test_a_log_that_grew_again_past_its_snapshot_can_be_recovered(site: Site, to
         site.say(about(Heartbeat, "run1.0", offset=30))
     begun = recovery(site, topic)
     assert list(begun.observed) == [site.home]
-    begun.recover({KEY: Confirmed(30, TOPIC_ID)})
+    begun.recover({KEY: ConfirmedOffset(30, TOPIC_ID)})
     assert started(site, topic).world.key(GROUP, TOPIC, 0).offset == 30
 
 
@@ -288,14 +294,14 @@ def test_a_mark_that_is_lost_again_is_an_error(site: Site, topic: MemorySnapshot
         log.after_append = lose
 
     begun = recovery(site, topic, Waiting(site, lose_the_next), log)
-    with pytest.raises(LogChanged, match="truncated"):
+    with pytest.raises(CoordinationLogChangedError, match="truncated"):
         begun.recover(CONFIRMED)
 
 
 def test_retention_that_goes_on_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
     """A log that is cut further while one waits is no ground to stand on."""
     clock = Waiting(site, lambda: site.broker.retain_from(site.home, site.broker.bounds(site.home).end + 3))
-    with pytest.raises(NotRecovered, match="retention"):
+    with pytest.raises(RecoveryFailedError, match="retention"):
         recovery(site, topic, clock).recover(CONFIRMED)
 
 
@@ -304,14 +310,14 @@ def test_a_log_truncated_meanwhile_is_told(site: Site, topic: MemorySnapshotTopi
     log = site.log()
 
     def tell() -> None:
-        raise PositionLost(site.home)
+        raise PositionLostError(site.home)
 
     def truncate() -> None:
         site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
         log.before_read = tell
 
     begun = recovery(site, topic, Waiting(site, truncate), log)
-    with pytest.raises(LogChanged, match="ends before what was read of it"):
+    with pytest.raises(CoordinationLogChangedError, match="ends before what was read of it"):
         begun.recover(CONFIRMED)
 
 
@@ -325,7 +331,7 @@ def test_the_mark_of_another_is_not_ones_own(site: Site, topic: MemorySnapshotTo
 
     begun = recovery(site, topic, log=log)
     log.after_append = lose
-    with pytest.raises(LogChanged, match="truncated"):
+    with pytest.raises(CoordinationLogChangedError, match="truncated"):
         begun.recover(CONFIRMED)
 
 
@@ -337,10 +343,10 @@ def test_a_log_made_anew_while_it_is_looked_at_is_told(site: Site) -> None:
 
         def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
             """Tell, and make anew."""
-            site.broker.make_anew(partitions=1)
+            site.broker.recreate(partitions=1)
             return super().bounds(partitions)
 
-    with pytest.raises(LogChanged, match="made anew"):
+    with pytest.raises(CoordinationLogChangedError, match="made anew"):
         recovery(site, Repartitioning(site.partitions))
 
 
@@ -376,7 +382,7 @@ def test_a_log_that_grew_again_since_it_was_shown_is_told(site: Site, topic: Mem
     begun = recovery(site, topic)
     site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
     site.say(about(Heartbeat, "run1.0", offset=30))
-    with pytest.raises(LogChanged, match="lost records since this was shown"):
+    with pytest.raises(CoordinationLogChangedError, match="lost records since this was shown"):
         begun.recover(CONFIRMED)
 
 
@@ -391,7 +397,7 @@ def test_somebody_who_begins_after_the_last_mark_is_noticed(site: Site, topic: M
 
     with pytest.MonkeyPatch.context() as late:
         late.setattr(topic, "bounds", begin)
-        with pytest.raises(NotRecovered, match="somebody is at work"):
+        with pytest.raises(RecoveryFailedError, match="somebody is at work"):
             begun.recover(CONFIRMED)
     assert Snapshots(topic).heads(site.broker.identity)[site.home] is None
 
@@ -411,11 +417,11 @@ def test_a_snapshot_that_does_not_fit_any_more_is_told(site: Site, topic: Memory
 
     with pytest.MonkeyPatch.context() as meanwhile:
         meanwhile.setattr(topic, "append", cut)
-        with pytest.raises(NotRecovered, match="do not fit"):
+        with pytest.raises(RecoveryFailedError, match="do not fit"):
             begun.recover(CONFIRMED)
 
 
-AT_MOST_ONCE = Settings(30 * HI_MS, delivery=DeliveryMode.AT_MOST_ONCE)
+AT_MOST_ONCE = GroupSettings(30 * HI_MS, delivery=DeliveryMode.AT_MOST_ONCE)
 
 
 def test_settings_and_pause_are_known_where_every_coordination_partition_was_cut() -> None:
@@ -459,7 +465,7 @@ def test_settings_that_were_refused_do_not_count_over_those_that_are_certain() -
 
 def test_without_a_snapshot_topic_it_does_not_begin(site: Site) -> None:
     """Where the snapshot could not be written nobody is asked anything."""
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         recovery(site, MemorySnapshotTopic(0))
 
 
@@ -484,15 +490,15 @@ def test_an_old_go_deployment_is_adopted() -> None:
     topic = MemorySnapshotTopic(8)
     begun = recovery(site, topic)
     assert begun.observed.keys() == {4, 5, 7}
-    said = {whose: said for seen in begun.observed.values() for whose, said in seen.said.items()}
-    assert said["takeover", ("ev", 1)] == Said(stood, stood)
+    said = {whose: said for seen in begun.observed.values() for whose, said in seen.last_offsets.items()}
+    assert said["takeover", ("ev", 1)] == LastOffsets(stood, stood)
     offsets = {whose: one.release if one.heartbeat is None else one.heartbeat for whose, one in said.items()}
-    begun.recover({whose: Confirmed(offset or 0, TOPIC_ID) for whose, offset in offsets.items()})
+    begun.recover({whose: ConfirmedOffset(offset or 0, TOPIC_ID) for whose, offset in offsets.items()})
 
     rationalizer = Rationalizer(site.log(), topics=["ev"], clock=clock, snapshots=Snapshots(topic))
-    settings = Settings(60_000, RuleSet.GO)
+    settings = GroupSettings(60_000, RuleSet.GO)
     claimer = Claimer(rationalizer, Member("takeover", "native", "run1.0"), "ev", settings, clock=clock)
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     (claim,) = claimer.claim([1])
     assert claim.offset == stood
 
@@ -507,7 +513,7 @@ def go_site() -> Site:
     return site
 
 
-GO_CONFIRMED = {KEY: Confirmed(9, None)}
+GO_CONFIRMED = {KEY: ConfirmedOffset(9, None)}
 
 
 def test_where_go_consumers_are_a_release_stands_for_a_mark(topic: MemorySnapshotTopic) -> None:
@@ -558,7 +564,7 @@ def test_go_consumers_of_any_group_count(topic: MemorySnapshotTopic, is_elsewher
         site.broker.append(home, render(Heartbeat(offset=4, **signed)))  # type: ignore[arg-type]
     begun = recovery(site, topic)
     assert begun.go_groups() == ({"go"} if is_elsewhere else set())
-    begun.recover({KEY: Confirmed(9, TOPIC_ID)})
+    begun.recover({KEY: ConfirmedOffset(9, TOPIC_ID)})
     assert site.values()[-1].startswith("ReleasingPartition" if is_elsewhere else "Mark")
 
 
@@ -566,7 +572,7 @@ def test_a_person_names_the_settings_of_which_none_are_left(topic: MemorySnapsho
     """They are in force afterwards, the silence is as long as they ask for; without Go consumers Marks will do."""
     site = go_site()
     clock = Waiting(site)
-    named = {GROUP: Settings(90_000, delivery=DeliveryMode.EFFECTIVELY_ONCE)}
+    named = {GROUP: GroupSettings(90_000, delivery=DeliveryMode.EFFECTIVELY_ONCE)}
     begun = recovery(site, topic, clock)
     assert begun.go_groups(named) == set()
     begun.recover(CONFIRMED, settings=named)
@@ -579,7 +585,7 @@ def test_a_person_says_that_a_group_is_one_of_go_consumers(site: Site, topic: Me
     """Though a data topic id is left, which an older version wrote."""
     begun = recovery(site, topic)
     assert begun.go_groups() == set()
-    begun.recover({KEY: Confirmed(7, None)}, settings={GROUP: WITHOUT_SETTINGS})
+    begun.recover({KEY: ConfirmedOffset(7, None)}, settings={GROUP: WITHOUT_SETTINGS})
     assert site.values()[-1].startswith("ReleasingPartition")
     assert not started(site, topic).world.group_of(GROUP, TOPIC).settings_accepted
 
@@ -610,8 +616,8 @@ def test_the_release_of_another_recover_stops_it(topic: MemorySnapshotTopic) -> 
     other = recovery(site, topic)
 
     def recover_too() -> None:
-        with pytest.raises(NotRecovered, match="a ReleasingPartition at offset"):
+        with pytest.raises(RecoveryFailedError, match="a ReleasingPartition at offset"):
             other.recover(GO_CONFIRMED)
 
-    with pytest.raises(NotRecovered, match="a ReleasingPartition at offset"):
+    with pytest.raises(RecoveryFailedError, match="a ReleasingPartition at offset"):
         recovery(site, topic, Waiting(site, recover_too)).recover(GO_CONFIRMED)

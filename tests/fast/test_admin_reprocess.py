@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from marshal_dagster.admin.reprocess import Reprocessing
-from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.admin.reprocess import RangeReprocessor
+from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.testing import ManualClock
 from tests.batch_fixtures import GROUP, TOPIC, Scene
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -45,7 +45,7 @@ class Busy:
         log = self.scene.log() if death is None else KillableLog(self.scene.log(), death)
         try:
             self.scene.work(self.scene.delivery(self.mode, log=log), max_records=7)
-        except Killed:
+        except KilledError:
             self.has_died = True
             self.scene.wait_until_stale()
         self.clock.advance(duration_ms)
@@ -63,7 +63,7 @@ def test_what_is_done_again_is_replaced_or_repeated(mode: DeliveryMode, death: K
     scene.drain(scene.delivery(mode))
     generation = scene.key().generation
     clock = Busy(scene, mode, scene.clock, death)
-    work = Repositioning(
+    work = PositionResetter(
         open_log=lambda _: Rationalizer(scene.log(), clock=scene.clock),
         topics=cast("Topics", scene.data),
         group=GROUP,
@@ -71,13 +71,13 @@ def test_what_is_done_again_is_replaced_or_repeated(mode: DeliveryMode, death: K
         client="ops",
         clock=clock,
     )
-    reprocessing = Reprocessing(work)
+    reprocessing = RangeReprocessor(work)
     redo = reprocessing.look(0, AGAIN.start, AGAIN.stop)
     redone = reprocessing.carry_out(redo, wait_s=600, within_s=600)
 
     assert clock.has_died == (death is not None)
     assert AGAIN.stop <= redone.reached
-    assert (redone.goes_on_at, scene.key().offset) == (40, 40)
+    assert (redone.resume_offset, scene.key().offset) == (40, 40)
     counts, once = scene.counts(mode), Counter(scene.data.all_messages())
     if mode is EFFECTIVELY_ONCE:
         assert counts == once

@@ -11,7 +11,7 @@ from marshal_dagster.coordinator.assignment import (
     STRATEGIES,
     Assignment,
     AssignmentInput,
-    Place,
+    DataPartitionId,
     Subscriber,
     count_moves,
     range_assignment,
@@ -117,7 +117,9 @@ def test_capacity_is_a_share() -> None:
 
 def test_weights_are_levelled() -> None:
     """One partition with all the lag is one member's, the others share the rest; what is as good stays where it was."""
-    places: dict[Place, float] = {("orders", number): 1_000.0 if number == 3 else 100.0 for number in range(11)}
+    places: dict[DataPartitionId, float] = {
+        ("orders", number): 1_000.0 if number == 3 else 100.0 for number in range(11)
+    }
     of = AssignmentInput(places, board(0, 2).members)
     found = weighted_assignment(of)
     loads: Counter[str] = Counter()

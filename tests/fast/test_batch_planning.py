@@ -2,10 +2,10 @@
 
 import pytest
 
-from marshal_dagster.errors import DataLoss, DataTopicChanged, StartUnknown
+from marshal_dagster.errors import DataLossError, DataTopicChangedError, StartPositionError
 from marshal_dagster.protocol.batch_planning import (
-    Extent,
     Position,
+    ReadableOffsets,
     StartPolicy,
     check_incarnation,
     first_offset,
@@ -15,7 +15,7 @@ from marshal_dagster.protocol.state import Key
 
 TOPIC_ID, OTHER_TOPIC_ID = "T" * 22, "U" * 22
 NAME = "orders/3 of group 'etl'"
-EXTENT = Extent(10, 90)
+EXTENT = ReadableOffsets(10, 90)
 
 
 @pytest.mark.parametrize("policy", StartPolicy)
@@ -63,38 +63,38 @@ def test_the_policy_comes_last() -> None:
         for policy in (StartPolicy.EARLIEST, StartPolicy.LATEST)
     }
     assert starts == {StartPolicy.EARLIEST: 10, StartPolicy.LATEST: 90}
-    with pytest.raises(StartUnknown, match="set the position, or choose 'earliest' or 'latest'"):
+    with pytest.raises(StartPositionError, match="set the position, or choose 'earliest' or 'latest'"):
         first_offset(NAME, Key(), EXTENT, StartPolicy.FAIL, group_offset=None, is_new=False)
 
 
 @pytest.mark.parametrize(
     ("offset", "extent", "expected", "lag"),
     [
-        (10, Extent(10, 90), Position(10, 10, 90), 80),
-        (50, Extent(10, 90), Position(50, 50, 90), 40),
-        (90, Extent(10, 90), Position(90, 90, 90), 0),
-        (0, Extent(0, 0), Position(0, 0, 0), 0),
-        (95, Extent(10, 90), Position(95, 95, 95), 0),
+        (10, ReadableOffsets(10, 90), Position(10, 10, 90), 80),
+        (50, ReadableOffsets(10, 90), Position(50, 50, 90), 40),
+        (90, ReadableOffsets(10, 90), Position(90, 90, 90), 0),
+        (0, ReadableOffsets(0, 0), Position(0, 0, 0), 0),
+        (95, ReadableOffsets(10, 90), Position(95, 95, 95), 0),
     ],
     ids=str,
 )
-def test_a_position_within_what_is_there(offset: int, extent: Extent, expected: Position, lag: int) -> None:
+def test_a_position_within_what_is_there(offset: int, extent: ReadableOffsets, expected: Position, lag: int) -> None:
     """Read from the offset to the end; one past the last stable offset waits."""
     for accepted in (False, True):
-        found = position(NAME, offset, extent, accept_data_loss=accepted)
+        found = position(NAME, offset, extent, allow_data_loss=accepted)
         assert (found, found.lag) == (expected, lag)
 
 
 @pytest.mark.parametrize(
     ("offset", "extent", "expected"),
-    [(9, Extent(10, 90), Position(9, 10, 90)), (0, Extent(90, 90), Position(0, 90, 90))],
+    [(9, ReadableOffsets(10, 90), Position(9, 10, 90)), (0, ReadableOffsets(90, 90), Position(0, 90, 90))],
     ids=str,
 )
-def test_a_position_that_retention_took(offset: int, extent: Extent, expected: Position) -> None:
+def test_a_position_that_retention_took(offset: int, extent: ReadableOffsets, expected: Position) -> None:
     """The offset stays, what is left begins later; without leave to lose messages it is an error that names them."""
-    assert position(NAME, offset, extent, accept_data_loss=True) == expected
-    with pytest.raises(DataLoss, match=rf"messages {offset} to {extent.start} \(exclusive\) of {NAME}"):
-        position(NAME, offset, extent, accept_data_loss=False)
+    assert position(NAME, offset, extent, allow_data_loss=True) == expected
+    with pytest.raises(DataLossError, match=rf"messages {offset} to {extent.start} \(exclusive\) of {NAME}"):
+        position(NAME, offset, extent, allow_data_loss=False)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_same_incarnation(key: Key) -> None:
 )
 def test_another_incarnation(key: Key, said: str) -> None:
     """Another id, or an offset that the topic has not reached: nothing is read until a person sets the position."""
-    with pytest.raises(DataTopicChanged, match=said) as raised:
+    with pytest.raises(DataTopicChangedError, match=said) as raised:
         check_incarnation(NAME, key, TOPIC_ID, EXTENT)
     assert str(raised.value).startswith(NAME)
     assert str(raised.value).endswith("until a person sets the position")

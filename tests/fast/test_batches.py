@@ -12,32 +12,32 @@ from typing import cast
 
 import pytest
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, IdleReason
 from marshal_dagster.coordination.heartbeats import Heartbeats
 from marshal_dagster.errors import (
-    BatchAborted,
-    ClaimLost,
+    BatchAbortedError,
+    ClaimLostError,
     ConfigurationError,
-    LogChanged,
+    CoordinationLogChangedError,
     MarshalError,
-    PlanRejected,
-    SettingsDiffer,
+    PlanRejectedError,
+    SettingsMismatchError,
     UnavailableError,
 )
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DeliveryMode,
+    GroupSettings,
     Heartbeat,
     RevokingClaim,
     RuleSet,
-    Settings,
     coordination_partition,
 )
 from marshal_dagster.protocol.state import Owner
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
 from tests.conditions import wait_until
 from tests.faulty_log import Fault, FaultyLog, of_type
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 ALL_MODES = list(DeliveryMode)
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE
@@ -60,7 +60,7 @@ def why_idle(batch: ClaimedBatch) -> tuple[str, str]:
     return batch.idle.reason.value, batch.idle.text
 
 
-def fail_once(scene: Scene, delivery: Delivery, **limits: object) -> ClaimedBatch:
+def fail_once(scene: Scene, delivery: BatchSession, **limits: object) -> ClaimedBatch:
     """Claim a batch and have its block fail."""
     batch = scene.batch(delivery, **limits)
     with pytest.raises(ZeroDivisionError), batch:
@@ -72,7 +72,7 @@ def fail_once(scene: Scene, delivery: Delivery, **limits: object) -> ClaimedBatc
 def die_planned(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **limits: object) -> None:
     """Leave an open plan behind, whose owner is dead and stale."""
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(mode, log=log), **limits)
     scene.wait_until_stale()
 
@@ -140,7 +140,7 @@ def test_a_pause_before_the_plan_of_at_most_once_is_an_error(scene: Scene) -> No
     """At most once plans when it is about to process; refused then, nothing is processed and nothing committed."""
     log = scene.meddled(Side.BEFORE, "ClaimingMessages", scene.pause)
 
-    with pytest.raises(PlanRejected, match="the group is paused"):
+    with pytest.raises(PlanRejectedError, match="the group is paused"):
         scene.work(scene.delivery(AT_MOST_ONCE, log=log))
 
     assert not scene.processed
@@ -196,7 +196,7 @@ def test_who_keeps_the_entire_topic_from_being_claimed_is_named(scene: Scene) ->
     scene.data.append(0, 3)
     scene.about(ClaimingPartition, "bystander.1", 1)
 
-    reason, text = why_idle(scene.work(scene.delivery(), entire_topic=True))
+    reason, text = why_idle(scene.work(scene.delivery(), claim_entire_topic=True))
 
     assert reason == "held"
     assert "is claimed whole or not at all: bystander.1's client holds partition 1" in text
@@ -218,7 +218,7 @@ def test_some_that_are_held_are_not_all(scene: Scene) -> None:
 def test_what_the_own_run_holds_is_told_as_such(scene: Scene) -> None:
     """A process of the same run that died has not released: the batch says whose it is, and for how long."""
     dead = scene.delivery(log=KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages")))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(dead)
     scene.clock.advance(HI_MS)
     again = scene.delivery()
@@ -243,7 +243,7 @@ def test_drained_is_never_said_while_others_have_work_in_hand(scene: Scene) -> N
     scene.drain(scene.delivery())
     scene.data.append(0, 3)
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(log=log))
 
     assert why_idle(scene.work(scene.delivery())) == (
@@ -251,7 +251,7 @@ def test_drained_is_never_said_while_others_have_work_in_hand(scene: Scene) -> N
         f"no partition of topic {TOPIC!r} that has something to read can be claimed: all are held by client2",
     )
     scene.wait_until_stale()
-    assert [one.partition for one in scene.work(scene.delivery()).ranges] == [0]
+    assert [range_.partition for range_ in scene.work(scene.delivery()).ranges] == [0]
 
 
 def test_claims_without_acknowledgement_are_not_a_drained_topic(scene: Scene) -> None:
@@ -273,7 +273,7 @@ def test_claims_without_acknowledgement_are_not_a_drained_topic(scene: Scene) ->
 def test_dead_owners_claims_are_taken_at_once(scene: Scene) -> None:
     """Where Dagster says that an owner's run is over, nobody waits until it is stale."""
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(log=log))
 
     def is_dead(owner: Owner) -> bool:
@@ -291,11 +291,11 @@ def test_a_lost_claim_at_commit_names_who_holds_it(scene: Scene, mode: DeliveryM
     """A member that was taken over commits nothing, and its error names its successor."""
     late = scene.delivery(mode)
     batch = scene.batch(late)
-    with pytest.raises(ClaimLost, match="held by client 'client2', instance 'run2"), batch:
+    with pytest.raises(ClaimLostError, match="held by client 'client2', instance 'run2"), batch:
         taken = scene.delivery(mode)
         scene.wait_until_stale()
         with scene.batch(taken) as successor:
-            assert [str(one) for one in successor.ranges] == [str(one) for one in batch.ranges]
+            assert [str(range_) for range_ in successor.ranges] == [str(one) for one in batch.ranges]
             scene.process(batch)
 
     assert not batch.committed
@@ -306,7 +306,7 @@ def test_a_lost_claim_at_commit_names_who_holds_it(scene: Scene, mode: DeliveryM
 def test_a_batch_past_its_lease_commits_nothing(scene: Scene) -> None:
     """Nobody else has claimed yet; still a member whose lease ended stops by itself."""
     batch = scene.batch(scene.delivery())
-    with pytest.raises(ClaimLost, match=r"its lease ended: .* this very instance as owner"), batch:
+    with pytest.raises(ClaimLostError, match=r"its lease ended: .* this very instance as owner"), batch:
         scene.process(batch)
         scene.clock.advance(1.9 * HI_MS)
 
@@ -316,7 +316,7 @@ def test_a_batch_past_its_lease_commits_nothing(scene: Scene) -> None:
 
 def test_processing_does_not_begin_past_the_lease(scene: Scene) -> None:
     """Between the claim and the reading a member may have slept: it asks its lease before it processes."""
-    with pytest.raises(ClaimLost), scene.batch(scene.delivery()) as batch:
+    with pytest.raises(ClaimLostError), scene.batch(scene.delivery()) as batch:
         scene.clock.advance(1.9 * HI_MS)
         batch.begin_processing()
         pytest.fail("may process")
@@ -326,7 +326,7 @@ def test_processing_does_not_begin_past_the_lease(scene: Scene) -> None:
 def test_a_revoked_batch_commits_nothing(scene: Scene, mode: DeliveryMode) -> None:
     """A claim that was revoked, by mistake even, is over at the next record; what was processed is not committed."""
     batch = scene.batch(scene.delivery(mode))
-    with pytest.raises(ClaimLost, match="held by nobody"), batch:
+    with pytest.raises(ClaimLostError, match="held by nobody"), batch:
         for partition in range(3):
             owner = scene.key(partition).owner
             assert owner is not None
@@ -370,10 +370,10 @@ def test_one_more_attempt_can_be_asked_for(scene: Scene) -> None:
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
 
-    again = fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2, one_more_attempt=True)
-    assert [str(one) for one in again.ranges] == [f"{TOPIC}/1 [0, 5)"]
+    again = fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2, retry_exhausted=True)
+    assert [str(range_) for range_ in again.ranges] == [f"{TOPIC}/1 [0, 5)"]
     assert why_idle(scene.work(scene.delivery(), partitions=(1,), max_attempts=2))[0] == "given_up"
-    scene.work(scene.delivery(), partitions=(1,), max_attempts=2, one_more_attempt=True)
+    scene.work(scene.delivery(), partitions=(1,), max_attempts=2, retry_exhausted=True)
 
     assert scene.key(1).offset == 5
     assert (scene.key(1).plan_end, scene.key(1).plan_attempts) == (None, 0)
@@ -428,10 +428,10 @@ def test_the_entire_topic_is_held_while_it_is_worked_on(scene: Scene) -> None:
     scene.drain(scene.delivery())
     scene.data.append(1, 4)
 
-    with scene.batch(scene.delivery(), entire_topic=True) as batch:
-        assert [str(one) for one in batch.ranges] == [f"{TOPIC}/1 [5, 9)"]
+    with scene.batch(scene.delivery(), claim_entire_topic=True) as batch:
+        assert [str(range_) for range_ in batch.ranges] == [f"{TOPIC}/1 [5, 9)"]
         assert [scene.key(n).owner is not None for n in range(3)] == [True, True, True]
-        assert why_idle(scene.work(scene.delivery(), entire_topic=True))[0] == "held"
+        assert why_idle(scene.work(scene.delivery(), claim_entire_topic=True))[0] == "held"
         scene.process(batch)
 
     assert [scene.key(n).owner for n in range(3)] == [None, None, None]
@@ -445,11 +445,11 @@ def test_the_entire_topic_or_nothing(scene: Scene, held: int) -> None:
     with scene.batch(scene.delivery(), partitions=(held,)) as other:
         other.begin_processing()
         assert len(other.ranges) == 1
-        batch = scene.work(scene.delivery(), entire_topic=True)
+        batch = scene.work(scene.delivery(), claim_entire_topic=True)
         assert why_idle(batch)[0] == "held"
         assert [scene.key(n).owner is None for n in range(3)] == [n != held for n in range(3)]
 
-    assert len(scene.work(scene.delivery(), entire_topic=True).ranges) == 3 - (1 if other.committed else 0)
+    assert len(scene.work(scene.delivery(), claim_entire_topic=True).ranges) == 3 - (1 if other.committed else 0)
 
 
 @pytest.mark.parametrize("rivals", [(0,), (1, 2)])
@@ -459,7 +459,7 @@ def test_a_rival_between_look_and_claim_takes_the_entire_topic_away(scene: Scene
     other = scene.batch(scene.delivery(), partitions=rivals)
     log = scene.meddled(Side.BEFORE, "ClaimingPartition", other.__enter__)
 
-    assert why_idle(scene.work(scene.delivery(log=log), entire_topic=True))[0] == "held"
+    assert why_idle(scene.work(scene.delivery(log=log), claim_entire_topic=True))[0] == "held"
     assert [scene.key(n).owner is None for n in range(3)] == [n not in rivals for n in range(3)]
     other.begin_processing()
     other.__exit__(None, None, None)
@@ -467,10 +467,10 @@ def test_a_rival_between_look_and_claim_takes_the_entire_topic_away(scene: Scene
 
 def test_the_entire_topic_is_not_claimed_when_it_is_drained(scene: Scene) -> None:
     """Where all is done, a run writes nothing into the log."""
-    scene.work(scene.delivery(), entire_topic=True)
+    scene.work(scene.delivery(), claim_entire_topic=True)
     before = scene.values()
 
-    assert why_idle(scene.work(scene.delivery(), entire_topic=True))[0] == "drained"
+    assert why_idle(scene.work(scene.delivery(), claim_entire_topic=True))[0] == "drained"
     assert scene.values() == before
 
 
@@ -479,9 +479,9 @@ def test_the_entire_topic_waits_for_a_person_when_one_plan_is_worn_out(scene: Sc
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
 
-    assert why_idle(scene.work(scene.delivery(), entire_topic=True, max_attempts=2))[0] == "given_up"
+    assert why_idle(scene.work(scene.delivery(), claim_entire_topic=True, max_attempts=2))[0] == "given_up"
     assert [scene.key(n).owner for n in range(3)] == [None, None, None]
-    batch = scene.work(scene.delivery(), entire_topic=True, max_attempts=2, one_more_attempt=True)
+    batch = scene.work(scene.delivery(), claim_entire_topic=True, max_attempts=2, retry_exhausted=True)
     assert len(batch.ranges) == 3
 
 
@@ -679,10 +679,10 @@ def test_kafkas_group_offsets_are_not_set_by_who_lost_the_claim(scene: Scene) ->
 def test_a_reason_to_stop_ends_the_batch(scene: Scene) -> None:
     """When the run is over, the batch fails with that reason, whatever its own work then said."""
     over = threading.Event()
-    settings = Settings(50)
+    settings = GroupSettings(50)
     delivery = scene.delivery(settings=settings, reasons_to_stop=[lambda: "the run is over" if over.is_set() else None])
     batch = scene.batch(delivery)
-    with pytest.raises(BatchAborted, match="the run is over") as raised, batch:
+    with pytest.raises(BatchAbortedError, match="the run is over") as raised, batch:
         over.set()
         wait_until(lambda: batch._lost is not None, "the batch has lost its claim", 10)
         raise ValueError("Spark was cancelled")
@@ -697,10 +697,10 @@ def test_lost_claims_are_told_in_every_mode(scene: Scene, mode: DeliveryMode) ->
     """Work that fails because the claim was lost meanwhile fails with the loss, after an early commit too."""
     over = threading.Event()
     delivery = scene.delivery(
-        settings=Settings(50, RuleSet.NATIVE, mode), reasons_to_stop=[lambda: "told" if over.is_set() else None]
+        settings=GroupSettings(50, RuleSet.NATIVE, mode), reasons_to_stop=[lambda: "told" if over.is_set() else None]
     )
     batch = scene.batch(delivery)
-    with pytest.raises(BatchAborted, match="told"), batch:
+    with pytest.raises(BatchAbortedError, match="told"), batch:
         batch.begin_processing()
         over.set()
         wait_until(lambda: batch._lost is not None, "the batch has lost its claim", 10)
@@ -712,15 +712,15 @@ def test_a_batch_whose_heartbeats_ended_does_nothing_more(scene: Scene, mode: De
     """Neither may it begin to process, nor write, nor commit; and the error is the reason itself."""
     over = threading.Event()
     delivery = scene.delivery(
-        settings=Settings(50, RuleSet.NATIVE, mode), reasons_to_stop=[lambda: "told" if over.is_set() else None]
+        settings=GroupSettings(50, RuleSet.NATIVE, mode), reasons_to_stop=[lambda: "told" if over.is_set() else None]
     )
     batch = scene.batch(delivery)
-    with pytest.raises(BatchAborted, match="told") as raised, batch:
+    with pytest.raises(BatchAbortedError, match="told") as raised, batch:
         over.set()
         wait_until(lambda: batch._lost is not None, "the batch has lost its claim", 10)
-        with pytest.raises(BatchAborted):
+        with pytest.raises(BatchAbortedError):
             batch.begin_processing()
-        with pytest.raises(BatchAborted):
+        with pytest.raises(BatchAbortedError):
             batch.check()
         if mode is AT_MOST_ONCE:
             batch.check()
@@ -742,7 +742,7 @@ def wait_for_beats(scene: Scene, count: int) -> None:
 
 def test_long_work_is_kept_alive(scene: Scene) -> None:
     """Heartbeats at the present offset go on while the block works, and commit nothing."""
-    with scene.batch(scene.delivery(settings=Settings(50))) as batch:
+    with scene.batch(scene.delivery(settings=GroupSettings(50))) as batch:
         for expected in range(beats(scene) + 3, beats(scene) + 18, 3):
             scene.clock.advance(45)
             wait_for_beats(scene, expected)
@@ -758,18 +758,18 @@ def test_long_work_is_kept_alive(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (Settings(HI_MS * 2), "heartbeat interval"),
-        (Settings(HI_MS, RuleSet.NATIVE, AT_MOST_ONCE), "'at_most_once' here, 'at_least_once' in force"),
-        (Settings(60_000, RuleSet.GO), "'go' here, 'native' in force"),
+        (GroupSettings(HI_MS * 2), "heartbeat interval"),
+        (GroupSettings(HI_MS, RuleSet.NATIVE, AT_MOST_ONCE), "'at_most_once' here, 'at_least_once' in force"),
+        (GroupSettings(60_000, RuleSet.GO), "'go' here, 'native' in force"),
     ],
     ids=str,
 )
-def test_members_that_are_configured_otherwise_do_not_claim(scene: Scene, other: Settings, said: str) -> None:
+def test_members_that_are_configured_otherwise_do_not_claim(scene: Scene, other: GroupSettings, said: str) -> None:
     """The error says which value differs, and nothing is claimed."""
     scene.work(scene.delivery(), max_records=3)
     before = scene.values()
 
-    with pytest.raises(SettingsDiffer, match=said):
+    with pytest.raises(SettingsMismatchError, match=said):
         scene.work(scene.delivery(settings=other))
 
     assert scene.values() == before
@@ -779,12 +779,12 @@ def test_members_that_are_configured_otherwise_do_not_claim(scene: Scene, other:
 def test_a_group_shared_with_go_promises_at_least_once_only(scene: Scene, mode: DeliveryMode) -> None:
     """Rule set `go` refuses the other modes before anything is connected."""
     with pytest.raises(ConfigurationError, match="can only promise at_least_once"):
-        scene.delivery(settings=Settings(60_000, RuleSet.GO, mode))
+        scene.delivery(settings=GroupSettings(60_000, RuleSet.GO, mode))
 
 
 def test_a_group_shared_with_go_works_at_least_once(scene: Scene) -> None:
     """At least once goes through under rule set `go`."""
-    scene.drain(scene.delivery(settings=Settings(60_000, RuleSet.GO)))
+    scene.drain(scene.delivery(settings=GroupSettings(60_000, RuleSet.GO)))
     assert scene.processed == dict.fromkeys(scene.data.all_messages(), 1)
 
 
@@ -811,7 +811,7 @@ def test_batches_go_on_until_the_topic_is_drained(scene: Scene) -> None:
                 scene.process(batch)
         seen.append(batch)
 
-    assert [sum(one.width for one in batch.all_ranges) for batch in seen] == [6, 6, 3, 0]
+    assert [sum(range_.width for range_ in batch.all_ranges) for batch in seen] == [6, 6, 3, 0]
     assert len({batch.batch_id for batch in seen}) == 4
     assert why_idle(seen[-1])[0] == IdleReason.DRAINED
     assert scene.processed == dict.fromkeys(scene.data.all_messages(), 1)
@@ -845,7 +845,7 @@ def test_two_topics_in_turn(scene: Scene) -> None:
     for topic in (TOPIC, "payments", TOPIC, "payments"):
         with delivery.claimed_batch(BatchRequest(topic=topic, max_records=5)) as batch:
             batch.begin_processing()
-            assert {one.topic for one in batch.ranges} == {topic}
+            assert {range_.topic for range_ in batch.ranges} == {topic}
 
     assert [scene.key(n, "payments").offset for n in range(2)] == [4, 4]
     assert sum(scene.key(n).offset or 0 for n in range(3)) == 10
@@ -903,7 +903,10 @@ def test_what_a_batch_came_to(scene: Scene) -> None:
 
 def test_errors_are_of_one_tree() -> None:
     """Whatever a batch raises by itself can be caught as `MarshalError`."""
-    assert all(issubclass(kind, MarshalError) for kind in (ClaimLost, BatchAborted, PlanRejected, SettingsDiffer))
+    assert all(
+        issubclass(kind, MarshalError)
+        for kind in (ClaimLostError, BatchAbortedError, PlanRejectedError, SettingsMismatchError)
+    )
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
@@ -920,7 +923,7 @@ def test_a_batch_whose_release_finds_the_log_truncated_says_so(scene: Scene, mod
     log.before_append = lose_the_commits
     batch = scene.batch(scene.delivery(mode, log=log))
 
-    with pytest.raises(LogChanged, match="what this batch has committed may be lost"), batch:
+    with pytest.raises(CoordinationLogChangedError, match="what this batch has committed may be lost"), batch:
         scene.process(batch)
 
     assert scene.key().offset == 0

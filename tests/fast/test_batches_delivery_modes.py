@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from marshal_dagster.batches import batch as batch_module
-from marshal_dagster.errors import BatchAborted, ClaimLost, MarshalError, PlanRejected, SinkRefused, UnavailableError
+from marshal_dagster.errors import (
+    BatchAbortedError,
+    ClaimLostError,
+    MarshalError,
+    PlanRejectedError,
+    SinkRejectedError,
+    UnavailableError,
+)
 from marshal_dagster.protocol.idempotence import TakenRanges
 from marshal_dagster.protocol.messages import ClaimingMessages, DataTopic, DeliveryMode, Heartbeat
 from marshal_dagster.spark import job_control, reader
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Place, Scene
-from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.faulty_log import Fault, FaultyLog, InterruptError, of_type
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,9 +67,9 @@ def die(scene: Scene, mode: DeliveryMode, at: KillPoint) -> set[Place]:
             with last:
                 if last.idle is None:
                     scene.process(last)
-    except Killed:
+    except KilledError:
         assert last is not None
-        return {(one.partition, offset) for one in last.all_ranges for offset in range(one.start, one.end)}
+        return {(range_.partition, offset) for range_ in last.all_ranges for offset in range(range_.start, range_.end)}
     assert at.record in {"GroupSettings", "DataTopic"}, "every other step is reached"
     return set()
 
@@ -93,10 +100,10 @@ def test_a_member_that_dies_beside_its_output(scene: Scene, side: str) -> None:
     def kill() -> None:
         setattr(scene.sink, side, lambda: None)
         log.dead = True
-        raise Killed
+        raise KilledError
 
     setattr(scene.sink, side, kill)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(EFFECTIVELY_ONCE, log=log))
     scene.wait_until_stale()
 
@@ -116,7 +123,7 @@ def test_a_member_that_dies_beside_its_output(scene: Scene, side: str) -> None:
 def test_a_batch_half_committed_is_taken_over_by_two(scene: Scene, mode: DeliveryMode) -> None:
     """A commit is one record a partition: whichever came through stay, the rest is redone by others, half each."""
     log = KillableLog(scene.log(), KillPoint(Side.WITHIN, "Heartbeat", 3))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(mode, log=log))
     scene.wait_until_stale()
     assert sorted(scene.key(n).offset or 0 for n in range(4)) == [0, 0, 0, 5]
@@ -141,10 +148,10 @@ def test_a_batch_half_committed_is_taken_over_by_two(scene: Scene, mode: Deliver
 def test_a_late_member_cannot_write_over_its_successor(scene: Scene) -> None:
     """The output refuses the lower fencing token, whatever the late member believes."""
     late = scene.batch(scene.delivery(EFFECTIVELY_ONCE), max_records=8)
-    with pytest.raises(ClaimLost), late:
+    with pytest.raises(ClaimLostError), late:
         scene.wait_until_stale()
         scene.drain(scene.delivery(EFFECTIVELY_ONCE), max_records=8)
-        with pytest.raises(SinkRefused, match="fencing token"):
+        with pytest.raises(SinkRejectedError, match="fencing token"):
             scene.sink.write([], late.ranges, dict)  # type: ignore[arg-type]
         scene.process(late)
 
@@ -206,13 +213,13 @@ def test_at_most_once_never_takes_another_record_for_its_own(scene: Scene) -> No
         batch.begin_processing()
 
     assert [one.partition for one in batch.dropped] == [1]
-    assert [one.partition for one in batch.ranges] == [0, 2, 3]
+    assert [range_.partition for range_ in batch.ranges] == [0, 2, 3]
 
 
 def test_at_most_once_tells_the_ranges_before_it_commits(scene: Scene) -> None:
     """What may be lost when the process dies now was announced by then."""
     log = KillableLog(scene.log(), KillPoint(Side.BEFORE, "Heartbeat", 3))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(AT_MOST_ONCE, log=log))
 
     assert [str(one) for one in scene.announced] == [f"orders/{n} [0, 5)" for n in range(4)]
@@ -234,20 +241,20 @@ def states(batch: "ClaimedBatch") -> set[str]:
     return {report.state for report in batch.report()}
 
 
-def after_the_commit(log: FaultyLog, befall: Callable[[], object]) -> None:
+def after_the_commit(log: FaultyLog, inject_fault: Callable[[], object]) -> None:
     """Let `befall` be called when the next heartbeats are in the log and nobody has heard of it."""
 
     def appended() -> None:
         if log.types()[-1] == "Heartbeat":
             log.after_append = lambda: None
-            befall()
+            inject_fault()
 
     log.after_append = appended
 
 
 def interrupt() -> None:
     """Interrupt whatever is under way."""
-    raise Interrupted
+    raise InterruptError
 
 
 @pytest.mark.parametrize("is_interrupt", [False, True])
@@ -257,7 +264,7 @@ def test_an_at_most_once_commit_that_ends_in_an_error_is_told_as_dropped(
     """The commit was sent when the log went down, or an interrupt came: nobody will process these ranges any more."""
     log = FaultyLog(scene.log())
     batch = scene.batch(scene.delivery(AT_MOST_ONCE, log=log))
-    with pytest.raises((UnavailableError, Interrupted)), batch:
+    with pytest.raises((UnavailableError, InterruptError)), batch:
         after_the_commit(log, interrupt if is_interrupt else lambda: setattr(log, "is_down", True))
         try:
             scene.process(batch)
@@ -291,7 +298,7 @@ def test_at_most_once_that_did_not_come_to_commit_drops_nothing(scene: Scene) ->
     delivery = scene.delivery(AT_MOST_ONCE)
     delivery.announce = lambda _: scene.clock.advance(1.9 * HI_MS)
     batch = scene.batch(delivery)
-    with pytest.raises(ClaimLost), batch:
+    with pytest.raises(ClaimLostError), batch:
         scene.process(batch)
 
     assert batch.dropped == ()
@@ -320,10 +327,10 @@ def test_at_most_once_work_that_fails_is_possibly_dropped(
 def test_at_most_once_whose_claim_was_lost_meanwhile_is_possibly_dropped(scene: Scene) -> None:
     """Left cleanly, but after the heartbeats had ended: the work may have been cancelled."""
     batch = scene.batch(scene.delivery(AT_MOST_ONCE))
-    with pytest.raises(BatchAborted), batch:
+    with pytest.raises(BatchAbortedError), batch:
         scene.process(batch)
         assert batch._guard.heartbeats is not None
-        batch._guard.heartbeats.error = BatchAborted("told")
+        batch._guard.heartbeats.error = BatchAbortedError("told")
 
     assert states(batch) == {"possibly dropped"}
 
@@ -385,7 +392,7 @@ def test_at_least_once_that_could_not_be_read_commits_nothing(scene: Scene, no_s
     """A block that caught the reader's error has read nothing."""
     no_spark.setattr(reader, "read_ranges", lambda *_, **__: 1 / 0)
     batch = scene.batch(scene.delivery(AT_LEAST_ONCE))
-    with pytest.raises(BatchAborted, match="nothing was read"), batch, suppress(ZeroDivisionError):
+    with pytest.raises(BatchAbortedError, match="nothing was read"), batch, suppress(ZeroDivisionError):
         read(batch)
 
     assert [scene.key(n).offset for n in range(4)] == [0, 0, 0, 0]
@@ -403,7 +410,7 @@ def test_at_least_once_that_was_read_is_committed(scene: Scene, no_spark: pytest
 def test_at_least_once_that_was_never_read_commits_nothing(scene: Scene) -> None:
     """An early return out of the block would else lose these messages; the error says what to do."""
     batch = scene.batch(scene.delivery(AT_LEAST_ONCE))
-    with pytest.raises(BatchAborted, match=r"Read the batch, or call batch\.begin_processing\(\)"), batch:
+    with pytest.raises(BatchAbortedError, match=r"Read the batch, or call batch\.begin_processing\(\)"), batch:
         pass
 
     assert not batch.committed
@@ -464,7 +471,7 @@ def test_a_plan_that_is_not_in_the_log_is_none(scene: Scene, mode: DeliveryMode)
     log = FaultyLog(scene.log())
     log.fail(Fault.FAILED, of_type(ClaimingMessages.__name__, partition=3))
 
-    with pytest.raises(PlanRejected, match="orders/3"):
+    with pytest.raises(PlanRejectedError, match="orders/3"):
         scene.work(scene.delivery(mode, log=log))
 
     assert not scene.counts(mode)
@@ -476,7 +483,7 @@ def test_a_data_topic_that_could_not_be_named_is_let_go(scene: Scene) -> None:
     log = FaultyLog(scene.log())
     log.fail(Fault.FAILED, of_type(DataTopic.__name__, partition=3))
 
-    with pytest.raises(ClaimLost, match="orders/3"):
+    with pytest.raises(ClaimLostError, match="orders/3"):
         scene.work(scene.delivery(log=log))
 
     assert [scene.key(n).owner for n in range(4)] == [None, None, None, None]
@@ -490,7 +497,7 @@ def test_a_data_topic_that_could_not_be_named_is_let_go(scene: Scene) -> None:
 def test_a_block_that_wrote_nothing_commits_nothing(scene: Scene) -> None:
     """Leaving the block cleanly without `write` is an error: else these messages were lost."""
     with (
-        pytest.raises(BatchAborted, match="nothing was written, so nothing is committed"),
+        pytest.raises(BatchAbortedError, match="nothing was written, so nothing is committed"),
         scene.batch(scene.delivery(EFFECTIVELY_ONCE)) as batch,
     ):
         batch.begin_processing()
@@ -505,7 +512,10 @@ def test_an_output_that_refuses_fails_the_batch_before_it_is_processed(scene: Sc
     scene.sink.stored[1] = TakenRanges()
     scene.sink.stored[1].add(replace(batch.ranges[1], end=4))
 
-    with pytest.raises(SinkRefused, match="the output stands at 4"), scene.batch(scene.delivery(EFFECTIVELY_ONCE)):
+    with (
+        pytest.raises(SinkRejectedError, match="the output stands at 4"),
+        scene.batch(scene.delivery(EFFECTIVELY_ONCE)),
+    ):
         pytest.fail("entered")
 
     assert scene.key(1).plan_end == 5
@@ -516,7 +526,7 @@ def test_a_lost_batch_is_not_even_worked_out(scene: Scene) -> None:
     """A member whose lease ended before the write puts Spark to no work."""
     scene.sink.while_reading = lambda: pytest.fail("at work")
     batch = scene.batch(scene.delivery(EFFECTIVELY_ONCE))
-    with pytest.raises(ClaimLost), batch:
+    with pytest.raises(ClaimLostError), batch:
         batch.begin_processing()
         scene.clock.advance(1.9 * HI_MS)
         scene.process(batch)
@@ -524,9 +534,9 @@ def test_a_lost_batch_is_not_even_worked_out(scene: Scene) -> None:
 
 def test_a_write_that_failed_cannot_be_passed_over(scene: Scene) -> None:
     """A block that catches the output's error still commits nothing."""
-    scene.sink.while_reading = lambda: (_ for _ in ()).throw(SinkRefused("full"))
+    scene.sink.while_reading = lambda: (_ for _ in ()).throw(SinkRejectedError("full"))
     batch = scene.batch(scene.delivery(EFFECTIVELY_ONCE))
-    with pytest.raises(BatchAborted), batch, pytest.raises(SinkRefused):
+    with pytest.raises(BatchAbortedError), batch, pytest.raises(SinkRejectedError):
         scene.process(batch)
 
     assert not batch.committed

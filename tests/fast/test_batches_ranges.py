@@ -1,4 +1,4 @@
-# ruff: noqa: PT012, ANN401 - what raises is the block of a batch; limits as `BatchRequest`, extra as `Delivery`
+# ruff: noqa: PT012, ANN401 - what raises is the block of a batch; limits as `BatchRequest`, extra as `BatchSession`
 """Batches of ranges: several members on one partition, what each mode promises, ranges claimed ahead."""
 
 from collections import Counter
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from marshal_dagster.batches import Delivery, IdleReason, RangeOptions
-from marshal_dagster.errors import ClaimLost, ConfigurationError, DataLoss, DataTopicChanged
+from marshal_dagster.batches import BatchSession, IdleReason, RangeOptions
+from marshal_dagster.errors import ClaimLostError, ConfigurationError, DataLossError, DataTopicChangedError
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
     DeliveryMode,
+    GroupSettings,
     RuleSet,
-    Settings,
 )
 from marshal_dagster.protocol.state import RANGES, Phase
 from marshal_dagster.testing import ManualClock
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Place, Scene
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 if TYPE_CHECKING:
     from marshal_dagster.batches import ClaimedBatch
@@ -40,7 +40,7 @@ def scene() -> Scene:
     return scene
 
 
-def member(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **extra: Any) -> Delivery:
+def member(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **extra: Any) -> BatchSession:
     """Open a member that claims ranges."""
     return scene.delivery(mode, ranges=True, **extra)
 
@@ -65,12 +65,12 @@ def while_asleep(scene: Scene, act: Callable[[], object]) -> None:
 
 def bounds(batch: "ClaimedBatch") -> list[tuple[int, int]]:
     """Give the offsets of a batch's ranges."""
-    return [(one.start, one.end) for one in batch.all_ranges]
+    return [(range_.start, range_.end) for range_ in batch.all_ranges]
 
 
 def spans(scene: Scene) -> list[tuple[int, int, Phase]]:
     """Give the ranges of partition 0 in the log."""
-    return [(each.start, each.end, each.phase) for each in scene.key().ranges]
+    return [(range_.start, range_.end, range_.phase) for range_ in scene.key().ranges]
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
@@ -110,9 +110,11 @@ def test_a_member_that_dies_at_any_step(scene: Scene, mode: DeliveryMode, at: Ki
             last = scene.batch(delivery, ranges=TEN)
             with last:
                 scene.process(last)
-    except Killed:
+    except KilledError:
         assert last is not None
-        its_batch = {(one.partition, offset) for one in last.all_ranges for offset in range(one.start, one.end)}
+        its_batch = {
+            (range_.partition, offset) for range_ in last.all_ranges for offset in range(range_.start, range_.end)
+        }
     else:
         assert at.record == "ReleasingRange"
     scene.wait_until_stale()
@@ -132,7 +134,7 @@ def test_a_member_that_dies_at_any_step(scene: Scene, mode: DeliveryMode, at: Ki
 def test_what_a_dead_member_planned_is_replayed_exactly(scene: Scene) -> None:
     """The next owner has its range, whatever its own size, while others work behind it."""
     dying = member(scene, log=KillableLog(scene.log(), KillPoint(Side.BEFORE, "RangeDone")))
-    with pytest.raises(Killed), scene.batch(dying, ranges=TEN) as batch:
+    with pytest.raises(KilledError), scene.batch(dying, ranges=TEN) as batch:
         scene.process(batch)
     assert bounds(scene.work(member(scene), ranges=RangeOptions(size=4))) == [(10, 14)]
     scene.wait_until_stale()
@@ -147,7 +149,7 @@ def test_what_a_dead_member_planned_is_replayed_exactly(scene: Scene) -> None:
 def test_the_dead_by_what_dagster_says_are_not_waited_for(scene: Scene) -> None:
     """Their range is taken from them at once."""
     dying = member(scene, log=KillableLog(scene.log(), KillPoint(Side.BEFORE, "RangeDone")))
-    with pytest.raises(Killed), scene.batch(dying, ranges=TEN) as batch:
+    with pytest.raises(KilledError), scene.batch(dying, ranges=TEN) as batch:
         scene.process(batch)
 
     assert bounds(scene.work(member(scene, is_dead=lambda _: True), ranges=TEN)) == [(0, 10)]
@@ -159,7 +161,7 @@ def test_partitions_get_a_range_each(scene: Scene) -> None:
     with one_batch(scene) as batch:
         assert bounds(batch) == [(0, 10)] * 3
     with one_batch(scene, max_claims=2) as batch:
-        assert [one.partition for one in batch.ranges] == [0, 1]
+        assert [range_.partition for range_ in batch.ranges] == [0, 1]
     with one_batch(scene, max_records=6) as batch:
         assert bounds(batch) == [(0, 2)] * 3
     with one_batch(scene, partitions=(2,)) as batch:
@@ -175,14 +177,14 @@ def test_what_is_left_behind_comes_first(scene: Scene, limits: dict[str, int]) -
         scene.work(member(scene, AT_MOST_ONCE), ranges=RangeOptions(size=12), partitions=(1,))
 
     with one_batch(scene, **limits) as batch:
-        assert [(one.partition, one.start, one.end) for one in batch.ranges] == [(1, 0, 2)]
+        assert [(range_.partition, range_.start, range_.end) for range_ in batch.ranges] == [(1, 0, 2)]
 
 
 def test_what_retention_took_of_a_plan_is_not_counted(scene: Scene) -> None:
     """Neither of what is planned already nor of what is claimed anew counts toward the most records."""
     scene.data.make(partitions=2, messages=14)
     dying = member(scene, log=KillableLog(scene.log(), KillPoint(Side.BEFORE, "RangeDone")))
-    with pytest.raises(Killed), scene.batch(dying, ranges=TEN, partitions=(0,)) as batch:
+    with pytest.raises(KilledError), scene.batch(dying, ranges=TEN, partitions=(0,)) as batch:
         scene.process(batch)
     for partition in range(2):
         scene.data.retain_from(partition, 8)
@@ -219,7 +221,7 @@ def test_the_first_positions_are_given_before_ranges_are_claimed(scene: Scene) -
 def test_ranges_are_claimed_ahead_and_filled(scene: Scene) -> None:
     """Where there is nothing to read it waits for messages, up to the range's size."""
     scene.drain(member(scene), ranges=TEN)
-    options = RangeOptions(size=10, ahead=10, wait_s=5)
+    options = RangeOptions(size=10, prefetch_offsets=10, wait_s=5)
     arriving = iter([3, 4, 3, 100])
     while_asleep(scene, lambda: scene.data.append(0, next(arriving)))
 
@@ -234,7 +236,7 @@ def test_who_has_waited_long_enough_takes_what_has_come(scene: Scene) -> None:
     """The rest of the range is free again."""
     scene.drain(member(scene), ranges=TEN)
     scene.data.append(0, 0)
-    options = RangeOptions(size=10, ahead=10, wait_s=1)
+    options = RangeOptions(size=10, prefetch_offsets=10, wait_s=1)
     arriving = iter([4])
     while_asleep(scene, lambda: scene.data.append(0, next(arriving, 0)))
 
@@ -285,7 +287,7 @@ def test_a_range_that_keeps_failing_stops_nobody_behind_it(scene: Scene) -> None
     assert idle.reason is IdleReason.GIVEN_UP
     assert "partition 0 [0, 10)" in idle.text
     assert (scene.key().offset, spans(scene)) == (0, [(0, 10, Phase.PLANNED), (10, 35, Phase.DONE)])
-    scene.drain(member(scene), ranges=TEN, one_more_attempt=True)
+    scene.drain(member(scene), ranges=TEN, retry_exhausted=True)
     assert scene.key().offset == 35
 
 
@@ -294,11 +296,11 @@ def test_retention_has_taken_part_of_a_range(scene: Scene) -> None:
     scene.work(member(scene), ranges=TEN)
     scene.data.retain_from(0, 14)
     with scene.batch(member(scene), ranges=TEN) as batch:
-        assert [one.lost for one in batch.ranges] == [(10, 14)]
+        assert [range_.lost for range_ in batch.ranges] == [(10, 14)]
         scene.process(batch)
     assert scene.key().offset == 24
     scene.data.retain_from(0, 25)
-    with pytest.raises(DataLoss), scene.batch(member(scene), ranges=TEN, accept_data_loss=False):
+    with pytest.raises(DataLossError), scene.batch(member(scene), ranges=TEN, allow_data_loss=False):
         pytest.fail("entered")
 
 
@@ -306,14 +308,14 @@ def test_a_topic_made_anew_is_not_read(scene: Scene) -> None:
     """Its id differs, or what was planned lies beyond its end."""
     scene.work(member(scene), ranges=TEN)
     scene.data.make(partitions=1, messages=35)
-    with pytest.raises(DataTopicChanged), scene.batch(member(scene), ranges=TEN):
+    with pytest.raises(DataTopicChangedError), scene.batch(member(scene), ranges=TEN):
         pytest.fail("entered")
 
 
 def test_a_lost_range_is_noticed_before_the_output_is_touched(scene: Scene) -> None:
     """Its lease ended while Spark read."""
     scene.sink.while_reading = lambda: scene.clock.advance(1.9 * HI_MS)
-    with pytest.raises(ClaimLost, match="its lease ended"):
+    with pytest.raises(ClaimLostError, match="its lease ended"):
         scene.work(member(scene, EFFECTIVELY_ONCE), ranges=TEN)
     assert scene.sink.rows == []
 
@@ -333,10 +335,10 @@ def test_what_does_not_go_together(scene: Scene) -> None:
     """Each with a sentence that says what to do."""
     with pytest.raises(ConfigurationError, match="only in groups whose settings name the feature 'ranges'"):
         scene.batch(scene.delivery(), ranges=TEN)
-    with pytest.raises(ConfigurationError, match="leave entire_topic out"):
-        scene.batch(member(scene), entire_topic=True)
-    scene.sink.takes_in_any_order = False
+    with pytest.raises(ConfigurationError, match="leave claim_entire_topic out"):
+        scene.batch(member(scene), claim_entire_topic=True)
+    scene.sink.supports_unordered_ranges = False
     with pytest.raises(ConfigurationError, match="use a sink that keeps ranges"):
         scene.batch(member(scene, EFFECTIVELY_ONCE))
     with pytest.raises(ConfigurationError, match="Go"):
-        scene.batch(scene.delivery(settings=Settings(60_000, RuleSet.GO, AT_LEAST_ONCE, (RANGES,))))
+        scene.batch(scene.delivery(settings=GroupSettings(60_000, RuleSet.GO, AT_LEAST_ONCE, (RANGES,))))

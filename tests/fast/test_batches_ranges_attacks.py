@@ -20,11 +20,11 @@ from marshal_dagster.batches import (
 )
 from marshal_dagster.coordination import appender, base_claimer, claimer, claims, range_claimer
 from marshal_dagster.coordination.log import CoordinationLog
-from marshal_dagster.errors import ClaimLost, DataTopicChanged
+from marshal_dagster.errors import ClaimLostError, DataTopicChangedError
 from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode, RevokingRange
 from marshal_dagster.testing import ManualClock
 from tests.batch_fixtures import HI_MS, Place, Scene
-from tests.faulty_log import Interrupted
+from tests.faulty_log import InterruptError
 from tests.line_interrupts import watched
 from tests.real.kill_points import Side
 
@@ -32,7 +32,7 @@ AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
 ALL_MODES = list(DeliveryMode)
 TEN = RangeOptions(size=10)
 IDLE = Idle(IdleReason.DRAINED, "")
-AHEAD = RangeOptions(size=10, ahead=10, wait_s=0.5)
+AHEAD = RangeOptions(size=10, prefetch_offsets=10, wait_s=0.5)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def ranged_batch(
 
 def bounds(of: ClaimedBatch) -> list[tuple[int, int, int]]:
     """Give partition, start and end of a batch's ranges."""
-    return [(one.partition, one.start, one.end) for one in of.all_ranges]
+    return [(range_.partition, range_.start, range_.end) for range_ in of.all_ranges]
 
 
 def after_looks(scene: Scene, count: int, act: Callable[[], object]) -> None:
@@ -145,9 +145,9 @@ def test_an_interrupt_at_any_line_leaves_nothing_held(
 
         def interrupt(_: tuple[str, int], lines: Iterator[int] = lines) -> None:
             if next(lines, None) is None:
-                raise Interrupted
+                raise InterruptError
 
-        with suppress(ZeroDivisionError, Interrupted), watched(CODE, interrupt, but=UNINTERRUPTED), it:
+        with suppress(ZeroDivisionError, InterruptError), watched(CODE, interrupt, but=UNINTERRUPTED), it:
             work(scene, it)
         assert_left(scene, it, mode, place)
 
@@ -175,7 +175,7 @@ def assert_left(scene: Scene, it: ClaimedBatch, mode: DeliveryMode, place: tuple
 
 def places(ranges: Any) -> set[Place]:  # noqa: ANN401
     """Give all offsets of ranges."""
-    return {(one.partition, offset) for one in ranges for offset in range(one.start, one.end)}
+    return {(range_.partition, offset) for range_ in ranges for offset in range(range_.start, range_.end)}
 
 
 # Rivals
@@ -222,7 +222,7 @@ def test_what_is_refused_is_passed_over(scene: Scene) -> None:
         batch = scene.work(fast, ranges=TEN, max_records=5)
         scene.process(owner)
 
-    assert [one.partition for one in batch.all_ranges] == [1]
+    assert [range_.partition for range_ in batch.all_ranges] == [1]
 
 
 def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
@@ -244,7 +244,7 @@ def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: p
     assert left.reason is IdleReason.GIVEN_UP
     assert "partition 0 [10, 12)" in left.text
     assert "set the position past" in caplog.text
-    again = scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,), one_more_attempt=True)
+    again = scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,), retry_exhausted=True)
     assert bounds(again) == [(0, 10, 12)]
 
 
@@ -290,7 +290,7 @@ def test_what_retention_has_deleted_takes_no_batches_of_its_own(scene: Scene, si
     it = scene.work(scene.delivery(ranges=True), ranges=RangeOptions(size=size), max_records=4)
 
     assert bounds(it) == [(0, 10, 994), (1, 10, 1_000)]
-    assert [one.lost for one in it.ranges] == [(10, 990), (10, 1_000)]
+    assert [range_.lost for range_ in it.ranges] == [(10, 990), (10, 1_000)]
     scene.drain(scene.delivery(ranges=True), ranges=RangeOptions(size=size))
     assert [scene.key(n).offset for n in (0, 1)] == [1_000, 1_000]
 
@@ -305,7 +305,7 @@ def test_at_most_once_processes_nothing_whose_commit_was_refused(scene: Scene) -
     with ranged_batch(scene, AT_MOST_ONCE, log=log) as it:
         scene.process(it)
 
-    assert [one.partition for one in it.ranges] == [1]
+    assert [range_.partition for range_ in it.ranges] == [1]
     assert it.dropped == ()
     assert [report.state for report in it.report()] == ["not committed", "committed"]
     scene.drain(scene.delivery(AT_MOST_ONCE, ranges=True), ranges=TEN)
@@ -334,7 +334,7 @@ def test_a_lease_that_ends_while_the_unused_is_released_is_told_as_lost(scene: S
         release(partitions)
 
     it._claims.claimer.release = slow  # type: ignore[method-assign]
-    with pytest.raises(ClaimLost, match="its lease ended"), it:
+    with pytest.raises(ClaimLostError, match="its lease ended"), it:
         pytest.fail("entered")
 
 
@@ -343,7 +343,7 @@ def test_nothing_is_planned_of_a_topic_made_anew_while_it_was_waited_for(scene: 
     scene.drain(scene.delivery(ranges=True), ranges=TEN)
     after_looks(scene, 3, lambda: scene.data.make(partitions=2, messages=60))
 
-    with pytest.raises(DataTopicChanged, match="made anew"), ranged_batch(scene, ranges=AHEAD):
+    with pytest.raises(DataTopicChangedError, match="made anew"), ranged_batch(scene, ranges=AHEAD):
         pytest.fail("entered")
 
     assert scene.key().ranges == ()

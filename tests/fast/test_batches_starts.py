@@ -11,20 +11,27 @@ from collections.abc import Callable
 import pytest
 
 from marshal_dagster.batches import Advice, BatchRequest, IdleReason
-from marshal_dagster.errors import ClaimLost, ConfigurationError, DataLoss, DataTopicChanged, StartUnknown, TopicMissing
+from marshal_dagster.errors import (
+    ClaimLostError,
+    ConfigurationError,
+    DataLossError,
+    DataTopicChangedError,
+    StartPositionError,
+    TopicNotFoundError,
+)
 from marshal_dagster.protocol.batch_planning import StartPolicy
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
     DataTopic,
     DeliveryMode,
+    GroupSettings,
     Heartbeat,
     ReleasingPartition,
-    Settings,
 )
 from marshal_dagster.testing import ManualClock
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 ALL_MODES = list(DeliveryMode)
 STRICT_MODES = [DeliveryMode.AT_MOST_ONCE, DeliveryMode.EFFECTIVELY_ONCE]
@@ -66,7 +73,7 @@ def test_earliest_starts_where_retention_has_got_to(scene: Scene) -> None:
     batch = scene.work(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE))
 
     assert spans(batch.all_ranges)[1] == (3, 5)
-    assert all(one.lost is None for one in batch.all_ranges)
+    assert all(range_.lost is None for range_ in batch.all_ranges)
 
 
 @pytest.mark.parametrize("limits", [{}, {"partitions": (1,)}, {"max_claims": 1}, {"max_records": 2}], ids=str)
@@ -87,7 +94,7 @@ def test_a_first_claim_that_was_cut_short_is_begun_again(scene: Scene, side: Sid
     """A member that dies while it gives out the first positions leaves no partition to be read from 0."""
     scene.data.make(messages=5)
     log = KillableLog(scene.log(), KillPoint(side, "Heartbeat"))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(log=log), start=LATEST)
     scene.wait_until_stale()
 
@@ -103,7 +110,7 @@ def test_policy_fail_gives_no_position(scene: Scene) -> None:
     """With policy `fail` a group without a past claims nothing for long, and the error says what can be done."""
     scene.data.make(messages=5)
 
-    with pytest.raises(StartUnknown, match="set the position, or choose 'earliest' or 'latest'"):
+    with pytest.raises(StartPositionError, match="set the position, or choose 'earliest' or 'latest'"):
         scene.work(scene.delivery(), start=StartPolicy.FAIL)
 
     assert scene.key().offset is None
@@ -148,7 +155,7 @@ def test_kafkas_committed_offset_beyond_the_end_is_no_start(scene: Scene) -> Non
     scene.data.make(messages=5)
     scene.data.committed[GROUP, TOPIC] = {1: 9}
 
-    with pytest.raises(DataTopicChanged, match="9 lies beyond the topic's end 5"):
+    with pytest.raises(DataTopicChangedError, match="9 lies beyond the topic's end 5"):
         scene.work(scene.delivery())
 
     assert scene.key(1).offset is None
@@ -231,7 +238,7 @@ def test_a_drained_topic_is_not_even_claimed(scene: Scene, mode: DeliveryMode) -
 
 def test_a_missing_topic_is_said_to_be_missing(scene: Scene) -> None:
     """A batch on a topic that does not exist fails before anything is claimed."""
-    with pytest.raises(TopicMissing, match=TOPIC):
+    with pytest.raises(TopicNotFoundError, match=TOPIC):
         scene.work(scene.delivery())
     assert scene.values() == []
 
@@ -264,9 +271,11 @@ def test_at_least_once_reads_what_retention_has_left(
     before = len(scene.values())
 
     with caplog.at_level(logging.ERROR):
-        batch = scene.work(scene.delivery(), accept_data_loss=accept, max_records=3)
+        batch = scene.work(scene.delivery(), allow_data_loss=accept, max_records=3)
 
-    assert [(one.start, one.first_readable, one.end, one.lost) for one in batch.ranges] == [(2, 6, 9, (2, 6))]
+    assert [(range_.start, range_.first_readable, range_.end, range_.lost) for range_ in batch.ranges] == [
+        (2, 6, 9, (2, 6))
+    ]
     assert set(scene.processed) == {(0, 6), (0, 7), (0, 8)}
     assert "offsets 2 to 6 (exclusive) are lost" in caplog.text
     heartbeats = [value.split("/") for value in scene.values()[before:] if value.startswith(Heartbeat.__name__)]
@@ -274,11 +283,11 @@ def test_at_least_once_reads_what_retention_has_left(
 
 
 def test_at_least_once_can_be_told_to_fail_on_loss(scene: Scene) -> None:
-    """With `accept_data_loss=False` a loss is an error, and nothing is done."""
+    """With `allow_data_loss=False` a loss is an error, and nothing is done."""
     cut(scene, DeliveryMode.AT_LEAST_ONCE)
 
-    with pytest.raises(DataLoss, match=r"deleted messages 2 to 6 \(exclusive\)"):
-        scene.work(scene.delivery(), accept_data_loss=False)
+    with pytest.raises(DataLossError, match=r"deleted messages 2 to 6 \(exclusive\)"):
+        scene.work(scene.delivery(), allow_data_loss=False)
 
     assert (scene.key().offset, scene.key().plan_end, scene.key().owner) == (2, None, None)
 
@@ -289,7 +298,7 @@ def test_the_strict_modes_fail_on_loss(scene: Scene, mode: DeliveryMode) -> None
     cut(scene, mode)
     done = dict(scene.counts(mode))
 
-    with pytest.raises(DataLoss, match="Accept the loss explicitly"):
+    with pytest.raises(DataLossError, match="Accept the loss explicitly"):
         scene.work(scene.delivery(mode))
 
     assert scene.counts(mode) == done
@@ -301,9 +310,9 @@ def test_a_loss_that_was_accepted_is_told_exactly(scene: Scene, mode: DeliveryMo
     """In every mode the range starts where the group stands, and says what of it was lost."""
     cut(scene, mode)
 
-    batch = scene.work(scene.delivery(mode), accept_data_loss=True)
+    batch = scene.work(scene.delivery(mode), allow_data_loss=True)
 
-    assert [(one.start, one.end, one.lost) for one in batch.ranges] == [(2, 10, (2, 6))]
+    assert [(range_.start, range_.end, range_.lost) for range_ in batch.ranges] == [(2, 10, (2, 6))]
     assert scene.counts(mode) == dict.fromkeys([(0, 0), (0, 1), *scene.data.all_messages()], 1)
     assert scene.key().offset == 10
 
@@ -314,9 +323,9 @@ def test_a_partition_of_which_all_was_lost_gets_past_it(scene: Scene, mode: Deli
     cut(scene, mode)
     scene.data.retain_from(0, 10)
 
-    batch = scene.work(scene.delivery(mode), accept_data_loss=True)
+    batch = scene.work(scene.delivery(mode), allow_data_loss=True)
 
-    assert [(one.start, one.first_readable, one.end) for one in batch.ranges] == [(2, 10, 10)]
+    assert [(range_.start, range_.first_readable, range_.end) for range_ in batch.ranges] == [(2, 10, 10)]
     assert scene.key().offset == 10
     assert scene.work(scene.delivery(mode)).idle is not None
 
@@ -327,12 +336,12 @@ def test_an_open_plan_whose_start_was_deleted(scene: Scene, mode: DeliveryMode, 
     """A plan is replayed as it is: what is left of it is read, the rest is told lost, and its end is committed."""
     scene.data.make(partitions=1, messages=10)
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(mode, log=log), max_records=5)
     scene.wait_until_stale()
     scene.data.retain_from(0, left)
 
-    batch = scene.work(scene.delivery(mode), accept_data_loss=True, max_records=1)
+    batch = scene.work(scene.delivery(mode), allow_data_loss=True, max_records=1)
 
     assert [(one.start, one.first_readable, one.end) for one in batch.ranges] == [(0, readable, 5)]
     assert batch.ranges[0].lost == (0, readable)
@@ -462,7 +471,7 @@ def test_a_topic_made_anew_is_an_error_in_every_mode(
     done = dict(scene.counts(mode))
     anew(scene)
 
-    with pytest.raises(DataTopicChanged, match="until a person sets the position"):
+    with pytest.raises(DataTopicChangedError, match="until a person sets the position"):
         scene.work(scene.delivery(mode))
 
     assert scene.counts(mode) == done
@@ -474,12 +483,12 @@ def test_a_topic_made_anew_with_an_open_plan_is_an_error(scene: Scene) -> None:
     """The plan belongs to the other topic: it is not replayed."""
     scene.data.make(partitions=1, messages=5)
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(log=log))
     scene.wait_until_stale()
     scene.data.make(partitions=1, messages=5)
 
-    with pytest.raises(DataTopicChanged):
+    with pytest.raises(DataTopicChangedError):
         scene.work(scene.delivery())
 
     assert scene.key().plan_end == 5
@@ -494,7 +503,7 @@ def test_a_position_beyond_the_end_is_another_topic(scene: Scene) -> None:
     scene.data.make(partitions=1, messages=3)
     scene.data._topics[TOPIC].topic_id = topic_id
 
-    with pytest.raises(DataTopicChanged, match="position 5 lies beyond the topic's end 3"):
+    with pytest.raises(DataTopicChangedError, match="position 5 lies beyond the topic's end 3"):
         scene.work(scene.delivery())
 
 
@@ -504,7 +513,7 @@ def test_a_topic_made_anew_while_a_batch_reads_fails_the_check(scene: Scene, mod
     scene.data.make(partitions=1, messages=5)
 
     with (
-        pytest.raises(DataTopicChanged, match="made anew while this batch read it"),
+        pytest.raises(DataTopicChangedError, match="made anew while this batch read it"),
         scene.batch(scene.delivery(mode)) as batch,
     ):
         scene.data.make(partitions=1, messages=5)
@@ -521,7 +530,7 @@ def test_a_topic_made_anew_while_the_sink_reads_is_noticed(scene: Scene) -> None
     scene.data.make(partitions=1, messages=5)
     scene.sink.while_reading = lambda: scene.data.make(partitions=1, messages=5)
 
-    with pytest.raises(DataTopicChanged, match="nothing was written or committed"):
+    with pytest.raises(DataTopicChangedError, match="nothing was written or committed"):
         scene.work(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE))
 
     assert (scene.sink.rows, scene.sink.stored) == ([], {})
@@ -532,7 +541,7 @@ def test_a_claim_that_is_lost_while_the_sink_reads_is_noticed(scene: Scene) -> N
     scene.data.make(partitions=1, messages=5)
     scene.sink.while_reading = lambda: scene.clock.advance(1.9 * HI_MS)
 
-    with pytest.raises(ClaimLost, match="its lease ended"):
+    with pytest.raises(ClaimLostError, match="its lease ended"):
         scene.work(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE))
 
     assert (scene.sink.rows, scene.sink.stored) == ([], {})
@@ -545,7 +554,7 @@ def test_a_topic_made_anew_just_after_the_claim_is_noticed(scene: Scene) -> None
     scene.data.append(0, 1)
     log = scene.meddled(Side.AFTER, "ClaimingPartition", lambda: scene.data.make(partitions=1, messages=9))
 
-    with pytest.raises(DataTopicChanged, match="its position belongs to topic id"):
+    with pytest.raises(DataTopicChangedError, match="its position belongs to topic id"):
         scene.work(scene.delivery(log=log))
 
     assert scene.key().offset == 5
@@ -554,7 +563,7 @@ def test_a_topic_made_anew_just_after_the_claim_is_noticed(scene: Scene) -> None
 def test_a_position_gets_its_data_topic_before_the_first_heartbeat(scene: Scene) -> None:
     """A key that has an offset and no data topic's id: however long the cluster takes, no heartbeat comes before it."""
     scene.data.make(partitions=2, messages=5)
-    settings = Settings(50)
+    settings = GroupSettings(50)
     scene.work(scene.delivery(settings=settings), partitions=(0,), max_records=1)
     for kind, tail in ((ClaimingPartition, {}), (Heartbeat, {"offset": 0}), (ReleasingPartition, {"offset": 0})):
         scene.about(kind, "old.1", 2, **tail)
@@ -597,11 +606,11 @@ def test_a_forgotten_group_goes_on_by_itself_in_at_least_once_only(scene: Scene,
     """Kafka knows what was committed, the log does not: the strict modes fail unless told."""
     scene.data.make(messages=5)
     scene.work(scene.delivery(mode), max_records=6)
-    scene.broker.make_anew()
+    scene.broker.recreate()
     done = dict(scene.counts(mode))
 
     if mode in STRICT_MODES:
-        with pytest.raises(StartUnknown, match="was it made anew"):
+        with pytest.raises(StartPositionError, match="was it made anew"):
             scene.work(scene.delivery(mode))
         assert scene.counts(mode) == done
         assert scene.key().owner is None
@@ -614,9 +623,9 @@ def test_a_new_log_can_be_accepted(scene: Scene) -> None:
     """Told to, at most once goes on at the offsets that Kafka knows."""
     scene.data.make(messages=5)
     scene.work(scene.delivery(DeliveryMode.AT_MOST_ONCE), max_records=6)
-    scene.broker.make_anew()
+    scene.broker.recreate()
 
-    scene.drain(scene.delivery(DeliveryMode.AT_MOST_ONCE), accept_new_log=True)
+    scene.drain(scene.delivery(DeliveryMode.AT_MOST_ONCE), allow_log_reset=True)
 
     assert scene.processed == dict.fromkeys(scene.data.all_messages(), 1)
 
@@ -626,9 +635,9 @@ def test_a_group_offset_without_a_past_in_the_log_is_the_same(scene: Scene) -> N
     scene.data.make(messages=5)
     scene.data.committed[GROUP, TOPIC] = {1: 2}
 
-    with pytest.raises(StartUnknown, match=r"partitions \[1\]"):
+    with pytest.raises(StartPositionError, match=r"partitions \[1\]"):
         scene.work(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE))
-    scene.drain(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE), accept_new_log=True)
+    scene.drain(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE), allow_log_reset=True)
 
     assert {place for place in scene.sink.counts() if place[0] == 1} == {(1, 2), (1, 3), (1, 4)}
 
@@ -655,7 +664,7 @@ def test_open_plans_count_toward_the_most_records(scene: Scene) -> None:
     """A plan is taken as it is, whatever `max_records` says; fresh ranges get what is left."""
     scene.data.make(partitions=2, messages=10)
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(log=log), partitions=(0,), max_records=6)
     scene.wait_until_stale()
 
@@ -701,7 +710,7 @@ def test_who_is_idle_on_what_it_is_advised_to_claim_says_so(scene: Scene) -> Non
     delivery = scene.delivery(advise=lambda _: Advice(frozenset({0}), "member b has partition 0"))
 
     idle = scene.work(delivery).idle
-    entire = scene.work(delivery, entire_topic=True)
+    entire = scene.work(delivery, claim_entire_topic=True)
 
     assert idle is not None
     assert idle.reason is IdleReason.DRAINED
@@ -721,7 +730,7 @@ def test_what_is_refused_is_passed_over(scene: Scene) -> None:
         batch = scene.work(fast, max_claims=1)
         scene.process(owner)
 
-    assert [one.partition for one in owner.all_ranges] == [1]
+    assert [range_.partition for range_ in owner.all_ranges] == [1]
     assert [one.partition for one in batch.all_ranges] == [2]
 
 
@@ -733,8 +742,8 @@ def test_what_is_refused_is_passed_over(scene: Scene) -> None:
         ({"max_attempts": 0}, "max_attempts is 0; it must be at least 1"),
         ({"partitions": (-1,)}, "numbered from 0"),
         ({"partitions": ()}, "partitions is empty"),
-        ({"entire_topic": True, "partitions": (1,)}, "leave out partitions and max_claims"),
-        ({"entire_topic": True, "max_claims": 1}, "leave out partitions and max_claims"),
+        ({"claim_entire_topic": True, "partitions": (1,)}, "leave out partitions and max_claims"),
+        ({"claim_entire_topic": True, "max_claims": 1}, "leave out partitions and max_claims"),
     ],
     ids=str,
 )

@@ -19,7 +19,7 @@ from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import ClaimingPartition, Settings, parse
+from marshal_dagster.protocol.messages import ClaimingPartition, GroupSettings, parse
 from marshal_dagster.spark import reader
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 
@@ -267,8 +267,8 @@ def test_a_claim_that_was_not_won_is_no_measurement(broker: MemoryBroker) -> Non
     """A round in which another holds a partition is an error, not a fast sample."""
     claims = claim.Claims(CONNECTION, 2)
     rationalizer = Rationalizer(MemoryLog(broker), topics=[TOPIC])
-    other = Claimer(rationalizer, Member("benchmark", "other", "other.1"), TOPIC, Settings())
-    other.agree_on_settings()
+    other = Claimer(rationalizer, Member("benchmark", "other", "other.1"), TOPIC, GroupSettings())
+    other.ensure_group_settings()
     assert other.claim([1])
     with pytest.raises(RuntimeError, match="1 of 2 partitions were won"):
         claims.claim_s()

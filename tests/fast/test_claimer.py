@@ -11,26 +11,26 @@ import pytest
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
-    ClaimLost,
+    ClaimLostError,
     ConfigurationError,
-    GroupPaused,
-    NotCertain,
-    SettingsDiffer,
+    GroupPausedError,
+    IncompleteLogError,
+    SettingsMismatchError,
     UnavailableError,
 )
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DeliveryMode,
+    GroupSettings,
     ReleaseGroup,
     RevokingClaim,
     RuleSet,
-    Settings,
     coordination_partition,
     render,
 )
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.testing import MemoryLog
-from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type
+from tests.faulty_log import Fault, FaultyLog, InterruptError, of_type
 from tests.members import (
     GROUP,
     HI_MS,
@@ -41,8 +41,8 @@ from tests.members import (
     Site,
     about,
     faulty,
+    messages_sent_by,
     raiser,
-    sent_by,
     settings_record,
 )
 
@@ -62,7 +62,7 @@ def test_each_tenure_has_an_instance_id_of_its_own() -> None:
 
     assert len(ids) == 100
     assert all(one.startswith("run1.") for one in ids)
-    assert Member("g", "c", "run1.aa").anew().instance.rpartition(".")[0] == "run1"
+    assert Member("g", "c", "run1.aa").with_new_instance().instance.rpartition(".")[0] == "run1"
 
 
 @pytest.mark.parametrize("field", ["group", "client", "instance"])
@@ -78,15 +78,15 @@ def test_a_name_that_no_record_carries_is_refused(field: str, name: str) -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (Settings(HI_MS, features=("ranges", "unheard_of")), r"features \['unheard_of'\]"),
-        (Settings(60_000, RuleSet.GO, features=("ranges",)), "'ranges' does not go with rule set 'go'"),
-        (Settings(60_000, RuleSet.GO, DeliveryMode.AT_MOST_ONCE), "at_least_once"),
-        (Settings(60_000, RuleSet.GO, DeliveryMode.EFFECTIVELY_ONCE), "at_least_once"),
-        (Settings(HI_MS, RuleSet.GO), "60000"),
-        (Settings(0), "heartbeat interval"),
+        (GroupSettings(HI_MS, features=("ranges", "unheard_of")), r"features \['unheard_of'\]"),
+        (GroupSettings(60_000, RuleSet.GO, features=("ranges",)), "'ranges' does not go with rule set 'go'"),
+        (GroupSettings(60_000, RuleSet.GO, DeliveryMode.AT_MOST_ONCE), "at_least_once"),
+        (GroupSettings(60_000, RuleSet.GO, DeliveryMode.EFFECTIVELY_ONCE), "at_least_once"),
+        (GroupSettings(HI_MS, RuleSet.GO), "60000"),
+        (GroupSettings(0), "heartbeat interval"),
     ],
 )
-def test_settings_that_a_member_cannot_keep_are_refused(site: Site, settings: Settings, said: str) -> None:
+def test_settings_that_a_member_cannot_keep_are_refused(site: Site, settings: GroupSettings, said: str) -> None:
     """A member does not begin under settings that it does not know, or that the rule set cannot promise."""
     with pytest.raises(ConfigurationError, match=said):
         site.claimer(settings=settings)
@@ -126,11 +126,11 @@ def test_the_first_member_gives_the_group_its_settings_everywhere(site: Site) ->
 def test_a_member_of_other_settings_does_not_claim(site: Site) -> None:
     """A member configured otherwise than the settings in force claims nothing and is told which value differs."""
     site.member()
-    other = site.claimer(settings=Settings(20_000))
+    other = site.claimer(settings=GroupSettings(20_000))
 
-    with pytest.raises(SettingsDiffer, match=r"heartbeat interval.*20000 here, 10000 in force"):
-        other.agree_on_settings()
-    with pytest.raises(SettingsDiffer):
+    with pytest.raises(SettingsMismatchError, match=r"heartbeat interval.*20000 here, 10000 in force"):
+        other.ensure_group_settings()
+    with pytest.raises(SettingsMismatchError):
         other.claim([0])
     assert site.owner() is None
 
@@ -138,10 +138,10 @@ def test_a_member_of_other_settings_does_not_claim(site: Site) -> None:
 def test_a_group_that_uses_a_feature_unknown_here_is_left_alone(site: Site) -> None:
     """Settings that name a feature which a member does not know keep it from claiming."""
     for partition in range(site.partitions):
-        site.broker.append(partition, render(settings_record(Settings(HI_MS, features=("unheard_of",)))))
+        site.broker.append(partition, render(settings_record(GroupSettings(HI_MS, features=("unheard_of",)))))
 
-    with pytest.raises(SettingsDiffer, match="unheard_of"):
-        site.claimer().agree_on_settings()
+    with pytest.raises(SettingsMismatchError, match="unheard_of"):
+        site.claimer().ensure_group_settings()
 
 
 def test_half_written_settings_are_completed(site: Site) -> None:
@@ -158,10 +158,10 @@ def test_half_written_settings_are_completed(site: Site) -> None:
 def test_half_written_settings_are_not_completed_with_other_values(site: Site) -> None:
     """A member of other settings than those written elsewhere does not complete them."""
     elsewhere = (site.home + 1) % site.partitions
-    site.broker.append(elsewhere, render(settings_record(Settings(20_000))))
+    site.broker.append(elsewhere, render(settings_record(GroupSettings(20_000))))
 
-    with pytest.raises(SettingsDiffer, match="20000 in force"):
-        site.claimer().agree_on_settings()
+    with pytest.raises(SettingsMismatchError, match="20000 in force"):
+        site.claimer().ensure_group_settings()
     assert site.values() == []
 
 
@@ -170,7 +170,7 @@ def test_settings_in_the_log_without_acknowledgement_count(site: Site) -> None:
     member = site.claimer()
     faulty(member).fail(Fault.LOST_ACK)
 
-    member.agree_on_settings()
+    member.ensure_group_settings()
 
     assert member.group.settings_accepted
 
@@ -181,7 +181,7 @@ def test_settings_that_did_not_reach_the_log_are_told_as_that(site: Site) -> Non
     faulty(member).fail(Fault.FAILED)
 
     with pytest.raises(UnavailableError, match="settings"):
-        member.agree_on_settings()
+        member.ensure_group_settings()
 
 
 def test_settings_that_change_while_a_claim_is_under_way_end_it(site: Site) -> None:
@@ -189,10 +189,10 @@ def test_settings_that_change_while_a_claim_is_under_way_end_it(site: Site) -> N
     site.member()
     member = site.member()
     site.pause(60)
-    site.say(settings_record(Settings(20_000)))
+    site.say(settings_record(GroupSettings(20_000)))
     site.say(ReleaseGroup(instance="ops.1", client="ops", group=GROUP, time_s=0, expiry_s=0))
 
-    with pytest.raises(SettingsDiffer):
+    with pytest.raises(SettingsMismatchError):
         member.claim([0])
 
     assert site.owner() is None
@@ -284,7 +284,7 @@ def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
     member.release()
     member.claim([0, 1])
 
-    assert sent_by(site, member.member.instance).count("ClaimingPartition") == 2
+    assert messages_sent_by(site, member.member.instance).count("ClaimingPartition") == 2
 
 
 def test_no_more_claims_than_allowed(site: Site) -> None:
@@ -304,7 +304,7 @@ def test_a_paused_group_is_not_claimed(site: Site) -> None:
     site.pause(60)
     member.rationalizer.catch_up()
 
-    with pytest.raises(GroupPaused, match=r"ops\.1"):
+    with pytest.raises(GroupPausedError, match=r"ops\.1"):
         member.claim([0])
     assert member.paused_until_s() is not None
     assert not any("ClaimingPartition" in value for value in site.values())
@@ -336,10 +336,10 @@ def test_nobody_claims_from_a_log_that_is_only_observed(site: Site) -> None:
     site.broker.retain_from(site.home, 2)
     member = site.claimer()
 
-    for step in (member.agree_on_settings, lambda: member.claim([1])):
-        with pytest.raises(NotCertain, match="only be observed"):
+    for step in (member.ensure_group_settings, lambda: member.claim([1])):
+        with pytest.raises(IncompleteLogError, match="only be observed"):
             step()
-    assert sent_by(site, member.member.instance) == []
+    assert messages_sent_by(site, member.member.instance) == []
 
 
 def test_a_claim_without_acknowledgement_is_not_continued(site: Site) -> None:
@@ -351,7 +351,7 @@ def test_a_claim_without_acknowledgement_is_not_continued(site: Site) -> None:
 
     assert [claim.partition for claim in won] == [0, 2]
     assert site.owner(1) is None
-    assert "RevokingClaim" not in sent_by(site, member.member.instance)
+    assert "RevokingClaim" not in messages_sent_by(site, member.member.instance)
     assert len(site.member().claim([1])) == 1
 
 
@@ -372,8 +372,8 @@ def test_a_claim_that_arrives_late_is_revoked_on_leaving(site: Site) -> None:
 def test_an_interrupted_claim_leaves_nothing_behind(site: Site, where: str) -> None:
     """A claim that is interrupted anywhere is undone by the release that follows."""
     member = site.member()
-    setattr(faulty(member), where, raiser(Interrupted()))
-    with pytest.raises(Interrupted):
+    setattr(faulty(member), where, raiser(InterruptError()))
+    with pytest.raises(InterruptError):
         member.claim([0, 1])
     faulty(member).recover()
 
@@ -415,7 +415,7 @@ def test_the_entire_topic_or_nothing(site: Site) -> None:
     member = site.member()
 
     assert member.claim_entire_topic(range(4)) == []
-    assert sent_by(site, member.member.instance) == []
+    assert messages_sent_by(site, member.member.instance) == []
 
 
 def test_the_entire_topic_is_claimed(site: Site) -> None:
@@ -440,7 +440,7 @@ def test_claims_of_the_dead_are_revoked_and_taken(site: Site) -> None:
     won = member.claim([0, 1, 2], is_dead=lambda owner: owner.instance == dead.member.instance)
 
     assert [claim.partition for claim in won] == [0, 1]
-    assert sent_by(site, member.member.instance)[:2] == ["RevokingClaim", "RevokingClaim"]
+    assert messages_sent_by(site, member.member.instance)[:2] == ["RevokingClaim", "RevokingClaim"]
 
 
 def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> None:
@@ -510,11 +510,11 @@ def test_a_revocation_of_ones_own_former_claim_comes_from_another_instance(site:
     member = site.owner_of(0)
     epoch = member.claims[0].epoch
     member.release()
-    before = sent_by(site, member.member.instance)
+    before = messages_sent_by(site, member.member.instance)
 
     member.revoke({0: epoch})
 
-    assert sent_by(site, member.member.instance) == before
+    assert messages_sent_by(site, member.member.instance) == before
 
 
 # The data topic
@@ -529,7 +529,7 @@ def test_the_data_topic_is_written_down(site: Site) -> None:
     member.name_data_topic(TOPIC_ID)
 
     assert site.key().data_topic_id == TOPIC_ID
-    assert sent_by(site, member.member.instance).count("DataTopic") == 1
+    assert messages_sent_by(site, member.member.instance).count("DataTopic") == 1
 
 
 def test_without_the_data_topics_id_a_claim_is_released(site: Site) -> None:
@@ -538,7 +538,7 @@ def test_without_the_data_topics_id_a_claim_is_released(site: Site) -> None:
     member.claim([0, 1])
     faulty(member).fail(Fault.FAILED, of_type("DataTopic", partition=1))
 
-    with pytest.raises(ClaimLost, match=r"orders/1.*data topic"):
+    with pytest.raises(ClaimLostError, match=r"orders/1.*data topic"):
         member.name_data_topic(TOPIC_ID)
 
     assert site.owner(1) is None
@@ -565,4 +565,4 @@ def test_another_data_topic_id_is_not_replaced(site: Site) -> None:
     member.name_data_topic(OTHER_TOPIC_ID)
 
     assert site.key().data_topic_id == TOPIC_ID
-    assert "DataTopic" not in sent_by(site, member.member.instance)
+    assert "DataTopic" not in messages_sent_by(site, member.member.instance)

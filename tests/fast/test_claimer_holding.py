@@ -12,21 +12,21 @@ import pytest
 from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
-    ClaimLost,
+    ClaimLostError,
+    CommitFailedError,
     ConfigurationError,
-    NotCommitted,
-    PlanRejected,
+    PlanRejectedError,
     UnavailableError,
 )
 from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,
     ClaimingMessages,
     DeliveryMode,
+    GroupSettings,
     Heartbeat,
     RuleSet,
-    Settings,
 )
-from tests.faulty_log import Fault, Interrupted, of_type
+from tests.faulty_log import Fault, InterruptError, of_type
 from tests.members import (
     HI_MS,
     SETTINGS,
@@ -34,11 +34,11 @@ from tests.members import (
     Site,
     about,
     faulty,
+    messages_sent_by,
     raiser,
-    sent_by,
 )
 
-AT_MOST_ONCE = Settings(HI_MS, RuleSet.NATIVE, DeliveryMode.AT_MOST_ONCE)
+AT_MOST_ONCE = GroupSettings(HI_MS, RuleSet.NATIVE, DeliveryMode.AT_MOST_ONCE)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_heartbeat_carries_the_offset_where_the_key_stands(site: Site) -> None
     member = site.member()
     member.claim([0, 1])
     member.beat()
-    assert "Heartbeat" not in sent_by(site, member.member.instance)
+    assert "Heartbeat" not in messages_sent_by(site, member.member.instance)
 
     member.beat({0: 7})
     member.beat()
@@ -91,7 +91,7 @@ def test_no_heartbeat_for_what_is_not_held(site: Site) -> None:
     member.release([1])
     before = site.values()
 
-    with pytest.raises(ClaimLost, match="orders/1"):
+    with pytest.raises(ClaimLostError, match="orders/1"):
         member.beat({1: 0})
     assert site.values() == before
 
@@ -100,7 +100,7 @@ def test_a_lost_lease_is_not_told_as_held_by_oneself(site: Site) -> None:
     """Past its lease a member holds nothing, though the log shows it as owner until it is stale, or another's."""
     member = site.owner_of(0)
     site.clock.advance(2 * HI_MS)
-    with pytest.raises(ClaimLost) as lost:
+    with pytest.raises(ClaimLostError) as lost:
         member.check([0])
     assert "its lease ended" in str(lost.value)
     assert "the log as last read still shows this very instance as owner, until that goes stale" in str(lost.value)
@@ -109,7 +109,7 @@ def test_a_lost_lease_is_not_told_as_held_by_oneself(site: Site) -> None:
     site.clock.advance(1)
     successor = site.owner_of(0)
     member.rationalizer.catch_up()
-    with pytest.raises(ClaimLost, match=f"held by client '.*', instance '{successor.member.instance}'"):
+    with pytest.raises(ClaimLostError, match=f"held by client '.*', instance '{successor.member.instance}'"):
         member.check([0])
 
 
@@ -131,7 +131,7 @@ def test_a_heartbeat_without_acknowledgement_renews_no_lease(site: Site) -> None
     before = member.lease_left_ms()
     faulty(member).fail(Fault.LOST_ACK, of_type("Heartbeat"))
 
-    with pytest.raises(NotCommitted, match="lease runs on"):
+    with pytest.raises(CommitFailedError, match="lease runs on"):
         member.beat()
 
     assert member.lease_left_ms() == before
@@ -145,7 +145,7 @@ def test_a_member_whose_lease_ended_sends_nothing_more(site: Site) -> None:
     before = site.values()
 
     for step in (member.beat, member.check, partial(member.commit, {0: 5}), partial(member.plan, {0: 5})):
-        with pytest.raises(ClaimLost, match="lease ended"):
+        with pytest.raises(ClaimLostError, match="lease ended"):
             step()
     member.release()
 
@@ -161,7 +161,7 @@ def test_nothing_is_sent_that_could_arrive_after_the_lease(site: Site) -> None:
     site.clock.advance(1)
     before = site.values()
 
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.beat()
     assert site.values() == before
 
@@ -171,13 +171,13 @@ def test_a_member_fences_itself_while_the_broker_is_down(site: Site) -> None:
     member = site.owner_of(0)
     faulty(member).is_down = True
     site.clock.advance(HI_MS)
-    with pytest.raises((NotCommitted, UnavailableError)):
+    with pytest.raises((CommitFailedError, UnavailableError)):
         member.beat()
     member.check([0])
 
     site.clock.advance(HI_MS)
 
-    with pytest.raises(ClaimLost, match="lease ended"):
+    with pytest.raises(ClaimLostError, match="lease ended"):
         member.check([0])
 
 
@@ -187,9 +187,9 @@ def test_who_lost_a_claim_is_told_who_holds_it(site: Site) -> None:
     successor = site.member()
     successor.claim([0], is_dead=lambda _: True)
 
-    with pytest.raises(ClaimLost, match=successor.member.instance):
+    with pytest.raises(ClaimLostError, match=successor.member.instance):
         member.beat()
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.commit({0: 10})
     member.release()
 
@@ -202,7 +202,7 @@ def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, mon
     site.member().claim([0], is_dead=lambda _: True)
     monkeypatch.setattr(member.rationalizer, "check_identity", raiser(AssertionError("the broker was asked")))
 
-    with pytest.raises(ClaimLost, match="its heartbeat was refused"):
+    with pytest.raises(ClaimLostError, match="its heartbeat was refused"):
         member.beat()
 
 
@@ -210,7 +210,7 @@ def test_who_lost_one_claim_sends_nothing_more_for_it(site: Site) -> None:
     """A lost key gets no further record from the instance that lost it; the release of the others goes on."""
     member = site.owner_of(0, 1)
     site.member().claim([0], is_dead=lambda _: True)
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.beat()
     before = len(site.values())
 
@@ -227,7 +227,7 @@ def test_what_is_read_back_with_a_release_ends_other_claims_too(site: Site) -> N
     before = len(site.values())
 
     assert list(member.claims) == []
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.plan({1: 5})
 
     assert len(site.values()) == before
@@ -291,7 +291,7 @@ def test_a_plan_that_the_log_refuses_is_an_error(site: Site) -> None:
     member = site.owner_of(0)
     member.plan({0: 10})
 
-    with pytest.raises(PlanRejected, match="another plan is open"):
+    with pytest.raises(PlanRejectedError, match="another plan is open"):
         member.plan({0: 20})
 
 
@@ -300,7 +300,7 @@ def test_a_plan_in_a_paused_group_is_an_error(site: Site) -> None:
     member = site.owner_of(0)
     site.pause(60)
 
-    with pytest.raises(PlanRejected, match="paused"):
+    with pytest.raises(PlanRejectedError, match="paused"):
         member.plan({0: 10})
 
 
@@ -319,7 +319,7 @@ def test_a_plan_that_is_not_in_the_log_is_an_error(site: Site) -> None:
     member = site.owner_of(0)
     faulty(member).fail(Fault.FAILED, of_type("ClaimingMessages"))
 
-    with pytest.raises(PlanRejected, match="not acknowledged"):
+    with pytest.raises(PlanRejectedError, match="not acknowledged"):
         member.plan({0: 10})
 
 
@@ -328,7 +328,7 @@ def test_planning_what_was_lost_tells_the_loss(site: Site) -> None:
     member = site.owner_of(0)
     site.member().claim([0], is_dead=lambda _: True)
 
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.plan({0: 10})
 
 
@@ -389,7 +389,7 @@ def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
     began_ms = site.clock.lease_ms()
     faulty(member).is_down = True
 
-    with pytest.raises(ClaimLost, match="lease ended"):
+    with pytest.raises(ClaimLostError, match="lease ended"):
         member.commit({0: 10})
 
     spent_ms = site.clock.lease_ms() - began_ms
@@ -445,7 +445,7 @@ def test_a_commit_of_who_was_replaced_is_an_error(site: Site) -> None:
     successor = site.member()
     successor.claim([0], is_dead=lambda _: True)
 
-    with pytest.raises(ClaimLost, match=successor.member.instance):
+    with pytest.raises(ClaimLostError, match=successor.member.instance):
         member.commit({0: 10})
     assert site.key().offset == 0
 
@@ -456,7 +456,7 @@ def test_what_was_seen_stays_committed(site: Site) -> None:
     member.plan({0: 10, 1: 10})
     site.member().claim([1], is_dead=lambda _: True)
 
-    with pytest.raises(ClaimLost, match="orders/1"):
+    with pytest.raises(ClaimLostError, match="orders/1"):
         member.commit({0: 10, 1: 10})
     assert (site.key(0).offset, site.key(1).offset) == (10, 0)
 
@@ -468,7 +468,7 @@ def test_no_heartbeat_carries_less_than_an_earlier_one(site: Site) -> None:
     member.commit({0: 10})
     before = site.values()
 
-    with pytest.raises(NotCommitted, match="10"):
+    with pytest.raises(CommitFailedError, match="10"):
         member.commit({0: 5})
 
     assert site.values() == before
@@ -480,7 +480,7 @@ def test_a_commit_that_was_not_sent_is_not_carried_by_a_heartbeat(site: Site) ->
     claim = member.claims[1]
     claim.lease = type(claim.lease)(HI_MS, claim.lease.sent_ms - 2 * HI_MS)
 
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.commit({0: 10, 1: 10})
 
     assert member.claims[0].beat_offset == 0
@@ -494,14 +494,14 @@ def test_a_heartbeat_after_an_ambiguous_commit_carries_it(site: Site, monkeypatc
     log = faulty(member)
     log.fail(Fault.LATE, of_type("Heartbeat"))
 
-    class Stop(Exception):
+    class StopWorkError(Exception):
         """Leaves the commit in the middle."""
 
     def leave(_: float) -> None:
-        raise Stop
+        raise StopWorkError
 
     monkeypatch.setattr(member.clock, "sleep_ms", leave)
-    with pytest.raises(Stop):
+    with pytest.raises(StopWorkError):
         member.commit({0: 10})
     log.recover()
 
@@ -559,7 +559,7 @@ def test_no_permission_without_a_plan(site: Site) -> None:
     member = site.owner_of(0, settings=AT_MOST_ONCE)
     before = site.values()
 
-    with pytest.raises(PlanRejected, match="plan"):
+    with pytest.raises(PlanRejectedError, match="plan"):
         member.commit_before_processing({0: 10})
     assert site.values() == before
 
@@ -594,7 +594,7 @@ def test_what_is_named_twice_is_released_once(site: Site) -> None:
 
     member.release([0, 0, 7])
 
-    assert sent_by(site, member.member.instance).count("ReleasingPartition") == 1
+    assert messages_sent_by(site, member.member.instance).count("ReleasingPartition") == 1
     assert list(member.claims) == [1]
 
 
@@ -637,8 +637,8 @@ def test_a_release_after_an_ambiguous_commit_undoes_nothing(site: Site) -> None:
     member = site.owner_of(0)
     member.plan({0: 10})
     log = faulty(member)
-    log.after_append = raiser(Interrupted())
-    with pytest.raises(Interrupted):
+    log.after_append = raiser(InterruptError())
+    with pytest.raises(InterruptError):
         member.commit({0: 10})
     log.recover()
 
@@ -662,7 +662,7 @@ def test_claims_are_told_apart_by_group_and_topic(site: Site) -> None:
     rationalizer = Rationalizer(site.log(), clock=site.clock)
     rationalizer.catch_up()
     other = Claimer(rationalizer, Member("other", "c", "run9.0"), TOPIC, SETTINGS, clock=site.clock)
-    other.agree_on_settings()
+    other.ensure_group_settings()
 
     assert len(other.claim([0])) == 1
     member.check([0])
@@ -672,6 +672,6 @@ def test_what_is_only_observed_renews_nothing(site: Site) -> None:
     """Retention overtakes a member: it reads on in the middle, where everything looks accepted."""
     owner = site.owner_of(0, at=5)
     site.overtake()
-    with pytest.raises(ClaimLost, match="can only be observed"):
+    with pytest.raises(ClaimLostError, match="can only be observed"):
         owner.beat()
     assert not owner.claims

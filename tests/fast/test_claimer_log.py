@@ -9,19 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.coordination.claimer import Claimer, Member
-from marshal_dagster.coordination.log import Ack, Append, Chunk, PositionLost
+from marshal_dagster.coordination.log import Ack, Append, Chunk, PositionLostError
 from marshal_dagster.coordination.rationalizer import LOOK_AGAIN_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import (
-    ClaimLost,
+    ClaimLostError,
     ConfigurationError,
+    CoordinationLogChangedError,
     GoGroupError,
-    LogChanged,
-    NotCertain,
-    PlanRejected,
-    SettingsDiffer,
+    IncompleteLogError,
+    PlanRejectedError,
+    SettingsMismatchError,
     TimestampTypeError,
     UnavailableError,
 )
@@ -30,11 +30,11 @@ from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
     DeliveryMode,
+    GroupSettings,
     Heartbeat,
     Mark,
     ReleasingPartition,
     RuleSet,
-    Settings,
 )
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.testing import MemoryLog, MemorySnapshotTopic
@@ -48,11 +48,11 @@ from tests.members import (
     Site,
     about,
     faulty,
-    sent_by,
+    messages_sent_by,
     settings_record,
 )
 
-GO = Settings(60_000, RuleSet.GO)
+GO = GroupSettings(60_000, RuleSet.GO)
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def site() -> Site:
     "change",
     [
         lambda site: site.broker.truncate(site.home, 1),
-        lambda site: site.broker.make_anew(),
-        lambda site: site.broker.make_anew(partitions=7),
+        lambda site: site.broker.recreate(),
+        lambda site: site.broker.recreate(partitions=7),
     ],
     ids=["truncated", "made anew", "repartitioned"],
 )
@@ -78,11 +78,11 @@ def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site]
     member = site.owner_of(0, 1)
     change(site)
 
-    with pytest.raises(LogChanged):
+    with pytest.raises(CoordinationLogChangedError):
         member.beat()
     before = [site.broker.records(number) for number in range(site.broker.identity.partitions)]
 
-    with pytest.raises(ClaimLost, match=r"made anew|truncated"):
+    with pytest.raises(ClaimLostError, match=r"made anew|truncated"):
         member.check([0])
     member.release()
     assert not member.claims
@@ -93,26 +93,26 @@ def test_a_new_log_that_has_outgrown_the_old_one_is_noticed(site: Site) -> None:
     """A topic made anew is noticed by the next heartbeat or commit though it is longer than what one has read."""
     first, second = site.owner_of(0), site.owner_of(1)
     second.plan({1: 10})
-    site.broker.make_anew()
+    site.broker.recreate()
     for _ in range(100):
         site.broker.append(site.home, b"anything")
 
-    with pytest.raises(LogChanged, match="made anew"):
+    with pytest.raises(CoordinationLogChangedError, match="made anew"):
         first.beat()
-    with pytest.raises(LogChanged, match="made anew"):
+    with pytest.raises(CoordinationLogChangedError, match="made anew"):
         second.commit({1: 10})
 
 
 def test_another_member_of_the_process_hears_of_it(site: Site) -> None:
     """Once a rationalizer has seen that the log changed, all claims that rest on it are over."""
     member = site.owner_of(0)
-    other = Claimer(member.rationalizer, member.member.anew(), TOPIC, SETTINGS, clock=site.clock)
+    other = Claimer(member.rationalizer, member.member.with_new_instance(), TOPIC, SETTINGS, clock=site.clock)
     other.claim([1])
     site.broker.truncate(site.home, 1)
 
-    with pytest.raises(LogChanged):
-        other.agree_on_settings()
-    with pytest.raises(ClaimLost, match="truncated"):
+    with pytest.raises(CoordinationLogChangedError):
+        other.ensure_group_settings()
+    with pytest.raises(ClaimLostError, match="truncated"):
         member.check([0])
 
 
@@ -121,22 +121,22 @@ def test_a_log_cut_by_retention_ends_the_claims_of_a_reader_left_behind(site: Si
     member = site.owner_of(0)
     site.overtake()
 
-    with pytest.raises((ClaimLost, LogChanged)):
+    with pytest.raises((ClaimLostError, CoordinationLogChangedError)):
         member.beat()
     assert not member.claims
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         site.claimer().claim([0])
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, Settings()], ids=["own settings", "defaults"])
-def test_a_claim_that_retention_overtakes_is_none(site: Site, settings: Settings) -> None:
+@pytest.mark.parametrize("settings", [SETTINGS, GroupSettings()], ids=["own settings", "defaults"])
+def test_a_claim_that_retention_overtakes_is_none(site: Site, settings: GroupSettings) -> None:
     """Who can only observe by the time that its claim is read back has won nothing, whatever looks accepted."""
     site.begin(0, settings=settings)
     log = site.log()
     member = site.claimer(settings=settings, log=log)
-    member.agree_on_settings()
+    member.ensure_group_settings()
     log.before_append = site.overtake
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         member.claim([0])
     assert not member.claims
 
@@ -160,7 +160,7 @@ def test_a_claim_that_was_lost_before_its_append_was_through_is_none(site: Site)
     """Two records were acknowledged where the log holds one: simulator seeds 537039 and 735423."""
     member = site.member(log=FaultyLog(CutLog(site.broker)))
 
-    with pytest.raises(LogChanged, match="not the one that was acknowledged"):
+    with pytest.raises(CoordinationLogChangedError, match="not the one that was acknowledged"):
         member.claim([0, 1, 2])
 
     assert not member.claims
@@ -171,7 +171,7 @@ def test_a_claim_of_ranges_that_was_lost_before_its_append_was_through_is_none(s
     site.begin(0, 1)
     member = site.range_claimer(log=FaultyLog(CutLog(site.broker)))
 
-    with pytest.raises(LogChanged, match="not the one that was acknowledged"):
+    with pytest.raises(CoordinationLogChangedError, match="not the one that was acknowledged"):
         member.claim({0: (0, 5), 1: (0, 5)})
 
     assert not member.claims
@@ -190,14 +190,14 @@ class OvertakenLog(MemoryLog):
                 if not self.has_overtaken and (record[2] or b"").startswith(b"Claiming"):
                     self.has_overtaken = True
                     self.broker.retain_from(chunk.partition, record[0] + 2)
-                    raise PositionLost(chunk.partition)
+                    raise PositionLostError(chunk.partition)
 
 
 def test_a_claim_that_retention_overtakes_once_it_was_read_is_none(site: Site) -> None:
     """What the record came to was told before retention took the state that it led to."""
     member = site.member(log=FaultyLog(OvertakenLog(site.broker)))
 
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         member.claim([0, 1, 2])
 
     assert not member.claims
@@ -212,7 +212,7 @@ def test_who_gives_up_a_part_and_can_only_observe_then_holds_nothing(site: Site)
     member.release([0])
 
     assert not member.claims
-    with pytest.raises(ClaimLost, match="can only be observed"):
+    with pytest.raises(ClaimLostError, match="can only be observed"):
         member.check()
 
 
@@ -227,7 +227,7 @@ def test_who_gives_up_a_range_and_can_only_observe_then_holds_none(site: Site) -
     member.release([0])
 
     assert not member.claims
-    with pytest.raises(ClaimLost, match="can only be observed"):
+    with pytest.raises(ClaimLostError, match="can only be observed"):
         member.check()
 
 
@@ -250,11 +250,11 @@ def test_a_claim_under_settings_that_changed_in_a_truncated_log_ends_those_befor
     def change_and_truncate() -> None:
         log.after_append = lambda: site.broker.truncate(site.home, 1)
         member._reader = replace(
-            member._reader, settings=Settings(2 * HI_MS)
+            member._reader, settings=GroupSettings(2 * HI_MS)
         )  # in place of the group's, which none but an operator can change
 
     log.after_append = change_and_truncate
-    with pytest.raises(SettingsDiffer):
+    with pytest.raises(SettingsMismatchError):
         member.claim([1])
 
     assert not member.claims
@@ -266,10 +266,10 @@ def test_what_another_reads_of_the_same_log_ends_claims(site: Site) -> None:
     second = Claimer(first.rationalizer, Member(GROUP, "c", "run9.0"), TOPIC, SETTINGS, clock=site.clock)
     site.overtake()
 
-    with pytest.raises(NotCertain):
-        second.agree_on_settings()
+    with pytest.raises(IncompleteLogError):
+        second.ensure_group_settings()
 
-    with pytest.raises(ClaimLost, match="can only be observed"):
+    with pytest.raises(ClaimLostError, match="can only be observed"):
         first.check([0])
 
 
@@ -296,16 +296,16 @@ def test_settings_are_not_agreed_on_in_a_log_that_is_only_observed(site: Site) -
     """Who holds claims and agrees again loses them; who is overtaken as it gives the settings has none agreed."""
     member = site.owner_of(0, 1)
     site.overtake()
-    with pytest.raises(NotCertain):
-        member.agree_on_settings()
+    with pytest.raises(IncompleteLogError):
+        member.ensure_group_settings()
     assert not member.claims
 
     fresh = Site()
     log = fresh.log()
     first = fresh.claimer(log=log)
     log.before_append = fresh.overtake
-    with pytest.raises(NotCertain):
-        first.agree_on_settings()
+    with pytest.raises(IncompleteLogError):
+        first.ensure_group_settings()
 
 
 def test_of_a_log_that_is_only_observed_nothing_was_seen_revoked(site: Site) -> None:
@@ -345,7 +345,7 @@ def test_the_key_to_a_topic_may_be_lost_while_the_others_are_asked_for(site: Sit
     def is_dead(_: Owner) -> bool:
         def lose() -> None:
             site.overtake()
-            with pytest.raises(ClaimLost):
+            with pytest.raises(ClaimLostError):
                 member.beat()
 
         beating = threading.Thread(target=lose)
@@ -353,7 +353,7 @@ def test_the_key_to_a_topic_may_be_lost_while_the_others_are_asked_for(site: Sit
         beating.join()
         return False
 
-    with pytest.raises((ClaimLost, NotCertain)):
+    with pytest.raises((ClaimLostError, IncompleteLogError)):
         member.claim_entire_topic([0, 1, 2], is_dead=is_dead)
 
 
@@ -374,7 +374,7 @@ def begun(site: Site) -> tuple[Claimer, FaultyLog, int]:
     log = site.log()
     reader = Rationalizer(log, clock=site.clock, snapshots=Snapshots(topic))
     claimer = Claimer(reader, Member(GROUP, "c", "run9.0"), TOPIC, SETTINGS, clock=site.clock)
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     return claimer, log, end
 
 
@@ -386,7 +386,7 @@ def test_an_acknowledgement_where_something_was_read_before_tells_of_a_truncated
     assert len(member.claim([0, 1])) == 2
     log.before_append = lambda: site.broker.truncate(site.home, end - 5)
 
-    with pytest.raises(LogChanged, match="acknowledged a record at offset"):
+    with pytest.raises(CoordinationLogChangedError, match="acknowledged a record at offset"):
         member.beat()
 
     assert not member.claims
@@ -395,14 +395,14 @@ def test_an_acknowledgement_where_something_was_read_before_tells_of_a_truncated
 def test_an_operator_hears_of_a_truncated_log_too(site: Site, begun: tuple[Claimer, FaultyLog, int]) -> None:
     """A pause that is acknowledged where something was read before has not been read back."""
     member, log, end = begun
-    operator = Operator(member.rationalizer, GROUP, "ops", clock=site.clock)
+    operator = GroupAdmin(member.rationalizer, GROUP, "ops", clock=site.clock)
 
     def truncate() -> None:
         log.before_append = lambda: None
         site.broker.truncate(site.home, end - 5)
 
     log.before_append = truncate
-    with pytest.raises(LogChanged, match="acknowledged a record at offset"):
+    with pytest.raises(CoordinationLogChangedError, match="acknowledged a record at offset"):
         operator.pause(site.clock.wall_ms() // 1_000 + 500)
 
 
@@ -412,7 +412,7 @@ def test_what_was_not_acknowledged_is_revoked_once_the_reader_is_certain_again(s
     log = site.log()
     reader = Rationalizer(log, topics=[TOPIC], clock=site.clock, snapshots=Snapshots(topic))
     member = Claimer(reader, Member(GROUP, "c", "run1.0"), TOPIC, SETTINGS, clock=site.clock)
-    member.agree_on_settings()
+    member.ensure_group_settings()
     member.claim([0])
     log.fail(Fault.LATE, of_type("ClaimingPartition", partition=1), 1)
     member.claim([1])
@@ -534,13 +534,13 @@ def test_a_member_dates_its_records_two_seconds_back(site: Site) -> None:
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, replace(GO, heartbeat_interval_ms=30_000, rule_set=RuleSet.NATIVE)])
-def test_a_native_member_writes_nothing_into_a_group_of_go_consumers(site: Site, settings: Settings) -> None:
+def test_a_native_member_writes_nothing_into_a_group_of_go_consumers(site: Site, settings: GroupSettings) -> None:
     """A key with an offset and no data topic id shows them; a person must decide."""
     go_consumer_at(site)
     before = [site.broker.bounds(number).end for number in range(site.partitions)]
 
     with pytest.raises(GoGroupError, match="settings set etl --go-consumers-stopped"):
-        site.claimer(settings=settings).agree_on_settings()
+        site.claimer(settings=settings).ensure_group_settings()
 
     assert [site.broker.bounds(number).end for number in range(site.partitions)] == before
 
@@ -550,10 +550,10 @@ def test_a_native_group_begins_on_a_topic_of_go_consumers_only_when_a_person_all
     go = replace(about(Heartbeat, "1320e57a", offset=3), group="go")
     site.say(go)
     with pytest.raises(GoGroupError, match="'go' holds orders/0"):
-        site.claimer().agree_on_settings()
+        site.claimer().ensure_group_settings()
     site.say(replace(settings_record(SETTINGS), group="another"))
 
-    site.claimer().agree_on_settings()
+    site.claimer().ensure_group_settings()
 
     assert site.owner_of(0).claims.keys() == {0}
 
@@ -591,7 +591,7 @@ def test_a_claim_without_acknowledgement_is_released_by_the_same_instance(site: 
     member.release()
 
     assert site.owner(1) == member.member.instance
-    assert "RevokingClaim" not in sent_by(site, member.member.instance)
+    assert "RevokingClaim" not in messages_sent_by(site, member.member.instance)
 
 
 def test_who_was_replaced_does_not_beat_the_claim_back(site: Site) -> None:
@@ -601,7 +601,7 @@ def test_who_was_replaced_does_not_beat_the_claim_back(site: Site) -> None:
     site.say(about(ClaimingPartition, "1320e57a"))
     member.claims[0].lease = Lease(60_000, site.clock.lease_ms())
 
-    with pytest.raises(ClaimLost, match="1320e57a"):
+    with pytest.raises(ClaimLostError, match="1320e57a"):
         member.beat()
     assert site.owner() == "1320e57a"
 
@@ -611,7 +611,7 @@ def test_who_is_displaced_by_a_heartbeat_stops(site: Site) -> None:
     member = site.owner_of(0, settings=GO)
     site.say(about(Heartbeat, "1320e57a", offset=0))
 
-    with pytest.raises(ClaimLost, match="1320e57a"):
+    with pytest.raises(ClaimLostError, match="1320e57a"):
         member.commit({0: 10})
 
 
@@ -625,7 +625,7 @@ def test_a_displacement_is_seen_at_once(site: Site, look: Callable[[Claimer], No
     log.recover()
     site.say(about(Heartbeat, "1320e57a", offset=0))
 
-    with pytest.raises(ClaimLost, match="1320e57a"):
+    with pytest.raises(ClaimLostError, match="1320e57a"):
         look(member)
 
 
@@ -638,7 +638,7 @@ def test_a_heartbeat_that_takes_the_partition_back_is_no_claim(site: Site) -> No
 
     faulty(member).before_append = displace
 
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.beat()
 
     assert site.owner() == member.member.instance
@@ -676,7 +676,7 @@ def test_a_member_stops_when_an_offset_moves_without_a_plan(site: Site) -> None:
     member.beat()
     site.say(about(Heartbeat, foreign.member.instance, partition=1, offset=9))
 
-    with pytest.raises(ClaimLost, match="moved the offset of orders/1 without a plan"):
+    with pytest.raises(ClaimLostError, match="moved the offset of orders/1 without a plan"):
         member.beat()
 
 
@@ -685,7 +685,7 @@ def test_a_commit_needs_a_plan(site: Site) -> None:
     member = site.owner_of(0)
     before = site.values()
 
-    with pytest.raises(PlanRejected, match="plan before a commit"):
+    with pytest.raises(PlanRejectedError, match="plan before a commit"):
         member.commit({0: 10})
 
     assert site.values() == before

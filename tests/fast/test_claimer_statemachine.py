@@ -8,7 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from marshal_dagster.coordination.claimer import Claimer
-from marshal_dagster.coordination.claims import Tenure
+from marshal_dagster.coordination.claims import ClaimSet
 from marshal_dagster.coordination.group_reader import GroupReader
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.leases import Lease
@@ -41,7 +41,7 @@ def forgetful(_: object) -> None:
     """Look at no lease."""
 
 
-def greedy(self: Tenure[Any], partition: int, _: str) -> None:
+def greedy(self: ClaimSet[Any], partition: int, _: str) -> None:
     """Keep a claim that was lost."""
     self.left.pop(partition, None)
 
@@ -52,9 +52,9 @@ def greedy(self: Tenure[Any], partition: int, _: str) -> None:
     [
         (Lease, "holds", lambda *_: True),
         (Claimer, "_fence_what_ended", forgetful),
-        (Tenure, "lose", greedy),
-        (Tenure, "ask", lambda *_: None),
-        (Tenure, "give_up", lambda *_: []),
+        (ClaimSet, "lose", greedy),
+        (ClaimSet, "ask", lambda *_: None),
+        (ClaimSet, "give_up", lambda *_: []),
         (Claimer, "revoke", lambda _, epochs: frozenset(epochs)),
         (GroupReader, "require_running", forgetful),
     ],

@@ -11,14 +11,14 @@ import pytest
 
 from marshal_dagster.cli import assignments, coordinator
 from marshal_dagster.cli.world_view import Assignee
-from marshal_dagster.coordinator.group_view import GroupView, Share
+from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.cli import call
 
 BROKERS = ("-b", "127.0.0.1:1")
 
 
-class StandIn:
+class Fake:
     """A coordinator that is asked how it is by whoever stands for its work."""
 
     health_is: dict[str, Any]
@@ -40,16 +40,16 @@ class StandIn:
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     """A coordinator that is well and ends at once."""
-    monkeypatch.setattr(coordinator, "Coordinator", StandIn)
-    StandIn.health_is, StandIn.work = {"healthy": True}, lambda: None
-    return StandIn
+    monkeypatch.setattr(coordinator, "Coordinator", Fake)
+    Fake.health_is, Fake.work = {"healthy": True}, lambda: None
+    return Fake
 
 
-def test_health_is_off_unless_asked_for(stand_in: type[StandIn], capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_is_off_unless_asked_for(fake: type[Fake], capsys: pytest.CaptureFixture[str]) -> None:
     """Its address is told."""
-    del stand_in
+    del fake
     started, stopped = call(capsys, "coordinator", "run", "--json", *BROKERS).lines
     assert (started["event"], started["health"], stopped["event"]) == ("started", None, "stopped")
     started, _ = call(capsys, "coordinator", "run", "--json", "--health", "0", *BROKERS).lines
@@ -60,7 +60,7 @@ def test_health_is_off_unless_asked_for(stand_in: type[StandIn], capsys: pytest.
 
 @pytest.mark.parametrize(("healthy", "status"), [(True, 200), (False, 503)])
 def test_it_answers_while_the_coordinator_works(
-    stand_in: type[StandIn], capsys: pytest.CaptureFixture[str], healthy: bool, status: int
+    fake: type[Fake], capsys: pytest.CaptureFixture[str], healthy: bool, status: int
 ) -> None:
     """With what the coordinator says of itself."""
     answers: list[tuple[int, Any]] = []
@@ -73,7 +73,7 @@ def test_it_answers_while_the_coordinator_works(
         except urllib.error.HTTPError as error:
             answers.append((error.code, json.load(error)))
 
-    stand_in.health_is, stand_in.work = {"healthy": healthy, "role": "standby"}, ask
+    fake.health_is, fake.work = {"healthy": healthy, "role": "standby"}, ask
     assert call(capsys, "coordinator", "run", "--json", "--health", "0", *BROKERS).code == 0
     assert answers == [(status, {"healthy": healthy, "role": "standby"})]
 
@@ -81,15 +81,17 @@ def test_it_answers_while_the_coordinator_works(
 def test_what_a_silent_coordinator_has_assigned_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """After two of its members' session time-outs, or two of the usual where it has not told of them."""
     now_ms = round(time.time() * 1_000)
-    shares = {"east": Share("east", "t", 1, 1, frozenset({("orders", 0)}), 6_000, frozenset({("orders", 0)}), 7)}
-    old = {"west": Share("west", "t", 1, 1, frozenset({("orders", 1)}))}
+    shares = {
+        "east": MemberAssignment("east", "t", 1, 1, frozenset({("orders", 0)}), 6_000, frozenset({("orders", 0)}), 7)
+    }
+    old = {"west": MemberAssignment("west", "t", 1, 1, frozenset({("orders", 1)}))}
     views = {
-        "led": GroupView("led", 1, shares, now_ms - 11_000),
-        "silent": GroupView("silent", 1, shares, now_ms - 12_001),
-        "led long": GroupView("led long", 1, old, now_ms - 50_000),
-        "silent long": GroupView("silent long", 1, old, now_ms - 60_001),
-        "never heard": GroupView("never heard", 1, old, None),
+        "led": GroupAssignments("led", 1, shares, now_ms - 11_000),
+        "silent": GroupAssignments("silent", 1, shares, now_ms - 12_001),
+        "led long": GroupAssignments("led long", 1, old, now_ms - 50_000),
+        "silent long": GroupAssignments("silent long", 1, old, now_ms - 60_001),
+        "never heard": GroupAssignments("never heard", 1, old, None),
     }
     monkeypatch.setattr(assignments, "read_groups", lambda *_: views)
-    found = assignments.Assignments(KafkaConnection(bootstrap_servers="127.0.0.1:1")).of(views)
+    found = assignments.AssignmentCache(KafkaConnection(bootstrap_servers="127.0.0.1:1")).of(views)
     assert found == {"led": {("orders", 0): Assignee("east", 7)}, "led long": {("orders", 1): Assignee("west")}}

@@ -7,7 +7,7 @@ import pytest
 
 from marshal_dagster.cli.doctor_checks import machine
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, read_log
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.cli.doctor_checks.machine import check_machine
 from marshal_dagster.cli.doctor_checks.snapshots import Retention, check_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -49,7 +49,7 @@ def in_log(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
     read = read_log(MemoryLog(broker), "__marshal", timeout_s=1, clock=clock)
     findings = [read] if isinstance(read, Finding) else list(check_world(read.identity, read.world, clock.wall_ms()))
     assert len({each.name for each in findings}) == len(findings)
-    return {each.name: each for each in findings}
+    return {finding.name: finding for finding in findings}
 
 
 @pytest.fixture
@@ -68,13 +68,13 @@ def broker(clock: ManualClock) -> MemoryBroker:
 
 def is_complete(finding: Finding) -> bool:
     """Tell whether a problem says what, why and what to do."""
-    return finding.state is State.PROBLEM and all((finding.found, finding.why, finding.mend))
+    return finding.state is CheckState.PROBLEM and all((finding.found, finding.why, finding.mend))
 
 
 def test_a_java_that_fits_is_named(tmp_path: Path) -> None:
     """Java 17 or newer is fine, and told with where it is."""
     finding = on_machine("java", fake_java(tmp_path, "21.0.2"))
-    assert (finding.state, finding.found) == (State.OK, f"Java 21.0.2 at {tmp_path}/bin/java")
+    assert (finding.state, finding.found) == (CheckState.OK, f"Java 21.0.2 at {tmp_path}/bin/java")
 
 
 def test_a_java_that_is_too_old_or_missing_is_a_problem(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_java_that_is_too_old_or_missing_is_a_problem(tmp_path: Path) -> None:
 def test_the_installed_spark_fits_the_connector() -> None:
     """PySpark's own Spark is found without importing it, and its connector named."""
     finding = on_machine("spark", {})
-    assert finding.state is State.OK
+    assert finding.state is CheckState.OK
     assert CONNECTOR in finding.found
 
 
@@ -135,14 +135,14 @@ def test_versions_are_told_and_missing_packages_are_a_problem(monkeypatch: pytes
 def test_a_log_in_order_has_no_problem(broker: MemoryBroker, clock: ManualClock) -> None:
     """A log that is whole, with its time like the clock's, gives no problem and names the topic's id."""
     findings = in_log(broker, clock)
-    assert {each.state for each in findings.values()} == {State.OK}
+    assert {finding.state for finding in findings.values()} == {CheckState.OK}
     assert broker.identity.topic_id in findings["coordination topic"].found
 
 
 def test_an_empty_log_has_no_problem(clock: ManualClock) -> None:
     """A topic in which nothing was ever written has no log time, and that is fine."""
     findings = in_log(MemoryBroker(2), clock)
-    assert {each.state for each in findings.values()} == {State.OK}
+    assert {finding.state for finding in findings.values()} == {CheckState.OK}
     assert findings["log time"].found == "the log has no record yet"
 
 
@@ -163,23 +163,25 @@ def test_a_log_without_its_beginning_is_a_problem(broker: MemoryBroker, clock: M
     assert f"coordination partitions {HOME} do not begin at offset 0" in finding.found
 
 
-@pytest.mark.parametrize(("ahead_ms", "state"), [(5_000, State.OK), (5_001, State.PROBLEM), (-90_000, State.OK)])
+@pytest.mark.parametrize(
+    ("ahead_ms", "state"), [(5_000, CheckState.OK), (5_001, CheckState.PROBLEM), (-90_000, CheckState.OK)]
+)
 def test_log_time_ahead_of_the_clock_is_a_problem(
-    broker: MemoryBroker, clock: ManualClock, ahead_ms: int, state: State
+    broker: MemoryBroker, clock: ManualClock, ahead_ms: int, state: CheckState
 ) -> None:
     """A few seconds are nothing; more means that a clock is wrong. A silent log is merely behind."""
     broker.append(0, b"junk", clock.wall_ms() + ahead_ms)
     finding = in_log(broker, clock)["log time"]
     assert finding.state is state
-    assert is_complete(finding) == (state is State.PROBLEM)
-    assert ("(coordination partitions 0)" in finding.found) == (state is State.PROBLEM)
+    assert is_complete(finding) == (state is CheckState.PROBLEM)
+    assert ("(coordination partitions 0)" in finding.found) == (state is CheckState.PROBLEM)
 
 
 def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: ManualClock) -> None:
     """A topic that was given more partitions, or a writer that counts them otherwise, shows in where records lie."""
     broker.append((HOME + 1) % 4, CLAIM)
     finding = in_log(broker, clock)["partition count"]
-    assert (finding.state, bool(finding.why), bool(finding.mend)) == (State.WARNING, True, True)
+    assert (finding.state, bool(finding.why), bool(finding.mend)) == (CheckState.WARNING, True, True)
     assert finding.found.startswith("1 records lie in another coordination partition")
 
 
@@ -212,7 +214,7 @@ def of_snapshots(broker: MemoryBroker, snapshots: Snapshots, retention: Retentio
 def test_without_a_snapshot_topic_it_is_told_what_makes_one(broker: MemoryBroker) -> None:
     """A deployment from before there were snapshots gets a warning."""
     finding = of_snapshots(broker, Snapshots(MemorySnapshotTopic(0)), Retention())
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert finding.mend == "marshal-dagster topic create --name __marshal"
 
 
@@ -225,32 +227,32 @@ def test_without_the_coordination_topic_nothing_more_is_said(broker: MemoryBroke
 def test_a_log_that_is_kept_whole_is_in_no_danger(broker: MemoryBroker, snapshots: Snapshots) -> None:
     """With unlimited retention a snapshot may be missing, or of any age."""
     finding = of_snapshots(broker, snapshots, Retention(), 2**60)
-    assert (finding.state, "at most 1 records" in finding.found) == (State.OK, True)
+    assert (finding.state, "at most 1 records" in finding.found) == (CheckState.OK, True)
     finding = of_snapshots(broker, Snapshots(MemorySnapshotTopic(4)), Retention())
-    assert (finding.state, f"none yet of coordination partitions {HOME}" in finding.found) == (State.OK, True)
+    assert (finding.state, f"none yet of coordination partitions {HOME}" in finding.found) == (CheckState.OK, True)
 
 
-@pytest.mark.parametrize(("age_ms", "state"), [(500, State.OK), (501, State.PROBLEM)])
+@pytest.mark.parametrize(("age_ms", "state"), [(500, CheckState.OK), (501, CheckState.PROBLEM)])
 def test_an_old_snapshot_of_a_log_that_will_be_cut_is_a_problem(
-    broker: MemoryBroker, snapshots: Snapshots, clock: ManualClock, age_ms: int, state: State
+    broker: MemoryBroker, snapshots: Snapshots, clock: ManualClock, age_ms: int, state: CheckState
 ) -> None:
     """Once half of the retention has passed since the newest snapshot, the doctor says so."""
     finding = of_snapshots(broker, snapshots, Retention(time_ms=1_000), clock.wall_ms() + age_ms)
     assert finding.state is state
-    assert is_complete(finding) == (state is State.PROBLEM)
-    assert (f"coordination partitions {HOME} " in finding.found) == (state is State.PROBLEM)
+    assert is_complete(finding) == (state is CheckState.PROBLEM)
+    assert (f"coordination partitions {HOME} " in finding.found) == (state is CheckState.PROBLEM)
 
 
 def test_a_snapshot_of_the_present_state_does_not_age(broker: MemoryBroker, clock: ManualClock) -> None:
     """Behind whose snapshot there is no record, retention can cut whatever it likes."""
     snapshots = Snapshots(MemorySnapshotTopic(4))
     renew_snapshots(Rationalizer(MemoryLog(broker), clock=clock), snapshots, clock)
-    assert of_snapshots(broker, snapshots, Retention(time_ms=1, size_bytes=1), 2**60).state is State.OK
+    assert of_snapshots(broker, snapshots, Retention(time_ms=1, size_bytes=1), 2**60).state is CheckState.OK
 
 
-@pytest.mark.parametrize(("records", "state"), [(0, State.OK), (1, State.PROBLEM)])
+@pytest.mark.parametrize(("records", "state"), [(0, CheckState.OK), (1, CheckState.PROBLEM)])
 def test_a_snapshot_in_the_older_half_of_a_log_of_limited_size_is_a_problem(
-    broker: MemoryBroker, snapshots: Snapshots, records: int, state: State
+    broker: MemoryBroker, snapshots: Snapshots, records: int, state: CheckState
 ) -> None:
     """Where the size is limited, it is by records that one tells how near the start is."""
     for _ in range(records):
@@ -262,7 +264,7 @@ def test_a_log_far_below_its_limit_is_in_no_danger(broker: MemoryBroker, snapsho
     """A young log, however few of its records the snapshot has, is not cut before it is large."""
     for _ in range(100):
         broker.append(HOME, CLAIM)
-    assert of_snapshots(broker, snapshots, Retention(size_bytes=2**30)).state is State.OK
+    assert of_snapshots(broker, snapshots, Retention(size_bytes=2**30)).state is CheckState.OK
 
 
 def test_a_snapshot_that_the_log_has_left_behind_is_a_problem(broker: MemoryBroker, snapshots: Snapshots) -> None:

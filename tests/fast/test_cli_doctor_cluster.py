@@ -9,49 +9,49 @@ import pytest
 from confluent_kafka import Uuid
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # its hints do not export what it offers
 
-from marshal_dagster.cli.doctor import Asked, Deployment
+from marshal_dagster.cli.doctor import CheckedCluster, Deployment
 from marshal_dagster.cli.doctor_checks import acls, brokers
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
-from marshal_dagster.errors import RightMissing
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.errors import AuthorizationError
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import FROM_4, Broker, Inspection, Replicas, Standing
+from marshal_dagster.kafka.inspection import FROM_4, Broker, KafkaInspector, Replicas, TopicInfo
 
-ASKER = acls.Asker("broker:9092", "dora")
+ASKER = acls.Principal("broker:9092", "dora")
 READER = frozenset({Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ})
 MEMBER = READER | {Right.WRITE}
 
 
-def standing(held: frozenset[Right] | None = MEMBER, *replicas: Replicas) -> Standing:
+def topic_info(held: frozenset[Right] | None = MEMBER, *replicas: Replicas) -> TopicInfo:
     """Give a topic with these rights and replicas."""
-    return Standing("__marshal", "7tPg1PQ3SOOgBg6Ha5P9nw", held, dict(enumerate(replicas)))
+    return TopicInfo("__marshal", "7tPg1PQ3SOOgBg6Ha5P9nw", held, dict(enumerate(replicas)))
 
 
 def is_complete(finding: Finding) -> bool:
     """Tell whether what is wrong is told with why it matters and what to do."""
-    return finding.state in {State.PROBLEM, State.WARNING} and all((finding.found, finding.why, finding.mend))
+    return finding.state in {CheckState.PROBLEM, CheckState.WARNING} and all((finding.found, finding.why, finding.mend))
 
 
 def test_a_reader_is_told_what_it_can_do() -> None:
     """Without WRITE nothing is wrong: the rights are named, and what they are good for."""
-    finding = acls.of_coordination_topic(standing(READER), ASKER)
-    assert (finding.state, finding.mend) == (State.OK, "")
+    finding = acls.of_coordination_topic(topic_info(READER), ASKER)
+    assert (finding.state, finding.mend) == (CheckState.OK, "")
     assert finding.found.startswith("on __marshal: Describe, DescribeConfigs, Read: it can look")
     assert "not claim" in finding.found
 
 
 def test_a_member_is_told_that_it_is_one() -> None:
     """With WRITE the principal can claim, and has power over every group in the log."""
-    finding = acls.of_coordination_topic(standing(MEMBER), ASKER)
-    assert finding.state is State.OK
+    finding = acls.of_coordination_topic(topic_info(MEMBER), ASKER)
+    assert finding.state is CheckState.OK
     assert "Write: it can claim, and pause and reposition every group" in finding.found
 
 
 def test_without_read_the_log_is_out_of_reach() -> None:
     """A principal that may not read the log is told so, with the command that grants it."""
-    finding = acls.of_coordination_topic(standing(frozenset({Right.DESCRIBE, Right.WRITE})), ASKER)
-    assert (finding.state, is_complete(finding)) == (State.PROBLEM, True)
+    finding = acls.of_coordination_topic(topic_info(frozenset({Right.DESCRIBE, Right.WRITE})), ASKER)
+    assert (finding.state, is_complete(finding)) == (CheckState.PROBLEM, True)
     assert finding.mend == (
         "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:dora --operation Read --topic __marshal"
     )
@@ -70,69 +70,69 @@ def test_without_read_the_log_is_out_of_reach() -> None:
 )
 def test_a_member_should_write_snapshots(held: frozenset[Right], missing: list[str], *, is_member: bool) -> None:
     """All should read snapshots, members write them; what is missing is a warning with the command."""
-    finding = acls.of_snapshot_topic(standing(held), ASKER, is_member=is_member)
-    assert (finding.state is State.WARNING, is_complete(finding)) == (bool(missing), bool(missing))
+    finding = acls.of_snapshot_topic(topic_info(held), ASKER, is_member=is_member)
+    assert (finding.state is CheckState.WARNING, is_complete(finding)) == (bool(missing), bool(missing))
     assert [right for right in ("Read", "Write") if f"--operation {right}" in finding.mend] == missing
 
 
 def test_a_data_topic_that_cannot_be_read_is_told() -> None:
     """A batch of it would be claimed and then fail; who may not claim needs no right to read it."""
-    finding = acls.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=True)
+    finding = acls.of_data_topic(topic_info(frozenset({Right.DESCRIBE})), ASKER, is_member=True)
     assert finding is not None
     assert is_complete(finding)
-    assert acls.of_data_topic(standing(READER), ASKER, is_member=True) is None
-    assert acls.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=False) is None
+    assert acls.of_data_topic(topic_info(READER), ASKER, is_member=True) is None
+    assert acls.of_data_topic(topic_info(frozenset({Right.DESCRIBE})), ASKER, is_member=False) is None
 
 
 def test_a_topic_that_may_not_be_seen_is_told() -> None:
     """Without DESCRIBE on the coordination topic nothing works; on another one less is known."""
     needed = acls.missing_describe("__marshal", ASKER, is_needed=True)
-    assert (needed.state, "--operation Describe" in needed.mend) == (State.PROBLEM, True)
+    assert (needed.state, "--operation Describe" in needed.mend) == (CheckState.PROBLEM, True)
     other = acls.missing_describe("orders", ASKER, is_needed=False)
-    assert (other.state, is_complete(other)) == (State.WARNING, True)
+    assert (other.state, is_complete(other)) == (CheckState.WARNING, True)
 
 
 def test_rights_that_brokers_do_not_tell_are_not_checked() -> None:
     """Old brokers do not say which rights one has; that is no reason to call them missing."""
-    assert acls.of_coordination_topic(standing(None), ASKER).state is State.NOT_CHECKED
-    assert acls.of_snapshot_topic(standing(None), ASKER, is_member=True).state is State.NOT_CHECKED
-    assert acls.of_data_topic(standing(None), ASKER, is_member=True) is None
+    assert acls.of_coordination_topic(topic_info(None), ASKER).state is CheckState.NOT_CHECKED
+    assert acls.of_snapshot_topic(topic_info(None), ASKER, is_member=True).state is CheckState.NOT_CHECKED
+    assert acls.of_data_topic(topic_info(None), ASKER, is_member=True) is None
 
 
 def test_the_brokers_versions_are_told() -> None:
     """Each version once; where it may not be seen, what it takes."""
     several = brokers.versions([Broker("3.9-IV0"), Broker(FROM_4), Broker(FROM_4)], "x")
-    assert (several.state, several.found) == (State.OK, "3 alive; Kafka 3.9-IV0 and Kafka 4.0 or newer")
+    assert (several.state, several.found) == (CheckState.OK, "3 alive; Kafka 3.9-IV0 and Kafka 4.0 or newer")
     assert "DescribeConfigs" in brokers.versions([Broker(None)], "x").found
 
 
 def test_brokers_that_give_topics_no_ids_are_a_problem() -> None:
     """The id of the coordination topic is half of the fencing token."""
     finding = brokers.versions([Broker("2.7")], brokers.NO_TOPIC_ID)
-    assert (finding.state, is_complete(finding)) == (State.PROBLEM, True)
+    assert (finding.state, is_complete(finding)) == (CheckState.PROBLEM, True)
 
 
 @pytest.mark.parametrize(
     ("replicas", "state", "where"),
     [
-        ([Replicas(3, 3, has_leader=True)] * 3, State.OK, ""),
-        ([Replicas(3, 3, has_leader=True), Replicas(3, 2, has_leader=True)], State.WARNING, "partitions 1 "),
-        ([Replicas(3, 1, has_leader=True), Replicas(3, 2, has_leader=True)], State.PROBLEM, "partitions 0 "),
-        ([Replicas(3, 3, has_leader=False)], State.PROBLEM, "partitions 0 "),
+        ([Replicas(3, 3, has_leader=True)] * 3, CheckState.OK, ""),
+        ([Replicas(3, 3, has_leader=True), Replicas(3, 2, has_leader=True)], CheckState.WARNING, "partitions 1 "),
+        ([Replicas(3, 1, has_leader=True), Replicas(3, 2, has_leader=True)], CheckState.PROBLEM, "partitions 0 "),
+        ([Replicas(3, 3, has_leader=False)], CheckState.PROBLEM, "partitions 0 "),
     ],
 )
-def test_replicas_out_of_sync_are_told(replicas: list[Replicas], state: State, where: str) -> None:
+def test_replicas_out_of_sync_are_told(replicas: list[Replicas], state: CheckState, where: str) -> None:
     """With fewer in sync than min.insync.replicas nothing can be written; with fewer than all, one more may stop it."""
-    finding = brokers.replicas(standing(MEMBER, *replicas), 2, "broker:9092")
-    assert (finding.state, is_complete(finding), where in finding.found) == (state, state is not State.OK, True)
+    finding = brokers.replicas(topic_info(MEMBER, *replicas), 2, "broker:9092")
+    assert (finding.state, is_complete(finding), where in finding.found) == (state, state is not CheckState.OK, True)
 
 
 def test_an_answer_that_was_held_back_is_told() -> None:
     """A quota that throttles doctor throttles members too; none seen is no proof, and doctor says so."""
     finding = brokers.throttling(1.5, "broker:9092")
-    assert (finding.state, "1.5 s" in finding.found, is_complete(finding)) == (State.WARNING, True, True)
+    assert (finding.state, "1.5 s" in finding.found, is_complete(finding)) == (CheckState.WARNING, True, True)
     quiet = brokers.throttling(0.0, "broker:9092")
-    assert (quiet.state, "a quota on bytes shows only" in quiet.found) == (State.OK, True)
+    assert (quiet.state, "a quota on bytes shows only" in quiet.found) == (CheckState.OK, True)
 
 
 class Cluster:
@@ -171,19 +171,19 @@ class Forbidding:
     def __init__(self, held: frozenset[Right] | None) -> None:
         self.held = held
 
-    def standing(self, name: str) -> Standing:
+    def topic_info(self, name: str) -> TopicInfo:
         """Tell the rights; without any the topic may not be seen."""
         if self.held is None:
-            raise RightMissing("DESCRIBE")
-        return Standing(name, "7tPg1PQ3SOOgBg6Ha5P9nw", self.held, {0: Replicas(1, 1, has_leader=True)})
+            raise AuthorizationError("DESCRIBE")
+        return TopicInfo(name, "7tPg1PQ3SOOgBg6Ha5P9nw", self.held, {0: Replicas(1, 1, has_leader=True)})
 
     def brokers(self) -> list[Broker]:
         """Tell of one."""
         return [Broker(None)]
 
-    def describe(self, name: str) -> Standing:
+    def describe(self, name: str) -> TopicInfo:
         """Refuse."""
-        raise RightMissing(name)
+        raise AuthorizationError(name)
 
     settings = describe
 
@@ -200,10 +200,10 @@ class Forbidding:
 )
 def test_what_may_not_be_read_is_not_waited_for(held: frozenset[Right] | None, names: list[str]) -> None:
     """Without READ nobody tries to read the log: the client would only run into its time-out."""
-    asked = Asked(KafkaConnection(bootstrap_servers="broker:9092"), cast("Inspection", Forbidding(held)))
+    asked = CheckedCluster(KafkaConnection(bootstrap_servers="broker:9092"), cast("KafkaInspector", Forbidding(held)))
     findings = list(Deployment("__marshal", asked, asked).check())
-    assert [each.name for each in findings] == names
-    assert State.PROBLEM in {each.state for each in findings}
+    assert [finding.name for finding in findings] == names
+    assert CheckState.PROBLEM in {each.state for each in findings}
 
 
 def done(value: object) -> Future[object]:
@@ -220,31 +220,31 @@ def log() -> ClientLog:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch, log: ClientLog) -> Iterator[Inspection]:
+def cluster(monkeypatch: pytest.MonkeyPatch, log: ClientLog) -> Iterator[KafkaInspector]:
     """Questions to the made-up cluster."""
     monkeypatch.setattr("marshal_dagster.kafka.admin_client.admin", lambda *_, **__: (Cluster(), log))
     monkeypatch.setattr("marshal_dagster.kafka.admin_client.reach", lambda *_, **__: None)
-    with Inspection(KafkaConnection(bootstrap_servers="broker:9092")) as inspection:
+    with KafkaInspector(KafkaConnection(bootstrap_servers="broker:9092")) as inspection:
         yield inspection
 
 
-def test_rights_and_replicas_are_looked_up(cluster: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rights_and_replicas_are_looked_up(cluster: KafkaInspector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all operations those that matter are kept; a partition without a leader is told from one with."""
-    found = cluster.standing("orders")
+    found = cluster.topic_info("orders")
     assert found.rights == frozenset({Right.READ, Right.DESCRIBE})
     assert found.replicas == {0: Replicas(2, 1, has_leader=True), 1: Replicas(2, 0, has_leader=False)}
     monkeypatch.setattr(Cluster, "operations", None)
-    assert cluster.standing("orders").rights is None
+    assert cluster.topic_info("orders").rights is None
 
 
-def test_a_brokers_version_is_told_by_its_settings(cluster: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_brokers_version_is_told_by_its_settings(cluster: KafkaInspector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to 3.9 a setting names it; 4.0 has that setting no more."""
     assert cluster.brokers() == [Broker(FROM_4)]
     monkeypatch.setattr(Cluster, "settings", {"inter.broker.protocol.version": SimpleNamespace(value="3.8-IV0")})
     assert cluster.brokers() == [Broker("3.8-IV0")]
 
 
-def test_the_longest_time_held_back_is_kept(cluster: Inspection, log: ClientLog) -> None:
+def test_the_longest_time_held_back_is_kept(cluster: KafkaInspector, log: ClientLog) -> None:
     """A client hears of each answer that a broker held back, and that it no longer does."""
     assert cluster.throttled_s <= 0
     for seconds in (0.5, 2.0, 0.0):

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from marshal_dagster.cli.doctor_checks.acls import Asker
+from marshal_dagster.cli.doctor_checks.acls import Principal
 from marshal_dagster.cli.doctor_checks.data_topics import (
     RETIRED_MS,
     DataTopic,
@@ -13,15 +13,15 @@ from marshal_dagster.cli.doctor_checks.data_topics import (
     check_data_topics,
     held_back,
     judge,
-    look,
     positions,
+    read_data_topic,
     retired,
 )
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
-from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.admin_client import OffsetBounds
-from marshal_dagster.kafka.inspection import Inspection, Replicas, Standing
+from marshal_dagster.kafka.inspection import KafkaInspector, Replicas, TopicInfo
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, coordination_partition, render
 from marshal_dagster.protocol.messages import DataTopic as DataTopicRecord
 from marshal_dagster.protocol.state import Owner, Phase, Range
@@ -34,7 +34,7 @@ DELETES = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": 
 WEEK_MS = 604_800_000
 HEARD_MS = 1_000
 """When the group was last heard of."""
-ASKER = Asker("broker:9092", "dora")
+ASKER = Principal("broker:9092", "dora")
 
 
 def topic(
@@ -45,15 +45,15 @@ def topic(
     young_from: Mapping[int, int | None] | None = None,
 ) -> DataTopic:
     """Give a topic with one partition that holds `bounds`, of which open transactions may hold back the rest."""
-    standing = Standing("orders", ID, READER, {0: Replicas(1, 1, has_leader=True)})
+    topic_info = TopicInfo("orders", ID, READER, {0: Replicas(1, 1, has_leader=True)})
     ends = {0: bounds[1] if end is None else end}
-    return DataTopic(standing, {**DELETES, **(settings or {})}, {0: OffsetBounds(*bounds)}, ends, young_from or {})
+    return DataTopic(topic_info, {**DELETES, **(settings or {})}, {0: OffsetBounds(*bounds)}, ends, young_from or {})
 
 
 def judged(data: DataTopic, *at: Position) -> list[Finding]:
     """Judge it, and see that each finding says what, why and what to do."""
     findings = list(judge(data, at or [Position("g", 0, 50, ID)], "broker:9092"))
-    assert all((each.found, each.why, each.mend) for each in findings)
+    assert all((finding.found, finding.why, finding.mend) for finding in findings)
     assert all(each.name == "data topic orders" for each in findings)
     return findings
 
@@ -67,7 +67,7 @@ def test_a_topic_in_order_has_no_finding() -> None:
 def test_a_topic_made_anew_is_a_problem() -> None:
     """An offset of a topic with another id is told as such, and judged no further."""
     (finding,) = judged(topic(), Position("g", 0, 5_000, OTHER_ID), Position("h", 0, 50, ID))
-    assert finding.state is State.PROBLEM
+    assert finding.state is CheckState.PROBLEM
     assert "group g: partitions 0 stand in another topic of that name" in finding.found
     assert "group h" not in finding.found
 
@@ -75,21 +75,21 @@ def test_a_topic_made_anew_is_a_problem() -> None:
 def test_a_partition_that_is_not_there_is_a_problem() -> None:
     """Partitions are never taken away from a topic, so it is another one."""
     (finding,) = judged(topic(), Position("g", 0, 50, ID), Position("g", 3, 50, ID))
-    assert (finding.state, "group g: partitions 3 are named" in finding.found) == (State.PROBLEM, True)
+    assert (finding.state, "group g: partitions 3 are named" in finding.found) == (CheckState.PROBLEM, True)
 
 
 @pytest.mark.parametrize(("offset", "is_wrong"), [(100, False), (110, False), (111, True)])
 def test_a_position_beyond_the_end_is_a_problem(offset: int, *, is_wrong: bool) -> None:
     """The end is that of all records: those of open transactions are there."""
     findings = judged(topic(end=110), Position("g", 0, offset, ID))
-    assert [each.state for each in findings] == [State.PROBLEM] * is_wrong
+    assert [finding.state for finding in findings] == [CheckState.PROBLEM] * is_wrong
 
 
 @pytest.mark.parametrize(("offset", "is_wrong"), [(40, False), (39, True)])
 def test_records_that_were_deleted_unread_are_a_problem(offset: int, *, is_wrong: bool) -> None:
     """A position before the first offset that is left has lost what lies between."""
     findings = judged(topic(bounds=(40, 100)), Position("g", 0, offset, ID))
-    assert [each.state for each in findings] == [State.PROBLEM] * is_wrong
+    assert [finding.state for finding in findings] == [CheckState.PROBLEM] * is_wrong
     assert all("1 offsets were deleted unread" in each.found for each in findings)
 
 
@@ -103,7 +103,7 @@ def test_unread_records_that_will_soon_be_deleted_are_told(
     """What is unread and older than half of the retention is counted; without a younger record that is all."""
     data = topic({"retention.ms": str(WEEK_MS)}, young_from={0: young_from})
     findings = judged(data, Position("g", 0, offset, ID))
-    assert [each.state for each in findings] == [State.WARNING] * bool(records)
+    assert [finding.state for finding in findings] == [CheckState.WARNING] * bool(records)
     assert all(f"have {records} unread records" in each.found for each in findings)
     assert all(f"--add-config retention.ms={2 * WEEK_MS}" in each.mend for each in findings)
 
@@ -123,7 +123,7 @@ def test_a_position_in_the_older_half_of_a_topic_of_limited_size_is_told(
 ) -> None:
     """Where size limits what is kept and something was deleted already, the older half will go next."""
     findings = judged(topic({"retention.bytes": "1000"}, (start, 100)), Position("g", 0, offset, ID))
-    assert [each.state for each in findings] == [State.WARNING] * is_told
+    assert [finding.state for finding in findings] == [CheckState.WARNING] * is_told
     assert all("retention.bytes=2000" in each.mend for each in findings)
 
 
@@ -138,14 +138,14 @@ def test_a_retention_that_does_not_count_is_not_told() -> None:
 def test_compaction_is_told(policy: str) -> None:
     """Compaction removes records that nobody read yet."""
     (finding,) = judged(topic({"cleanup.policy": policy}))
-    assert (finding.state, policy in finding.found) == (State.WARNING, True)
+    assert (finding.state, policy in finding.found) == (CheckState.WARNING, True)
     assert finding.mend.endswith("--entity-name orders --add-config cleanup.policy=delete")
 
 
 def test_unclean_elections_are_told() -> None:
     """They give offsets that were read to other records."""
     (finding,) = judged(topic({"unclean.leader.election.enable": "true"}))
-    assert (finding.state, "unclean" in finding.found) == (State.WARNING, True)
+    assert (finding.state, "unclean" in finding.found) == (CheckState.WARNING, True)
 
 
 def test_what_open_transactions_hold_back_is_counted() -> None:
@@ -162,11 +162,11 @@ class Cluster:
         self.raises: dict[str, MarshalError] = {}
         self.asked_since_ms = 0
 
-    def standing(self, name: str) -> Standing:
+    def topic_info(self, name: str) -> TopicInfo:
         """Tell of its two partitions."""
         if name in self.raises:
             raise self.raises[name]
-        return Standing(name, ID, self.held, {number: Replicas(1, 1, has_leader=True) for number in (0, 1)})
+        return TopicInfo(name, ID, self.held, {number: Replicas(1, 1, has_leader=True) for number in (0, 1)})
 
     def settings(self, name: str) -> Mapping[str, str]:
         """Tell its settings."""
@@ -176,7 +176,7 @@ class Cluster:
 
     def offsets(self, _name: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
         """Tell of 100 records in each, the last 7 of an open transaction."""
-        return {number: OffsetBounds(0, 93 if committed_only else 100) for number in partitions}
+        return {partition: OffsetBounds(0, 93 if committed_only else 100) for partition in partitions}
 
     def offsets_at(self, _name: str, partitions: Iterable[int], time_ms: int) -> dict[int, int]:
         """Tell that the first 60 are older, whatever was asked for."""
@@ -204,7 +204,7 @@ def world_of(topics: Iterable[str]) -> World:
 
 def check(cluster: Cluster, *topics: str, at_ms: int = WEEK_MS) -> list[Finding]:
     """Check the data topics that the log names."""
-    return list(check_data_topics(cast("Inspection", cluster), world_of(topics), ASKER, at_ms, is_member=True))
+    return list(check_data_topics(cast("KafkaInspector", cluster), world_of(topics), ASKER, at_ms, is_member=True))
 
 
 class CutCluster(Cluster):
@@ -213,7 +213,7 @@ class CutCluster(Cluster):
     def offsets(self, _name: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
         """Tell that nothing is left."""
         assert committed_only in {True, False}
-        return {number: OffsetBounds(100, 100) for number in partitions}
+        return {partition: OffsetBounds(100, 100) for partition in partitions}
 
 
 @pytest.mark.parametrize("late_ms", [0, 1])
@@ -221,10 +221,10 @@ def test_a_group_that_nobody_was_heard_of_for_long_is_noted(late_ms: int) -> Non
     """What it lost is a problem for 32 days; from then on it is retired as far as can be seen, and no fault."""
     findings = check(CutCluster(DELETES), "orders", at_ms=HEARD_MS + RETIRED_MS + late_ms)
     if not late_ms:
-        assert [each.state for each in findings] == [State.PROBLEM, State.OK]
+        assert [finding.state for finding in findings] == [CheckState.PROBLEM, CheckState.OK]
         return
     note, summary = findings
-    assert (note.name, note.state, summary.state) == ("group g", State.OK, State.OK)
+    assert (note.name, note.state, summary.state) == ("group g", CheckState.OK, CheckState.OK)
     assert "it looks retired: last heard of 1970-01-01 00:00:01.000Z, 32 d 0 h ago" in note.found
     assert "where it stands in orders is not judged" in note.found
 
@@ -236,9 +236,9 @@ def test_a_retired_group_hides_nothing_of_the_others() -> None:
     for offset, record in enumerate((ClaimingPartition(**about), Heartbeat(**about, offset=7)), start=3):  # type: ignore[arg-type]
         world.partitions[0].apply(offset, now_ms - 1, render(record))
     assert retired(world, now_ms) == {"g": HEARD_MS}
-    found = check_data_topics(cast("Inspection", CutCluster(DELETES)), world, ASKER, now_ms, is_member=True)
+    found = check_data_topics(cast("KafkaInspector", CutCluster(DELETES)), world, ASKER, now_ms, is_member=True)
     problem, note, _ = found
-    assert (problem.state, "group h" in problem.found, "group g" in problem.found) == (State.PROBLEM, True, False)
+    assert (problem.state, "group h" in problem.found, "group g" in problem.found) == (CheckState.PROBLEM, True, False)
     assert note.name == "group g"
 
 
@@ -266,12 +266,12 @@ def test_positions_are_those_of_the_log() -> None:
 def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
     """Only partitions that are there are asked for; with a limited age, also what is younger than half of it."""
     cluster = Cluster({**DELETES, "retention.ms": "1000"})
-    standing = cluster.standing("orders")
+    topic_info = cluster.topic_info("orders")
     at = [Position("g", 1, 50, ID), Position("g", 9, 50, ID)]
-    found = look(cast("Inspection", cluster), standing, cluster.kept, at, 10_000)
+    found = read_data_topic(cast("KafkaInspector", cluster), topic_info, cluster.kept, at, 10_000)
     assert (found.bounds, found.ends, found.young_from) == ({1: OffsetBounds(0, 93)}, {1: 100}, {1: 60})
     assert cluster.asked_since_ms == 10_000 - 500
-    assert look(cast("Inspection", cluster), standing, DELETES, at, 10_000).young_from == {}
+    assert read_data_topic(cast("KafkaInspector", cluster), topic_info, DELETES, at, 10_000).young_from == {}
 
 
 class BusyCluster(Cluster):
@@ -283,21 +283,21 @@ class BusyCluster(Cluster):
         """Tell of all records so far."""
         assert committed_only in {True, False}
         self.end += 10
-        return {number: OffsetBounds(0, self.end) for number in partitions}
+        return {partition: OffsetBounds(0, self.end) for partition in partitions}
 
 
 def test_what_is_written_meanwhile_is_no_transaction() -> None:
     """The end of all records is asked for first: what comes after that is not held back by anything."""
     cluster = BusyCluster(DELETES)
     at = [Position("g", 0, 5, ID)]
-    found = look(cast("Inspection", cluster), cluster.standing("orders"), DELETES, at, 0)
+    found = read_data_topic(cast("KafkaInspector", cluster), cluster.topic_info("orders"), DELETES, at, 0)
     assert held_back(found) == 0
 
 
 def test_what_all_topics_come_to_is_said_last() -> None:
     """How many there are and what open transactions hold back is information, no fault."""
     (finding,) = check(Cluster(DELETES), "orders", "flights")
-    assert finding.state is State.OK
+    assert finding.state is CheckState.OK
     assert "the log names 2" in finding.found
     assert "open transactions hold back 14 offsets" in finding.found
     (finding,) = check(Cluster(DELETES))
@@ -307,17 +307,17 @@ def test_what_all_topics_come_to_is_said_last() -> None:
 def test_what_cannot_be_seen_of_one_topic_keeps_nothing_from_the_others() -> None:
     """A topic that is missing, or may not be seen, is a warning; the others are judged all the same."""
     cluster = Cluster({**DELETES, "cleanup.policy": "compact"})
-    cluster.raises = {"a": TopicMissing("no such topic"), "b": RightMissing("DESCRIBE")}
+    cluster.raises = {"a": TopicNotFoundError("no such topic"), "b": AuthorizationError("DESCRIBE")}
     missing, forbidden, compacted, summary = check(cluster, "a", "b", "c")
-    assert (missing.name, missing.state, bool(missing.mend)) == ("data topic a", State.WARNING, True)
-    assert (forbidden.state, "--topic b" in forbidden.mend) == (State.WARNING, True)
-    assert (compacted.name, summary.state) == ("data topic c", State.OK)
+    assert (missing.name, missing.state, bool(missing.mend)) == ("data topic a", CheckState.WARNING, True)
+    assert (forbidden.state, "--topic b" in forbidden.mend) == (CheckState.WARNING, True)
+    assert (compacted.name, summary.state) == ("data topic c", CheckState.OK)
 
 
 def test_settings_that_may_not_be_seen_are_counted() -> None:
     """Without DESCRIBE_CONFIGS the offsets are judged, and what was not is said."""
     cluster = Cluster(DELETES)
-    cluster.raises = {"settings of orders": RightMissing("DESCRIBE_CONFIGS")}
+    cluster.raises = {"settings of orders": AuthorizationError("DESCRIBE_CONFIGS")}
     (summary,) = check(cluster, "orders")
     assert "the settings of 1 may not be seen" in summary.found
 
@@ -325,7 +325,7 @@ def test_settings_that_may_not_be_seen_are_counted() -> None:
 def test_a_data_topic_without_read_is_told() -> None:
     """Who may look at a topic and not read it cannot work on it."""
     right, _ = check(Cluster(DELETES, frozenset({Right.DESCRIBE})), "orders")
-    assert (right.name, right.state) == ("rights", State.WARNING)
+    assert (right.name, right.state) == ("rights", CheckState.WARNING)
 
 
 def test_a_cluster_that_stops_answering_is_told_once() -> None:
@@ -333,4 +333,4 @@ def test_a_cluster_that_stops_answering_is_told_once() -> None:
     cluster = Cluster(DELETES)
     cluster.raises = {"a": UnavailableError("gone")}
     (finding,) = check(cluster, "a", "b")
-    assert finding.state is State.NOT_CHECKED
+    assert finding.state is CheckState.NOT_CHECKED

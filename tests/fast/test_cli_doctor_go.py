@@ -5,7 +5,7 @@ from typing import Any, Self
 import pytest
 
 from marshal_dagster.cli import topic as topic_command
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.cli.doctor_checks.go_consumers import check_go_consumers
 from marshal_dagster.cli.doctor_checks.senders import check_senders, newest
 from marshal_dagster.cli.doctor_checks.topic_settings import check_topic_settings
@@ -13,7 +13,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.inspection import FROM_4, Broker
 from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, Heartbeat, render
 from marshal_dagster.testing import MemoryLog
-from tests.admin_fixtures import act, give_settings, go_left, go_owner, site_now
+from tests.admin_fixtures import act, go_left, go_owner, site_now, write_first_settings
 from tests.fast.test_coordination_topic import NAME, Cluster, safe
 from tests.members import SETTINGS, Site, about, settings_record
 
@@ -37,32 +37,32 @@ def native_group(site: Site) -> None:
 def findings(site: Site, *brokers: Broker) -> dict[str, Finding]:
     """Return what the checks came to, by name; whatever is wrong says why and what to do."""
     found = list(check_go_consumers(site.world(), brokers, NAME, site.clock.wall_ms()))
-    assert all(each.state is State.OK or all((each.why, each.mend)) for each in found)
+    assert all(each.state is CheckState.OK or all((each.why, each.mend)) for each in found)
     return {each.name: each for each in found}
 
 
 def test_a_topic_without_go_consumers_is_in_order(site: Site) -> None:
     """Whatever its groups and its brokers are."""
-    give_settings(site)
+    write_first_settings(site)
     site.owner_of(0, at=50)
-    assert [each.state for each in findings(site, OLD, NEW).values()] == [State.OK]
+    assert [each.state for each in findings(site, OLD, NEW).values()] == [CheckState.OK]
 
 
 def test_a_topic_of_go_consumers_alone_is_in_order(site: Site) -> None:
     """On a broker that they can talk to."""
     go_owner(site, 0)
     found = findings(site, OLD)["Go consumers"]
-    assert (found.state, "groups of Go consumers: etl" in found.found) == (State.OK, True)
+    assert (found.state, "groups of Go consumers: etl" in found.found) == (CheckState.OK, True)
 
 
-@pytest.mark.parametrize(("is_live", "state"), [(True, State.PROBLEM), (False, State.WARNING)])
+@pytest.mark.parametrize(("is_live", "state"), [(True, CheckState.PROBLEM), (False, CheckState.WARNING)])
 @pytest.mark.parametrize("is_by_record", [True, False])
 def test_native_groups_beside_go_consumers_are_told(
-    site: Site, is_live: bool, state: State, is_by_record: bool
+    site: Site, is_live: bool, state: CheckState, is_by_record: bool
 ) -> None:
     """A Go consumer that starts may begin far before its offset; keys may only be left of one that is no more."""
     if is_by_record:
-        give_settings(site, WITHOUT_SETTINGS)
+        write_first_settings(site, WITHOUT_SETTINGS)
     (go_owner if is_live else go_left)(site, 0)
     native_group(site)
     found = findings(site, OLD)["Go consumers"]
@@ -73,7 +73,7 @@ def test_native_groups_beside_go_consumers_are_told(
 def test_go_consumers_cannot_talk_to_kafka_4(site: Site) -> None:
     """One such broker is enough."""
     go_owner(site, 0)
-    assert findings(site, OLD, NEW)["Go consumers and brokers"].state is State.PROBLEM
+    assert findings(site, OLD, NEW)["Go consumers and brokers"].state is CheckState.PROBLEM
     assert "Go consumers and brokers" not in findings(site, OLD, Broker(None))
 
 
@@ -88,11 +88,14 @@ def of_senders(site: Site) -> dict[str, Finding]:
 def test_records_with_their_senders_timestamps_are_told(site: Site) -> None:
     """With where the last one is."""
     site.owner_of(0, at=50)
-    assert of_senders(site)["timestamps"].state is State.OK
+    assert of_senders(site)["timestamps"].state is CheckState.OK
     site.broker.is_sender_timed = True
     at = site.say(about(Heartbeat, "run1.0", offset=50))
     found = of_senders(site)["timestamps"]
-    assert (found.state, f"offset {at} of coordination partition {site.home}" in found.found) == (State.PROBLEM, True)
+    assert (found.state, f"offset {at} of coordination partition {site.home}" in found.found) == (
+        CheckState.PROBLEM,
+        True,
+    )
     assert "LogAppendTime" in found.mend
 
 
@@ -102,13 +105,13 @@ def test_members_of_go_groups_date_their_records_back_on_purpose(
 ) -> None:
     """By two seconds, which are no fault of their clocks."""
     if not is_go:
-        give_settings(site)
+        write_first_settings(site)
     time_s = site.clock.wall_ms() // 1_000 - behind_s
     for _ in range(3):
         site.say(
             Heartbeat(instance="run1.0", client="c", group="etl", topic="orders", partition=0, time_s=time_s, offset=1)
         )
-    assert (of_senders(site)["clocks"].state is State.WARNING) is is_told
+    assert (of_senders(site)["clocks"].state is CheckState.WARNING) is is_told
 
 
 UNUSABLE: list[dict[str, Any]] = [
@@ -121,7 +124,7 @@ UNUSABLE: list[dict[str, Any]] = [
 def test_an_unusable_topic_is_a_problem(changes: dict[str, str]) -> None:
     """In `doctor` too."""
     found = list(check_topic_settings(safe(1, **changes).topics, NAME, "broker:9092"))
-    assert State.PROBLEM in {each.state for each in found}
+    assert CheckState.PROBLEM in {each.state for each in found}
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
@@ -132,7 +135,7 @@ def test_a_compression_at_which_go_consumers_stop_is_a_problem(compression: str)
         for each in check_topic_settings(safe(1, compression_type=compression).topics, NAME, "broker:9092")
         if "compression.type" in each.found
     )
-    assert (found.state, "Go consumers stop for good" in found.why) == (State.PROBLEM, True)
+    assert (found.state, "Go consumers stop for good" in found.why) == (CheckState.PROBLEM, True)
 
 
 class Opened(Cluster):
@@ -161,11 +164,11 @@ def test_topic_check_says_what_cannot_be_accepted(
     says: str,
     code: int,
 ) -> None:
-    """No option allows an unusable topic: `topic create --accept-unsafe` refuses it too."""
+    """No option allows an unusable topic: `topic create --allow-unsafe` refuses it too."""
     made = safe(1, **changes)
     cluster = Opened(1, created=made.created)
     monkeypatch.setattr(topic_command, "Topics", lambda *_, **__: cluster)
     answer = act(capsys, "topic", "check")
     assert (answer.code, says in answer.out) == (code, True)
-    created = act(capsys, "topic", "create", "--accept-unsafe")
+    created = act(capsys, "topic", "create", "--allow-unsafe")
     assert (created.code, "no option allows them" in created.err) == ((1, True) if changes in UNUSABLE else (0, False))

@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.cli.doctor_checks.senders import NEWEST, RECENT_MS, check_senders, newest
-from marshal_dagster.coordination.log import Chunk, PositionLost
+from marshal_dagster.coordination.log import Chunk, PositionLostError
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DataTopic,
     GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     Mark,
     Message,
@@ -20,7 +21,6 @@ from marshal_dagster.protocol.messages import (
     ReleaseGroup,
     ReleasingPartition,
     RuleSet,
-    Settings,
     coordination_partition,
     render,
 )
@@ -33,7 +33,7 @@ BEAT = Heartbeat(instance="i", client="c", group="g", topic="orders", partition=
 RANGE_BEAT = RangeHeartbeat(instance="i", client="c", group="g", topic="orders", partition=0, time_s=0, epoch=0)
 CLAIM = ClaimingPartition(instance="i", client="c", group="g", topic="orders", partition=0, time_s=0)
 RELEASE = ReleasingPartition(instance="i", client="c", group="g", topic="orders", partition=0, time_s=0, offset=1)
-FAST = Settings(heartbeat_interval_ms=10_000)
+FAST = GroupSettings(heartbeat_interval_ms=10_000)
 
 
 @pytest.fixture
@@ -53,10 +53,12 @@ def send(broker: MemoryBroker, message: Message, *, ahead_ms: int = 0, partition
     broker.append(partition, render(replace(message, time_s=(broker.now_ms() + ahead_ms) // 1_000)))
 
 
-def ask(broker: MemoryBroker, settings: Settings, *, client: str = "c", partition: int = HOME) -> None:
+def ask(broker: MemoryBroker, settings: GroupSettings, *, client: str = "c", partition: int = HOME) -> None:
     """Append a record that asks for these settings."""
     send(
-        broker, GroupSettings(instance="i", client=client, group="g", time_s=0, settings=settings), partition=partition
+        broker,
+        GroupSettingsRecord(instance="i", client=client, group="g", time_s=0, settings=settings),
+        partition=partition,
     )
 
 
@@ -65,11 +67,11 @@ def findings(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
     log = MemoryLog(broker)
     world = Rationalizer(log, timeout_s=1, clock=clock).catch_up()
     found = list(check_senders(newest(log, 1, clock.wall_ms()), world, clock.wall_ms()))
-    assert all(each.state is State.OK or all((each.why, each.mend)) for each in found)
+    assert all(each.state is CheckState.OK or all((each.why, each.mend)) for each in found)
     return {each.name: each for each in found}
 
 
-def states(broker: MemoryBroker, clock: ManualClock) -> tuple[State, State]:
+def states(broker: MemoryBroker, clock: ManualClock) -> tuple[CheckState, CheckState]:
     """Give the states of both checks."""
     found = findings(broker, clock)
     return found["clocks"].state, found["members"].state
@@ -77,7 +79,7 @@ def states(broker: MemoryBroker, clock: ManualClock) -> tuple[State, State]:
 
 def test_an_empty_log_has_nothing_to_tell(broker: MemoryBroker, clock: ManualClock) -> None:
     """Without a record nothing is wrong."""
-    assert states(broker, clock) == (State.OK, State.OK)
+    assert states(broker, clock) == (CheckState.OK, CheckState.OK)
 
 
 @pytest.mark.parametrize(("ahead_ms", "is_told"), [(0, False), (5_000, False), (6_000, True), (3_600_000, True)])
@@ -87,7 +89,7 @@ def test_a_sender_whose_clock_is_ahead_is_told(
     """A record cannot have been sent after the broker took it: one is enough."""
     send(broker, CLAIM, ahead_ms=ahead_ms)
     finding = findings(broker, clock)["clocks"]
-    assert (finding.state is State.WARNING) == is_told
+    assert (finding.state is CheckState.WARNING) == is_told
     assert ("client c is" in finding.found and "ahead of the broker's" in finding.found) == is_told
     assert (f"(coordination partitions {HOME})" in finding.found) == is_told
 
@@ -103,7 +105,7 @@ def test_a_sender_whose_clock_is_behind_is_told(
     for each in behind_ms:
         send(broker, BEAT, ahead_ms=-each)
     finding = findings(broker, clock)["clocks"]
-    assert (finding.state is State.WARNING, "behind the broker's" in finding.found) == (is_told, is_told)
+    assert (finding.state is CheckState.WARNING, "behind the broker's" in finding.found) == (is_told, is_told)
 
 
 def test_clocks_are_compared_for_each_client_and_coordination_partition(
@@ -122,9 +124,9 @@ def test_what_was_long_ago_is_not_told(broker: MemoryBroker, clock: ManualClock)
     """A clock that was wrong last week may be right by now."""
     send(broker, CLAIM, ahead_ms=60_000)
     clock.advance(RECENT_MS)
-    assert states(broker, clock)[0] is State.WARNING
+    assert states(broker, clock)[0] is CheckState.WARNING
     clock.advance(1)
-    assert states(broker, clock)[0] is State.OK
+    assert states(broker, clock)[0] is CheckState.OK
 
 
 def test_of_a_long_log_the_end_is_read(broker: MemoryBroker, clock: ManualClock) -> None:
@@ -132,9 +134,9 @@ def test_of_a_long_log_the_end_is_read(broker: MemoryBroker, clock: ManualClock)
     send(broker, CLAIM, ahead_ms=60_000)
     for _ in range(NEWEST - 1):
         send(broker, BEAT)
-    assert states(broker, clock)[0] is State.WARNING
+    assert states(broker, clock)[0] is CheckState.WARNING
     send(broker, BEAT)
-    assert states(broker, clock)[0] is State.OK
+    assert states(broker, clock)[0] is CheckState.OK
 
 
 def test_junk_is_passed_over(broker: MemoryBroker, clock: ManualClock) -> None:
@@ -147,9 +149,9 @@ def test_junk_is_passed_over(broker: MemoryBroker, clock: ManualClock) -> None:
 def test_settings_that_were_refused_are_told(broker: MemoryBroker, clock: ManualClock) -> None:
     """Who asks for others after those in force is told with its client id, the settings, and where."""
     ask(broker, FAST)
-    ask(broker, Settings(), client="d")
+    ask(broker, GroupSettings(), client="d")
     finding = findings(broker, clock)["members"]
-    assert finding.state is State.WARNING
+    assert finding.state is CheckState.WARNING
     assert "group g: client d asked for settings that are not in force, heartbeat interval 60 s" in finding.found
     assert finding.found.endswith(f"in coordination partitions {HOME}")
 
@@ -161,8 +163,8 @@ def test_settings_that_were_in_force_before_are_not_told(broker: MemoryBroker, c
     ask(broker, FAST)
     until_s = clock.wall_ms() // 1_000 + 60
     send(broker, ReleaseGroup(instance="i", client="c", group="g", time_s=0, expiry_s=until_s))
-    ask(broker, Settings())
-    assert states(broker, clock) == (State.OK, State.OK)
+    ask(broker, GroupSettings())
+    assert states(broker, clock) == (CheckState.OK, CheckState.OK)
 
 
 @pytest.mark.parametrize("beat", [BEAT, RANGE_BEAT])
@@ -186,7 +188,7 @@ def test_a_member_that_beats_too_seldom_is_told(
         clock.advance(gap_ms)
         send(broker, beat)
     finding = findings(broker, clock)["members"]
-    assert (finding.state is State.WARNING) == is_told
+    assert (finding.state is CheckState.WARNING) == is_told
     assert ("client c beats every" in finding.found) == is_told
 
 
@@ -198,7 +200,7 @@ def test_beats_of_different_tenures_are_not_compared(broker: MemoryBroker, clock
         send(broker, replace(BEAT, instance=f"i{number}"))
         send(broker, replace(BEAT, partition=number))
         send(broker, replace(RANGE_BEAT, epoch=number))
-    assert states(broker, clock)[1] is State.OK
+    assert states(broker, clock)[1] is CheckState.OK
 
 
 def test_the_beats_of_two_ranges_do_not_fill_each_others_gaps(broker: MemoryBroker, clock: ManualClock) -> None:
@@ -208,29 +210,29 @@ def test_the_beats_of_two_ranges_do_not_fill_each_others_gaps(broker: MemoryBrok
         for epoch in (1, 2):
             clock.advance(9_000)
             send(broker, replace(RANGE_BEAT, epoch=epoch))
-    assert states(broker, clock)[1] is State.WARNING
+    assert states(broker, clock)[1] is CheckState.WARNING
 
 
-GO = Settings(rule_set=RuleSet.GO)
+GO = GroupSettings(rule_set=RuleSet.GO)
 NAMED = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=0, topic_id="A" * 22)
 
 
 @pytest.mark.parametrize(
     ("settings", "messages", "passed_ms", "is_told"),
     [
-        (Settings(), [CLAIM, BEAT], 0, True),
-        (Settings(), [CLAIM, BEAT], RECENT_MS, True),
-        (Settings(), [CLAIM, BEAT], RECENT_MS + 1, False),
-        (Settings(), [CLAIM, NAMED, BEAT], 0, False),
-        (Settings(), [CLAIM], 0, False),
-        (Settings(), [CLAIM, BEAT, RELEASE], 0, False),
+        (GroupSettings(), [CLAIM, BEAT], 0, True),
+        (GroupSettings(), [CLAIM, BEAT], RECENT_MS, True),
+        (GroupSettings(), [CLAIM, BEAT], RECENT_MS + 1, False),
+        (GroupSettings(), [CLAIM, NAMED, BEAT], 0, False),
+        (GroupSettings(), [CLAIM], 0, False),
+        (GroupSettings(), [CLAIM, BEAT, RELEASE], 0, False),
         (GO, [CLAIM, BEAT], 0, False),
     ],
 )
 def test_an_owner_that_names_no_data_topic_is_told(
     broker: MemoryBroker,
     clock: ManualClock,
-    settings: Settings,
+    settings: GroupSettings,
     messages: list[Message],
     passed_ms: int,
     *,
@@ -242,7 +244,7 @@ def test_an_owner_that_names_no_data_topic_is_told(
         send(broker, message)
     clock.advance(passed_ms)
     finding = findings(broker, clock)["members"]
-    assert (finding.state is State.WARNING) == is_told
+    assert (finding.state is CheckState.WARNING) == is_told
     assert ("client c holds 1 partitions and names no data topic" in finding.found) == is_told
 
 
@@ -251,7 +253,7 @@ def test_of_a_log_that_is_only_observed_no_owner_is_judged(broker: MemoryBroker,
     for message in (NAMED, CLAIM, BEAT):
         send(broker, message)
     broker.retain_from(HOME, 1)
-    assert states(broker, clock)[1] is State.OK
+    assert states(broker, clock)[1] is CheckState.OK
 
 
 class CutLog(MemoryLog):
@@ -260,7 +262,7 @@ class CutLog(MemoryLog):
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
         """Give what there is, then be overtaken."""
         yield from super().read_until(ends, timeout_s)
-        raise PositionLost(HOME)
+        raise PositionLostError(HOME)
 
 
 def test_what_retention_takes_meanwhile_is_left_out(broker: MemoryBroker, clock: ManualClock) -> None:

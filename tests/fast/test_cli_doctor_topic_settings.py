@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.cli.doctor_checks.topic_settings import check_snapshot_topic
 from marshal_dagster.coordination.topic_settings import SNAPSHOT_SETTINGS
-from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing
+from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -44,30 +44,32 @@ def test_a_topic_as_it_is_made_is_right() -> None:
     """What `topic create` makes has no problem; nor has what the broker does not tell."""
     for settings in (SNAPSHOT_SETTINGS, {}):
         (finding,) = check(Cluster(settings), log_is_cut=True)
-        assert finding.state is State.OK
+        assert finding.state is CheckState.OK
 
 
 @pytest.mark.parametrize(
     ("setting", "value", "when_cut"),
     [
-        ("cleanup.policy", "delete", State.PROBLEM),
-        ("cleanup.policy", "compact,delete", State.PROBLEM),
-        ("max.message.bytes", "1048587", State.PROBLEM),
-        ("unclean.leader.election.enable", "true", State.WARNING),
+        ("cleanup.policy", "delete", CheckState.PROBLEM),
+        ("cleanup.policy", "compact,delete", CheckState.PROBLEM),
+        ("max.message.bytes", "1048587", CheckState.PROBLEM),
+        ("unclean.leader.election.enable", "true", CheckState.WARNING),
     ],
 )
-def test_a_wrong_setting_is_told(setting: str, value: str, when_cut: State) -> None:
+def test_a_wrong_setting_is_told(setting: str, value: str, when_cut: CheckState) -> None:
     """It matters more where retention cuts the log: then snapshots are all that there is to start from."""
     cluster = Cluster({**SNAPSHOT_SETTINGS, setting: value})
     (whole,), (cut,) = check(cluster), check(cluster, log_is_cut=True)
-    assert (whole.state, cut.state) == (State.WARNING, when_cut)
+    assert (whole.state, cut.state) == (CheckState.WARNING, when_cut)
     assert whole.found == f"{setting} of __marshal_snapshot is {value}, should be {SNAPSHOT_SETTINGS[setting]}"
     assert whole.why
     assert whole.mend.endswith(f"--entity-name __marshal_snapshot --add-config {setting}={SNAPSHOT_SETTINGS[setting]}")
 
 
-@pytest.mark.parametrize(("partitions", "states"), [(3, [State.WARNING]), (4, [State.OK]), (5, [State.OK])])
-def test_missing_partitions_are_told(partitions: int, states: list[State]) -> None:
+@pytest.mark.parametrize(
+    ("partitions", "states"), [(3, [CheckState.WARNING]), (4, [CheckState.OK]), (5, [CheckState.OK])]
+)
+def test_missing_partitions_are_told(partitions: int, states: list[CheckState]) -> None:
     """Snapshots of a coordination partition lie in the partition with its number; more do no harm."""
     findings = check(Cluster(SNAPSHOT_SETTINGS, partitions))
     assert [each.state for each in findings] == states
@@ -77,6 +79,6 @@ def test_missing_partitions_are_told(partitions: int, states: list[State]) -> No
 
 def test_a_missing_topic_is_told_elsewhere() -> None:
     """That it is missing stands with the snapshots; settings that may not be seen are not checked."""
-    assert check(Cluster({}, raises=TopicMissing("no such topic"))) == []
-    (finding,) = check(Cluster({}, raises=RightMissing("DESCRIBE_CONFIGS")))
-    assert finding.state is State.NOT_CHECKED
+    assert check(Cluster({}, raises=TopicNotFoundError("no such topic"))) == []
+    (finding,) = check(Cluster({}, raises=AuthorizationError("DESCRIBE_CONFIGS")))
+    assert finding.state is CheckState.NOT_CHECKED

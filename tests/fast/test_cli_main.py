@@ -20,8 +20,8 @@ from marshal_dagster.cli import replay as replay_command
 from marshal_dagster.cli.exit_codes import ExitCode, code_of
 from marshal_dagster.cli.main import app, run
 from marshal_dagster.coordination import topic_settings
-from marshal_dagster.devkafka import PortInUse
-from marshal_dagster.protocol.replay import MalformedLog
+from marshal_dagster.devkafka import PortInUseError
+from marshal_dagster.protocol.replay import MalformedLogError
 from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
 
 Walked = tuple[list[str], Any]
@@ -97,9 +97,9 @@ def test_every_command_is_walked() -> None:
 )
 def test_every_command_can_answer_in_json(path: list[str], command: Any) -> None:  # noqa: ANN401 - as `walk`
     """All of them show something, and each option has its help."""
-    options = {name: each for each in command.params for name in each.opts}
+    options = {name: param for param in command.params for name in param.opts}
     assert "--json" in options, path
-    assert [name for name, each in options.items() if name.startswith("-") and not each.help] == []
+    assert [name for name, option in options.items() if name.startswith("-") and not option.help] == []
 
 
 def in_bash(script: str, folder: Path) -> str:
@@ -249,12 +249,12 @@ def test_the_environment_is_named_where_it_is_wrong(
     [
         (errors.ConfigurationError("x"), 2),
         (errors.UnavailableError("x"), 3),
-        (PortInUse("x"), 3),
-        (MalformedLog("x"), 4),
-        (errors.TopicMissing("x"), 5),
-        (errors.RightMissing("x"), 6),
-        (errors.LogChanged("x"), 1),
-        (errors.UnsafeTopic("t", ["x"]), 1),
+        (PortInUseError("x"), 3),
+        (MalformedLogError("x"), 4),
+        (errors.TopicNotFoundError("x"), 5),
+        (errors.AuthorizationError("x"), 6),
+        (errors.CoordinationLogChangedError("x"), 1),
+        (errors.UnsafeTopicError("t", ["x"]), 1),
         (OSError(28, "No space left on device"), 1),
         (ValueError("x"), None),
     ],
@@ -385,9 +385,9 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_command_that_mends_names_the_cluster() -> None:
     """A tool of Kafka's is told which servers to ask; other advice stays as it is."""
-    problem = topic_settings.Problem("retention.ms", "1", "-1", "why", "kafka-configs --alter")
+    problem = topic_settings.SettingProblem("retention.ms", "1", "-1", "why", "kafka-configs --alter")
     assert topic.with_servers(problem, "a:1,b:2").mend == "kafka-configs --bootstrap-server a:1,b:2 --alter"
-    other = topic_settings.Problem("replicas", "1", "3", "why", "more brokers")
+    other = topic_settings.SettingProblem("replicas", "1", "3", "why", "more brokers")
     assert topic.with_servers(other, "a:1") == other
 
 

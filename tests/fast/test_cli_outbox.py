@@ -14,13 +14,13 @@ import pytest
 
 from marshal_dagster.cli import outbox, outbox_harvest
 from marshal_dagster.election.rules import Term, Timing
-from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
+from marshal_dagster.errors import MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.outbox.backoff import Limits
-from marshal_dagster.outbox.harvest import Counts
+from marshal_dagster.outbox.backoff import HarvestLimits
+from marshal_dagster.outbox.harvest import HarvestCounts
 from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.options import HarvesterOptions
-from marshal_dagster.outbox.schema import OutboxTables, Standing
+from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables
 from marshal_dagster.outbox.status import OutboxStatus, ParkedRow
 from tests.cli import Answer, call
 
@@ -53,7 +53,9 @@ class Box:
         """Give how it stands."""
         since, session = (None, 0) if self.leader is None else (AT, 3)
         age_s = 90.0 if self.rows else None
-        return OutboxStatus(Standing("outbox", UID, 1, session, self.leader), self.rows, age_s, len(self.aside), since)
+        return OutboxStatus(
+            OutboxRegistration("outbox", UID, 1, session, self.leader), self.rows, age_s, len(self.aside), since
+        )
 
     def parked(self, limit: int = 100, ids: Sequence[int] | None = None) -> list[ParkedRow]:
         """Give what is set aside."""
@@ -77,7 +79,7 @@ def row(number: int, key: bytes | None = b"k") -> ParkedRow:
 def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     """An outbox with two rows set aside, named by the variable."""
     box = Box(aside=[row(7), row(9, b"\xf6")])
-    monkeypatch.setattr(outbox, "Backlog", box.backlog)
+    monkeypatch.setattr(outbox, "OutboxInspector", box.backlog)
     monkeypatch.setenv("MARSHAL_OUTBOX_DSN", DSN)
     monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS", raising=False)
     return box
@@ -154,9 +156,9 @@ def made(box: Box, monkeypatch: pytest.MonkeyPatch) -> Made:
     del box
     made = Made()
 
-    def create_tables(tables: OutboxTables, *, notifies: bool) -> Standing:
+    def create_tables(tables: OutboxTables, *, notifies: bool) -> OutboxRegistration:
         made.notifies.append(notifies)
-        return Standing(tables.name, UID, 1, 0, None)
+        return OutboxRegistration(tables.name, UID, 1, 0, None)
 
     def create_topics(topics: OutboxTopics, connection: KafkaConnection, replication: int | None) -> None:
         made.topics.append((topics.notes, connection.bootstrap_servers, replication))
@@ -278,7 +280,7 @@ class Worker:
 
     work: Any = None
     name: str = "outbox"
-    counts: Counts = field(default_factory=Counts)
+    counts: HarvestCounts = field(default_factory=HarvestCounts)
     failure: MarshalError | None = None
     term: Term | None = None
     options: HarvesterOptions | None = None
@@ -340,7 +342,7 @@ def test_changes_of_role_are_lines_of_json(
 ) -> None:
     """It starts, stands by, leads, stands by again, and ends."""
     looked = threading.Event()
-    look = outbox_harvest._Teller.look
+    look = outbox_harvest._EventReporter.look
 
     def note(teller: Any) -> None:  # noqa: ANN401 - private
         look(teller)
@@ -354,7 +356,7 @@ def test_changes_of_role_are_lines_of_json(
         looked.clear()
         assert looked.wait(10)
 
-    monkeypatch.setattr(outbox_harvest._Teller, "look", note)
+    monkeypatch.setattr(outbox_harvest._EventReporter, "look", note)
     worker.work = work
     answer = act(capsys, "harvest", "--json", *BROKERS)
     assert (answer.code, answer.err) == (0, "")
@@ -367,7 +369,7 @@ def test_changes_of_role_are_lines_of_json(
 
 
 @pytest.mark.parametrize("command", ["harvest", "drain"])
-@pytest.mark.parametrize(("error", "code"), [(TopicMissing("gone"), 5), (UnavailableError("away"), 3)])
+@pytest.mark.parametrize(("error", "code"), [(TopicNotFoundError("gone"), 5), (UnavailableError("away"), 3)])
 def test_what_it_fails_with_is_told(
     worker: Worker, capsys: pytest.CaptureFixture[str], command: str, error: MarshalError, code: int
 ) -> None:
@@ -398,7 +400,7 @@ def test_options_reach_the_harvester(worker: Worker, capsys: pytest.CaptureFixtu
     given += ["--topic-patience", "7", "--receive-deadline", "9", "--partitioner", "fnv1a"]
     assert act(capsys, "harvest", *given, *BROKERS).code == 0
     assert worker.options == HarvesterOptions(
-        limits=Limits(max_in_flight_records=50, max_attempts=3, topic_patience_s=7),
+        limits=HarvestLimits(max_in_flight_records=50, max_attempts=3, topic_patience_s=7),
         timing=Timing(receive_deadline_ms=9_000),
         poll_interval_s=0.5,
         transaction_timeout_s=20,
@@ -407,7 +409,7 @@ def test_options_reach_the_harvester(worker: Worker, capsys: pytest.CaptureFixtu
     assert act(capsys, "drain", *BROKERS).code == 0
     assert worker.options == HarvesterOptions()
     assert act(capsys, "drain", "--topic-patience", "7", "--partitioner", "fnv1a", *BROKERS).code == 0
-    assert worker.options == HarvesterOptions(limits=Limits(topic_patience_s=7), partitioner="fnv1a")
+    assert worker.options == HarvesterOptions(limits=HarvestLimits(topic_patience_s=7), partitioner="fnv1a")
 
 
 def test_health_is_off_unless_asked_for(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
@@ -424,7 +426,7 @@ def test_drain_tells_what_was_published(
     worker: Worker, capsys: pytest.CaptureFixture[str], parked: int, code: int
 ) -> None:
     """The exit code is 1 when rows were set aside."""
-    worker.counts = Counts(published=3, parked=parked)
+    worker.counts = HarvestCounts(published=3, parked=parked)
     answer = act(capsys, "drain", *BROKERS)
     assert (answer.code, answer.out) == (code, f"3 rows published here, {parked} set aside\n")
     assert ("outbox parked" in answer.err) == bool(parked)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marshal_dagster.cli import pause
-from marshal_dagster.cli.connections import person
+from marshal_dagster.cli.connections import operator_name
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.testing import ManualClock
 from tests.cli import Answer, call
@@ -40,7 +40,7 @@ def paused_until(site: Site) -> set[int | None]:
     """Give until when the group is paused, over all coordination partitions."""
     groups = [world.groups.get(GROUP) for world in site.world().partitions.values()]
     now_ms = site.clock.wall_ms()
-    return {each.paused_until_s if each is not None and each.is_paused(now_ms) else None for each in groups}
+    return {group.paused_until_s if group is not None and group.is_paused(now_ms) else None for group in groups}
 
 
 def iso(at_s: int) -> str:
@@ -169,7 +169,7 @@ def test_resuming_what_runs_says_so(site: Site, capsys: pytest.CaptureFixture[st
 def test_who_acts_is_named_in_the_log(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """As user and machine, or as an operator where that is no name for a record."""
     act(capsys, "pause", GROUP, "--for", "1h")
-    assert site.values()[-1].split("/")[4] == person()
+    assert site.values()[-1].split("/")[4] == operator_name()
 
 
 @pytest.mark.parametrize("name", ["a/b", ""])
@@ -177,7 +177,7 @@ def test_a_user_whose_name_no_record_can_carry_is_an_operator(monkeypatch: pytes
     """A slash would end the field."""
     monkeypatch.setattr("getpass.getuser", lambda: name)
     monkeypatch.setattr("socket.gethostname", lambda: "h/i")
-    assert person() == "operator"
+    assert operator_name() == "operator"
 
 
 def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,4 +189,4 @@ def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("getpass.getuser", nameless)
     monkeypatch.setattr("socket.gethostname", lambda: "pod")
     monkeypatch.setattr("os.getuid", lambda: 4_711)
-    assert person() == "4711@pod"
+    assert operator_name() == "4711@pod"

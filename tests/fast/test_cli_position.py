@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from marshal_dagster.admin.operator import Operator
-from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.cli import position_context, position_get, settings
 from marshal_dagster.cli.connections import WRITING
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -15,8 +15,8 @@ from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.leases import delivery_timeout_ms
-from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, DeliveryMode, RuleSet, Settings
-from tests.admin_fixtures import END, START, WRITTEN, FakeTopics, act, at_work_on, give_settings, site_now
+from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, DeliveryMode, GroupSettings, RuleSet
+from tests.admin_fixtures import END, START, WRITTEN, FakeTopics, act, at_work_on, site_now, write_first_settings
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, Site, about
 
 ELSEWHERE = "orders-10"
@@ -35,7 +35,7 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     site = site_now()
     site.owner_of(0, 1, at=50).release()
     at_work_on(site, monkeypatch, position_get, position_context, settings, topics=topics)
-    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
+    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=site.clock))
     return site
 
 
@@ -47,7 +47,7 @@ def standing(site: Site) -> list[int | None]:
 def is_paused(site: Site) -> bool:
     """Tell whether the group is paused anywhere."""
     groups = [world.groups.get(GROUP) for world in site.world().partitions.values()]
-    return any(each is not None and each.is_paused(site.clock.wall_ms()) for each in groups)
+    return any(group is not None and group.is_paused(site.clock.wall_ms()) for group in groups)
 
 
 def cells(table: str) -> list[list[str]]:
@@ -203,7 +203,7 @@ def test_an_offset_outside_the_log_is_refused_unless_told(
     answer = act(capsys, *SET, "--offsets", f"1={offset}", "--yes")
     assert (answer.code, f"orders/1: offset {offset}: {why}" in answer.error) == (2, True)
     assert site.values() == before
-    answer = act(capsys, *SET, "--offsets", f"1={offset}", "--yes", "--outside-the-log")
+    answer = act(capsys, *SET, "--offsets", f"1={offset}", "--yes", "--allow-out-of-range")
     assert (answer.code, why in answer.out, site.key(1).offset) == (0, True, offset)
 
 
@@ -219,7 +219,7 @@ def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypa
     """What is planned or done ahead of the offset will be done again, or never."""
     site = site_now()
     at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
-    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
+    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=site.clock))
     site.begin(0, at=50)
     site.holder_of({0: (60, 70)}, settings=RANGES, plans=True).release()
     answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
@@ -247,13 +247,13 @@ def test_what_was_set_half_way_is_told(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """By what the log shows, however it ended."""
-    set_positions = Operator.set_positions
+    set_positions = GroupAdmin.set_positions
 
-    def half(self: Operator, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+    def half(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
         set_positions(self, topic, {0: offsets[0]}, topic_id, wait_ms=0)
         raise error
 
-    monkeypatch.setattr(Operator, "set_positions", half)
+    monkeypatch.setattr(GroupAdmin, "set_positions", half)
     answer = act(capsys, *SET, "--offsets", "30", "--yes")
     assert answer.code == (3 if isinstance(error, UnavailableError) else 130)
     assert "set: partitions 0; not set: 1-2" in answer.err
@@ -273,8 +273,8 @@ def test_a_topic_that_was_named_anew_is_not_a_position_that_was_set(
         site.say(about(DataTopic, "ops.1", topic_id=OTHER_TOPIC_ID))
         raise UnavailableError("the broker is gone")
 
-    monkeypatch.setattr(Operator, "set_positions", stops_early)
-    answer = act(capsys, *SET, "--offsets", "0=0", "--outside-the-log", "--yes")
+    monkeypatch.setattr(GroupAdmin, "set_positions", stops_early)
+    answer = act(capsys, *SET, "--offsets", "0=0", "--allow-out-of-range", "--yes")
     assert (site.key(0).generation > 0, site.key(0).offset) == (True, None)
     assert "set: partitions none; not set: 0" in answer.err
 
@@ -337,13 +337,13 @@ def test_a_topic_that_is_made_anew_while_positions_are_set_is_told(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They mean nothing in the new one."""
-    set_positions = Operator.set_positions
+    set_positions = GroupAdmin.set_positions
 
-    def slowly(self: Operator, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+    def slowly(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
         set_positions(self, topic, offsets, topic_id, wait_ms=0)
         topics.topic_id = OTHER_TOPIC_ID
 
-    monkeypatch.setattr(Operator, "set_positions", slowly)
+    monkeypatch.setattr(GroupAdmin, "set_positions", slowly)
     answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
     assert (answer.code, "positions were set in one that is no more" in answer.err) == (1, True)
     assert (site.key(0).offset, topics.committed) == (30, {})
@@ -385,9 +385,9 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
 ) -> None:
     """Its new settings can ask for records that wait less than those of the log as it was opened."""
     site, asked = site_now(), list[int]()
-    give_settings(site, Settings(60_000))
+    write_first_settings(site, GroupSettings(60_000))
     monkeypatch.setattr(position_context, "Topics", lambda *_, **__: FakeTopics())
-    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
+    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=site.clock))
 
     def open_reader(*_: object, interval_ms: int, rights: object) -> Rationalizer:
         assert rights == WRITING
@@ -398,7 +398,7 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
         if len(asked) == 2:  # the first is to look
             rationalizer.catch_up()
             site.pause(60)
-            give_settings(site)
+            write_first_settings(site)
             site.pause(-60)
         return rationalizer
 
@@ -426,12 +426,12 @@ def test_a_group_that_has_never_claimed_can_begin_somewhere(site: Site, capsys: 
 @pytest.mark.parametrize(
     ("settings", "warning"),
     [
-        (Settings(60_000, rule_set=RuleSet.GO), "the next heartbeat of one that is not stopped"),
-        (Settings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE), "delivers effectively once"),
+        (GroupSettings(60_000, rule_set=RuleSet.GO), "the next heartbeat of one that is not stopped"),
+        (GroupSettings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE), "delivers effectively once"),
     ],
 )
 def test_what_a_group_is_like_is_warned_of(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: Settings, warning: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: GroupSettings, warning: str
 ) -> None:
     """Go consumers that still run, and outputs that have what will be read again."""
     site = site_now()

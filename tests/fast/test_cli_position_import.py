@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.cli import position_context
 from marshal_dagster.protocol.messages import render
-from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, give_settings, site_now
+from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, site_now, write_first_settings
 from tests.checkpoints import write_batch
 from tests.members import GROUP, SETTINGS, TOPIC, Site, settings_record
 
@@ -27,9 +27,9 @@ def topics() -> FakeTopics:
 def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A coordination topic on which the group has settings, and nothing else."""
     site = site_now()
-    give_settings(site)
+    write_first_settings(site)
     at_work_on(site, monkeypatch, position_context, topics=topics)
-    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
+    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=site.clock))
     return site
 
 
@@ -132,7 +132,7 @@ def test_offsets_that_the_topic_does_not_hold_are_refused_unless_told(
     refused = act(capsys, *ADOPT, *LOADER, "--yes")
     assert (refused.code, f"partition 1: offset {at}: " in refused.error, why in refused.error) == (2, True, True)
     assert site.values() == BEFORE
-    assert act(capsys, *ADOPT, *LOADER, "--yes", "--outside-the-log").code == 0
+    assert act(capsys, *ADOPT, *LOADER, "--yes", "--allow-out-of-range").code == 0
     assert standing(site) == [30, at, 50]
 
 

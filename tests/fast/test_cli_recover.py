@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from marshal_dagster.admin.recovery import Confirmed, Observed, Said, Whose
+from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Whose
 from marshal_dagster.cli.recover import (
-    Proposal,
+    OffsetProposal,
     _require_unknown,
     _show,
     offsets_of,
@@ -16,17 +16,17 @@ from marshal_dagster.cli.recover import (
     settings_of,
     warn_of_ranges,
 )
-from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import OffsetBounds, TopicDescription, Topics
 from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,
     ClaimingPartition,
     DataTopic,
     DeliveryMode,
+    GroupSettings,
     Heartbeat,
     Message,
     ReleasingPartition,
-    Settings,
     render,
 )
 from marshal_dagster.protocol.world import World
@@ -44,34 +44,34 @@ class FakeTopics:
     def describe(self, topic: str) -> TopicDescription:
         """Describe it."""
         if not self.is_there:
-            raise TopicMissing(topic)
+            raise TopicNotFoundError(topic)
         return TopicDescription(topic, TOPIC_ID, (0, 1, 2), 1)
 
     def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:
         """Give the bounds."""
         assert topic
-        return {number: OffsetBounds(2, 10) for number in partitions}
+        return {partition: OffsetBounds(2, 10) for partition in partitions}
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Give what is committed."""
         assert group
         assert topic
         if self.committed is None:
-            raise RightMissing("DESCRIBE on the group")
+            raise AuthorizationError("DESCRIBE on the group")
         return self.committed
 
 
-def observed(*messages: Message) -> dict[int, Observed]:
+def observed(*messages: Message) -> dict[int, ObservedPartition]:
     """Give what these records, the last of a log that was cut, lead to."""
-    seen = Observed(World(1).start(0, 5))
+    seen = ObservedPartition(World(1).start(0, 5))
     for offset, message in enumerate(messages, start=5):
         seen.take(offset, 1_000, render(message), is_quiet=False)
     return {0: seen}
 
 
 def proposed(
-    seen: dict[int, Observed], topics: FakeTopics | None = None, given: dict[Whose, int] | None = None
-) -> list[Proposal]:
+    seen: dict[int, ObservedPartition], topics: FakeTopics | None = None, given: dict[Whose, int] | None = None
+) -> list[OffsetProposal]:
     """Give the proposals."""
     return list(propose(seen, 1, cast("Topics", topics or FakeTopics()), given or {}))
 
@@ -82,9 +82,13 @@ BEAT, RELEASE = about(Heartbeat, "i", 0, offset=9), about(ReleasingPartition, "i
 def test_each_partition_of_a_groups_topic_gets_an_offset() -> None:
     """The last one heard of, else what Kafka has, else 0; where the broker deleted what is there it is said."""
     first, second, third = proposed(observed(BEAT, RELEASE))
-    assert (first.said, first.confirmed.offset, first.note) == (Said(9, 7), 7, "")
+    assert (first.last_offsets, first.confirmed.offset, first.note) == (LastOffsets(9, 7), 7, "")
     assert (second.committed, second.confirmed.offset, second.note) == (4, 4, "")
-    assert (third.said, third.confirmed.offset, third.note) == (Said(), 0, "nothing known, deleted up to 2")
+    assert (third.last_offsets, third.confirmed.offset, third.note) == (
+        LastOffsets(),
+        0,
+        "nothing known, deleted up to 2",
+    )
     assert {each.confirmed.data_topic_id for each in (first, second, third)} == {TOPIC_ID}
     assert proposed(observed(RELEASE, BEAT))[0].confirmed.offset == 9
 
@@ -133,11 +137,11 @@ def test_of_a_topic_that_is_not_found_what_is_known_is_kept(capsys: pytest.Captu
     """Looked for in the wrong cluster, say: no offset is forgotten, and a topic made anew is still told by its id."""
     seen = observed(about(DataTopic, "i", 0, topic_id=OTHER_TOPIC_ID), BEAT, about(ClaimingPartition, "i", 1))
     (kept,) = proposed(seen, FakeTopics(is_there=False))
-    assert (kept.whose, kept.confirmed) == ((GROUP, (TOPIC, 0)), Confirmed(9, OTHER_TOPIC_ID))
-    assert (kept.said.heartbeat, kept.note) == (9, "topic not found")
+    assert (kept.whose, kept.confirmed) == ((GROUP, (TOPIC, 0)), ConfirmedOffset(9, OTHER_TOPIC_ID))
+    assert (kept.last_offsets.heartbeat, kept.note) == (9, "topic not found")
     assert "--data-connection" in capsys.readouterr().err
     (named,) = proposed(observed(BEAT), FakeTopics(is_there=False), {(GROUP, (TOPIC, 0)): 3})
-    assert named.confirmed == Confirmed(3, None)
+    assert named.confirmed == ConfirmedOffset(3, None)
     with pytest.raises(ConfigurationError, match="no partition 7"):
         proposed(observed(BEAT), FakeTopics(is_there=False), {(GROUP, (TOPIC, 7)): 3})
 
@@ -186,12 +190,12 @@ def test_keys_of_go_consumers_get_no_data_topic_id() -> None:
     ("text", "settings"),
     [
         ("flights=go", WITHOUT_SETTINGS),
-        ("flights=native", Settings(10_000)),
-        ("flights=30s,at_most_once", Settings(30_000, delivery=DeliveryMode.AT_MOST_ONCE)),
-        ("flights=native,ranges", Settings(10_000, features=("ranges",))),
+        ("flights=native", GroupSettings(10_000)),
+        ("flights=30s,at_most_once", GroupSettings(30_000, delivery=DeliveryMode.AT_MOST_ONCE)),
+        ("flights=native,ranges", GroupSettings(10_000, features=("ranges",))),
     ],
 )
-def test_settings_are_named_for_a_group(text: str, settings: Settings) -> None:
+def test_settings_are_named_for_a_group(text: str, settings: GroupSettings) -> None:
     """In any order; what is not named is as a member has it by default."""
     assert settings_of([text]) == {"flights": settings}
 

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
-from marshal_dagster.admin.operator import Operator
-from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.cli import position_context
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.testing import ManualClock
 from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site
@@ -77,14 +77,14 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 def members(site: Site, monkeypatch: pytest.MonkeyPatch) -> Members:
     """Its members."""
     members = Members(site, site.clock)
-    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=members))
+    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=members))
     return members
 
 
 def is_paused(site: Site) -> bool:
     """Tell whether the group is paused anywhere."""
     groups = [world.groups.get(GROUP) for world in site.world().partitions.values()]
-    return any(each is not None and each.is_paused(site.clock.wall_ms()) for each in groups)
+    return any(group is not None and group.is_paused(site.clock.wall_ms()) for group in groups)
 
 
 def test_a_range_is_done_again(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,14 +156,14 @@ def test_a_broker_that_is_away_for_a_while_is_waited_for(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time is bounded anyway."""
-    keys, failures = Repositioning.keys, [UnavailableError("away")] * 2
+    keys, failures = PositionResetter.keys, [UnavailableError("away")] * 2
 
-    def away(self: Repositioning, numbers: list[int]) -> object:
+    def away(self: PositionResetter, numbers: list[int]) -> object:
         if members.done and failures:
             raise failures.pop()
         return keys(self, numbers)
 
-    monkeypatch.setattr(Repositioning, "keys", away)
+    monkeypatch.setattr(PositionResetter, "keys", away)
     assert (act(capsys, *AGAIN, "--yes").code, failures) == (0, [])
 
 
@@ -171,14 +171,14 @@ def test_a_broker_that_stays_away_leaves_word(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what the group does then: more than was asked for, and nothing less."""
-    keys = Repositioning.keys
+    keys = PositionResetter.keys
 
-    def away(self: Repositioning, numbers: list[int]) -> object:
+    def away(self: PositionResetter, numbers: list[int]) -> object:
         if members.done:
             raise UnavailableError("away")
         return keys(self, numbers)
 
-    monkeypatch.setattr(Repositioning, "keys", away)
+    monkeypatch.setattr(PositionResetter, "keys", away)
     answer = act(capsys, *AGAIN, "--yes", "--within", "2s")
     assert (answer.code, is_paused(members.site)) == (3, False)
     assert "where the group stands before 80 by now it does all up to there again" in answer.err
@@ -188,13 +188,13 @@ def test_a_way_back_that_fails_half_way_is_told(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The position may be set: then the group does more again than was asked for, and it is not left paused."""
-    set_positions = Operator.set_positions
+    set_positions = GroupAdmin.set_positions
 
-    def half(self: Operator, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+    def half(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
         set_positions(self, topic, offsets, topic_id, wait_ms=0)
         raise UnavailableError("the broker is gone")
 
-    monkeypatch.setattr(Operator, "set_positions", half)
+    monkeypatch.setattr(GroupAdmin, "set_positions", half)
     answer = act(capsys, *AGAIN, "--yes")
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (3, 30, False)
     assert answer.err.splitlines()[0] == "where the group stands before 80 by now it does all up to there again"
@@ -218,7 +218,7 @@ def test_a_position_that_another_sets_meanwhile_stays(
     def another() -> bool:
         members.are_there = False
         log = Rationalizer(members.site.log(), clock=members.clock)
-        Operator(log, GROUP, "other", clock=members.clock).set_positions(TOPIC, {0: 20}, TOPIC_ID, wait_ms=0)
+        GroupAdmin(log, GROUP, "other", clock=members.clock).set_positions(TOPIC, {0: 20}, TOPIC_ID, wait_ms=0)
         return True
 
     if late:
@@ -253,13 +253,13 @@ def test_what_cannot_be_done_again_is_one_line(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (Settings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE), "delivers at most once"),
-        (Settings(60_000, rule_set=RuleSet.GO), "Go consumers share group"),
+        (GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE), "delivers at most once"),
+        (GroupSettings(60_000, rule_set=RuleSet.GO), "Go consumers share group"),
         (RANGES, "claim ranges ahead of the offset"),
     ],
 )
 def test_groups_in_which_it_could_not_be_kept_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: Settings, says: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: GroupSettings, says: str
 ) -> None:
     """More than the range would be done again, or the position would not hold."""
     site = site_now()
@@ -318,7 +318,7 @@ def test_an_open_plan_and_effectively_once_are_told_of(
 ) -> None:
     """Its output must replace what it holds."""
     site = site_now()
-    owner = site.owner_of(0, at=STOOD, settings=Settings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE))
+    owner = site.owner_of(0, at=STOOD, settings=GroupSettings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE))
     owner.plan({0: 90})
     owner.release()
     at_work_on(site, monkeypatch, position_context, topics=FakeTopics())

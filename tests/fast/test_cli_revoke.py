@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from marshal_dagster.admin.revoke import Revoking
+from marshal_dagster.admin.revoke import ClaimRevoker
 from marshal_dagster.cli import revoke
 from marshal_dagster.cli.connections import WRITING
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ClaimLost
+from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.admin_fixtures import act, at_work_on, site_now
@@ -21,7 +21,7 @@ REVOKE = ("revoke", GROUP, TOPIC, "--instance")
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     """A coordination topic of its own."""
     site = site_now()
-    monkeypatch.setattr(revoke, "Revoking", partial(Revoking, clock=site.clock))
+    monkeypatch.setattr(revoke, "ClaimRevoker", partial(ClaimRevoker, clock=site.clock))
     at_work_on(site, monkeypatch, revoke)
     return site
 
@@ -41,7 +41,7 @@ def test_what_an_owner_holds_is_taken(site: Site, capsys: pytest.CaptureFixture[
     assert [site.owner(number) for number in range(3)] == [None, None, other.member.instance]
     assert (site.key(0).offset, site.key(0).generation) == (50, 0)
     dead.rationalizer.catch_up()
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         dead.commit({0: 60})
 
 
@@ -63,7 +63,10 @@ def test_ranges_are_taken_too(site: Site, capsys: pytest.CaptureFixture[str]) ->
         (0, 50, 60, True),
         (1, 50, 70, True),
     ]
-    assert [each.owner.instance if each.owner else None for each in site.key(0).ranges] == [None, other.member.instance]
+    assert [range_.owner.instance if range_.owner else None for range_ in site.key(0).ranges] == [
+        None,
+        other.member.instance,
+    ]
     assert site.ranges(1) == [(50, 70, "planned")]
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from marshal_dagster.cli import service
-from marshal_dagster.cli.service import attend
+from marshal_dagster.cli.service import run_until_signal
 from marshal_dagster.errors import UnavailableError
 
 
@@ -21,14 +21,14 @@ def test_a_signal_stops_work() -> None:
     """Which ends in order."""
     stopped = threading.Event()
     signalled()
-    assert attend(stopped.wait, stopped.set)
+    assert run_until_signal(stopped.wait, stopped.set)
 
 
 def test_work_that_ends_by_itself_is_not_stopped() -> None:
     """What it raises is raised."""
-    assert not attend(lambda: None, lambda: None)
+    assert not run_until_signal(lambda: None, lambda: None)
     with pytest.raises(ZeroDivisionError):
-        attend(lambda: 1 / 0, lambda: None)
+        run_until_signal(lambda: 1 / 0, lambda: None)
 
 
 def test_work_that_does_not_end_holds_up_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +38,6 @@ def test_work_that_does_not_end_holds_up_no_process(monkeypatch: pytest.MonkeyPa
     signalled()
     began_s = time.monotonic()
     with pytest.raises(UnavailableError, match="did not end within"):
-        attend(lambda: hung.wait(20), lambda: None)
+        run_until_signal(lambda: hung.wait(20), lambda: None)
     assert time.monotonic() - began_s < 5
     hung.set()

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from marshal_dagster.admin.group_settings import Agreed
-from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.group_settings import GroupSettingsAdmin
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.cli import settings as settings_command
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.protocol.messages import DeliveryMode, Settings, render
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, render
 from tests.admin_fixtures import act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, RANGES, SETTINGS, Site, settings_record
 
@@ -29,7 +29,7 @@ IN_JSON = {
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     """A coordination topic of its own."""
     site = site_now()
-    monkeypatch.setattr(settings_command, "Agreed", partial(Agreed, clock=site.clock))
+    monkeypatch.setattr(settings_command, "GroupSettingsAdmin", partial(GroupSettingsAdmin, clock=site.clock))
     at_work_on(site, monkeypatch, settings_command)
     return site
 
@@ -57,7 +57,7 @@ def test_the_settings_in_force_are_shown(site: Site, capsys: pytest.CaptureFixtu
 
 def test_settings_that_differ_are_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """A half-written record leaves the defaults elsewhere; what is only observed is not sure."""
-    site.broker.append(site.home, render(settings_record(Settings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE))))
+    site.broker.append(site.home, render(settings_record(GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE))))
     other = next(number for number in range(4) if number != site.home)
     site.broker.append(other, b"anything")
     site.broker.append(other, b"anything")
@@ -147,18 +147,18 @@ def test_where_ranges_are_still_on_may_not_be_known(
 ) -> None:
     """When the broker is gone."""
     site.begin(0, settings=RANGES)
-    look = Agreed.look
+    look = GroupSettingsAdmin.look
 
     def is_gone(*_: object, **__: object) -> None:
         raise UnavailableError("the broker is gone")
 
     def breaks_down(*_: object, **__: object) -> None:
-        monkeypatch.setattr(Agreed, "look", is_gone)
+        monkeypatch.setattr(GroupSettingsAdmin, "look", is_gone)
         is_gone()
 
-    monkeypatch.setattr(Operator, "switch_ranges_off", breaks_down)
+    monkeypatch.setattr(GroupAdmin, "switch_ranges_off", breaks_down)
     answer = act(capsys, *OFF, "--yes")
-    monkeypatch.setattr(Agreed, "look", look)
+    monkeypatch.setattr(GroupSettingsAdmin, "look", look)
     assert (answer.code, "could not be read (the broker is gone)" in answer.err) == (3, True)
 
 
@@ -172,7 +172,7 @@ def test_ranges_stay_where_the_log_is_only_observed(site: Site, capsys: pytest.C
 
 def test_what_a_group_that_loses_ranges_is_like_is_warned_of(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Its output has what will be done again."""
-    site.begin(0, settings=Settings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE, features=("ranges",)))
+    site.begin(0, settings=GroupSettings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE, features=("ranges",)))
     assert "delivers effectively once" in act(capsys, *OFF, "--dry-run").error
 
 

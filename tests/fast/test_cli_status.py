@@ -8,9 +8,15 @@ import pytest
 
 from marshal_dagster.cli.connections import connection_of, data_connection_of
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.status import look_at_data
-from marshal_dagster.cli.world_view import DataTopicNow, NoLag
-from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.cli.status import read_data_topics
+from marshal_dagster.cli.world_view import DataTopicEnds, LagUnknownReason
+from marshal_dagster.errors import (
+    AuthorizationError,
+    ConfigurationError,
+    CoordinationLogChangedError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from marshal_dagster.kafka.admin_client import OffsetBounds, TopicDescription, Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 
@@ -27,7 +33,12 @@ class FakeTopics:
     def describe(self, topic: str) -> TopicDescription:
         """Give the topic, or fail as its name says."""
         self.asked.append(topic)
-        errors = {"gone": TopicMissing, "secret": RightMissing, "far": UnavailableError, "odd": LogChanged}
+        errors = {
+            "gone": TopicNotFoundError,
+            "secret": AuthorizationError,
+            "far": UnavailableError,
+            "odd": CoordinationLogChangedError,
+        }
         if topic in errors:
             raise errors[topic](topic)
         return TopicDescription(topic, TOPIC_ID, (0, 1), 1)
@@ -35,27 +46,27 @@ class FakeTopics:
     def offsets(self, _: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:
         """Give the bounds of each partition asked for."""
         assert set(partitions) <= {0, 1}
-        return {number: OffsetBounds(3, 10 + number) for number in partitions}
+        return {partition: OffsetBounds(3, 10 + partition) for partition in partitions}
 
 
-def look(topics: FakeTopics, places: dict[str, set[int]]) -> dict[str, DataTopicNow]:
+def look(topics: FakeTopics, places: dict[str, set[int]]) -> dict[str, DataTopicEnds]:
     """Look at the data topics of a cluster that is none."""
-    return look_at_data(cast("Topics", topics), places)
+    return read_data_topics(cast("Topics", topics), places)
 
 
 def test_ends_are_asked_for_the_partitions_that_there_are() -> None:
     """A partition that the log names and the topic has not is left out."""
     found = look(FakeTopics(), {"orders": {1, 7}})
-    assert found == {"orders": DataTopicNow(TOPIC_ID, {1: 11})}
+    assert found == {"orders": DataTopicEnds(TOPIC_ID, {1: 11})}
 
 
 def test_a_topic_that_cannot_be_looked_at_leaves_the_others() -> None:
     """A topic that is missing or must not be seen is marked, the others are known."""
     found = look(FakeTopics(), {"gone": {0}, "orders": {0}, "secret": {0}})
     assert {name: now.unknown for name, now in found.items()} == {
-        "gone": NoLag.NO_TOPIC,
+        "gone": LagUnknownReason.NO_TOPIC,
         "orders": None,
-        "secret": NoLag.NOT_ALLOWED,
+        "secret": LagUnknownReason.NOT_ALLOWED,
     }
 
 
@@ -63,13 +74,13 @@ def test_a_cluster_out_of_reach_is_asked_once() -> None:
     """When the data topics' Kafka does not answer, the state is shown without waiting for each topic."""
     topics = FakeTopics()
     found = look(topics, {"far": {0}, "orders": {0}})
-    assert [now.unknown for now in found.values()] == [NoLag.UNAVAILABLE, NoLag.UNAVAILABLE]
+    assert [now.unknown for now in found.values()] == [LagUnknownReason.UNAVAILABLE, LagUnknownReason.UNAVAILABLE]
     assert topics.asked == ["far"]
 
 
 def test_another_error_is_not_hidden() -> None:
     """What says nothing about a topic's visibility ends the command."""
-    with pytest.raises(LogChanged):
+    with pytest.raises(CoordinationLogChangedError):
         look(FakeTopics(), {"odd": {0}})
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.tail import Reader, Seen, line, shown
+from marshal_dagster.cli.tail import JudgedRecord, Reader, line, shown
 from marshal_dagster.cli.world_view import settings_text
-from marshal_dagster.errors import LogChanged, TopicMissing
-from marshal_dagster.protocol.messages import Invalid, Settings
+from marshal_dagster.errors import CoordinationLogChangedError, TopicNotFoundError
+from marshal_dagster.protocol.messages import GroupSettings, Invalid
 from marshal_dagster.protocol.replay import StoredRecord, parse_lines, render_record
 from marshal_dagster.protocol.world import ACCEPTED, Verdict, VerdictKind, World
 from marshal_dagster.testing import MemoryBroker, MemoryLog
@@ -43,17 +43,19 @@ def reader(broker: MemoryBroker, *, judge: bool = True) -> Reader:
     return Reader(MemoryLog(broker), judge=judge, timeout_s=1)
 
 
-def everything(records: list[tuple[int, int, int, bytes | None]]) -> list[Seen]:
+def everything(records: list[tuple[int, int, int, bytes | None]]) -> list[JudgedRecord]:
     """Judge each record, and merge the coordination partitions by log time."""
     world = World(4)
-    seen: dict[int, list[Seen]] = {}
+    seen: dict[int, list[JudgedRecord]] = {}
     for number in range(4):
         world.start(number, 0)
     for partition, offset, at_ms, value in records:
         verdict = world.apply(partition, offset, at_ms, value)
         log_time_ms = world.partitions[partition].log_time_ms
         assert log_time_ms is not None
-        seen.setdefault(partition, []).append(Seen(StoredRecord(partition, offset, at_ms, value), log_time_ms, verdict))
+        seen.setdefault(partition, []).append(
+            JudgedRecord(StoredRecord(partition, offset, at_ms, value), log_time_ms, verdict)
+        )
     return list(heapq.merge(*(seen[number] for number in sorted(seen)), key=lambda each: each.log_time_ms))
 
 
@@ -96,7 +98,7 @@ def test_the_last_lines_alone_are_not_read_from_the_start(broker: MemoryBroker) 
     assert [replace(seen, verdict=None) for seen in shown_last(broker, 3)] == found
 
 
-def shown_last(broker: MemoryBroker, lines: int) -> list[Seen]:
+def shown_last(broker: MemoryBroker, lines: int) -> list[JudgedRecord]:
     """Give the last records as a reader that judges shows them."""
     (found,) = shown(reader(broker), lines=lines, follow=False)
     return found
@@ -144,18 +146,18 @@ def test_a_log_that_was_truncated_is_an_error(broker: MemoryBroker) -> None:
     opened = reader(broker)
     assert list(opened.read())
     broker.truncate(0, 1)
-    with pytest.raises(LogChanged, match="truncated"):
+    with pytest.raises(CoordinationLogChangedError, match="truncated"):
         list(opened.read())
 
 
 def test_a_topic_that_was_made_anew_or_is_gone_is_an_error(broker: MemoryBroker) -> None:
     """Another topic of that name is not followed."""
     opened = reader(broker)
-    broker.make_anew()
-    with pytest.raises(LogChanged, match="made anew"):
+    broker.recreate()
+    with pytest.raises(CoordinationLogChangedError, match="made anew"):
         list(opened.read())
     broker.delete()
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         list(opened.read())
 
 
@@ -182,19 +184,19 @@ def test_a_topic_that_was_made_anew_or_is_gone_is_an_error(broker: MemoryBroker)
 )
 def test_a_record_is_one_line_for_a_person(value: bytes | None, said: str) -> None:
     """Each type is said in words; what is no message is shown as it is, with nothing that a terminal acts upon."""
-    seen = Seen(StoredRecord(2, 5, 1_000, value), 1_000, ACCEPTED)
+    seen = JudgedRecord(StoredRecord(2, 5, 1_000, value), 1_000, ACCEPTED)
     assert str(line(seen)) == f"1970-01-01 00:00:01.000Z 2:5 {said}  accepted"
 
 
 def test_a_verdict_says_why() -> None:
     """The reason for which a record was refused or invalid, or what is noted of it, stands behind the verdict."""
-    seen = Seen(StoredRecord(2, 5, 0, b"x"), 0, Verdict(VerdictKind.INVALID, Invalid.UNKNOWN_TYPE))
+    seen = JudgedRecord(StoredRecord(2, 5, 0, b"x"), 0, Verdict(VerdictKind.INVALID, Invalid.UNKNOWN_TYPE))
     assert str(line(seen)).endswith("  invalid: unknown type")
     assert str(line(replace(seen, verdict=None))).endswith("2:5 x")
 
 
 def test_settings_are_told_like_everywhere() -> None:
     """The words for settings have every field of theirs."""
-    assert settings_text(Settings(7_500, features=("ranges", "a"))) == (
+    assert settings_text(GroupSettings(7_500, features=("ranges", "a"))) == (
         "heartbeat interval 7.5 s, rule set native, delivery at_least_once, features ranges, a"
     )

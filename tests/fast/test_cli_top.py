@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from marshal_dagster.cli import output, top, world_view
-from marshal_dagster.cli.rates import WINDOW_S, Rates
-from marshal_dagster.cli.top import Looked, Looker
+from marshal_dagster.cli.rates import WINDOW_S, PositionRates
+from marshal_dagster.cli.top import TopReader, TopView
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import LogChanged, UnavailableError
+from marshal_dagster.errors import CoordinationLogChangedError, UnavailableError
 from tests.admin_fixtures import END, NOBODYS, FakeTopics, act, at_work_on, site_now
 from tests.cli import REPOSITORY, environ
 from tests.faulty_log import FaultyLog
@@ -32,13 +32,15 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     return site
 
 
-def looker(site: Site, log: FaultyLog | None = None, wanted: world_view.Wanted = world_view.EVERYTHING) -> Looker:
+def looker(
+    site: Site, log: FaultyLog | None = None, wanted: world_view.ViewFilter = world_view.EVERYTHING
+) -> TopReader:
     """Give who looks at it."""
     rationalizer = Rationalizer(log or site.log(), clock=site.clock)
-    return Looker(rationalizer, TOPICS, wanted, site.clock, Rates(), NOBODYS)  # type: ignore[arg-type]
+    return TopReader(rationalizer, TOPICS, wanted, site.clock, PositionRates(), NOBODYS)  # type: ignore[arg-type]
 
 
-def shown(looked: Looked, **options: object) -> str:
+def shown(looked: TopView, **options: object) -> str:
     """Give a page as text."""
     return "\n".join(map(str, top.page(looked, **options)))  # type: ignore[arg-type]
 
@@ -135,7 +137,7 @@ def test_a_log_without_groups_is_watched(site: Site) -> None:
     """Until there are some."""
     assert shown(looker(site).look()).splitlines()[1] == "No group is named in it."
     assert (
-        shown(looker(site, wanted=world_view.Wanted("other")).look()).splitlines()[1]
+        shown(looker(site, wanted=world_view.ViewFilter("other")).look()).splitlines()[1]
         == "No group 'other' is named in it."
     )
 
@@ -166,12 +168,12 @@ def test_what_does_not_pass_by_itself_ends_it(site: Site, fails_at: int) -> None
     looked = looker(site).look()
     looks = [looked] * fails_at
 
-    def look() -> Looked:
+    def look() -> TopView:
         if looks:
             return looks.pop()
-        raise LogChanged("made anew") if fails_at else UnavailableError("nobody there")
+        raise CoordinationLogChangedError("made anew") if fails_at else UnavailableError("nobody there")
 
-    with pytest.raises(LogChanged if fails_at else UnavailableError):
+    with pytest.raises(CoordinationLogChangedError if fails_at else UnavailableError):
         top.watch(look, lambda *_: None, lambda: False)
 
 

@@ -7,26 +7,26 @@ import pytest
 from marshal_dagster.cli import output, tables
 from marshal_dagster.cli.world_view import (
     Assignee,
-    DataTopicNow,
-    Lag,
-    NoLag,
-    Survey,
-    Wanted,
+    DataTopicEnds,
+    LagUnknownReason,
+    PartitionLag,
+    ViewFilter,
+    WorldView,
     data_places,
     listed,
-    survey,
     to_json,
-    with_assigned,
+    with_assignments,
+    world_view,
 )
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
     DataTopic,
     GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     Message,
     ReleaseGroup,
-    Settings,
     coordination_partition,
     render,
 )
@@ -70,12 +70,12 @@ def pause(until_s: int) -> Message:
 
 def settings(interval_ms: int) -> Message:
     """Make settings of the group."""
-    return GroupSettings(instance="i", client="c", group="g", time_s=1, settings=Settings(interval_ms))
+    return GroupSettingsRecord(instance="i", client="c", group="g", time_s=1, settings=GroupSettings(interval_ms))
 
 
-def text(looked: Survey) -> str:
+def text(looked: WorldView) -> str:
     """Give what a person is shown."""
-    return "\n".join(str(part) for part in tables.survey(looked))
+    return "\n".join(str(part) for part in tables.overview(looked))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def log() -> Log:
 )
 def test_an_owner_is_fresh_unknown_or_stale(log: Log, silent_ms: int, freshness: str) -> None:
     """One interval of silence is fresh, two are unknown, a millisecond more is stale."""
-    looked = survey(log.world, at_ms=1_000 + silent_ms)
+    looked = world_view(log.world, at_ms=1_000 + silent_ms)
     assert to_json(log.world, looked)["groups"]["g"]["partitions"][0]["freshness"] == freshness
     assert f"{freshness}, {output.duration(silent_ms)}" in text(looked)
 
@@ -101,17 +101,17 @@ def test_an_owner_is_fresh_unknown_or_stale(log: Log, silent_ms: int, freshness:
 def test_log_time_counts_when_it_is_later_than_the_clock(log: Log) -> None:
     """A clock that is slow makes no owner younger than the log says."""
     log.add(claim(1), 1_000 + 2 * HI_MS + 1)
-    (key, _) = survey(log.world, at_ms=0).groups[0].keys
-    assert key.heard is not None
-    assert key.heard.freshness == "stale"
+    (key, _) = world_view(log.world, at_ms=0).groups[0].keys
+    assert key.last_heartbeat is not None
+    assert key.last_heartbeat.freshness == "stale"
 
 
 def test_a_stored_log_has_no_freshness(log: Log) -> None:
     """Without a clock the last heartbeat is shown, not how long ago it was."""
-    looked = survey(log.world)
+    looked = world_view(log.world)
     (key,) = looked.groups[0].keys
-    assert key.heard is not None
-    assert key.heard.freshness is None
+    assert key.last_heartbeat is not None
+    assert key.last_heartbeat.freshness is None
     assert "1970-01-01 00:00:01.000Z" in text(looked)
 
 
@@ -119,9 +119,9 @@ def test_it_is_told_to_whom_a_partition_is_assigned(log: Log) -> None:
     """In a column of its own, and in JSON; nothing is said where no coordinator leads the group."""
     topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
     log.add(topic, 1_000)
-    looked = survey(log.world, at_ms=1_000)
-    led = with_assigned(looked, {"g": {("orders", 0): Assignee("east", 0)}, "other": {}})
-    long_led = with_assigned(looked, {"g": {("orders", 0): Assignee("east", -600_000)}})
+    looked = world_view(log.world, at_ms=1_000)
+    led = with_assignments(looked, {"g": {("orders", 0): Assignee("east", 0)}, "other": {}})
+    long_led = with_assignments(looked, {"g": {("orders", 0): Assignee("east", -600_000)}})
 
     assert "assigned to" not in text(looked)
     assert "assigned" not in to_json(log.world, looked)["groups"]["g"]["partitions"][0]
@@ -135,20 +135,20 @@ def test_it_is_told_to_whom_a_partition_is_assigned(log: Log) -> None:
 @pytest.mark.parametrize(
     ("now", "lag"),
     [
-        (DataTopicNow(TOPIC_ID, {0: 10}), Lag(10, 3)),
-        (DataTopicNow(TOPIC_ID, {0: 7}), Lag(7, 0)),
-        (DataTopicNow(TOPIC_ID, {0: 6}), Lag(6, None, NoLag.BEYOND_END)),
-        (DataTopicNow(OTHER_ID, {0: 10}), Lag(10, None, NoLag.OTHER_TOPIC)),
-        (DataTopicNow(TOPIC_ID, {1: 10}), Lag(None, None, NoLag.NO_PARTITION)),
-        (DataTopicNow(unknown=NoLag.NO_TOPIC), Lag(None, None, NoLag.NO_TOPIC)),
-        (DataTopicNow(unknown=NoLag.UNAVAILABLE), Lag(None, None, NoLag.UNAVAILABLE)),
+        (DataTopicEnds(TOPIC_ID, {0: 10}), PartitionLag(10, 3)),
+        (DataTopicEnds(TOPIC_ID, {0: 7}), PartitionLag(7, 0)),
+        (DataTopicEnds(TOPIC_ID, {0: 6}), PartitionLag(6, None, LagUnknownReason.BEYOND_END)),
+        (DataTopicEnds(OTHER_ID, {0: 10}), PartitionLag(10, None, LagUnknownReason.OTHER_TOPIC)),
+        (DataTopicEnds(TOPIC_ID, {1: 10}), PartitionLag(None, None, LagUnknownReason.NO_PARTITION)),
+        (DataTopicEnds(unknown=LagUnknownReason.NO_TOPIC), PartitionLag(None, None, LagUnknownReason.NO_TOPIC)),
+        (DataTopicEnds(unknown=LagUnknownReason.UNAVAILABLE), PartitionLag(None, None, LagUnknownReason.UNAVAILABLE)),
     ],
 )
-def test_the_lag_is_told_or_why_there_is_none(log: Log, now: DataTopicNow, lag: Lag) -> None:
+def test_the_lag_is_told_or_why_there_is_none(log: Log, now: DataTopicEnds, lag: PartitionLag) -> None:
     """The lag is the topic's end less the offset, if both belong to the same incarnation of the topic."""
     topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
     log.add(topic, 1_000)
-    looked = survey(log.world, at_ms=1_000, data={"orders": now})
+    looked = world_view(log.world, at_ms=1_000, data={"orders": now})
     assert looked.groups[0].keys[0].lag == lag
     row = to_json(log.world, looked)["groups"]["g"]["partitions"][0]
     assert (row["data_end"], row["lag"], row["lag_unknown"]) == (lag.end, lag.records, lag.unknown)
@@ -159,8 +159,8 @@ def test_a_key_without_an_offset_has_no_lag() -> None:
     """A partition that was claimed and never heard of again has no offset to count from."""
     log = Log()
     log.add(claim(), 0)
-    looked = survey(log.world, at_ms=0, data={"orders": DataTopicNow(TOPIC_ID, {0: 10})})
-    assert looked.groups[0].keys[0].lag == Lag(10, None, NoLag.NO_OFFSET)
+    looked = world_view(log.world, at_ms=0, data={"orders": DataTopicEnds(TOPIC_ID, {0: 10})})
+    assert looked.groups[0].keys[0].lag == PartitionLag(10, None, LagUnknownReason.NO_OFFSET)
 
 
 def test_an_open_plan_is_shown_with_its_attempts(log: Log) -> None:
@@ -168,7 +168,7 @@ def test_an_open_plan_is_shown_with_its_attempts(log: Log) -> None:
     plan = ClaimingMessages(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, plan_end=9)
     log.add(plan, 1_000)
     log.add(claim(instance="j"), 1_000 + 2 * HI_MS + 1)
-    shown = text(survey(log.world, at_ms=1_000))
+    shown = text(world_view(log.world, at_ms=1_000))
     assert "9 (1 attempt)" in shown
     assert "j (c)" in shown
 
@@ -179,23 +179,23 @@ def test_a_pause_that_is_half_written_is_told(log: Log, written: set[int]) -> No
     _start_all(log.world)
     for number in written:
         log.add(pause(1_000), 1_000, number)
-    (group,) = survey(log.world, at_ms=1_000).groups
+    (group,) = world_view(log.world, at_ms=1_000).groups
     assert group.is_paused
     (difference,) = group.differences
     assert f"in coordination partitions {listed(written)} only" in difference
-    assert difference in text(survey(log.world, at_ms=1_000))
+    assert difference in text(world_view(log.world, at_ms=1_000))
 
 
 def test_a_pause_that_is_over_or_whole_is_no_difference(log: Log) -> None:
     """A pause in all coordination partitions, and the rest of one that has run out, need no mending."""
     _start_all(log.world)
     log.add(pause(2), 1_000, 0)
-    looked = survey(log.world, at_ms=2_000)
+    looked = world_view(log.world, at_ms=2_000)
     assert (looked.groups[0].differences, looked.groups[0].is_paused) == ((), False)
     assert "(over)" in text(looked)
     for number in range(PARTITIONS):
         log.add(pause(9), 1_000, number)
-    looked = survey(log.world, at_ms=2_000)
+    looked = world_view(log.world, at_ms=2_000)
     assert (looked.groups[0].differences, looked.groups[0].is_paused) == ((), True)
     assert "(paused now)" in text(looked)
 
@@ -206,7 +206,7 @@ def test_settings_that_are_half_written_are_told() -> None:
     _start_all(log.world)
     for number in (1, 2):
         log.add(settings(5_000), 0, number)
-    (group,) = survey(log.world, at_ms=0).groups
+    (group,) = world_view(log.world, at_ms=0).groups
     (difference,) = group.differences
     assert difference == (
         "settings heartbeat interval 5 s, rule set native, delivery at_least_once, features none: in coordination "
@@ -220,7 +220,7 @@ def test_what_is_only_observed_is_told_and_misses_nothing() -> None:
     log = Log(start=5)
     log.add(beat(7), 0)
     log.add(pause(99), 0, (HOME + 1) % PARTITIONS)
-    looked = survey(log.world, at_ms=0)
+    looked = world_view(log.world, at_ms=0)
     assert looked.observed == sorted({HOME, (HOME + 1) % PARTITIONS})
     assert looked.groups[0].differences == ()
     assert f"Only observed: coordination partitions {listed(looked.observed)}." in text(looked)
@@ -231,7 +231,7 @@ def test_the_json_holds_what_replay_gives(log: Log) -> None:
     """Each field of `replay --json` is there with the same value."""
     log.add(claim(1), 2_000)
     log.world.apply(HOME, 9, 2_000, b"junk")
-    document, stored = to_json(log.world, survey(log.world, at_ms=5_000)), summary(log.world)
+    document, stored = to_json(log.world, world_view(log.world, at_ms=5_000)), summary(log.world)
     assert (document["invalid"], document["refused"]) == (stored["invalid"], stored["refused"]) == (1, 0)
     assert document["groups"].keys() == stored["groups"].keys()
     for name, group in stored["groups"].items():
@@ -245,10 +245,10 @@ def test_what_is_wanted_is_what_is_shown(log: Log) -> None:
     other = ClaimingPartition(instance="i", client="c", group="h", topic="bills", partition=3, time_s=1)
     log.add(other, 1_000, coordination_partition("bills", PARTITIONS))
     assert data_places(log.world) == {"orders": {0}, "bills": {3}}
-    assert data_places(log.world, Wanted(group="h")) == {"bills": {3}}
-    assert data_places(log.world, Wanted(topic="orders")) == {"orders": {0}}
-    assert [group.name for group in survey(log.world, wanted=Wanted(group="h")).groups] == ["h"]
-    groups = survey(log.world, wanted=Wanted(topic="orders")).groups
+    assert data_places(log.world, ViewFilter(group="h")) == {"bills": {3}}
+    assert data_places(log.world, ViewFilter(topic="orders")) == {"orders": {0}}
+    assert [group.name for group in world_view(log.world, wanted=ViewFilter(group="h")).groups] == ["h"]
+    groups = world_view(log.world, wanted=ViewFilter(topic="orders")).groups
     assert [[key.place for key in group.keys] for group in groups] == [[("orders", 0)], []]
 
 
@@ -290,7 +290,7 @@ def test_ranges_are_shown_below_their_key(log: Log) -> None:
         if kind in {"PlanningRange", "ReleasingRange", "RangeDone"}:
             value = value.replace("/i/", f"/i{tail.split('/')[0]}/")
         assert world.apply(HOME, offset, 1_000, value.encode()).reason is None, value
-    looked = survey(world, at_ms=1_000 + 3 * HI_MS, data={"orders": DataTopicNow(TOPIC_ID, {0: 99})})
+    looked = world_view(world, at_ms=1_000 + 3 * HI_MS, data={"orders": DataTopicEnds(TOPIC_ID, {0: 99})})
     told = text(looked)
     assert "orders/0 [7, 10) claimed" in told
     assert "orders/0 [10, 20) planned" in told
@@ -304,5 +304,5 @@ def test_ranges_are_shown_below_their_key(log: Log) -> None:
         (30, 40, "done"),
     ]
     assert row["lag"] == 92
-    assert "ranges" not in to_json(log.world, survey(log.world))["groups"]["g"]["partitions"][0]
-    assert "1970-01-01 00:00:01.000Z" in text(survey(world))
+    assert "ranges" not in to_json(log.world, world_view(log.world))["groups"]["g"]["partitions"][0]
+    assert "1970-01-01 00:00:01.000Z" in text(world_view(world))

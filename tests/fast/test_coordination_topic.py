@@ -8,7 +8,7 @@ import pytest
 
 from marshal_dagster.coordination.topic_settings import (
     BATCH_BYTES,
-    Problem,
+    SettingProblem,
     Severity,
     check_coordination_topic,
     create_coordination_topic,
@@ -17,7 +17,7 @@ from marshal_dagster.coordination.topic_settings import (
     require_usable,
     settings_for,
 )
-from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError, UnsafeTopicError
 from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 
 NAME, TOPIC_ID = "__marshal", "B" * 22
@@ -51,7 +51,7 @@ class Cluster:
     def describe(self, topic: str) -> TopicDescription:
         """Describe."""
         if topic not in self.created:
-            raise TopicMissing(topic)
+            raise TopicNotFoundError(topic)
         partitions, replication, _ = self.created[topic]
         return TopicDescription(topic, self.topic_id, tuple(range(partitions)), replication)
 
@@ -59,7 +59,7 @@ class Cluster:
         """Give the settings."""
         self.describe(topic)
         if self.hides_settings:
-            raise RightMissing("DESCRIBE_CONFIGS")
+            raise AuthorizationError("DESCRIBE_CONFIGS")
         return dict(self.created[topic][2])
 
 
@@ -77,7 +77,7 @@ def safe(brokers: int, **changes: str | None) -> Cluster:
     return cluster
 
 
-def problems(cluster: Cluster) -> dict[str, Problem]:
+def problems(cluster: Cluster) -> dict[str, SettingProblem]:
     """Give the problems by setting."""
     return {problem.setting: problem for problem in check_coordination_topic(cluster.topics, NAME)}
 
@@ -140,7 +140,7 @@ def test_a_dangerous_setting_is_refused(name: str) -> None:
     cluster = safe(3, **{name: (DANGERS | UNUSABLE)[name]})
     setting = name.replace("_", ".")
 
-    with pytest.raises(UnsafeTopic) as refused:
+    with pytest.raises(UnsafeTopicError) as refused:
         require_safe(cluster.topics, NAME)
 
     (reason,) = refused.value.reasons
@@ -153,7 +153,7 @@ def test_a_dangerous_setting_is_accepted_when_told_so(name: str) -> None:
     """Who accepts an unsafe topic is given the problem instead of the error."""
     cluster = safe(3, **{name: DANGERS[name]})
 
-    (problem,) = require_safe(cluster.topics, NAME, accept_unsafe=True)
+    (problem,) = require_safe(cluster.topics, NAME, allow_unsafe=True)
 
     assert problem.severity is Severity.DANGER
 
@@ -163,9 +163,9 @@ def test_no_option_allows_an_unusable_topic(name: str) -> None:
     """Senders' timestamps and compaction are refused whatever is accepted, and by every reader too."""
     cluster = safe(3, **{name: UNUSABLE[name]})
 
-    with pytest.raises(UnsafeTopic, match="no option allows"):
-        require_safe(cluster.topics, NAME, accept_unsafe=True)
-    with pytest.raises(UnsafeTopic, match="no option allows"):
+    with pytest.raises(UnsafeTopicError, match="no option allows"):
+        require_safe(cluster.topics, NAME, allow_unsafe=True)
+    with pytest.raises(UnsafeTopicError, match="no option allows"):
         require_usable(cluster.topics, cluster.describe(NAME))
 
 
@@ -174,10 +174,10 @@ def test_a_topic_without_an_id_is_unusable() -> None:
     cluster = safe(3)
     cluster.topic_id = "A" * 22
 
-    with pytest.raises(UnsafeTopic, match="topic id is missing"):
-        require_safe(cluster.topics, NAME, accept_unsafe=True)
+    with pytest.raises(UnsafeTopicError, match="topic id is missing"):
+        require_safe(cluster.topics, NAME, allow_unsafe=True)
     cluster.hides_settings = True
-    with pytest.raises(UnsafeTopic, match="topic id is missing"):
+    with pytest.raises(UnsafeTopicError, match="topic id is missing"):
         require_usable(cluster.topics, cluster.describe(NAME))
 
 
@@ -245,13 +245,13 @@ def test_an_unsafe_topic_is_not_taken_for_created() -> None:
     """An existing topic with dangerous settings is refused by who wants to create it."""
     cluster = safe(3, retention_ms="1")
 
-    with pytest.raises(UnsafeTopic, match=r"retention\.ms"):
+    with pytest.raises(UnsafeTopicError, match=r"retention\.ms"):
         create_coordination_topic(cluster.topics, NAME)
 
 
 def test_a_missing_topic_is_missing() -> None:
     """A topic that is not there has no settings to look at."""
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         check_coordination_topic(Cluster().topics, NAME)
 
 

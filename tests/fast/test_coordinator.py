@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marshal_dagster.coordinator.assignment import Place, sticky_assignment, weighted_assignment
-from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
+from marshal_dagster.coordinator.assignment import DataPartitionId, sticky_assignment, weighted_assignment
+from marshal_dagster.coordinator.group import GroupCoordinator, GroupEventKind, GroupRules
 from marshal_dagster.coordinator.member import Membership, MemberState
 from marshal_dagster.coordinator.messages import (
     NUMBERS_BELOW,
@@ -24,7 +24,7 @@ from marshal_dagster.coordinator.messages import (
     render,
 )
 from marshal_dagster.errors import ConfigurationError
-from tests.coordinator_world import GROUP, World, befall
+from tests.coordinator_world import GROUP, World, inject_fault
 
 
 def started(members: int = 3, **fields: object) -> World:
@@ -40,7 +40,7 @@ def started(members: int = 3, **fields: object) -> World:
     return world
 
 
-def happened(world: World) -> list[Happening]:
+def happened(world: World) -> list[GroupEventKind]:
     """Give what the newest coordinator tells of."""
     return [event.happening for event in world.coordinators[-1].events]
 
@@ -48,7 +48,7 @@ def happened(world: World) -> list[Happening]:
 def test_members_share_the_partitions() -> None:
     """Three that come about at once have eight each."""
     world = started()
-    assert sorted(len(each.membership.places) for each in world.workers.values()) == [8, 8, 8]
+    assert sorted(len(worker.membership.places) for worker in world.workers.values()) == [8, 8, 8]
 
 
 def test_only_what_changes_hands_stops() -> None:
@@ -56,7 +56,7 @@ def test_only_what_changes_hands_stops() -> None:
     world = started()
     world.join("m3")
     world.until(world.is_even, 5_000)
-    assert sorted(each.stopped_for for each in world.workers.values()) == [0, 2, 2, 2]
+    assert sorted(worker.stopped_for for worker in world.workers.values()) == [0, 2, 2, 2]
 
 
 @pytest.mark.parametrize("dead", [1, 2])
@@ -67,8 +67,8 @@ def test_what_the_dead_had_is_taken_over_within_ten_seconds(dead: int) -> None:
         world.kill(f"m{number}")
     took_ms = world.until(world.is_even, 20_000)
     assert took_ms < 10_000
-    assert happened(world).count(Happening.FAILED) == dead
-    assert sum(each.stopped_for for each in world.workers.values()) == 0
+    assert happened(world).count(GroupEventKind.FAILED) == dead
+    assert sum(worker.stopped_for for worker in world.workers.values()) == 0
 
 
 def test_who_leaves_is_followed_at_once() -> None:
@@ -76,7 +76,7 @@ def test_who_leaves_is_followed_at_once() -> None:
     world = started()
     world.leave("m0")
     assert world.until(world.is_even, 5_000) < 1_000
-    assert Happening.LEFT in happened(world)
+    assert GroupEventKind.LEFT in happened(world)
 
 
 def test_a_new_coordinator_moves_nothing() -> None:
@@ -88,8 +88,8 @@ def test_a_new_coordinator_moves_nothing() -> None:
     world.elect()
     world.run(20_000)
     assert world.owners() == before
-    assert Happening.REBALANCED not in happened(world)
-    assert sum(each.stopped_for for each in world.workers.values()) == 0
+    assert GroupEventKind.REBALANCED not in happened(world)
+    assert sum(worker.stopped_for for worker in world.workers.values()) == 0
 
 
 def test_a_new_coordinator_waits_for_whom_an_older_one_has_struck_too() -> None:
@@ -111,7 +111,7 @@ def test_a_member_that_died_with_the_coordinator_is_found() -> None:
     world.kill("m0")
     world.elect()
     world.until(world.is_even, 15_000)
-    assert sum(each.stopped_for for each in world.workers.values()) == 0
+    assert sum(worker.stopped_for for worker in world.workers.values()) == 0
 
 
 def test_without_a_coordinator_members_stop_after_a_session_time_out() -> None:
@@ -122,7 +122,7 @@ def test_without_a_coordinator_members_stop_after_a_session_time_out() -> None:
     assert len(world.claims) == 24
     world.run(3_500)
     assert not world.claims
-    assert {each.membership.state for each in world.workers.values()} == {MemberState.LOOKING}
+    assert {worker.membership.state for worker in world.workers.values()} == {MemberState.LOOKING}
     world.elect()
     world.until(world.is_even, 10_000)
 
@@ -133,7 +133,7 @@ def test_two_coordinators_at_once_end_with_the_newer() -> None:
     old, new = world.coordinators[0], world.elect()
     world.run(10_000)
     assert world.is_even()
-    assert Happening.SUPERSEDED in [event.happening for event in old.events]
+    assert GroupEventKind.SUPERSEDED in [event.happening for event in old.events]
     world.depose(old)
     world.kill("m0")
     world.until(world.is_even, 15_000)
@@ -176,13 +176,13 @@ def test_a_member_of_a_fixed_name_that_restarts_causes_no_rebalance() -> None:
         world.join(name, is_static=True)
     world.until(world.is_even, 5_000)
     world.run(1_000)
-    before, count = world.owners(), happened(world).count(Happening.REBALANCED)
+    before, count = world.owners(), happened(world).count(GroupEventKind.REBALANCED)
     world.workers["a"].is_dead = True
     world.run(1_000)
     world.join("a", is_static=True)
     world.run(10_000)
     assert world.owners() == before
-    assert happened(world).count(Happening.REBALANCED) == count
+    assert happened(world).count(GroupEventKind.REBALANCED) == count
 
 
 def test_a_process_whose_fixed_name_another_has_taken_does_not_take_it_back() -> None:
@@ -196,7 +196,7 @@ def test_a_process_whose_fixed_name_another_has_taken_does_not_take_it_back() ->
     world.run(30_000)
     assert (old.membership.state, old.membership.error) == (MemberState.REFUSED, "duplicate_id")
     assert (new.membership.state, len(new.membership.places)) == (MemberState.REGISTERED, 24)
-    assert happened(world).count(Happening.FAILED) == 0
+    assert happened(world).count(GroupEventKind.FAILED) == 0
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,10 @@ def test_a_share_says_what_of_it_came_last() -> None:
     """Whoever looks sees what moved; of a member that only gave something up it says what it was given before."""
     world = started()
 
-    def gained() -> dict[str, frozenset[Place]]:
+    def gained() -> dict[str, frozenset[DataPartitionId]]:
         return {name: places_of(share.gained) for name, share in world.kept.items()}
 
-    def has() -> dict[str, frozenset[Place]]:
+    def has() -> dict[str, frozenset[DataPartitionId]]:
         return {name: worker.membership.places for name, worker in world.workers.items()}
 
     first = has()
@@ -249,8 +249,8 @@ def test_one_that_does_not_stop_is_tried_again_and_told_of() -> None:
     for worker in world.workers.values():
         worker.stops_in_ms = 1e9
     world.join("m3")
-    world.until(lambda: Happening.REBALANCE_GIVEN_UP in happened(world), 60_000)
-    assert happened(world).count(Happening.REBALANCE_RETRIED) == world.rules.max_rebalance_retries
+    world.until(lambda: GroupEventKind.REBALANCE_GIVEN_UP in happened(world), 60_000)
+    assert happened(world).count(GroupEventKind.REBALANCE_RETRIED) == world.rules.max_rebalance_retries
 
 
 def test_those_who_come_together_are_shared_out_to_once() -> None:
@@ -263,7 +263,7 @@ def test_those_who_come_together_are_shared_out_to_once() -> None:
         world.run(50)
     world.until(world.is_even, 5_000)
     world.run(200)
-    assert happened(world).count(Happening.REBALANCED) == 1
+    assert happened(world).count(GroupEventKind.REBALANCED) == 1
 
 
 def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
@@ -274,14 +274,14 @@ def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
     for number in range(30):
         world.join(f"m{number}")
         world.run(50)
-        if happened(world).count(Happening.REBALANCED) > 0:
+        if happened(world).count(GroupEventKind.REBALANCED) > 0:
             break
     assert world.rules.gather_ms * 10 <= world.now_ms - 2_000 <= world.rules.gather_ms * 10 + 200
 
 
 def test_words_that_have_waited_are_all_heard_before_anything_is_worked_out() -> None:
     """However long ago the first of them came: working it out takes long where there are thousands."""
-    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     leader.update_topics({"orders": 4}, 0)
     for number in range(4):
         register = Register(
@@ -321,7 +321,7 @@ def weighed(weights: dict[int, float], members: int = 2) -> World:
 def test_weights_are_spread() -> None:
     """One heavy partition is as much as five light ones."""
     world = weighed({0: 500.0, **dict.fromkeys(range(1, 6), 100.0)})
-    assert sorted(len(each.membership.places) for each in world.workers.values()) == [1, 5]
+    assert sorted(len(worker.membership.places) for worker in world.workers.values()) == [1, 5]
 
 
 def test_work_moves_once_its_weight_has_changed_much() -> None:
@@ -344,7 +344,7 @@ def test_who_joins_many_gets_a_share_by_weight() -> None:
     world = weighed(dict.fromkeys(range(110), 100.0), members=10)
     world.join("m10")
     world.run(8_000)
-    assert sorted(len(each.membership.places) for each in world.workers.values()) == [10] * 11
+    assert sorted(len(worker.membership.places) for worker in world.workers.values()) == [10] * 11
 
 
 def test_nothing_moves_before_it_is_weighed() -> None:
@@ -359,12 +359,12 @@ def test_nothing_moves_before_it_is_weighed() -> None:
     world.weights = weights
     world.run(10_000)
     assert world.owners() == before
-    assert not any(each.stopped_for for each in world.workers.values())
+    assert not any(worker.stopped_for for worker in world.workers.values())
 
 
 def test_weights_that_cannot_be_found_out_hold_up_nobody() -> None:
     """Then each partition is as good as another."""
-    leader = GroupCoordinator(GROUP, 1, Rules(weighted_assignment, weighs=True), 0.0)
+    leader = GroupCoordinator(GROUP, 1, GroupRules(weighted_assignment, weighs=True), 0.0)
     leader.update_topics({"orders": 4}, 0.0)
     leader.update_weights(leader.topics_wanted(), None)
     assert not any(isinstance(order, StartFetcher) for order in leader.tick(1.0))
@@ -379,16 +379,16 @@ def test_weights_that_cannot_be_found_out_hold_up_nobody() -> None:
 
 def test_how_far_a_member_says_that_it_got_counts_where_it_works() -> None:
     """Of what others have it knows nothing."""
-    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0.0)
+    leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0.0)
     leader.update_topics({"orders": 2}, 0.0)
     for name in ("a", "b"):
         fields = {"group": GROUP, "member": name, "epoch": 0, "tenure": name, "session_timeout_ms": 6_000}
         leader.receive(Register.model_validate({**fields, "topics": ["orders"], "auto_commit": True}), 10.0)
     leader.tick(1_000.0)
     (place,) = leader.assignment()["a"]
-    told = {"orders": {0: 70, 1: 80}}
-    leader.receive(Pong(group=GROUP, member="a", epoch=1, tenure="a", round=1, offsets=told), 1_010.0)
-    assert leader.positions == {place: told["orders"][place[1]]}
+    actions = {"orders": {0: 70, 1: 80}}
+    leader.receive(Pong(group=GROUP, member="a", epoch=1, tenure="a", round=1, offsets=actions), 1_010.0)
+    assert leader.positions == {place: actions["orders"][place[1]]}
 
 
 def test_five_thousand_members_share_fifty_thousand_partitions() -> None:
@@ -399,13 +399,13 @@ def test_five_thousand_members_share_fifty_thousand_partitions() -> None:
         world.join(f"m{number}")
     world.until(world.is_even, 5_000)
     world.run(200)
-    assert happened(world).count(Happening.REBALANCED) == 1
+    assert happened(world).count(GroupEventKind.REBALANCED) == 1
     for number in range(500):
         world.kill(f"m{number}")
     world.until(world.is_even, 10_000)
     world.run(200)
-    assert happened(world).count(Happening.REBALANCED) == 2
-    assert sum(each.stopped_for for each in world.workers.values()) == 0
+    assert happened(world).count(GroupEventKind.REBALANCED) == 2
+    assert sum(worker.stopped_for for worker in world.workers.values()) == 0
 
 
 def test_members_that_commit_by_themselves_wait_for_one_more_ping() -> None:
@@ -458,7 +458,7 @@ def test_an_order_that_was_overtaken_counts_for_nothing() -> None:
 
 def test_a_coordinator_that_was_stopped_takes_nobody_for_dead() -> None:
     """The answers to its last ping are there, yet unread; who does not answer from then on is found as ever."""
-    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     leader.receive(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
     assert [order.kind for order in leader.tick(10)] == ["ping"]
     for now_ms in range(20_000, 25_900, 100):
@@ -473,12 +473,12 @@ def test_a_coordinator_that_hears_nobody_for_a_while_moves_nothing(monkeypatch: 
     world = started()
     before = world.owners()
     with monkeypatch.context() as deaf:
-        deaf.setattr(world, "_send_word", lambda _: None)
-        world.until(lambda: happened(world).count(Happening.FAILED) == 3, 10_000)
+        deaf.setattr(world, "_send_message", lambda _: None)
+        world.until(lambda: happened(world).count(GroupEventKind.FAILED) == 3, 10_000)
     world.until(world.is_even, 10_000)
     world.run(5_000)
     assert world.owners() == before
-    assert sum(each.stopped_for for each in world.workers.values()) == 0
+    assert sum(worker.stopped_for for worker in world.workers.values()) == 0
 
 
 def test_who_wants_to_leave_and_is_not_known_any_more_is_gone() -> None:
@@ -488,8 +488,8 @@ def test_who_wants_to_leave_and_is_not_known_any_more_is_gone() -> None:
     answer = Registered(group=GROUP, member="a", epoch=1, tenure="t")
     member.receive(answer, 1)
     member.leave()
-    told = member.receive(answer.model_copy(update={"error": "unknown_member"}), 2)
-    assert (member.state, [type(word) for word in told.messages]) == (MemberState.GONE, [Leave])
+    actions = member.receive(answer.model_copy(update={"error": "unknown_member"}), 2)
+    assert (member.state, [type(message) for message in actions.messages]) == (MemberState.GONE, [Leave])
 
 
 def test_who_was_refused_its_name_has_it_once_it_is_free() -> None:
@@ -519,7 +519,7 @@ def test_who_was_refused_its_fixed_name_does_not_take_it_from_another_by_asking(
 
 def test_a_coordinator_that_does_not_know_the_topics_yet_takes_nothing_from_anybody() -> None:
     """Those who register with what they have go on."""
-    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     register = Register(
         group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000, topics=["orders"], holds={"orders": [0]}
     )
@@ -535,8 +535,8 @@ def test_whom_no_coordinator_heard_of_again_is_told_of_once() -> None:
     world.kill("m0")
     world.elect()
     world.until(world.is_even, 15_000)
-    told = [event.members for event in world.coordinators[0].events if event.happening is Happening.FAILED]
-    assert told == [("m0",)]
+    actions = [event.members for event in world.coordinators[0].events if event.happening is GroupEventKind.FAILED]
+    assert actions == [("m0",)]
     assert world.kept.keys() == {"m1", "m2"}
 
 
@@ -547,7 +547,7 @@ def test_after_a_rebalance_was_given_up_what_changes_is_followed_at_once(leaves:
     for worker in world.workers.values():
         worker.stops_in_ms = 30_000 if not leaves else 1e9
     world.join("m3")
-    world.until(lambda: Happening.REBALANCE_GIVEN_UP in happened(world), 30_000)
+    world.until(lambda: GroupEventKind.REBALANCE_GIVEN_UP in happened(world), 30_000)
     for worker in world.workers.values():
         worker.stops_in_ms = 10
     if leaves:
@@ -572,7 +572,7 @@ def test_members_follow_a_coordinator_of_topics_that_were_made_anew() -> None:
     for _ in range(20):
         world.run(500)
         for leader in world.coordinators[:]:
-            if Happening.SUPERSEDED in [event.happening for event in leader.events]:
+            if GroupEventKind.SUPERSEDED in [event.happening for event in leader.events]:
                 world.depose(leader)
                 world.elect()
     world.until(world.is_even, 10_000)
@@ -584,7 +584,7 @@ def test_whatever_befalls_them_the_work_is_shared_in_the_end(seed: int) -> None:
 
     Once all that stops, each partition is worked on within a bounded time, and evenly.
     """
-    befall(seed)
+    inject_fault(seed)
 
 
 def test_what_others_gave_up_waits_for_nobody_who_does_not_stop() -> None:
@@ -598,16 +598,16 @@ def test_what_others_gave_up_waits_for_nobody_who_does_not_stop() -> None:
     world.run(60_000)
     assert len(world.claims) == 24
     assert len(world.workers["m3"].membership.places) >= 4
-    told = happened(world)
-    assert told.count(Happening.REBALANCE_RETRIED) >= 4
-    assert Happening.REBALANCE_GIVEN_UP in told
+    actions = happened(world)
+    assert actions.count(GroupEventKind.REBALANCE_RETRIED) >= 4
+    assert GroupEventKind.REBALANCE_GIVEN_UP in actions
     world.kill("m0")
     world.until(world.is_even, 15_000)
 
 
 def test_an_answer_that_comes_late_counts_for_nothing() -> None:
     """Or again: who has answered later pings lives."""
-    leader, now_ms = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0), 0.0
+    leader, now_ms = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0), 0.0
     leader.receive(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
     late: Pong | None = None
     for _ in range(60):
@@ -627,7 +627,7 @@ def test_a_share_of_a_generation_that_cannot_be_stops_no_coordinator(generation:
     """Whoever wrote it: groups go on counting as far as a record can carry."""
     share = StartFetcher(group=GROUP, member="z", tenure="z", epoch=1, generation=generation, places={"orders": [1]})
     assert parse_coordinator_message(render(share)) == share
-    leader = GroupCoordinator(GROUP, 2, Rules(sticky_assignment), 0, kept=[share])
+    leader = GroupCoordinator(GROUP, 2, GroupRules(sticky_assignment), 0, kept=[share])
     leader.update_topics({"orders": 2}, 0)
     leader.receive(
         Register(group=GROUP, member="a", epoch=0, tenure="t", topics=["orders"], session_timeout_ms=6_000), 0
@@ -638,17 +638,17 @@ def test_a_share_of_a_generation_that_cannot_be_stops_no_coordinator(generation:
 
 def test_a_stranger_deposes_nobody() -> None:
     """Only who is in the group, or registers, can have heard of a later coordinator."""
-    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     leader.receive(Pong(group=GROUP, member="z", epoch=NUMBERS_BELOW - 1, tenure="z", round=1), 0)
     assert leader.events == []
     leader.receive(Register(group=GROUP, member="a", epoch=2, tenure="t", session_timeout_ms=6_000), 0)
-    assert [event.happening for event in leader.events] == [Happening.SUPERSEDED]
+    assert [event.happening for event in leader.events] == [GroupEventKind.SUPERSEDED]
 
 
 @pytest.mark.parametrize(("session_ms", "waits_ms"), [(30_000, 30_000), (3_000, 10_000), (3_600_000, 60_000)])
 def test_a_new_coordinator_waits_for_members_as_long_as_their_sessions_last(session_ms: int, waits_ms: int) -> None:
     """So a member of a fixed name may restart while coordinators change; up to a minute."""
-    before = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    before = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     before.update_topics({"orders": 4}, 0)
     for name in ("a", "b"):
         fields = {"topics": ["orders"], "session_timeout_ms": session_ms, "is_static": True}
@@ -659,19 +659,19 @@ def test_a_new_coordinator_waits_for_members_as_long_as_their_sessions_last(sess
         before.tick(now_ms)
     kept = before.shares()
     assert {share.session_timeout_ms for share in kept} == {session_ms}
-    after = GroupCoordinator(GROUP, 2, Rules(sticky_assignment), 0, kept=kept, recovery_ms=10_000)
+    after = GroupCoordinator(GROUP, 2, GroupRules(sticky_assignment), 0, kept=kept, recovery_ms=10_000)
     after.update_topics({"orders": 4}, 0)
     register = {"topics": ["orders"], "session_timeout_ms": session_ms, "is_static": True, "holds": kept[0].places}
     after.receive(Register.model_validate({**register, "group": GROUP, "member": "a", "epoch": 0, "tenure": "a"}), 0)
-    told = []
+    actions = []
     for now_ms in range(0, 100_000, 500):
         for order in after.tick(now_ms):
             if order.kind == "ping":
                 after.receive(Pong(group=GROUP, member="a", epoch=2, tenure="a", round=order.round), now_ms)
-        if any(event.happening is Happening.FAILED for event in after.events):
-            told.append(now_ms)
-    assert told
-    assert waits_ms <= told[0] <= waits_ms + session_ms / 3 + 1_000
+        if any(event.happening is GroupEventKind.FAILED for event in after.events):
+            actions.append(now_ms)
+    assert actions
+    assert waits_ms <= actions[0] <= waits_ms + session_ms / 3 + 1_000
 
 
 @pytest.mark.parametrize(
@@ -687,7 +687,7 @@ def test_a_new_coordinator_waits_for_members_as_long_as_their_sessions_last(sess
 def test_rules_that_cannot_be_are_refused(fields: dict[str, float]) -> None:
     """With what to give instead."""
     with pytest.raises(ConfigurationError, match=f"{next(iter(fields))}.*; give "):
-        Rules(sticky_assignment, **fields)  # type: ignore[arg-type]
+        GroupRules(sticky_assignment, **fields)  # type: ignore[arg-type]
 
 
 numbers = st.one_of(st.integers(-2, 3), st.sampled_from([2**31, NUMBERS_BELOW - 1, NUMBERS_BELOW, 2**63]), st.none())
@@ -725,20 +725,24 @@ records = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None)
 def test_whatever_is_written_nobody_ends_by_it(values: list[str]) -> None:
     """Neither a coordinator, nor the next one that reads what it kept, nor a member."""
-    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     leader.update_topics({"orders": 3}, 0)
     register = Register(group=GROUP, member="a", epoch=0, tenure="a", topics=["orders"], session_timeout_ms=6_000)
     member, now_ms, kept = Membership(register, 0), 0.0, []
     for text in values:
         value = text.encode("utf-8", "replace")
-        word, order = parse_member_message(value), parse_coordinator_message(value)
-        orders = [*(leader.receive(word, now_ms) if word else ()), *leader.tick(now_ms), *([order] if order else ())]
+        message, order = parse_member_message(value), parse_coordinator_message(value)
+        orders = [
+            *(leader.receive(message, now_ms) if message else ()),
+            *leader.tick(now_ms),
+            *([order] if order else ()),
+        ]
         kept += [each for each in orders if isinstance(each, StartFetcher)]
         for each in orders:
             for answer in member.receive(each, now_ms).messages:
                 leader.receive(answer, now_ms)
         now_ms += 700
-    heir = GroupCoordinator(GROUP, 2, Rules(sticky_assignment), now_ms, kept=kept)
+    heir = GroupCoordinator(GROUP, 2, GroupRules(sticky_assignment), now_ms, kept=kept)
     heir.update_topics({"orders": 3}, now_ms)
     for _ in range(100):
         now_ms += 1_000

@@ -12,9 +12,9 @@ import pytest
 from confluent_kafka import OFFSET_INVALID
 
 from marshal_dagster.coordinator import client
-from marshal_dagster.coordinator.assignment import Place, sticky_assignment
+from marshal_dagster.coordinator.assignment import DataPartitionId, sticky_assignment
 from marshal_dagster.coordinator.client import CoordinatedMember
-from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
+from marshal_dagster.coordinator.group import GroupCoordinator, GroupEventKind, GroupRules
 from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.messages import CoordinatorMessage, MemberMessage, render
 from marshal_dagster.coordinator.transport import CoordinatorTopics, ReceivedRecord
@@ -32,7 +32,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        rules = Rules(sticky_assignment, min_session_ms=100, rebalance_backoff_ms=100)
+        rules = GroupRules(sticky_assignment, min_session_ms=100, rebalance_backoff_ms=100)
         self.leader = GroupCoordinator(GROUP, 1, rules, self.now_ms)
         self.leader.update_topics({"orders": 4}, self.now_ms)
         self.readers: list[queue.SimpleQueue[bytes]] = []
@@ -46,14 +46,14 @@ class Hub:
         return time.monotonic() * 1_000
 
     @property
-    def happened(self) -> list[Happening]:
+    def happened(self) -> list[GroupEventKind]:
         """What the coordinator told of."""
         return [event.happening for event in self.leader.events]
 
-    def say(self, word: MemberMessage) -> None:
+    def send_message(self, message: MemberMessage) -> None:
         """Have the coordinator hear a word."""
         with self.lock:
-            self._send(self.leader.receive(word, self.now_ms))
+            self._send(self.leader.receive(message, self.now_ms))
 
     def tick(self) -> None:
         """Let time pass."""
@@ -93,7 +93,7 @@ class Writer:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self.send_to_coordinator = hub.say
+        self.send_to_coordinator = hub.send_message
 
     def poll(self) -> None:
         """Fail, if that is due."""
@@ -131,18 +131,18 @@ class Work:
     """What a member works on."""
 
     def __init__(self) -> None:
-        self.on: set[Place] = set()
+        self.on: set[DataPartitionId] = set()
         self.calls = 0
         self.stop_takes_s = 0.0
         self.fails: list[Exception] = []
         """What the next calls raise."""
 
-    def start(self, places: frozenset[Place]) -> None:
+    def start(self, places: frozenset[DataPartitionId]) -> None:
         """Begin."""
         self._call()
         self.on |= places
 
-    def stop(self, places: frozenset[Place]) -> None:
+    def stop(self, places: frozenset[DataPartitionId]) -> None:
         """End."""
         time.sleep(self.stop_takes_s)
         self.on -= places
@@ -177,7 +177,7 @@ def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
         one.stop_takes_s = 3 * SESSION_MS / 1_000
         with member(other, "b"):
             wait_until(lambda: len(one.on) == len(other.on) == 2, "both members have two partitions")
-            assert Happening.FAILED not in hub.happened
+            assert GroupEventKind.FAILED not in hub.happened
             one.stop_takes_s = 0
 
 
@@ -204,8 +204,8 @@ def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: 
         else:
             other.fails.append(ValueError("it cannot start"))
         with member(other, "b"):
-            wait_until(lambda: hub.happened.count(Happening.LEFT) == 1, "one member has left")
-            wait_until(lambda: hub.happened.count(Happening.JOINED) == 3, "a member has joined again")
+            wait_until(lambda: hub.happened.count(GroupEventKind.LEFT) == 1, "one member has left")
+            wait_until(lambda: hub.happened.count(GroupEventKind.JOINED) == 3, "a member has joined again")
             wait_until(
                 lambda: len(one.on) == len(other.on) == 2 and one.on | other.on == PLACES,
                 "both members have two partitions, all in all",
@@ -220,14 +220,14 @@ def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
         work.stop_takes_s = 0.3
     assert not work.on
     assert found.state is MemberState.GONE
-    wait_until(lambda: hub.happened[-1] is Happening.LEFT, "the member has left")
+    wait_until(lambda: hub.happened[-1] is GroupEventKind.LEFT, "the member has left")
 
 
 def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     """At each ping; what it cannot find out, it does not say."""
     work, times = Work(), itertools.count()
 
-    def offsets() -> dict[Place, int]:
+    def offsets() -> dict[DataPartitionId, int]:
         if next(times) == 0:
             raise OSError("no answer")
         return {("orders", 0): 17, ("orders", 1): OFFSET_INVALID}

@@ -24,7 +24,7 @@ from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_
 from marshal_dagster.coordinator import background, service, transport
 from marshal_dagster.coordinator.assignment import AssignmentInput, sticky_assignment
 from marshal_dagster.coordinator.background import GroupWeigher
-from marshal_dagster.coordinator.group import Event, Happening
+from marshal_dagster.coordinator.group import GroupEvent, GroupEventKind
 from marshal_dagster.coordinator.member import Membership
 from marshal_dagster.coordinator.messages import (
     CoordinatorMessage,
@@ -61,7 +61,7 @@ class Ends:
 
     failure: MarshalError | None = None
     fails: Exception | None = None
-    words: list[MemberMessage] = field(default_factory=list)
+    messages: list[MemberMessage] = field(default_factory=list)
     orders: list[CoordinatorMessage] = field(default_factory=list)
     partitions: int = 1
     is_deposed: bool = False
@@ -74,8 +74,8 @@ class Ends:
         """Give what there is, once."""
         if self.fails is not None:
             raise self.fails
-        words, self.words = self.words, []
-        return [ReceivedRecord(0, 0, b"", render(word), 0) for word in words]
+        messages, self.messages = self.messages, []
+        return [ReceivedRecord(0, 0, b"", render(message), 0) for message in messages]
 
     def send_to_member(self, order: CoordinatorMessage) -> None:
         """Keep it."""
@@ -258,8 +258,8 @@ def test_a_group_that_is_led_is_measured(
     member = Membership(register, now_ms)
     for _ in range(20):
         orders, ends.orders = ends.orders, []
-        ends.words = [word for order in orders for word in member.receive(order, now_ms).messages]
-        ends.words += member.tick(now_ms).messages
+        ends.messages = [message for order in orders for message in member.receive(order, now_ms).messages]
+        ends.messages += member.tick(now_ms).messages
         turn(coordinator, ends)
         now_ms += 500
     assert values(reader) == {
@@ -281,11 +281,11 @@ def test_a_group_that_is_led_is_measured(
 def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None:
     """Rebalances by what came of them, partitions that moved, members that failed."""
     measuring = GroupMetrics()
-    measuring.record("etl", Event(Happening.REBALANCED, moved=7))
-    measuring.record("etl", Event(Happening.REBALANCED, moved=2))
-    measuring.record("etl", Event(Happening.REBALANCE_RETRIED, ("a",)))
-    measuring.record("other", Event(Happening.FAILED, ("a", "b")))
-    measuring.record("other", Event(Happening.JOINED, ("c",)))
+    measuring.record("etl", GroupEvent(GroupEventKind.REBALANCED, moved=7))
+    measuring.record("etl", GroupEvent(GroupEventKind.REBALANCED, moved=2))
+    measuring.record("etl", GroupEvent(GroupEventKind.REBALANCE_RETRIED, ("a",)))
+    measuring.record("other", GroupEvent(GroupEventKind.FAILED, ("a", "b")))
+    measuring.record("other", GroupEvent(GroupEventKind.JOINED, ("c",)))
     assert values(reader) == {
         "rebalances": {"etl/done": 2, "etl/tried_again": 1},
         "moved": {"etl": 9},
@@ -331,7 +331,7 @@ def test_without_opentelemetry_nothing_is_measured(monkeypatch: pytest.MonkeyPat
     """Nor asked for."""
     monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
     measuring = GroupMetrics()
-    measuring.record("etl", Event(Happening.REBALANCED, moved=7))
+    measuring.record("etl", GroupEvent(GroupEventKind.REBALANCED, moved=7))
     measuring.update({"etl": {}})
     measuring.close()
     assert measuring._metrics is None
@@ -390,14 +390,14 @@ def test_a_group_that_goes_wrong_disturbs_no_other(
 
     monkeypatch.setattr(service, "_REST_S", 0.2)
     coordinator._rules = replace(coordinator._rules, strategy=strategy)
-    ends.words = [registers("odd", "bad"), registers("even")]
+    ends.messages = [registers("odd", "bad"), registers("even")]
     turns(coordinator, ends, clock)
     assert shares(ends) == {"even": [{"t": [0, 1]}]}
     assert coordinator.health()["failure"] == "no idea"
     pings = sum(order.kind == "ping" and order.group == "even" for order in ends.orders)
     fails = False
     time.sleep(0.3)
-    ends.words = [registers("odd", "bad")]
+    ends.messages = [registers("odd", "bad")]
     turns(coordinator, ends, clock, 60)
     assert shares(ends)["odd"] == [{"t": [0, 1]}]
     assert sum(order.kind == "ping" and order.group == "even" for order in ends.orders) > pings
@@ -405,12 +405,12 @@ def test_a_group_that_goes_wrong_disturbs_no_other(
 
 def test_one_that_leads_no_more_writes_nothing(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
     """Though it has words to answer, as one that was stopped in the middle of a turn."""
-    ends.words = [registers("etl")]
+    ends.messages = [registers("etl")]
     turns(coordinator, ends, clock)
     assert ends.orders
     ends.orders.clear()
     ends.is_deposed = True
-    ends.words = [registers("etl", "b"), registers("other")]
+    ends.messages = [registers("etl", "b"), registers("other")]
     turn(coordinator, ends)
     assert ends.orders == []
     assert coordinator._shards == {}
@@ -418,15 +418,15 @@ def test_one_that_leads_no_more_writes_nothing(coordinator: Coordinator, ends: E
 
 def test_only_who_registers_makes_a_group(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
     """Other words for a group that is not there, and words in a partition that is not theirs, make none."""
-    ends.words = [Pong(group=f"g{number}", member="a", epoch=1, tenure="a", round=1) for number in range(100)]
+    ends.messages = [Pong(group=f"g{number}", member="a", epoch=1, tenure="a", round=1) for number in range(100)]
     turns(coordinator, ends, clock)
     assert (coordinator._shards[0].groups, ends.orders) == ({}, [])
     ends.partitions = 8
     strays = [f"g{number}" for number in range(100) if partition_of(f"g{number}", 8) != 0]
-    ends.words = [registers(group) for group in strays]
+    ends.messages = [registers(group) for group in strays]
     turns(coordinator, ends, clock)
     assert coordinator._shards[0].groups == {}
-    ends.words = [Pong(group="etl", member="a", epoch=2, tenure="a", round=1)]
+    ends.messages = [Pong(group="etl", member="a", epoch=2, tenure="a", round=1)]
     ends.partitions = 1
     turn(coordinator, ends)
     assert [getattr(order, "error", None) for order in ends.orders] == ["unknown_member"]
@@ -434,14 +434,14 @@ def test_only_who_registers_makes_a_group(coordinator: Coordinator, ends: Ends, 
 
 def test_a_group_that_all_have_left_is_forgotten(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
     """And goes on counting when somebody comes back, who has heard of its generations."""
-    ends.words = [registers("etl")]
+    ends.messages = [registers("etl")]
     turns(coordinator, ends, clock)
     first = coordinator._shards[0].groups["etl"].generation
     assert first > 0
-    ends.words = [Leave(group="etl", member="a", epoch=2, tenure="a")]
+    ends.messages = [Leave(group="etl", member="a", epoch=2, tenure="a")]
     turns(coordinator, ends, clock)
     assert coordinator._shards[0].groups == {}
-    ends.words = [registers("etl", "b")]
+    ends.messages = [registers("etl", "b")]
     turns(coordinator, ends, clock)
     assert coordinator._shards[0].groups["etl"].generation > first
 
@@ -482,7 +482,7 @@ def test_a_weighing_that_fails_is_done_again(
     weigher = coordinator._weigher
     assert weigher is not None
     weighs["etl"] = [KafkaException("away"), RuntimeError("odd"), {("t", 0): 5.0}]
-    ends.words = [registers("etl")]
+    ends.messages = [registers("etl")]
     until_weighed(coordinator, ends, "etl")
     turns(coordinator, ends, clock)
     assert shares(ends) == {"etl": [{"t": [0, 1]}]}
@@ -490,7 +490,9 @@ def test_a_weighing_that_fails_is_done_again(
         clock.now_ms += background._WEIGH_EACH_MS + 1
         turn(coordinator, ends)
         wait_until(lambda left=left: len(weighs["etl"]) == left, "the weights were asked for", 10)  # type: ignore[misc]
-        wait_until(lambda: all(each.found.done() for each in weigher._weighings.values()), "the weights are found", 10)
+        wait_until(
+            lambda: all(weighing.found.done() for weighing in weigher._weighings.values()), "the weights are found", 10
+        )
         turn(coordinator, ends)
     assert coordinator._shards[0].groups["etl"]._workload.weights == {("t", 0): 5.0}
 
@@ -501,7 +503,7 @@ def test_a_weighing_that_hangs_holds_up_no_other_group(
     """Nor its own for ever."""
     goes_on = threading.Event()
     weighs.update(stuck=lambda: goes_on.wait(30) and {}, free={})
-    ends.words = [registers("stuck"), registers("free")]
+    ends.messages = [registers("stuck"), registers("free")]
     until_weighed(coordinator, ends, "free")
     turns(coordinator, ends, clock)
     assert shares(ends) == {"free": [{"t": [0, 1]}]}

@@ -11,7 +11,7 @@ from marshal_dagster.coordinator import member, rebalance
 from marshal_dagster.coordinator.member import MemberEvent, MemberState
 from marshal_dagster.coordinator.rebalance import RebalanceEvent, RebalanceState
 from marshal_dagster.coordinator.state_machine import IllegalTransitionError, StateMachine, Transitions
-from tests.coordinator_world import befall
+from tests.coordinator_world import inject_fault
 
 REBALANCE = """
                 CHANGE          INTERRUPTION BALANCED STOP_SENT ALL_STOPPED  STOP_TIMED_OUT  ALL_STARTED START_TIMED_OUT
@@ -83,5 +83,5 @@ def test_each_legal_transition_of_a_rebalance_occurs(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(StateMachine, "apply", note)
     for seed in range(16):
-        befall(seed)
+        inject_fault(seed)
     assert {(state, event) for state, row in rebalance.TRANSITIONS.items() for event in row} <= seen

@@ -14,25 +14,25 @@ from itertools import count
 
 import pytest
 
-from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.coordination.claimer import Claimer
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, PositionLost
+from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, PositionLostError
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, UnavailableError
-from marshal_dagster.protocol.messages import DeliveryMode, Mark, RuleSet, Settings, render
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, Mark, RuleSet, render
 from marshal_dagster.testing import MemoryBroker, MemoryLog, MemorySnapshotTopic
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site
 
 MOST_MOMENTS = 400
 MARK = render(Mark(instance="m.0", client="m", group="m", time_s=0))
-AT_MOST_ONCE = Settings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE)
-RANGES_AT_MOST_ONCE = Settings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE, features=("ranges",))
-GO = Settings(60_000, RuleSet.GO)
+AT_MOST_ONCE = GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE)
+RANGES_AT_MOST_ONCE = GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE, features=("ranges",))
+GO = GroupSettings(60_000, RuleSet.GO)
 
 Cut = Callable[[Site], None]
-Member = Claimer | RangeClaimer | Operator
+Member = Claimer | RangeClaimer | GroupAdmin
 
 
 class MomentLog(MemoryLog):
@@ -67,7 +67,7 @@ class MomentLog(MemoryLog):
                 self._pass_a_moment()
                 position, bounds = self._positions[partition], self.broker.bounds(partition)
                 if not bounds.start <= position <= bounds.end:
-                    raise PositionLost(partition)
+                    raise PositionLostError(partition)
                 if position == bounds.end:
                     raise UnavailableError(f"it ends at {position}")
                 self._positions[partition] = position + 1
@@ -134,7 +134,7 @@ CUTS: dict[str, Cut] = {
     "overtaken": Site.overtake,
     "overtaken, going on": overtake,
     "overtaken everywhere": overtake_everywhere,
-    "made anew": lambda site: site.broker.make_anew(),
+    "made anew": lambda site: site.broker.recreate(),
     "gone": lambda site: site.broker.delete(),
 }
 
@@ -145,7 +145,7 @@ class Step:
 
     open_one: Callable[[Site, MomentLog, "Step"], Member]
     do: Callable[..., object]
-    settings: Settings = SETTINGS
+    settings: GroupSettings = SETTINGS
     plans: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -178,12 +178,12 @@ def pausing_owner(site: Site, log: MomentLog, step: Step) -> Claimer:
     return member
 
 
-def operator(site: Site, log: MomentLog, step: Step) -> Operator:
+def operator(site: Site, log: MomentLog, step: Step) -> GroupAdmin:
     """Open an operator of a group in which nobody is at work."""
     site.owner_of(0, 1, settings=step.settings).release()
     if step.settings is RANGES:
         site.holder_of({0: (0, 5), 1: (0, 5)}, plans=True).release([1])
-    return Operator(site.reader(log), GROUP, "ops", clock=site.clock)
+    return GroupAdmin(site.reader(log), GROUP, "ops", clock=site.clock)
 
 
 ENDS = {0: 5, 1: 5}
@@ -198,7 +198,7 @@ STEPS = {
     "give up one": Step(owner, lambda member: member.release([0])),
     "give up": Step(owner, lambda member: member.release()),
     "revoke": Step(owner, lambda member: member.revoke({5: 1})),
-    "agree on settings": Step(owner, lambda member: member.agree_on_settings()),
+    "agree on settings": Step(owner, lambda member: member.ensure_group_settings()),
     "set positions": Step(pausing_owner, lambda member: member.set_positions({0: 9, 1: 9, 4: 9}, OTHER_TOPIC_ID)),
     "confirm positions": Step(pausing_owner, lambda member: member.confirm_positions()),
     "name the data topic": Step(pausing_owner, lambda member: member.name_data_topic(TOPIC_ID)),
@@ -220,12 +220,12 @@ STEPS = {
 }
 
 
-def from_the_start(_: Settings) -> Site:
+def from_the_start(_: GroupSettings) -> Site:
     """Make an empty log."""
     return Site()
 
 
-def from_a_snapshot(settings: Settings) -> Site:
+def from_a_snapshot(settings: GroupSettings) -> Site:
     """Make a log of some 30 records, of which retention has left 10, and a snapshot with which every reader begins."""
     site = Site(snapshot_topic=MemorySnapshotTopic())
     assert site.snapshot_topic is not None
@@ -240,7 +240,7 @@ def from_a_snapshot(settings: Settings) -> Site:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("begin", [from_the_start, from_a_snapshot])
 def test_a_log_that_is_cut_at_any_moment_of_a_step(
-    step: str, cut: str, begin: Callable[[Settings], Site], caplog: pytest.LogCaptureFixture
+    step: str, cut: str, begin: Callable[[GroupSettings], Site], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It does what it says or fails by an error of the library's; what is not sure is neither held nor told."""
     caplog.set_level(logging.CRITICAL)
@@ -261,7 +261,7 @@ def cut_at(moment: int, site: Site, step: Step, cut: Cut) -> bool:
         is_done = True
     if not log.is_cut:
         return False
-    if isinstance(member, Operator):
+    if isinstance(member, GroupAdmin):
         assert not (is_done and log.has_told), moment
         return True
     reader = member.rationalizer

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.admin.operator import Operator
-from marshal_dagster.admin.position_spec import Offsets
-from marshal_dagster.admin.reprocess import Reprocessing
-from marshal_dagster.admin.reset_positions import Repositioning
-from marshal_dagster.admin.revoke import Revoking
+from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.position_spec import ToOffsets
+from marshal_dagster.admin.reprocess import RangeReprocessor
+from marshal_dagster.admin.reset_positions import PositionResetter
+from marshal_dagster.admin.revoke import ClaimRevoker
 from marshal_dagster.cli import position_context, revoke
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import LogChanged, MarshalError, NotCertain, PositionNotSet
+from marshal_dagster.errors import CoordinationLogChangedError, IncompleteLogError, MarshalError, PositionNotSetError
 from marshal_dagster.protocol.messages import Heartbeat
 from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
 from tests.faulty_log import Fault, FaultyLog, of_type
@@ -29,23 +29,25 @@ def site() -> Site:
     return Site()
 
 
-def operator(site: Site, log: FaultyLog | None = None) -> Operator:
+def operator(site: Site, log: FaultyLog | None = None) -> GroupAdmin:
     """Open an operator."""
-    return Operator(Rationalizer(log or site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
+    return GroupAdmin(Rationalizer(log or site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
 
 
-def repositioning(site: Site) -> Repositioning:
+def repositioning(site: Site) -> PositionResetter:
     """Open what sets positions for people."""
     topics: Any = FakeTopics()
-    return Repositioning(lambda _: Rationalizer(site.log(), clock=site.clock), topics, GROUP, TOPIC, "ops", site.clock)
+    return PositionResetter(
+        lambda _: Rationalizer(site.log(), clock=site.clock), topics, GROUP, TOPIC, "ops", site.clock
+    )
 
 
 # Revoking
 
 
-def revoking(site: Site) -> Revoking:
+def revoking(site: Site) -> ClaimRevoker:
     """Open what revokes for people."""
-    return Revoking(lambda _: Rationalizer(site.log(), clock=site.clock), GROUP, TOPIC, "ops", site.clock)
+    return ClaimRevoker(lambda _: Rationalizer(site.log(), clock=site.clock), GROUP, TOPIC, "ops", site.clock)
 
 
 def test_who_revokes_takes_nothing_in_a_log_made_anew(site: Site) -> None:
@@ -53,10 +55,10 @@ def test_who_revokes_takes_nothing_in_a_log_made_anew(site: Site) -> None:
     site.owner_of(0, 1)
     work = revoking(site)
     shown = work.look()
-    site.broker.make_anew()
+    site.broker.recreate()
     alive = site.owner_of(0, 1)
 
-    with pytest.raises(LogChanged, match="Nothing was revoked"):
+    with pytest.raises(CoordinationLogChangedError, match="Nothing was revoked"):
         work.carry_out(shown)
 
     assert site.owner(0) == site.owner(1) == alive.member.instance
@@ -82,7 +84,7 @@ def test_who_revokes_hears_that_the_log_can_only_be_observed(
 ) -> None:
     """Retention has deleted it while the person was asked."""
     site = site_now()
-    monkeypatch.setattr(revoke, "Revoking", partial(Revoking, clock=site.clock))
+    monkeypatch.setattr(revoke, "ClaimRevoker", partial(ClaimRevoker, clock=site.clock))
     at_work_on(site, monkeypatch, revoke)
     dead = site.owner_of(0)
 
@@ -106,7 +108,7 @@ def test_position_set_does_not_say_that_it_set_what_it_did_not(
     """Keys that are only observed have generation 0: that is no new generation."""
     site = site_now()
     at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
-    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
+    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=site.clock))
     site.owner_of(0, at=40).release()
     assert act(capsys, "position", "set", GROUP, TOPIC, "--offsets", "0=50", "--yes").code == 0
     owner = site.owner_of(0, at=50)
@@ -129,25 +131,25 @@ def test_what_was_set_in_a_log_that_is_only_observed_is_not_known(site: Site) ->
     operator(site).set_positions(TOPIC, {0: 50}, TOPIC_ID, wait_ms=0)
     owner = site.owner_of(0, at=50)
     work = repositioning(site)
-    moves = work.look(Offsets(by_partition=((0, 30),)))
+    moves = work.look(ToOffsets(by_partition=((0, 30),)))
     site.overtake()
     site.say(about(Heartbeat, owner.member.instance, offset=50))
 
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         work.done(moves)
 
 
 def test_who_reprocesses_blames_nobody_for_what_retention_did(site: Site) -> None:
     """The log can only be observed since the position was set back: that is no position that another has set."""
     site.owner_of(0, at=50).release()
-    reprocessing = Reprocessing(repositioning(site))
+    reprocessing = RangeReprocessor(repositioning(site))
     redo = reprocessing.look(0, 30, 40)
 
     def overtake(text: str) -> None:
         if "does it again" in text:
             site.overtake()
 
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         reprocessing.carry_out(redo, wait_s=10, within_s=10, tell=overtake)
 
 
@@ -189,7 +191,7 @@ def test_what_may_have_become_of_a_position_is_told(
     log = site.log()
     log.fail(fault, of_type("ReleasingPartition"))
 
-    with pytest.raises(PositionNotSet, match="may have the new offset, or none"):
+    with pytest.raises(PositionNotSetError, match="may have the new offset, or none"):
         operator(site, log).set_positions(TOPIC, {0: 9}, topic_id, wait_ms=0)
 
     assert site.key().offset == stands_at

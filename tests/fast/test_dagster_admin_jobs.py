@@ -11,22 +11,22 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
-from marshal_dagster.admin.operator import Operator
-from marshal_dagster.admin.revoke import HeldClaim, Revoking
+from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.revoke import ClaimRevoker, HeldClaim
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs import admin
 from marshal_dagster.jobs.admin import (
-    AdoptConfig,
+    ImportPositionsConfig,
     PauseConfig,
     ReprocessRangeConfig,
     ResumeConfig,
     RevokeConfig,
     SetPositionConfig,
     SettingsConfig,
-    build_adopt_job,
+    build_import_positions_job,
     build_pause_job,
     build_reprocess_range_job,
     build_resume_job,
@@ -48,7 +48,7 @@ JOBS = {
     "pause_group": (build_pause_job, PauseConfig),
     "resume_group": (build_resume_job, ResumeConfig),
     "set_position": (build_set_position_job, SetPositionConfig),
-    "adopt_positions": (build_adopt_job, AdoptConfig),
+    "adopt_positions": (build_import_positions_job, ImportPositionsConfig),
     "reprocess_range": (build_reprocess_range_job, ReprocessRangeConfig),
     "revoke_claims": (build_revoke_job, RevokeConfig),
     "set_settings": (build_settings_job, SettingsConfig),
@@ -99,7 +99,7 @@ class Stand:
     def is_paused(self) -> set[bool]:
         """Tell whether the group is paused, over all coordination partitions."""
         groups = [world.groups.get(GROUP) for world in self.site.world().partitions.values()]
-        return {each is not None and each.is_paused(self.site.clock.wall_ms()) for each in groups}
+        return {group is not None and group.is_paused(self.site.clock.wall_ms()) for group in groups}
 
     def offsets(self) -> list[int | None]:
         """Give where the group stands."""
@@ -136,7 +136,7 @@ def empty(instance: dg.DagsterInstance) -> Stand:
 def shown(result: dg.ExecuteInProcessResult) -> list[dict[str, Any]]:
     """Give the rows of the table of before and after."""
     assert result.success
-    (event,) = [each for each in result.all_node_events if each.is_successful_output]
+    (event,) = [all_node_event for all_node_event in result.all_node_events if all_node_event.is_successful_output]
     return rows(event.step_output_data.metadata["before_and_after"])
 
 
@@ -152,7 +152,7 @@ def rows(table: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a metadata value
 
 def failure(result: dg.ExecuteInProcessResult) -> dg.DagsterEvent:
     """Give the event by which the op failed."""
-    (event,) = [each for each in result.all_node_events if each.is_step_failure]
+    (event,) = [all_node_event for all_node_event in result.all_node_events if all_node_event.is_step_failure]
     return event
 
 
@@ -269,7 +269,7 @@ def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
         ({"timestamp": "1970-01-01T00:00:03Z"}, [60, 60, 60]),
         ({"latest": True, "partitions": "1-2"}, [50, END, END]),
         ({"back": 10, "partitions": "0"}, [40, 50, None]),
-        ({"offsets": "5", "partitions": "1", "outside_the_log": True}, [50, 5, None]),
+        ({"offsets": "5", "partitions": "1", "allow_out_of_range": True}, [50, 5, None]),
     ],
     ids=str,
 )
@@ -312,13 +312,13 @@ def test_members_that_stay_fail_the_run(stand: Stand) -> None:
 
 def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what the log shows."""
-    set_positions = Operator.set_positions
+    set_positions = GroupAdmin.set_positions
 
-    def half(self: Operator, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+    def half(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
         set_positions(self, topic, {0: offsets[0]}, topic_id, wait_ms=0)
         raise UnavailableError("the broker is gone")
 
-    monkeypatch.setattr(Operator, "set_positions", half)
+    monkeypatch.setattr(GroupAdmin, "set_positions", half)
     data = failure(stand.run("set_position", topic=TOPIC, offsets="30")).step_failure_data
     assert data.user_failure_data is not None
     assert data.user_failure_data.description == "the broker is gone. Set: partitions [0]"
@@ -330,7 +330,7 @@ def test_what_a_run_holds_that_is_over_is_not_waited_for(stand: Stand) -> None:
     """Dagster knows it."""
     over = stand.run("resume_group")
     claimer = stand.site.claimer(instance=f"{over.run_id}.0")
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     assert claimer.claim([0])
     assert stand.run("set_position", topic=TOPIC, offsets="0=30", wait_s=0).success
     assert stand.site.key(0).offset == 30
@@ -448,13 +448,13 @@ def test_a_revocation_of_nothing_fails_the_run(stand: Stand) -> None:
 def test_what_changed_hands_fails_the_run(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The metadata of the failure say what was taken."""
     dead = stand.site.owner_of(0, 1, at=50)
-    carry_out = Revoking.carry_out
+    carry_out = ClaimRevoker.carry_out
 
-    def late(self: Revoking, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
+    def late(self: ClaimRevoker, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         dead.release([0])
         return carry_out(self, claims)
 
-    monkeypatch.setattr(Revoking, "carry_out", late)
+    monkeypatch.setattr(ClaimRevoker, "carry_out", late)
     data = failure(stand.run("revoke_claims", topic=TOPIC, instance=dead.member.instance)).step_failure_data
     assert data.user_failure_data is not None
     table = rows(data.user_failure_data.metadata["claims"])

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.assets.checks import (
     MOST_LAST,
     ClaimCheck,
-    Oddity,
+    OffsetFinding,
     RecordedRange,
     build_claim_checks,
     double_commits,
@@ -123,7 +123,7 @@ def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.Mon
     work(batch())
     with batch() as slow:
         work(batch())
-        assert (scene.key().offset, [one.start for one in slow.ranges]) == (4, [4])
+        assert (scene.key().offset, [range_.start for range_ in slow.ranges]) == (4, [4])
         assert "gaps" not in failed(shop, max_lag=100)
         scene.process(slow)
     assert failed(shop, max_lag=100) == {"gaps": "4 offsets in 1 ranges: committed by nobody who recorded it"}
@@ -141,7 +141,7 @@ def test_a_position_set_back_is_told(shop: Shop) -> None:
     scene = shop.stand.scene
     shop.run()
     topic_id = scene.data.describe(TOPIC).topic_id
-    operator = Operator(Rationalizer(scene.log(), clock=scene.clock), GROUP, "ops", clock=scene.clock)
+    operator = GroupAdmin(Rationalizer(scene.log(), clock=scene.clock), GROUP, "ops", clock=scene.clock)
     operator.set_positions(TOPIC, {0: 4, 1: 12}, topic_id, wait_ms=0)
     scene.data.append(0, 2)
     scene.data.append(1, 5)
@@ -204,7 +204,9 @@ def test_what_was_perhaps_committed_may_be_committed_by_another(shop: Shop) -> N
     """At most once says so of a range when its commit was not acknowledged and cannot be read; it is no gap either."""
     shop.run(partitions=[0], max_records=4, max_batches=1)
     shop.run(partitions=[0], max_records=4, max_batches=1)
-    again, _ = (one.asset_materialization for one in shop.instance.fetch_materializations(shop.key, limit=2).records)
+    again, _ = (
+        record.asset_materialization for record in shop.instance.fetch_materializations(shop.key, limit=2).records
+    )
     assert again is not None
     table = again.metadata["ranges"]
     assert isinstance(table, dg.TableMetadataValue)
@@ -301,7 +303,7 @@ def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: An
     ranges = cut(ends)
     one = data.draw(st.sampled_from(ranges[1:-1]))
     without = [each for each in ranges if each is not one]
-    assert gaps(without) == [Oddity(0, one.start, one.end, "committed by nobody who recorded it")]
+    assert gaps(without) == [OffsetFinding(0, one.start, one.end, "committed by nobody who recorded it")]
     twice = [*ranges, one]
     (found,) = double_commits(twice)
     assert (found.start, found.end) == (one.start, one.end)

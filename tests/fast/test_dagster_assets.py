@@ -10,8 +10,8 @@ import pytest
 from dagster._core.definitions.observe import observe
 
 from marshal_dagster.assets.checks import recorded_ranges
-from marshal_dagster.assets.decorator import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
-from marshal_dagster.assets.progress import MOST_SHOWN, PartitionStanding, Standing
+from marshal_dagster.assets.decorator import ClaimedAsset, DagsterMarshalTranslator, kafka_partitions_def, marshal_asset
+from marshal_dagster.assets.progress import MOST_SHOWN, PartitionProgress, TopicProgress
 from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
@@ -22,34 +22,34 @@ from marshal_dagster.protocol.world import World
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.names import OUTCOME_TAG
-from marshal_dagster.sensors import build_given_up_check, build_lag_sensor, build_stale_claim_sensor
+from marshal_dagster.sensors import build_exhausted_plans_check, build_lag_sensor, build_stale_claim_sensor
 from tests.batch_fixtures import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 __all__ = ["instance", "stand"]
 
 TOPIC_KEY = dg.AssetKey(["kafka", TOPIC])
 
 
-class Eager(MarshalTranslator):
+class Eager(DagsterMarshalTranslator):
     """Assets that are worked on when there is something new."""
 
-    def asset_spec(self, asset: ClaimedAsset) -> dg.AssetSpec:
+    def get_asset_spec(self, asset: ClaimedAsset) -> dg.AssetSpec:
         """Add the condition."""
-        return super().asset_spec(asset).replace_attributes(automation_condition=dg.AutomationCondition.eager())
+        return super().get_asset_spec(asset).replace_attributes(automation_condition=dg.AutomationCondition.eager())
 
 
-class Renamed(MarshalTranslator):
+class Renamed(DagsterMarshalTranslator):
     """Keys and all that belongs to a platform of one's own."""
 
-    def topic_spec(self, topic: str) -> dg.AssetSpec:
+    def get_topic_spec(self, topic: str) -> dg.AssetSpec:
         """Give the topic another key."""
-        return super().topic_spec(topic).replace_attributes(key=["events", topic])
+        return super().get_topic_spec(topic).replace_attributes(key=["events", topic])
 
-    def asset_spec(self, asset: ClaimedAsset) -> dg.AssetSpec:
+    def get_asset_spec(self, asset: ClaimedAsset) -> dg.AssetSpec:
         """Give the asset another key, a group and an owner."""
-        spec = super().asset_spec(asset)
+        spec = super().get_asset_spec(asset)
         return spec.replace_attributes(key=["shop", asset.name], group_name="sales", owners=["team:data"])
 
 
@@ -302,7 +302,7 @@ def test_a_prefix_that_dagster_adds_to_keys_is_kept_to(shop: Shop) -> None:
         each for each in dg.load_assets_from_modules([module], key_prefix="eu") if isinstance(each, dg.AssetsDefinition)
     ]
     shop.key = dg.AssetKey(["eu", "work"])
-    shop.asset = next(each for each in assets if each.key == shop.key)
+    shop.asset = next(asset for asset in assets if asset.key == shop.key)
     shop.topic = next(each for each in assets if each.key != shop.key)
     result = shop.run(max_records=12)
     assert result.success
@@ -332,7 +332,7 @@ def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_insta
 def test_what_does_not_go_together_is_refused() -> None:
     """At definition, with what to do."""
     with pytest.raises(ConfigurationError, match="one partition alone"):
-        marshal_asset(topic=TOPIC, per_partition=True, entire_topic=True)
+        marshal_asset(topic=TOPIC, per_partition=True, claim_entire_topic=True)
     with pytest.raises(ConfigurationError, match="no name that Kafka allows"):
         build_topic_asset("a/b")
     with pytest.raises(ConfigurationError, match="no name that Kafka allows"):
@@ -346,7 +346,7 @@ def test_the_sensor_asks_for_what_a_dead_run_left_of_an_asset(shop: Shop) -> Non
     """The job that it asks for takes over the open plan, and materializes the asset."""
     scene = shop.stand.scene
     dying = scene.delivery(shop.stand.mode, log=KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages")))
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(dying, partitions=(1,), max_records=4)
     scene.wait_until_stale()
     redo = build_reprocess_job(shop.asset)
@@ -398,7 +398,7 @@ def test_what_asks_for_runs_without_a_partition_is_refused_a_job_whose_runs_need
     with pytest.raises(ConfigurationError, match="'parts_job' need a Dagster partition"):
         build_stale_claim_sensor(job, group=GROUP)
     with pytest.raises(ConfigurationError, match="'parts_job' need a Dagster partition"):
-        build_lag_sensor(job, group=GROUP, more_than_records=1)
+        build_lag_sensor(job, group=GROUP, max_lag_records=1)
 
 
 def test_a_function_needs_no_docstring() -> None:
@@ -436,14 +436,14 @@ def test_a_topic_made_anew_is_unread_wherever_the_group_stood_before(shop: Shop)
 def test_what_is_done_ahead_of_the_position_is_not_left_to_read() -> None:
     """By members that claim ranges; of what retention deleted it no more than is still there."""
     ranges = (Range(0, 2, Phase.DONE), Range(4, 6, Phase.PLANNED), Range(6, 9, Phase.DONE), Range(9, 12, Phase.PLANNED))
-    assert PartitionStanding(0, 1, 10, Key(offset=0, ranges=ranges)).lag == 9 - 1 - 3
+    assert PartitionProgress(0, 1, 10, Key(offset=0, ranges=ranges)).lag == 9 - 1 - 3
 
 
 def test_topics_whose_names_differ_in_dots_and_dashes_go_together(shop: Shop) -> None:
     """What observes them, and what says that something of them is given up, has a name of its own for each."""
     names = ("a.b", "a-b", "a_b")
     topics = [build_topic_asset(name) for name in names]
-    checks = [build_given_up_check(name, group=GROUP) for name in names]
+    checks = [build_exhausted_plans_check(name, group=GROUP) for name in names]
     dg.Definitions.validate_loadable(dg.Definitions(assets=topics, asset_checks=checks, resources=shop.resources()))
 
 
@@ -601,8 +601,8 @@ def test_a_tick_of_a_topic_that_is_not_there_says_so(shop: Shop) -> None:
 
 def test_of_many_partitions_those_with_the_most_lag_are_shown() -> None:
     """In their order; all count."""
-    some = tuple(PartitionStanding(number, 0, number % 7, None) for number in range(1_000))
-    found = Standing("id", some)
+    some = tuple(PartitionProgress(number, 0, number % 7, None) for number in range(1_000))
+    found = TopicProgress("id", some)
     rows = [record.data for record in found.table().records]
     assert [(row["partition"], row["lag"]) for row in rows] == [(6 + 7 * place, 6) for place in range(MOST_SHOWN)]
     assert found.lag == sum(number % 7 for number in range(1_000))
@@ -610,4 +610,4 @@ def test_of_many_partitions_those_with_the_most_lag_are_shown() -> None:
 
 def test_partitions_are_named_by_their_topic() -> None:
     """Two topics' partitions do not mix."""
-    assert kafka_partitions("a").name != kafka_partitions("b").name
+    assert kafka_partitions_def("a").name != kafka_partitions_def("b").name

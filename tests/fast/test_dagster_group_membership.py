@@ -11,15 +11,15 @@ import pytest
 
 from marshal_dagster import ClaimerResource, ConfigurationError, KafkaConnectionConfig, UnavailableError
 from marshal_dagster.coordinator import assignment_reader
-from marshal_dagster.coordinator.assignment_reader import Adviser, assigned_partitions
-from marshal_dagster.coordinator.group_view import GroupView, Share
+from marshal_dagster.coordinator.assignment_reader import AssignmentReader, assigned_partitions
+from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment
 from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.sensors import group_membership
-from marshal_dagster.sensors.group_membership import build_group_member_sensor, kept_member, leave_all
+from marshal_dagster.sensors.group_membership import build_group_member_sensor, leave_all, process_member
 from tests.conditions import wait_until
 
 CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
@@ -49,9 +49,9 @@ class Joined:
     """The memberships that were begun."""
 
     members: list[Member] = field(default_factory=list)
-    interests: list[group_membership.Interest] = field(default_factory=list)
+    interests: list[group_membership.Subscription] = field(default_factory=list)
 
-    def join(self, _: object, __: object, ___: str, interest: group_membership.Interest) -> Any:  # noqa: ANN401 - its stand-in
+    def join(self, _: object, __: object, ___: str, interest: group_membership.Subscription) -> Any:  # noqa: ANN401 - its stand-in
         """Begin one."""
         self.interests.append(interest)
         self.members.append(Member())
@@ -81,20 +81,20 @@ def tick(sensor: dg.SensorDefinition, cursor: str | None = None, **fields: Any) 
     return result
 
 
-def view(**shares: list[int]) -> GroupView:
+def view(**shares: list[int]) -> GroupAssignments:
     """Give a group that was heard a second ago."""
     made = {
-        name: Share(name, "t", 4, 2, frozenset(("parcels", number) for number in numbers))
+        name: MemberAssignment(name, "t", 4, 2, frozenset(("parcels", number) for number in numbers))
         for name, numbers in shares.items()
     }
-    return GroupView("parcels", 2, made, NOW_MS - 1_000)
+    return GroupAssignments("parcels", 2, made, NOW_MS - 1_000)
 
 
 def test_the_sensor_keeps_one_membership_and_asks_for_runs_of_what_is_new(joined: Joined) -> None:
     """A run is asked for when partitions come, none when they go or stay."""
     sensor = build_group_member_sensor(job, capacity=2)
     first = tick(sensor)
-    assert joined.interests == [group_membership.Interest(("parcels",), None, 2)]
+    assert joined.interests == [group_membership.Subscription(("parcels",), None, 2)]
     joined.members[0].places = frozenset({("parcels", 0), ("parcels", 1)})
     gained = tick(sensor, first.cursor)
     joined.members[0].places = frozenset({("parcels", 1)})
@@ -110,7 +110,7 @@ def test_the_sensor_keeps_one_membership_and_asks_for_runs_of_what_is_new(joined
 
 def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick that waits for a broker holds up only the ticks of its own membership."""
-    interest = group_membership.Interest(("parcels",), None, 1)
+    interest = group_membership.Subscription(("parcels",), None, 1)
     waits, may_go_on = threading.Event(), threading.Event()
 
     def join(of: ClaimerResource, *rest: Any) -> Any:  # noqa: ANN401 - its stand-in
@@ -120,8 +120,8 @@ def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, m
         return joined.join(of, *rest)
 
     monkeypatch.setattr(group_membership, "_join", join)
-    slow = threading.Thread(target=kept_member, args=(claimer(group="slow"), interest, 60.0))
-    other = threading.Thread(target=kept_member, args=(claimer(), interest, 60.0))
+    slow = threading.Thread(target=process_member, args=(claimer(group="slow"), interest, 60.0))
+    other = threading.Thread(target=process_member, args=(claimer(), interest, 60.0))
     slow.start()
     assert waits.wait(60)
     other.start()
@@ -142,14 +142,14 @@ def test_schedules_alone_may_start_runs(joined: Joined) -> None:
 
 def test_a_member_whose_sensor_is_off_leaves(joined: Joined) -> None:
     """Ticks that stay away end the membership, and one that comes later begins another."""
-    interest = group_membership.Interest(("parcels",), None, 1)
-    kept_member(claimer(), interest, 1)
-    kept_member(claimer(), interest, 60)
+    interest = group_membership.Subscription(("parcels",), None, 1)
+    process_member(claimer(), interest, 1)
+    process_member(claimer(), interest, 60)
     time.sleep(1.2)
-    assert [each.is_over for each in joined.members] == [False]
-    kept_member(claimer(), interest, 0.01)
+    assert [member.is_over for member in joined.members] == [False]
+    process_member(claimer(), interest, 0.01)
     wait_until(lambda: all(each.is_over for each in joined.members), "the membership has ended")
-    kept_member(claimer(), interest, 60)
+    process_member(claimer(), interest, 60)
     assert [each.is_over for each in joined.members] == [True, False]
 
 
@@ -166,12 +166,12 @@ def test_a_refusal_is_told_with_what_to_do(joined: Joined, error: str, said: str
     sensor = build_group_member_sensor(job)
     tick(sensor)
     joined.members[0].error = error
-    interest = group_membership.Interest(("parcels",), None, 1)
+    interest = group_membership.Subscription(("parcels",), None, 1)
     assert group_membership._refused("east", claimer(), error).startswith(
         "member 'east' of group 'parcels' was refused: "
     )
     assert said in group_membership._refused("east", claimer(), error)
-    kept_member(claimer(), interest, 60)
+    process_member(claimer(), interest, 60)
     assert len(joined.members) == joins
     if joins == 1:
         with pytest.raises(ConfigurationError, match="was refused"):
@@ -198,12 +198,12 @@ def test_what_cannot_be_is_refused(joined: Joined) -> None:
         (view(), NOW_MS, None),
         (view(east=[0], west=[2]), NOW_MS + 2 * SESSION_MS - 1_001, ({0}, "1 of 2 partitions")),
         (view(east=[0], west=[2]), NOW_MS + 2 * SESSION_MS - 1_000, None),
-        (GroupView("parcels", 2, view(east=[0]).shares, None), NOW_MS, None),
+        (GroupAssignments("parcels", 2, view(east=[0]).shares, None), NOW_MS, None),
     ],
     ids=["share", "nothing", "unknown", "no members", "heard", "silent", "never heard"],
 )
 def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
-    of: GroupView, now_ms: int, expected: tuple[set[int], str] | None
+    of: GroupAssignments, now_ms: int, expected: tuple[set[int], str] | None
 ) -> None:
     """A coordinator silent for two session time-outs, or one that leads nobody, limits nobody."""
     found = assigned_partitions(of, "east", "parcels", SESSION_MS, now_ms)
@@ -218,26 +218,30 @@ def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
 def test_it_is_told_what_came_to_a_member_last() -> None:
     """With its time, so that a batch's metadata show moves."""
     gained = frozenset({("parcels", 1), ("other", 2)})
-    share = Share("east", "t", 2, 1, frozenset({("parcels", 0), *gained}), SESSION_MS, gained, 1_795_438_800_000)
-    found = assigned_partitions(GroupView("parcels", 1, {"east": share}, NOW_MS), "east", "parcels", SESSION_MS, NOW_MS)
+    share = MemberAssignment(
+        "east", "t", 2, 1, frozenset({("parcels", 0), *gained}), SESSION_MS, gained, 1_795_438_800_000
+    )
+    found = assigned_partitions(
+        GroupAssignments("parcels", 1, {"east": share}, NOW_MS), "east", "parcels", SESSION_MS, NOW_MS
+    )
     assert found is not None
     assert "; at 2026-11-23 13:00:00 UTC it was given 1" in found.text
 
 
 def test_a_coordinator_heard_in_the_future_limits_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """A clock is wrong then, and nobody can tell for how long it has been silent; a little ahead it may be."""
-    ahead = GroupView("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS + 1)
+    ahead = GroupAssignments("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS + 1)
     assert assigned_partitions(ahead, "east", "parcels", SESSION_MS, NOW_MS) is None
     assert "heard 6 s in the future" in caplog.text
-    little = GroupView("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS)
+    little = GroupAssignments("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS)
     assert assigned_partitions(little, "east", "parcels", SESSION_MS, NOW_MS) is not None
 
 
-def reads(*views: GroupView | Exception) -> tuple[list[int], Callable[..., GroupView]]:
+def reads(*views: GroupAssignments | Exception) -> tuple[list[int], Callable[..., GroupAssignments]]:
     """Give a reader of these, and where it counts how often it was asked."""
     left, count = list(views), [0]
 
-    def read(*_: object) -> GroupView:
+    def read(*_: object) -> GroupAssignments:
         count[0] += 1
         found = left.pop(0)
         if isinstance(found, Exception):
@@ -249,12 +253,12 @@ def reads(*views: GroupView | Exception) -> tuple[list[int], Callable[..., Group
 
 def test_what_cannot_be_read_limits_nobody() -> None:
     """It is asked for again by the next batch; what was read serves for some seconds."""
-    recent = GroupView("parcels", 2, view(east=[1]).shares, round(time.time() * 1_000))
+    recent = GroupAssignments("parcels", 2, view(east=[1]).shares, round(time.time() * 1_000))
     count, read = reads(UnavailableError("no broker"), recent)
-    adviser = Adviser(CONNECTION, CoordinatorTopics(), "parcels", "east", SESSION_MS, read)
-    assert adviser.portion("parcels") is None
+    adviser = AssignmentReader(CONNECTION, CoordinatorTopics(), "parcels", "east", SESSION_MS, read)
+    assert adviser.assigned_partitions("parcels") is None
     for _ in range(3):
-        found = adviser.portion("parcels")
+        found = adviser.assigned_partitions("parcels")
         assert found is not None
         assert found.partitions == {1}
     assert count == [2]
@@ -263,14 +267,14 @@ def test_what_cannot_be_read_limits_nobody() -> None:
 def test_what_was_read_last_counts_while_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """For as long as a coordinator may be silent: a moment without brokers has nobody claim what is another's."""
     monkeypatch.setattr(assignment_reader, "_OLD_S", 0.0)
-    recent = GroupView("parcels", 2, view(east=[1]).shares, round(time.time() * 1_000))
+    recent = GroupAssignments("parcels", 2, view(east=[1]).shares, round(time.time() * 1_000))
     count, read = reads(recent, UnavailableError("no broker"), UnavailableError("no broker"))
-    adviser = Adviser(CONNECTION, CoordinatorTopics(), "parcels", "east", SESSION_MS, read)
+    adviser = AssignmentReader(CONNECTION, CoordinatorTopics(), "parcels", "east", SESSION_MS, read)
     for _ in range(2):
-        found = adviser.portion("parcels")
+        found = adviser.assigned_partitions("parcels")
         assert found is not None
         assert found.partitions == {1}
     later_s = time.time() + 2 * SESSION_MS / 1_000 + 1
     monkeypatch.setattr(time, "time", lambda: later_s)
-    assert adviser.portion("parcels") is None
+    assert adviser.assigned_partitions("parcels") is None
     assert count == [3]

@@ -19,7 +19,7 @@ from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.sensors import LagCursor, build_lag_sensor
-from marshal_dagster.sensors._lag_reader import Positions, _position, look
+from marshal_dagster.sensors._lag_reader import GroupPositions, _position, read_lag
 from marshal_dagster.testing import ManualClock
 from tests.batch_fixtures import GROUP, TOPIC, DataTopics, Scene
 
@@ -55,7 +55,7 @@ class StampedTopics(DataTopics):
         self.describe(topic)
         if at_ms <= self.written_ms:
             return dict.fromkeys(partitions, 0)
-        return {number: self.young[number] for number in partitions if number in self.young}
+        return {partition: self.young[partition] for partition in partitions if partition in self.young}
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Watch:
     scene: Scene
     data: StampedTopics
     instance: dg.DagsterInstance
-    settings: dict[str, Any] = field(default_factory=lambda: {"more_than_records": 20})
+    settings: dict[str, Any] = field(default_factory=lambda: {"max_lag_records": 20})
     cursor: str | None = None
 
     def tick(self) -> dg.SensorResult:
@@ -134,7 +134,7 @@ def watch() -> Iterator[Watch]:
 
 def test_more_unread_records_than_the_threshold_are_asked_for(watch: Watch) -> None:
     """One record above it is; at the threshold itself nothing is, and the tick says what it saw."""
-    watch.settings = {"more_than_records": 30}
+    watch.settings = {"max_lag_records": 30}
     told = "30 records are unread, 30 of them in 3 partitions that nobody holds; the limit is 30"
     assert watch.skipped() == told
     watch.data.append(0, 1)
@@ -147,14 +147,14 @@ def test_more_unread_records_than_the_threshold_are_asked_for(watch: Watch) -> N
 
 def test_what_was_read_counts_no_more(watch: Watch) -> None:
     """Unread is what lies between the group's offset and the end, as far as retention has left it."""
-    watch.settings = {"more_than_records": 0}
+    watch.settings = {"max_lag_records": 0}
     watch.scene.work(watch.scene.delivery(), max_records=6)
     watch.data.retain_from(0, 7)
     assert len(watch.requests()) == 1
-    watch.settings = {"more_than_records": 100}
+    watch.settings = {"max_lag_records": 100}
     watch.cursor = None
     assert watch.skipped().startswith("19 records are unread")
-    watch.settings = {"more_than_records": 0}
+    watch.settings = {"max_lag_records": 0}
     watch.scene.drain(watch.scene.delivery())
     watch.cursor = None
     assert watch.skipped().startswith("0 records are unread")
@@ -164,13 +164,13 @@ def test_an_open_transaction_is_not_waited_for(watch: Watch) -> None:
     """What a transaction holds back cannot be read yet, so it counts for nothing."""
     for partition in range(3):
         watch.data.hold(partition, 0)
-    watch.settings = {"more_than_records": 0, "older_than_s": 1}
+    watch.settings = {"max_lag_records": 0, "max_lag_age_s": 1}
     assert watch.skipped().startswith("0 records are unread")
 
 
 def test_an_old_unread_record_is_asked_for(watch: Watch) -> None:
     """However few they are: its age is looked up at the broker, by the first offset that is young enough."""
-    watch.settings = {"older_than_s": 600}
+    watch.settings = {"max_lag_age_s": 600}
     watch.data.young = dict.fromkeys(range(3), 4)
     watch.scene.work(watch.scene.delivery(), max_records=12)
     assert [watch.scene.key(n).offset for n in range(3)] == [4, 4, 4]
@@ -185,9 +185,9 @@ def test_an_old_unread_record_is_asked_for(watch: Watch) -> None:
 def test_the_age_is_counted_back_from_now(watch: Watch) -> None:
     """Ten seconds more of tolerance than the records' age, and nothing is old."""
     watch.data.written_ms = _now_ms() - 60_000
-    watch.settings = {"older_than_s": 70}
+    watch.settings = {"max_lag_age_s": 70}
     assert "0 partitions have an unread record older than 70 s" in watch.skipped()
-    watch.settings = {"older_than_s": 50}
+    watch.settings = {"max_lag_age_s": 50}
     assert len(watch.requests()) == 1
 
 
@@ -207,7 +207,7 @@ def test_a_data_cluster_that_is_down_fails_the_tick(watch: Watch) -> None:
 
 def test_a_topic_that_was_made_anew_is_not_counted(watch: Watch) -> None:
     """Runs would only fail until somebody sets the position: they are named instead."""
-    watch.settings = {"more_than_records": 0}
+    watch.settings = {"max_lag_records": 0}
     watch.scene.work(watch.scene.delivery())
     watch.data.make(messages=5)
     assert "not counted, for the topic was made anew since: partitions 0, 1, 2" in watch.skipped()
@@ -218,7 +218,7 @@ def test_a_topic_that_was_made_anew_is_not_counted(watch: Watch) -> None:
 
 def test_once_above_it_asks_until_the_lag_is_at_the_lower_threshold(watch: Watch) -> None:
     """Between the two a sensor that has fired goes on and one that has not is silent."""
-    watch.settings = {"more_than_records": 20, "rearm_records": 5}
+    watch.settings = {"max_lag_records": 20, "rearm_records": 5}
     watch.scene.work(watch.scene.delivery(), max_records=12)
     assert watch.skipped().endswith("the limit is 20"), "18 are unread"
     for partition in range(3):
@@ -239,7 +239,7 @@ def test_once_above_it_asks_until_the_lag_is_at_the_lower_threshold(watch: Watch
 
 def test_the_lower_threshold_is_half_if_none_is_given(watch: Watch) -> None:
     """Of records and of age."""
-    watch.settings = {"more_than_records": 20, "older_than_s": 600}
+    watch.settings = {"max_lag_records": 20, "max_lag_age_s": 600}
     watch.data.written_ms = _now_ms() - 1_000
     assert len(watch.requests()) == 1
     watch.scene.work(watch.scene.delivery(), max_records=21)
@@ -250,7 +250,7 @@ def test_the_lower_threshold_is_half_if_none_is_given(watch: Watch) -> None:
 
 def test_either_threshold_is_enough_and_both_must_be_met_again(watch: Watch) -> None:
     """Many young records or one old one."""
-    watch.settings = {"more_than_records": 29, "older_than_s": 600}
+    watch.settings = {"max_lag_records": 29, "max_lag_age_s": 600}
     watch.data.written_ms = _now_ms()
     assert len(watch.requests()) == 1
     watch.data.written_ms = 0
@@ -263,7 +263,7 @@ def test_either_threshold_is_enough_and_both_must_be_met_again(watch: Watch) -> 
 
 def test_while_others_are_at_work_nothing_is_armed_again(watch: Watch) -> None:
     """What is held is still unread: a sensor that fired goes on when it is let go unread."""
-    watch.settings = {"more_than_records": 29, "rearm_records": 0}
+    watch.settings = {"max_lag_records": 29, "rearm_records": 0}
     assert len(watch.requests()) == 1
     watch.hold((0, 1, 2))
     told = "30 records are unread, 0 of them in 0 partitions that nobody holds; the limit is 0; those who hold"
@@ -280,13 +280,13 @@ def test_what_others_hold_is_not_asked_for(watch: Watch) -> None:
     """Of a partition that is held, its owner will read the rest."""
     watch.hold((0, 1))
     assert watch.skipped().startswith("30 records are unread, 10 of them in 1 partitions that nobody holds")
-    watch.settings = {"more_than_records": 9, "max_runs_per_tick": 5}
+    watch.settings = {"max_lag_records": 9, "max_runs_per_tick": 5}
     assert len(watch.requests()) == 1
 
 
 def test_never_more_runs_than_unclaimed_partitions(watch: Watch) -> None:
     """Nor more than are allowed; each has a key of its own."""
-    watch.settings = {"more_than_records": 5, "max_runs_per_tick": 10}
+    watch.settings = {"max_lag_records": 5, "max_runs_per_tick": 10}
     keys = [request.run_key for request in watch.requests()]
     assert (len(keys), len(set(keys))) == (3, 3)
     watch.settings["max_runs_per_tick"] = 2
@@ -298,7 +298,7 @@ def test_never_more_runs_than_unclaimed_partitions(watch: Watch) -> None:
 @pytest.mark.parametrize("status", [STARTED, QUEUED, dg.DagsterRunStatus.NOT_STARTED])
 def test_runs_that_hold_nothing_yet_are_counted(watch: Watch, status: dg.DagsterRunStatus) -> None:
     """Whoever asked for them: they may still claim what is unread. Those that hold something are counted by that."""
-    watch.settings = {"more_than_records": 5, "max_runs_per_tick": 3}
+    watch.settings = {"max_lag_records": 5, "max_runs_per_tick": 3}
     (request, *_) = watch.requests()
     run_id = watch.was_asked(request, status)
     assert len(watch.requests()) == 2
@@ -362,7 +362,7 @@ def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None
 
 def test_plans_that_were_tried_too_often_are_left_to_a_person(watch: Watch) -> None:
     """Runs would leave them alone, so they are named and not counted."""
-    watch.settings = {"more_than_records": 20, "max_attempts": 2}
+    watch.settings = {"max_lag_records": 20, "max_attempts": 2}
     for _ in range(3):
         watch.hold((0,), max_records=3)
         watch.scene.wait_until_stale()
@@ -375,11 +375,11 @@ def test_ranges_that_are_done_ahead_or_worn_out_are_not_unread(watch: Watch) -> 
     """The first unread offset lies behind those that touch the group's offset."""
     planned = Range(0, 2, Phase.PLANNED, attempts=5)
     key = Key(offset=0, ranges=(planned, Range(2, 4, Phase.DONE), Range(7, 9, Phase.DONE)))
-    positions = Positions({0: _position(key, is_claimed=False, max_attempts=5)}, ())
-    first, *_ = look(cast("Topics", watch.data), TOPIC, positions, None).unread
+    positions = GroupPositions({0: _position(key, is_claimed=False, max_attempts=5)}, ())
+    first, *_ = read_lag(cast("Topics", watch.data), TOPIC, positions, None).unread
     assert (first.partition, first.start, first.records) == (0, 4, 4)
-    positions = Positions({0: _position(key, is_claimed=False, max_attempts=6)}, ())
-    first, *_ = look(cast("Topics", watch.data), TOPIC, positions, None).unread
+    positions = GroupPositions({0: _position(key, is_claimed=False, max_attempts=6)}, ())
+    first, *_ = read_lag(cast("Topics", watch.data), TOPIC, positions, None).unread
     assert (first.start, first.records) == (0, 6)
 
 
@@ -419,14 +419,14 @@ def _nothing() -> None: ...
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, "needs more_than_records, older_than_s, or both"),
-        ({"more_than_records": -1}, "more_than_records is -1; it must be 0 or more"),
-        ({"older_than_s": float("nan")}, "older_than_s is nan; it must be 0 or more"),
-        ({"more_than_records": 5, "rearm_records": 6}, "rearm_records is 6; it must be between 0 and more_than_rec"),
-        ({"more_than_records": 5, "rearm_s": 1}, "rearm_s is 1, but older_than_s is not given"),
-        ({"more_than_records": 5, "max_runs_per_tick": 0}, "max_runs_per_tick is 0; it must be at least 1"),
-        ({"more_than_records": 5, "group": "a/b"}, "group 'a/b' cannot be a name"),
-        ({"more_than_records": 5, "job": _nothing}, "job '_nothing' has 0 claimed-batch ops"),
+        ({}, "needs max_lag_records, max_lag_age_s, or both"),
+        ({"max_lag_records": -1}, "max_lag_records is -1; it must be 0 or more"),
+        ({"max_lag_age_s": float("nan")}, "max_lag_age_s is nan; it must be 0 or more"),
+        ({"max_lag_records": 5, "rearm_records": 6}, "rearm_records is 6; it must be between 0 and more_than_rec"),
+        ({"max_lag_records": 5, "rearm_s": 1}, "rearm_s is 1, but max_lag_age_s is not given"),
+        ({"max_lag_records": 5, "max_runs_per_tick": 0}, "max_runs_per_tick is 0; it must be at least 1"),
+        ({"max_lag_records": 5, "group": "a/b"}, "group 'a/b' cannot be a name"),
+        ({"max_lag_records": 5, "job": _nothing}, "job '_nothing' has 0 claimed-batch ops"),
     ],
 )
 def test_settings_that_make_no_sensor_are_refused(settings: dict[str, Any], told: str) -> None:
@@ -437,6 +437,6 @@ def test_settings_that_make_no_sensor_are_refused(settings: dict[str, Any], told
 
 def test_the_modes_make_no_difference(watch: Watch) -> None:
     """What an at-most-once group has committed is read."""
-    watch.settings = {"more_than_records": 0}
+    watch.settings = {"max_lag_records": 0}
     watch.scene.drain(watch.scene.delivery(DeliveryMode.AT_MOST_ONCE))
     assert watch.skipped().startswith("0 records are unread")

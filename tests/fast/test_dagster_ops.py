@@ -13,22 +13,28 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.batches import batch as batch_module
-from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
+from marshal_dagster.errors import ClaimLostError, ConfigurationError, TopicNotFoundError
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.kafka import record_size
-from marshal_dagster.ops import BatchWork, ClaimedBatchConfig, DrainedBatches, Outcome, build_claimed_batch_op
+from marshal_dagster.ops import (
+    BatchesResult,
+    BatchExecution,
+    ClaimedBatchConfig,
+    ExecutionOutcome,
+    build_claimed_batch_op,
+)
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
-from marshal_dagster.runs.abandoned_work import SeenKey
-from marshal_dagster.runs.announcements import announced, announcer
-from marshal_dagster.runs.log_forwarding import forwarded_logs
+from marshal_dagster.runs.abandoned_work import ExpectedKeyState
+from marshal_dagster.runs.announcements import announced_ranges, announcer
+from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.spark import job_control as spark_jobs
 from marshal_dagster.spark import reader
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, MemorySink, Scene
-from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type
+from tests.faulty_log import Fault, FaultyLog, InterruptError, of_type
 
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
 
@@ -52,15 +58,15 @@ class Stand:
         stand = self
 
         class SceneClaimer(ClaimerResource):
-            def open_delivery(self, context: Any) -> Delivery:  # noqa: ANN401 - of an op or an asset
+            def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - of an op or an asset
                 opened = self._open.get("delivery")
                 if opened is None:
                     stack = ExitStack()
-                    stack.enter_context(forwarded_logs(context))
+                    stack.enter_context(logs_to_run(context))
                     opened = stand.scene.delivery(stand.mode, log=stand.log)
                     opened.announce = announcer(context)
                     self._open.update(delivery=opened, stack=stack)
-                return cast("Delivery", opened)
+                return cast("BatchSession", opened)
 
         return SceneClaimer(
             connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP, delivery=self.mode.value
@@ -99,7 +105,7 @@ class Stand:
         )
 
         @dg.op
-        def after(done: DrainedBatches) -> DrainedBatches:
+        def after(done: BatchesResult) -> BatchesResult:
             return done
 
         resources = {"claimer": self.claimer().get_resource_definition(), "spark": self.spark()}
@@ -182,7 +188,7 @@ def test_one_run_works_batch_after_batch_in_one_session(stand: Stand) -> None:
     assert result.success
     assert stand.sessions == 1
     done = result.output_for_node("work")
-    assert (done.outcome, done.offsets, done.lag, len(done.batch_ids)) == (Outcome.DONE, 30, 0, 3)
+    assert (done.outcome, done.offsets, done.lag, len(done.batch_ids)) == (ExecutionOutcome.DONE, 30, 0, 3)
     assert stand.scene.sink.counts() == dict.fromkeys(stand.scene.data.all_messages(), 1)
     assert result.output_for_node("after") == done
 
@@ -191,7 +197,7 @@ def test_each_batch_is_recorded_with_its_ranges_and_numbers(stand: Stand) -> Non
     """A batch is a materialization with a table of its ranges, plotted numbers, the mode and the batch id."""
     result = stand.run(max_records=12)
     first, *_ = records = stand.materializations(result)
-    assert [each.metadata["offsets"].value for each in records] == [12, 12, 6]
+    assert [record.metadata["offsets"].value for record in records] == [12, 12, 6]
     assert [each.metadata["lag"].value for each in records] == [18, 6, 0]
     assert {f"{phase}_s" for phase in ("waiting", "starting_spark", "reading", "processing", "committing")} <= set(
         first.metadata
@@ -234,7 +240,7 @@ def test_records_are_told_apart_from_offsets_where_they_are_counted(stand: Stand
         (15, 13),
         (15, 14),
     ]
-    rows = [row.data for each in records for row in cast("dg.TableMetadataValue", each.metadata["ranges"]).records]
+    rows = [row.data for record in records for row in cast("dg.TableMetadataValue", record.metadata["ranges"]).records]
     assert [(row["partition"], row["offsets"], row["records"]) for row in rows if row["partition"] == 1] == [
         (1, 5, 3),
         (1, 5, 4),
@@ -348,7 +354,7 @@ def test_the_lag_counts_partitions_that_got_no_part(stand: Stand) -> None:
 
 def test_an_op_for_the_entire_topic_redoes_all_of_it(stand: Stand) -> None:
     """Asked for some partitions, an op that takes a topic whole or not at all takes it whole."""
-    result = stand.run(ClaimedBatchConfig(partitions=[1]), entire_topic=True)
+    result = stand.run(ClaimedBatchConfig(partitions=[1]), claim_entire_topic=True)
     assert result.output_for_node("work").offsets == 30
 
 
@@ -420,7 +426,7 @@ def test_nothing_to_do_fails_the_run_if_asked_for(stand: Stand, state: str) -> N
 def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:
     """A plan with too many attempts is carried out when a person asks for it, exactly as it was."""
     _given_up(stand)
-    result = stand.run(ClaimedBatchConfig(one_more_attempt=True), max_attempts=2)
+    result = stand.run(ClaimedBatchConfig(retry_exhausted=True), max_attempts=2)
     (record,) = stand.materializations(result)
     rows = cast("dg.TableMetadataValue", record.metadata["ranges"]).records
     assert [(row.data["start"], row.data["end"], row.data["replay"]) for row in rows] == [(0, 10, True)] * 3
@@ -431,7 +437,7 @@ def test_a_missing_coordination_topic_is_no_reason_to_skip(stand: Stand) -> None
     stand.scene.broker.delete()
     result = stand.run()
     assert not result.success
-    assert TopicMissing.__name__ in _error(result)
+    assert TopicNotFoundError.__name__ in _error(result)
     assert "__marshal" in _error(result)
 
 
@@ -602,7 +608,7 @@ def test_a_run_whose_worker_is_started_anew_gives_what_its_first_one_did(
     assert run.status is dg.DagsterRunStatus.STARTED
     again = stand.job(max_records=12)
     events = list(execute_run_iterator(InMemoryJob(again), run, stand.instance, resume_from_failure=True))
-    (output,) = (each for each in events if each.event_type_value == "STEP_OUTPUT" and each.step_key == "work")
+    (output,) = (event for event in events if event.event_type_value == "STEP_OUTPUT" and event.step_key == "work")
     metadata = output.step_output_data.metadata
     assert {name: metadata[name].value for name in ("batches", "batches_of_earlier_attempts", "offsets")} == {
         "batches": 3,
@@ -630,7 +636,7 @@ def test_a_step_of_a_run_that_is_canceled_is_not_tried_again(
 
 def test_a_step_that_begins_in_a_canceled_run_claims_nothing(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cancellation came after the attempt had failed."""
-    monkeypatch.setattr(BatchWork, "_forbid_retries", lambda *_: None)
+    monkeypatch.setattr(BatchExecution, "_forbid_retries", lambda *_: None)
     calls = _cancel_in_the_work(stand, ZeroDivisionError())
     result = stand.run(retry_policy=RETRIES)
     assert calls == [0]
@@ -699,7 +705,7 @@ def test_a_lost_claim_fails_the_run_naming_the_holder(stand: Stand) -> None:
     stand.mode = AT_LEAST_ONCE
     result = stand.run()
     assert not result.success
-    assert ClaimLost.__name__ in _error(result)
+    assert ClaimLostError.__name__ in _error(result)
     assert "\"other.1's client\", instance 'other.1'" in _error(result)
     assert stand.scene.key().offset == 0
 
@@ -743,7 +749,7 @@ def test_at_most_once_announces_before_it_commits(stand: Stand) -> None:
     stand.process = lambda *_: offsets.append(stand.scene.key().offset)
     result = stand.run()
     assert offsets == [0, 10]
-    rows = [(row.partition, row.start, row.end) for row in announced(stand.instance, result.run_id)]
+    rows = [(row.partition, row.start, row.end) for row in announced_ranges(stand.instance, result.run_id)]
     assert rows == [(n, 0, 10) for n in range(3)]
 
 
@@ -765,7 +771,7 @@ def test_a_failing_at_most_once_run_says_what_it_dropped(stand: Stand) -> None:
 def _told_dropped(stand: Stand, result: dg.ExecuteInProcessResult) -> list[tuple[object, ...]]:
     """Give what a run observed to be dropped, after checking that it told of it once."""
     events = stand.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
-    observed = [each.dagster_event.asset_observation_data.asset_observation for each in events if each.dagster_event]
+    observed = [event.dagster_event.asset_observation_data.asset_observation for event in events if event.dagster_event]
     told = [each.metadata for each in observed if "dropped" in each.metadata]
     assert len(told) <= 1
     rows = [row.data for each in told for row in cast("dg.TableMetadataValue", each["dropped"]).records]
@@ -774,7 +780,7 @@ def _told_dropped(stand: Stand, result: dg.ExecuteInProcessResult) -> list[tuple
     return [(row["partition"], row["start"], row["end"], row["state"]) for row in rows]
 
 
-@pytest.mark.parametrize("interrupt", [Interrupted(), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("interrupt", [InterruptError(), KeyboardInterrupt()], ids=repr)
 def test_a_drop_is_told_when_the_commit_is_interrupted(stand: Stand, interrupt: BaseException) -> None:
     """An interrupt between the commit and the processing: the offsets moved, nothing was processed, the run says so."""
     stand.mode = AT_MOST_ONCE
@@ -895,7 +901,7 @@ def test_a_job_of_another_op_is_refused() -> None:
 
 def test_what_the_sensor_saw_is_in_the_metadata(stand: Stand) -> None:
     """A reprocessing run shows what it was asked for beside what it did."""
-    seen = SeenKey(partition=2, generation=0, offset=4, epoch=17, instance="dead.1")
+    seen = ExpectedKeyState(partition=2, generation=0, offset=4, epoch=17, instance="dead.1")
     result = stand.run(ClaimedBatchConfig(partitions=[2], seen=[seen]))
     (output,) = [event for event in result.all_events if event.event_type == dg.DagsterEventType.STEP_OUTPUT][:1]
     (row,) = cast("dg.TableMetadataValue", output.step_output_data.metadata["seen"]).records

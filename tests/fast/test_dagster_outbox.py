@@ -19,9 +19,9 @@ from dagster import (
 from marshal_dagster.assets.outbox_check import build_outbox_check
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.outbox import build_outbox_drain_job
-from marshal_dagster.outbox.backoff import Limits
+from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.options import HarvesterOptions
-from marshal_dagster.outbox.schema import Standing
+from marshal_dagster.outbox.schema import OutboxRegistration
 from marshal_dagster.outbox.status import OutboxStatus
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.outbox import OutboxResource
@@ -31,7 +31,7 @@ KAFKA = KafkaConnectionConfig(bootstrap_servers="localhost:1")
 DRAIN = build_outbox_drain_job()
 
 
-class StandInOutbox(OutboxResource):
+class FakeOutbox(OutboxResource):
     """An outbox with so many rows waiting, the oldest for so long, and so many set aside."""
 
     rows: int = 0
@@ -40,13 +40,13 @@ class StandInOutbox(OutboxResource):
 
     def status(self) -> OutboxStatus:
         """Give what was said."""
-        standing = Standing("outbox", "uid", 1, 3, "host")
-        return OutboxStatus(standing, self.rows, self.age_s if self.rows else None, self.parked, None)
+        registration = OutboxRegistration("outbox", "uid", 1, 3, "host")
+        return OutboxStatus(registration, self.rows, self.age_s if self.rows else None, self.parked, None)
 
 
-def outbox(**fields: Any) -> StandInOutbox:  # noqa: ANN401 - as the class
+def outbox(**fields: Any) -> FakeOutbox:  # noqa: ANN401 - as the class
     """Make one."""
-    return StandInOutbox(connection=KAFKA, dsn="postgresql://localhost/db", **fields)
+    return FakeOutbox(connection=KAFKA, dsn="postgresql://localhost/db", **fields)
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def tick(instance: DagsterInstance, box: OutboxResource, **options: Any) -> Sens
     [
         (0, 0.0, {}, False),
         (1, 0.1, {}, True),
-        (10, 5.0, {"more_than_rows": 10}, False),
-        (11, 5.0, {"more_than_rows": 10}, True),
-        (10, 61.0, {"more_than_rows": 10, "older_than_s": 60}, True),
-        (10, 60.0, {"more_than_rows": 10, "older_than_s": 60}, False),
-        (0, 0.0, {"older_than_s": 0}, False),
+        (10, 5.0, {"max_backlog_rows": 10}, False),
+        (11, 5.0, {"max_backlog_rows": 10}, True),
+        (10, 61.0, {"max_backlog_rows": 10, "max_backlog_age_s": 60}, True),
+        (10, 60.0, {"max_backlog_rows": 10, "max_backlog_age_s": 60}, False),
+        (0, 0.0, {"max_backlog_age_s": 0}, False),
     ],
 )
 def test_the_sensor_asks_beyond_its_thresholds(
@@ -106,8 +106,8 @@ def test_one_run_at_a_time(instance: DagsterInstance, status: DagsterRunStatus, 
 
 def test_thresholds_that_cannot_be_are_refused() -> None:
     """Below 0 nothing is."""
-    with pytest.raises(ConfigurationError, match="more_than_rows is -1"):
-        build_outbox_backlog_sensor(DRAIN, more_than_rows=-1)
+    with pytest.raises(ConfigurationError, match="max_backlog_rows is -1"):
+        build_outbox_backlog_sensor(DRAIN, max_backlog_rows=-1)
     with pytest.raises(ConfigurationError, match="max_age_s is -1"):
         build_outbox_check("delays", max_age_s=-1)
 
@@ -170,7 +170,7 @@ def test_a_script_can_use_what_names_a_variable(monkeypatch: pytest.MonkeyPatch)
 def test_the_resources_harvester_works_as_it_says() -> None:
     """Its limits, and the partitioner, which must be that of the other harvesters."""
     box = outbox(max_in_flight_records=7, max_attempts=2, topic_patience_s=9.0, partitioner="fnv1a")
-    limits = Limits(7, max_attempts=2, topic_patience_s=9)
+    limits = HarvestLimits(7, max_attempts=2, topic_patience_s=9)
     assert box.harvester()._options == HarvesterOptions(limits, partitioner="fnv1a")
     with pytest.raises(ConfigurationError, match="partitioner: 'java'; give murmur2_random or"):
         outbox(partitioner="java").harvester()

@@ -12,26 +12,26 @@ import yaml  # type: ignore[import-untyped]
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
 from marshal_dagster.batches import BatchRequest
-from marshal_dagster.errors import BatchAborted, ConfigurationError
+from marshal_dagster.errors import BatchAbortedError, ConfigurationError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import (
     INT32_MAX,
     INT64_MAX,
     ClaimingRange,
     DeliveryMode,
+    GroupSettings,
     PlanningRange,
     RuleSet,
-    Settings,
     render,
 )
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.resources.claimer import BatchOptions, ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.runs.announcements import Announced, announced, announcer, rows_in
-from marshal_dagster.runs.log_forwarding import forwarded_logs
+from marshal_dagster.runs.announcements import AnnouncedRange, announced_ranges, announcer, rows_in
+from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import run_of
-from marshal_dagster.runs.status import DeadRuns, run_is_over, run_worker_ended
+from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worker_ended
 
 CANARY = "canary-7b1e"
 STATUSES = [status for status in dg.DagsterRunStatus if status is not dg.DagsterRunStatus.QUEUED]  # needs a daemon
@@ -120,7 +120,7 @@ def test_a_topic_that_cannot_be_is_refused_before_anything_is_opened(name: str) 
 def test_the_resource_says_what_its_group_must_agree_on() -> None:
     """Interval, rule set and delivery become the group's settings; the enums' members may be given."""
     claimer = _claimer(heartbeat_interval_s=2.5, delivery=DeliveryMode.AT_MOST_ONCE, rule_set=RuleSet.NATIVE)
-    assert claimer.settings == Settings(2_500, RuleSet.NATIVE, DeliveryMode.AT_MOST_ONCE)
+    assert claimer.settings == GroupSettings(2_500, RuleSet.NATIVE, DeliveryMode.AT_MOST_ONCE)
 
 
 def test_the_batch_options_are_those_of_a_batch_request() -> None:
@@ -261,7 +261,7 @@ def _run(instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> str:
 def test_an_owner_is_dead_when_its_run_is_over(status: dg.DagsterRunStatus) -> None:
     """Success, failure and cancellation make a run's claims dead; nothing else does."""
     with dg.DagsterInstance.ephemeral() as instance:
-        is_dead = DeadRuns(instance)(_owner(_run(instance, status)))
+        is_dead = EndedRunDetector(instance)(_owner(_run(instance, status)))
     finished = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
     assert is_dead == (status in finished)
 
@@ -270,7 +270,7 @@ def test_an_owner_is_dead_when_its_run_is_over(status: dg.DagsterRunStatus) -> N
 def test_an_owner_whose_run_is_not_known_is_not_dead(instance_id: str) -> None:
     """An instance id without a run that this Dagster knows is nobody's death certificate."""
     with dg.DagsterInstance.ephemeral() as instance:
-        assert not DeadRuns(instance)(Owner(instance_id, "client", 1))
+        assert not EndedRunDetector(instance)(Owner(instance_id, "client", 1))
 
 
 class CountingInstance:
@@ -292,7 +292,7 @@ class CountingInstance:
 def test_a_storage_that_does_not_answer_knows_of_nobody() -> None:
     """An error of Dagster's storage makes no owner dead, stops no work, and is not asked for again at once."""
     down = CountingInstance(OSError("no such host"))
-    dead = DeadRuns(cast("dg.DagsterInstance", down))
+    dead = EndedRunDetector(cast("dg.DagsterInstance", down))
     assert not any(dead(_owner("run")) for _ in range(1_000))
     assert down.asked == 1
     assert run_is_over(cast("dg.DagsterInstance", down), "run")() is None
@@ -329,20 +329,20 @@ def _range(partition: int, start: int = 0, end: int = 5) -> ClaimedRange:
 
 def test_an_announcement_can_be_read_from_the_run() -> None:
     """What is announced stands in the run's events before `announce` returns, range by range."""
-    found: list[Announced] = []
+    found: list[AnnouncedRange] = []
 
     @dg.op
     def announce(context: dg.OpExecutionContext) -> None:
         context.log_event(dg.AssetObservation(["kafka", "orders"], metadata={"announced": "not ours"}))
         announcer(context)([_range(0), _range(3, 2, 9)])
-        found.extend(announced(context.instance, context.run_id))
+        found.extend(announced_ranges(context.instance, context.run_id))
 
     @dg.job
     def work() -> None:
         announce()
 
     assert work.execute_in_process().success
-    assert found == [Announced("etl", "orders", 0, 7, 0, 5), Announced("etl", "orders", 3, 10, 2, 9)]
+    assert found == [AnnouncedRange("etl", "orders", 0, 7, 0, 5), AnnouncedRange("etl", "orders", 3, 10, 2, 9)]
 
 
 def test_an_announcement_that_is_not_stored_stops_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +363,7 @@ def test_an_announcement_that_is_not_stored_stops_the_batch(monkeypatch: pytest.
     def work() -> None:
         announce()
 
-    with pytest.raises(BatchAborted, match="nothing was committed"):
+    with pytest.raises(BatchAbortedError, match="nothing was committed"):
         work.execute_in_process()
 
 
@@ -386,7 +386,7 @@ def test_an_announcement_is_read_back_without_all_that_were_before(monkeypatch: 
         monkeypatch.setattr(context, "log_event", log_among_others)
         announcer(context)([_range(30)])
 
-    def count(entry: dg.EventLogEntry) -> Iterator[Announced]:
+    def count(entry: dg.EventLogEntry) -> Iterator[AnnouncedRange]:
         nonlocal read
         read += 1
         return rows_in(entry)
@@ -408,7 +408,7 @@ def test_the_librarys_warnings_are_in_the_runs_log() -> None:
 
     @dg.op
     def warn(context: dg.OpExecutionContext) -> None:
-        with forwarded_logs(context):
+        with logs_to_run(context):
             ours.warning("the lease of %s ended", "orders/0")
             ours.info("not this")
         ours.warning("nor this")

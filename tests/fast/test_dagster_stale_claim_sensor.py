@@ -18,8 +18,8 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOr
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_shared.serdes import deserialize_value, serialize_value
 
-from marshal_dagster.assets import MarshalTranslator, build_topic_sensor
-from marshal_dagster.batches import ClaimedBatch, Delivery
+from marshal_dagster.assets import DagsterMarshalTranslator, build_topic_sensor
+from marshal_dagster.batches import BatchSession, ClaimedBatch
 from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.log import Ack, Append
@@ -28,23 +28,28 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs.batch import build_reprocess_job
 from marshal_dagster.ops import build_claimed_batch_op
-from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RuleSet, Settings, render
-from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, GroupSettings, RuleSet, render
+from marshal_dagster.protocol.state import DataPartitionId, Key
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.runs.abandoned_work import SeenKey
-from marshal_dagster.runs.announcements import Announced, announced, announcement_table
+from marshal_dagster.runs.abandoned_work import ExpectedKeyState
+from marshal_dagster.runs.announcements import AnnouncedRange, announced_ranges, announcement_table
 from marshal_dagster.runs.names import announcements_key, topic_asset_key
 from marshal_dagster.sensors import (
     Grouping,
     StaleClaimCursor,
-    build_dead_run_sensors,
     build_lag_sensor,
+    build_run_failure_sensors,
     build_stale_claim_sensor,
 )
-from marshal_dagster.sensors._exhausted_plans import GivenUp, build_given_up_check, digest, given_up_check_key
-from marshal_dagster.sensors._run_history import growing_wait_s
+from marshal_dagster.sensors._exhausted_plans import (
+    ExhaustedPlans,
+    build_exhausted_plans_check,
+    digest,
+    exhausted_plans_check_key,
+)
+from marshal_dagster.sensors._run_history import retry_backoff_s
 from marshal_dagster.spark import job_control as spark_jobs
 from marshal_dagster.spark import reader
 from marshal_dagster.testing import ManualClock, MemoryLog
@@ -103,7 +108,7 @@ class Watch:
         """Evaluate the sensor once and give what it asked for."""
         return self.tick().run_requests or ()
 
-    def die(self, run_id: str = "a-dead-run", *, before_plan: bool = False, **limits: Any) -> Delivery:  # noqa: ANN401
+    def die(self, run_id: str = "a-dead-run", *, before_plan: bool = False, **limits: Any) -> BatchSession:  # noqa: ANN401
         """Let a member claim, plan and fall silent for longer than 2 heartbeat intervals."""
         delivery = self.scene.delivery(self.mode)
         delivery.run_id = run_id
@@ -159,7 +164,7 @@ class DeadRunWatch:
         """Let the sensor see that the run `RUN` failed."""
         instance = self.watch.instance
         run = cast("dg.DagsterRun", instance.get_run_by_id(RUN))
-        sensor, _ = build_dead_run_sensors(group=GROUP)
+        sensor, _ = build_run_failure_sensors(group=GROUP)
         claimer = self.claimer(mode)
         event = dg.DagsterEvent(dg.DagsterEventType.RUN_FAILURE.value, JOB.name)
         with dg.build_run_status_sensor_context(
@@ -233,8 +238,8 @@ def test_a_stale_owner_is_asked_for_in_one_run(watch: Watch) -> None:
     assert named == {"marshal/group": GROUP, "marshal/topic": TOPIC, "marshal/reason": "stale claim"}
     config = _config(request)
     assert (config["partitions"], config["max_batches"]) == ([0, 1, 2], 1)
-    assert [SeenKey(**seen) for seen in config["seen"]] == [
-        SeenKey(
+    assert [ExpectedKeyState(**seen) for seen in config["seen"]] == [
+        ExpectedKeyState(
             partition=n,
             generation=0,
             offset=0,
@@ -492,7 +497,7 @@ def test_a_plan_that_was_tried_too_often_is_left_alone_and_named(watch: Watch) -
     told = watch.skipped()
     assert f"{TOPIC}/0: plan [0, 10)" in told
     assert "left alone after 2 attempts" in told
-    assert "one_more_attempt" in told
+    assert "retry_exhausted" in told
 
 
 def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
@@ -544,7 +549,7 @@ def test_the_pause_after_a_failure_counts_from_the_runs_end(watch: Watch) -> Non
 
 def test_the_pause_has_a_limit() -> None:
     """However many runs were in vain, an hour later there is another."""
-    assert [growing_wait_s(30, times) for times in (1, 2, 3, 8, 5_000)] == [30, 60, 120, 3_600, 3_600]
+    assert [retry_backoff_s(30, times) for times in (1, 2, 3, 8, 5_000)] == [30, 60, 120, 3_600, 3_600]
 
 
 def test_what_is_given_up_fails_a_check_once_and_passes_it_when_it_is_mended(watch: Watch) -> None:
@@ -573,16 +578,18 @@ def test_the_check_reaches_dagsters_storage(watch: Watch) -> None:
     for event in watch.tick().asset_events:
         handed_over = deserialize_value(serialize_value(event), type(event))
         watch.instance.report_runless_asset_event(handed_over)
-    key = given_up_check_key(GROUP, TOPIC)
+    key = exhausted_plans_check_key(GROUP, TOPIC)
     (record,) = watch.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
     assert record.event is not None
     assert record.event.asset_check_evaluation is not None
     assert not record.event.asset_check_evaluation.passed
 
 
-def _run_check(instance: dg.DagsterInstance, translator: MarshalTranslator | None = None) -> dg.AssetCheckEvaluation:
+def _run_check(
+    instance: dg.DagsterInstance, translator: DagsterMarshalTranslator | None = None
+) -> dg.AssetCheckEvaluation:
     """Run the check by hand and give what it said."""
-    check = build_given_up_check(TOPIC, group=GROUP, translator=translator)
+    check = build_exhausted_plans_check(TOPIC, group=GROUP, translator=translator)
     job = dg.define_asset_job("by_hand", selection=dg.AssetSelection.checks(check))
     defs = dg.Definitions(asset_checks=[check], jobs=[job])
     (evaluation,) = defs.resolve_job_def("by_hand").execute_in_process(instance=instance).get_asset_check_evaluations()
@@ -604,17 +611,17 @@ def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch
         watch.instance.report_runless_asset_event(event)
     assert _run_check(watch.instance).passed
     with pytest.raises(ConfigurationError, match="group 'a/b' cannot be a name"):
-        build_given_up_check(TOPIC, group="a/b")
+        build_exhausted_plans_check(TOPIC, group="a/b")
     with pytest.raises(ConfigurationError, match="topic 'a/b' is no name"):
-        build_given_up_check("a/b", group=GROUP)
+        build_exhausted_plans_check("a/b", group=GROUP)
 
 
-class Renamed(MarshalTranslator):
+class Renamed(DagsterMarshalTranslator):
     """Gives the topic another asset key."""
 
-    def topic_spec(self, topic: str) -> dg.AssetSpec:
+    def get_topic_spec(self, topic: str) -> dg.AssetSpec:
         """Put it elsewhere."""
-        return super().topic_spec(topic).replace_attributes(key=["events", topic])
+        return super().get_topic_spec(topic).replace_attributes(key=["events", topic])
 
 
 def test_the_check_belongs_to_the_asset_that_a_translator_makes_of_the_topic(watch: Watch) -> None:
@@ -632,16 +639,16 @@ def test_the_check_belongs_to_the_asset_that_a_translator_makes_of_the_topic(wat
 def test_groups_whose_names_differ_in_dots_and_dashes_have_checks_of_their_own() -> None:
     """In one asset, and in one deployment; a name that Dagster allows stays as it is."""
     groups = ("a.b", "a-b", "a_b", "ä b")
-    checks = [build_given_up_check(TOPIC, group=each) for each in groups]
+    checks = [build_exhausted_plans_check(TOPIC, group=group) for group in groups]
     assert len({key for check in checks for key in check.check_keys}) == len(groups)
-    assert given_up_check_key("a_b", TOPIC).name == "nothing_given_up_a_b"
+    assert exhausted_plans_check_key("a_b", TOPIC).name == "nothing_given_up_a_b"
     dg.Definitions.validate_loadable(dg.Definitions(asset_checks=checks))
 
 
 def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> None:
     """It gets what is new, with the runs that failed; what it was told before counts in the total only."""
-    told: list[GivenUp] = []
-    watch.settings = {"on_given_up": told.append, "grouping": "partition"}
+    told: list[ExhaustedPlans] = []
+    watch.settings = {"on_exhausted_plans": told.append, "grouping": "partition"}
     _wear_out(watch)
     for _ in range(2):
         watch.tick()
@@ -652,7 +659,7 @@ def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> N
     assert str(first).startswith(f"group '{GROUP}': {TOPIC}/0: plan [0, 10), ")
     _wear_out(watch, partitions=(1,))
     watch.tick()
-    assert [one.partition for one in told[1].partitions] == [1]
+    assert [partition.partition for partition in told[1].partitions] == [1]
     assert told[1].total == 2
     watch.scene.work(watch.scene.delivery(), partitions=(0,))
     watch.tick()
@@ -661,14 +668,14 @@ def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> N
 
 def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> None:
     """The tick goes on: other partitions are asked for and the check fails; the hook is called until it takes it."""
-    calls: list[GivenUp] = []
+    calls: list[ExhaustedPlans] = []
 
-    def hook(found: GivenUp) -> None:
+    def hook(found: ExhaustedPlans) -> None:
         calls.append(found)
         if len(calls) < 3:
             raise ZeroDivisionError("no pager")
 
-    watch.settings = {"on_given_up": hook, "grouping": "partition"}
+    watch.settings = {"on_exhausted_plans": hook, "grouping": "partition"}
     _wear_out(watch)
     watch.die("another", partitions=(1,))
     result = watch.tick()
@@ -685,16 +692,16 @@ def test_a_hook_that_is_added_later_is_told_of_what_was_given_up_before(watch: W
     """Whoever sets up an alert hears of what needs it now."""
     _wear_out(watch)
     watch.tick()
-    told: list[GivenUp] = []
-    watch.settings["on_given_up"] = told.append
+    told: list[ExhaustedPlans] = []
+    watch.settings["on_exhausted_plans"] = told.append
     watch.tick()
     assert [one.total for one in told] == [1]
 
 
 def test_what_is_given_up_is_remembered_through_a_pause(watch: Watch) -> None:
     """While the group is paused nothing is looked at, so nothing passes, and nothing is told again afterwards."""
-    told: list[GivenUp] = []
-    watch.settings["on_given_up"] = told.append
+    told: list[ExhaustedPlans] = []
+    watch.settings["on_exhausted_plans"] = told.append
     _wear_out(watch)
     assert len(_checks(watch.tick())) == 1
     watch.scene.pause(3_600)
@@ -717,8 +724,8 @@ def test_a_settled_claim_is_not_given_up(watch: Watch) -> None:
 @pytest.mark.thorough
 def test_thousands_that_are_given_up_are_told_once_and_shortly(watch: Watch) -> None:
     """The check shows a hundred, the hook gets a thousand and the number of all, the cursor stays bounded."""
-    told: list[GivenUp] = []
-    watch.settings = {"on_given_up": told.append}
+    told: list[ExhaustedPlans] = []
+    watch.settings = {"on_exhausted_plans": told.append}
     watch.scene.data.make(partitions=1_200, messages=1)
     _wear_out(watch, 1, tuple(range(1_200)))
     (check,) = _checks(watch.tick())
@@ -797,7 +804,7 @@ def _event(watch: Watch, run_id: str, kind: dg.DagsterEventType, data: Any) -> N
 
 def _announce(watch: Watch, epochs: dict[int, int], end: int = 10, *, start: int = 0, run_id: str = RUN) -> None:
     """Let the run have announced these partitions."""
-    table = announcement_table([Announced(GROUP, TOPIC, n, epoch, start, end) for n, epoch in epochs.items()])
+    table = announcement_table([AnnouncedRange(GROUP, TOPIC, n, epoch, start, end) for n, epoch in epochs.items()])
     observation = dg.AssetObservation(announcements_key(TOPIC), metadata={"announced": table})
     _event(watch, run_id, dg.DagsterEventType.ASSET_OBSERVATION, AssetObservationData(observation))
 
@@ -1050,7 +1057,7 @@ def test_what_an_op_records_is_what_the_sensor_compares(
     result = Stand(watch.scene, watch.instance, process, DeliveryMode.AT_MOST_ONCE).run()
     assert result.success == is_done
     assert watch.scene.key().offset == 10
-    assert sorted(announced(watch.instance, result.run_id), key=lambda row: row.partition)[2].end == 10
+    assert sorted(announced_ranges(watch.instance, result.run_id), key=lambda row: row.partition)[2].end == 10
     assert _dropped(watch.tick()) == ([] if is_done else [10, 10, 10])
 
 
@@ -1109,7 +1116,7 @@ def test_what_others_held_that_cannot_be_revoked_does_not_hide_the_rest(
     watch.die(RUN, partitions=(0,))
     _run(watch)
 
-    def down(_: ClaimerResource) -> dict[Place, Key]:
+    def down(_: ClaimerResource) -> dict[DataPartitionId, Key]:
         raise UnavailableError("Kafka is down")
 
     monkeypatch.setattr(ClaimerResource, "group_keys", down)
@@ -1137,7 +1144,7 @@ def test_runs_of_other_code_locations_are_watched_if_wanted(
     location = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file="elsewhere.py"), "elsewhere")
     origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "all"), JOB.name)
     run = watch.instance.create_run_for_job(JOB, run_id=RUN, status=STARTED, tags=TAGGED, remote_job_origin=origin)
-    sensors = build_dead_run_sensors(group=GROUP, monitor_all_code_locations=watches_all)
+    sensors = build_run_failure_sensors(group=GROUP, monitor_all_code_locations=watches_all)
     ticks = {FAILURE: sensors[0], dg.DagsterRunStatus.CANCELED: sensors[1]}
     cursor = dead_runs.evaluate(ticks[status]).cursor
     if status is FAILURE:
@@ -1215,7 +1222,7 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
 ) -> None:
     """When the log cannot be read any more for the offsets, what was revoked is told all the same."""
 
-    def down(_: ClaimerResource) -> dict[Place, Key]:
+    def down(_: ClaimerResource) -> dict[DataPartitionId, Key]:
         raise UnavailableError("Kafka is down")
 
     _die_at_most_once(watch)
@@ -1228,7 +1235,7 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
 # Cursor
 
 
-FRESH = StaleClaimCursor(checked={TOPIC: digest(given_up_check_key(GROUP, TOPIC), ())})
+FRESH = StaleClaimCursor(checked={TOPIC: digest(exhausted_plans_check_key(GROUP, TOPIC), ())})
 """What is remembered after a tick in which nothing was given up."""
 
 
@@ -1365,15 +1372,15 @@ def test_settings_that_make_no_sensor_are_refused(jobs: Any, settings: dict[str,
 
 def test_dead_run_sensors_watch_failures_and_cancellations() -> None:
     """There is one sensor for each way in which Dagster says that a run is over without success."""
-    failed, canceled = build_dead_run_sensors(group="etl", monitored_jobs=[JOB])
+    failed, canceled = build_run_failure_sensors(group="etl", monitored_jobs=[JOB])
     assert [failed.name, canceled.name] == ["etl_failed_runs", "etl_canceled_runs"]
     with pytest.raises(ConfigurationError, match="group 'a/b' cannot be a name"):
-        build_dead_run_sensors(group="a/b")
+        build_run_failure_sensors(group="a/b")
 
 
 def test_a_dead_run_sensor_refuses_another_groups_claimer(watch: Watch) -> None:
     """A claimer of another group would revoke nothing, so it is an error that says so."""
-    sensor, _ = build_dead_run_sensors(group=GROUP)
+    sensor, _ = build_run_failure_sensors(group=GROUP)
     other = ClaimerResource(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9"), group="other")
     run = watch.instance.create_run_for_job(JOB, status=dg.DagsterRunStatus.FAILURE)
     event = dg.DagsterEvent(dg.DagsterEventType.RUN_FAILURE.value, JOB.name)
@@ -1399,25 +1406,25 @@ def test_groups_whose_names_differ_in_dots_and_dashes_have_sensors_of_their_own(
     """In one deployment; topics too."""
     groups = ("a.b", "a-b", "a..b")
     sensors = [build_topic_sensor(each) for each in groups]
-    for each in groups:
+    for group in groups:
         sensors += [
-            build_stale_claim_sensor(JOB, group=each),
-            build_lag_sensor(JOB, group=each, more_than_records=1),
-            *build_dead_run_sensors(group=each),
+            build_stale_claim_sensor(JOB, group=group),
+            build_lag_sensor(JOB, group=group, max_lag_records=1),
+            *build_run_failure_sensors(group=group),
         ]
     resources = dict.fromkeys(("claimer", "rationalizer"), dg.ResourceDefinition.none_resource())
     dg.Definitions.validate_loadable(dg.Definitions(sensors=sensors, resources=resources))
-    assert {"a_b_messages", "a_b_stale_claims", "a_b_lag", "a_b_failed_runs"} <= {each.name for each in sensors}
+    assert {"a_b_messages", "a_b_stale_claims", "a_b_lag", "a_b_failed_runs"} <= {sensor.name for sensor in sensors}
 
 
 def test_sensors_of_two_groups_that_get_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     """Dagster names but the sensor when they meet; those of one group, built again, are nothing to tell of."""
-    build_lag_sensor(JOB, group="one-name", more_than_records=1)
-    build_lag_sensor(JOB, group="one-name", more_than_records=2)
+    build_lag_sensor(JOB, group="one-name", max_lag_records=1)
+    build_lag_sensor(JOB, group="one-name", max_lag_records=2)
     build_stale_claim_sensor(JOB, group="one_name")
-    build_lag_sensor(JOB, group="one_name", more_than_records=1, name="another")
+    build_lag_sensor(JOB, group="one_name", max_lag_records=1, name="another")
     assert caplog.messages == []
-    build_lag_sensor(JOB, group="one_name", more_than_records=1)
+    build_lag_sensor(JOB, group="one_name", max_lag_records=1)
     (told,) = caplog.messages
     assert told.startswith("a sensor of 'one-name' and one of 'one_name' are both named one_name_lag")
 
@@ -1432,8 +1439,8 @@ def test_the_interval_is_that_of_the_group(watch: Watch) -> None:
 # Ranges of partitions (protocol.md, section 8.4)
 
 
-def _range_settings(watch: Watch) -> Settings:
-    return Settings(HI_MS, RuleSet.NATIVE, watch.mode, ("ranges",))
+def _range_settings(watch: Watch) -> GroupSettings:
+    return GroupSettings(HI_MS, RuleSet.NATIVE, watch.mode, ("ranges",))
 
 
 def _begin_ranges(watch: Watch) -> None:
@@ -1444,7 +1451,7 @@ def _begin_ranges(watch: Watch) -> None:
     claimer = Claimer(
         Rationalizer(scene.log(), clock=scene.clock), member, TOPIC, _range_settings(watch), clock=scene.clock
     )
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     claimer.claim(range(3))
     claimer.name_data_topic(scene.data.describe(TOPIC).topic_id)
     claimer.beat(dict.fromkeys(range(3), 0))
@@ -1456,7 +1463,7 @@ def _hold(watch: Watch, wanted: dict[int, tuple[int, int]], run_id: str = RUN, *
     scene, member = watch.scene, Member(GROUP, "c", new_instance_id(run_id))
     rationalizer = Rationalizer(scene.log(), clock=scene.clock)
     claimer = RangeClaimer(rationalizer, member, TOPIC, _range_settings(watch), clock=scene.clock)
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     assert len(claimer.claim(wanted)) == len(wanted)
     if plans:
         claimer.plan({number: end for number, (_, end) in wanted.items()})
@@ -1510,7 +1517,7 @@ def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: Dead
         f"revoked what run {RUN} held: {TOPIC}/0: plan [0, 3), client 'c' silent for 0 s; {TOPIC}/0: no"
     )
     assert f"{TOPIC}/1: plan [0, 4)" in told
-    assert [(one.start, one.phase, one.owner is None) for one in watch.scene.key(0).ranges] == [
+    assert [(range_.start, range_.phase, range_.owner is None) for range_ in watch.scene.key(0).ranges] == [
         (0, "planned", True),
         (5, "planned", False),
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, UnavailableError
+from marshal_dagster.errors import BadRecord, ConfigurationError, DecodeError, UnavailableError
 from marshal_dagster.spark.decoding import confluent_wire_format
 from marshal_dagster.spark.decoding.avro_codec import whole
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaFiles, SchemaKind, SchemaRegistry
@@ -161,7 +161,7 @@ def test_each_id_of_a_batch_is_looked_up_and_what_is_not_known_is_left_out(regis
     other = registry.register("b", "{}", kind="JSON")
     schemas = SchemaRegistry(url=registry.url, largest_id=other)
     garbage = range(other + 1, other + 1_002)
-    assert confluent_wire_format.look_up([number, other, 7, *garbage], schemas, SchemaKind.AVRO) == {
+    assert confluent_wire_format.load_schemas([number, other, 7, *garbage], schemas, SchemaKind.AVRO) == {
         number: Schema(SchemaKind.AVRO, '"string"'),
         other: f"schema id {other} is of type JSON, not AVRO",
     }
@@ -172,15 +172,15 @@ def test_look_ups_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatc
     """In number before the first, and in time; records of which nothing is known are not bad: the batch fails."""
     schemas = SchemaRegistry(url=registry.url)
     with pytest.raises(ConfigurationError, match="set its largest_id lower"):
-        confluent_wire_format.look_up(range(confluent_wire_format.MOST_LOOKUPS + 1), schemas, SchemaKind.AVRO)
+        confluent_wire_format.load_schemas(range(confluent_wire_format.MOST_LOOKUPS + 1), schemas, SchemaKind.AVRO)
     assert registry.asked == []
     monkeypatch.setattr(confluent_wire_format, "LOOKUPS_WITHIN_S", 0.1)
     with pytest.raises(UnavailableError, match=r"of the batch's 10000 schema ids were looked up in 0\.1 s"):
-        confluent_wire_format.look_up(range(confluent_wire_format.MOST_LOOKUPS), schemas, SchemaKind.AVRO)
+        confluent_wire_format.load_schemas(range(confluent_wire_format.MOST_LOOKUPS), schemas, SchemaKind.AVRO)
     assert 1 <= len(registry.asked) < 1_000
     registry.status = 503
     with pytest.raises(UnavailableError, match="503"):
-        confluent_wire_format.look_up(range(2), schemas, SchemaKind.AVRO)
+        confluent_wire_format.load_schemas(range(2), schemas, SchemaKind.AVRO)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_the_error_of_bad_records_names_count_and_first_ones() -> None:
     """Also once it was sent to another process."""
     import pickle
 
-    error = BadRecords(12, [BadRecord("orders", number, 7, "empty value") for number in range(7)])
+    error = DecodeError(12, [BadRecord("orders", number, 7, "empty value") for number in range(7)])
     assert "12 records" in str(error)
     assert "orders/0 offset 7 (empty value)" in str(error)
     assert "orders/5" not in str(error)

@@ -16,11 +16,11 @@ from marshal_dagster._internal.ports import check_free, free_port, is_free
 from marshal_dagster._internal.user_folders import cache_folder, kafka_folder
 from marshal_dagster.devkafka import (
     BrokerStatus,
-    ClusterBusy,
-    ClusterDiffers,
+    ClusterLockedError,
+    ClusterMismatchError,
     KafkaCluster,
     KafkaStatus,
-    PortInUse,
+    PortInUseError,
 )
 from marshal_dagster.devkafka.launch import BrokerFolder, reason_in
 from marshal_dagster.devkafka.readiness import brokers_known_to
@@ -76,7 +76,9 @@ def test_what_needs_a_cluster_says_how_to_get_one(tmp_path: Path) -> None:
     """Addresses and single brokers of a directory without a cluster are an error that names `kafka up`."""
     cluster = KafkaCluster(tmp_path)
     for ask in (lambda: cluster.bootstrap_servers, lambda: cluster.kill(1), lambda: cluster.start(1)):
-        with pytest.raises(ClusterDiffers, match="holds no Kafka cluster; start one with `marshal-dagster kafka up`"):
+        with pytest.raises(
+            ClusterMismatchError, match="holds no Kafka cluster; start one with `marshal-dagster kafka up`"
+        ):
             ask()
 
 
@@ -85,7 +87,7 @@ def test_a_cluster_file_that_does_not_read_is_named(tmp_path: Path, text: str) -
     """Nothing is guessed about processes when `cluster.json` is not what was written."""
     (tmp_path / "cluster.json").write_text(text, encoding="latin-1")
     for ask in (KafkaCluster(tmp_path).status, KafkaCluster(tmp_path).up, KafkaCluster(tmp_path).down):
-        with pytest.raises(ClusterDiffers, match=r"cluster\.json does not read as a cluster of this version"):
+        with pytest.raises(ClusterMismatchError, match=r"cluster\.json does not read as a cluster of this version"):
             ask()
 
 
@@ -102,7 +104,7 @@ def test_a_directory_at_work_is_said_to_be(tmp_path: Path) -> None:
     """A second command waits for the first, and says so when its time is over."""
     with (
         locked(tmp_path / ".lock", 1.0),
-        pytest.raises(ClusterBusy, match=f"^another command has been at work on {tmp_path} for 0.1 s"),
+        pytest.raises(ClusterLockedError, match=f"^another command has been at work on {tmp_path} for 0.1 s"),
     ):
         KafkaCluster(tmp_path, port=0).up(timeout_s=0.1)
 
@@ -141,7 +143,7 @@ def test_a_port_in_use_is_named_with_its_user(listener: socket.socket) -> None:
     """The message names the port, who listens there, and what to do."""
     port = listener.getsockname()[1]
     assert not is_free(port)
-    with pytest.raises(PortInUse, match=rf"^port {port} is in use by \S+ \(pid \d+\); stop that process, or give"):
+    with pytest.raises(PortInUseError, match=rf"^port {port} is in use by \S+ \(pid \d+\); stop that process, or give"):
         check_free(port)
 
 
@@ -171,7 +173,7 @@ def test_without_a_told_range_ports_stay_below_linuxs_own(tmp_path: Path, monkey
 def test_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """When all are taken the message says where it looked."""
     monkeypatch.setattr(ports_module, "_highest", lambda: 20_001)
-    with pytest.raises(PortInUse, match=r"^no port from 20000 to 20001 is free"):
+    with pytest.raises(PortInUseError, match=r"^no port from 20000 to 20001 is free"):
         free_port({20_000, 20_001})
 
 
@@ -259,17 +261,17 @@ def test_last_words_are_of_this_start_and_name_their_file(tmp_path: Path) -> Non
     folder = BrokerFolder(tmp_path)
     folder.log.write_text(LOG, encoding="utf-8")
     since = folder.sizes()
-    assert folder.last_words(since) == f"it said nothing; its log: {folder.log}"
+    assert folder.last_log_line(since) == f"it said nothing; its log: {folder.log}"
     with folder.log.open("a", encoding="utf-8") as log:
         log.write("2026-01-01T10:01:00,001 INFO KafkaRaftServer: starting\n")
-    assert folder.last_words(since) == (
+    assert folder.last_log_line(since) == (
         f"2026-01-01T10:01:00,001 INFO KafkaRaftServer: starting; its log: {folder.log}"
     )
     folder.console.write_text("Error: no memory\n", encoding="utf-8")
-    assert folder.last_words(since) == f"Error: no memory; its log: {folder.console}"
+    assert folder.last_log_line(since) == f"Error: no memory; its log: {folder.console}"
     folder.console.unlink()
     folder.log.write_text("2026-01-01T10:02:00,001 ERROR A: b\n", encoding="utf-8")
-    assert folder.last_words(since).startswith("2026-01-01T10:02:00,001 ERROR A: b; ")
+    assert folder.last_log_line(since).startswith("2026-01-01T10:02:00,001 ERROR A: b; ")
 
 
 def test_a_status_gives_what_clients_take(tmp_path: Path) -> None:
@@ -306,7 +308,9 @@ def test_a_cluster_of_another_size_is_not_replaced(tmp_path: Path) -> None:
     broker = {"id": 1, "port": 9092, "controller_port": 20_001, "pid": None, "birth": None}
     document = {"version": 1, "cluster_id": "x", "brokers": [broker]}
     (tmp_path / "cluster.json").write_text(json.dumps(document), encoding="utf-8")
-    with pytest.raises(ClusterDiffers, match=r"holds a cluster of 1 broker\(s\), not 3; .*`marshal-dagster kafka down"):
+    with pytest.raises(
+        ClusterMismatchError, match=r"holds a cluster of 1 broker\(s\), not 3; .*`marshal-dagster kafka down"
+    ):
         KafkaCluster(tmp_path, brokers=3).up()
-    with pytest.raises(ClusterDiffers, match=r"^there is no broker 2; this cluster has 1$"):
+    with pytest.raises(ClusterMismatchError, match=r"^there is no broker 2; this cluster has 1$"):
         KafkaCluster(tmp_path).kill(2)

@@ -85,7 +85,7 @@ def test_each_instrument_is_in_its_table() -> None:
     made = [kind.of(provider) for kind in (Metrics, OutboxMetrics, CoordinatorMetrics)]
     instruments: list[Any] = [getattr(each, field.name) for each in made for field in fields(each)]
     rows = re.findall(r"^\| `(marshal\.[a-z.]+)` \| ([a-z, ]+) \|", page, re.MULTILINE)
-    assert sorted(rows) == sorted((each.name, kind_of(each)) for each in instruments)
+    assert sorted(rows) == sorted((instrument.name, kind_of(instrument)) for instrument in instruments)
 
 
 def kind_of(instrument: Any) -> str:  # noqa: ANN401 - what they have in common is private

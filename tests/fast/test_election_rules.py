@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from marshal_dagster.election.rules import LONGEST_ID, Beat, Candidacy, Elected, Resigned, Term, Timing
+from marshal_dagster.election.rules import LONGEST_ID, Beat, Candidacy, Term, TermEnded, TermStarted, Timing
 from marshal_dagster.errors import ConfigurationError
 
 TIMING = Timing(receive_deadline_ms=1_000, poll_interval_ms=100)
@@ -34,7 +34,7 @@ def due(candidacy: Candidacy, now_ms: float) -> Beat:
 def leader(fence: int = 7) -> Candidacy:
     """Give a member that leads since 0 ms."""
     candidacy = candidate()
-    candidacy.hear(due(candidacy, 0), fence, 0)
+    candidacy.receive(due(candidacy, 0), fence, 0)
     return candidacy
 
 
@@ -43,7 +43,7 @@ def test_the_first_beat_of_its_own_that_it_hears_begins_a_term() -> None:
     candidacy = candidate()
     beat = due(candidacy, 0)
     assert not candidacy.leads(1)
-    assert candidacy.hear(beat, 7, 5) == [Elected(Term(7, "id0"))]
+    assert candidacy.receive(beat, 7, 5) == [TermStarted(Term(7, "id0"))]
     assert candidacy.term == Term(7, "id0")
     assert candidacy.leads(5)
 
@@ -51,8 +51,8 @@ def test_the_first_beat_of_its_own_that_it_hears_begins_a_term() -> None:
 def test_a_beat_before_its_own_term_ends_it() -> None:
     """The leader topic is another one then: a later term would have a smaller fence."""
     candidacy = leader(fence=100)
-    events = candidacy.hear(due(candidacy, 200), 3, 210)
-    assert [type(event) for event in events] == [Resigned]
+    events = candidacy.receive(due(candidacy, 200), 3, 210)
+    assert [type(event) for event in events] == [TermEnded]
     assert not candidacy.leads(220)
 
 
@@ -60,7 +60,7 @@ def test_a_member_without_the_partition_sends_nothing_and_leads_nothing() -> Non
     """Whatever it hears."""
     candidacy = Candidacy(TIMING, ids())
     assert candidacy.tick(0) == ([], None)
-    assert candidacy.hear(Beat("id0", 1), 7, 0) == []
+    assert candidacy.receive(Beat("id0", 1), 7, 0) == []
     assert not candidacy.leads(0)
 
 
@@ -76,10 +76,10 @@ def test_beats_of_others_begin_no_term() -> None:
     """Nor do they keep one up."""
     candidacy = candidate()
     beat = due(candidacy, 0)
-    assert candidacy.hear(Beat("another", beat.number), 7, 5) == []
+    assert candidacy.receive(Beat("another", beat.number), 7, 5) == []
     assert candidacy.term is None
-    candidacy.hear(beat, 8, 5)
-    assert candidacy.hear(Beat("another", 1), 9, 900) == []
+    candidacy.receive(beat, 8, 5)
+    assert candidacy.receive(Beat("another", 1), 9, 900) == []
     assert not candidacy.leads(1_000)
 
 
@@ -87,13 +87,13 @@ def test_a_beat_that_it_has_not_sent_counts_for_nothing() -> None:
     """Under its id too."""
     candidacy = candidate()
     due(candidacy, 0)
-    assert candidacy.hear(Beat("id0", 99), 7, 5) == []
+    assert candidacy.receive(Beat("id0", 99), 7, 5) == []
 
 
 def test_a_term_lasts_for_the_deadline_from_when_its_last_beat_was_sent() -> None:
     """Not from when it was heard."""
     candidacy = candidate()
-    candidacy.hear(due(candidacy, 0), 7, 800)
+    candidacy.receive(due(candidacy, 0), 7, 800)
     assert candidacy.leads(999)
     assert not candidacy.leads(1_000)
     assert candidacy.term is not None
@@ -103,14 +103,14 @@ def test_a_beat_that_is_heard_after_the_deadline_begins_no_term() -> None:
     """It may have been on its way while another led."""
     candidacy = candidate()
     beat = due(candidacy, 0)
-    assert candidacy.hear(beat, 7, 1_000) == []
+    assert candidacy.receive(beat, 7, 1_000) == []
     assert candidacy.term is None
 
 
 def test_each_beat_that_is_heard_makes_a_term_last_longer() -> None:
     """It stays the same term, with the same fence."""
     candidacy = leader(7)
-    assert candidacy.hear(due(candidacy, 300), 8, 400) == []
+    assert candidacy.receive(due(candidacy, 300), 8, 400) == []
     assert candidacy.leads(1_299)
     assert not candidacy.leads(1_300)
     assert candidacy.term == Term(7, "id0")
@@ -120,9 +120,9 @@ def test_beats_that_come_twice_or_late_shorten_nothing() -> None:
     """The newest that was heard counts."""
     candidacy = candidate()
     first, second = due(candidacy, 0), due(candidacy, 300)
-    candidacy.hear(second, 7, 400)
-    assert candidacy.hear(first, 8, 500) == []
-    assert candidacy.hear(second, 9, 600) == []
+    candidacy.receive(second, 7, 400)
+    assert candidacy.receive(first, 8, 500) == []
+    assert candidacy.receive(second, 9, 600) == []
     assert candidacy.leads(1_299)
     assert not candidacy.leads(1_300)
     assert candidacy.term == Term(7, "id0")
@@ -132,10 +132,10 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down_and_stands_under_anoth
     """It says why; the next beat is due at once, and can begin a term with a larger fence."""
     candidacy = leader(7)
     events, beat = candidacy.tick(1_000)
-    assert events == [Resigned(Term(7, "id0"), "heard no beat of its own of the last 1 s")]
+    assert events == [TermEnded(Term(7, "id0"), "heard no beat of its own of the last 1 s")]
     assert beat == Beat("id1", 1)
     assert candidacy.term is None
-    assert candidacy.hear(beat, 12, 1_001) == [Elected(Term(12, "id1"))]
+    assert candidacy.receive(beat, 12, 1_001) == [TermStarted(Term(12, "id1"))]
 
 
 def test_beats_of_a_term_that_has_ended_begin_none() -> None:
@@ -144,7 +144,7 @@ def test_beats_of_a_term_that_has_ended_begin_none() -> None:
     late = due(candidacy, 200)
     candidacy.give_up(300, "for a reason")
     due(candidacy, 300)
-    assert candidacy.hear(late, 9, 310) == []
+    assert candidacy.receive(late, 9, 310) == []
     assert not candidacy.leads(310)
 
 
@@ -152,10 +152,10 @@ def test_who_loses_the_partition_leads_no_more() -> None:
     """At once; it sends no more beats, and hears none."""
     candidacy = leader(7)
     beat = due(candidacy, 200)
-    assert candidacy.lose("taken") == [Resigned(Term(7, "id0"), "taken")]
+    assert candidacy.lose("taken") == [TermEnded(Term(7, "id0"), "taken")]
     assert not candidacy.leads(201)
     assert candidacy.tick(500) == ([], None)
-    assert candidacy.hear(beat, 8, 300) == []
+    assert candidacy.receive(beat, 8, 300) == []
     assert candidacy.lose("taken") == []
 
 
@@ -171,7 +171,7 @@ def test_a_term_that_is_given_up_is_over_and_another_may_follow() -> None:
     """Under another id, as long as it has the partition."""
     candidacy = leader(7)
     assert candidacy.give_up(300, "the database has seen a later one") == [
-        Resigned(Term(7, "id0"), "the database has seen a later one")
+        TermEnded(Term(7, "id0"), "the database has seen a later one")
     ]
     assert not candidacy.leads(300)
     assert due(candidacy, 300) == Beat("id1", 1)
@@ -198,7 +198,7 @@ def test_a_term_that_is_over_does_not_come_back() -> None:
     candidacy = leader()
     beat = due(candidacy, 500)
     assert not candidacy.leads(1_000)
-    assert candidacy.hear(beat, 8, 1_001) == [Resigned(Term(7, "id0"), "heard no beat of its own of the last 1 s")]
+    assert candidacy.receive(beat, 8, 1_001) == [TermEnded(Term(7, "id0"), "heard no beat of its own of the last 1 s")]
     assert not candidacy.leads(1_002)
     again = due(candidacy, 1_002)
     assert (again.leader_id, again.number) == ("id1", 1)

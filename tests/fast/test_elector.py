@@ -22,7 +22,7 @@ def test_a_term_is_over_with_its_deadline_whether_that_was_looked_at_or_not() ->
     candidacy.gain(now_ms)
     _, beat = candidacy.tick(now_ms)
     assert beat is not None
-    candidacy.hear(beat, 7, 100)
+    candidacy.receive(beat, 7, 100)
     elector._candidacies[0] = candidacy
     now_ms = 4_999
     assert elector.term() == Term(7, "id")
@@ -106,12 +106,12 @@ def test_who_stands_aside_is_out_of_the_group_for_a_while() -> None:
     candidacy.gain(now_ms)
     _, beat = candidacy.tick(now_ms)
     assert beat is not None
-    candidacy.hear(beat, 7, 100)
+    candidacy.receive(beat, 7, 100)
     elector._candidacies[0] = candidacy
-    elector.stand_aside(Term(6, "other"), "not its own", 10)
+    elector.step_down(Term(6, "other"), "not its own", 10)
     assert elector.term() == Term(7, "id")
     assert elector._aside_s == 0
-    elector.stand_aside(Term(7, "id"), "no database", 10)
+    elector.step_down(Term(7, "id"), "no database", 10)
     assert elector.term() is None
     assert elector._aside_s == 10
     now_ms = 10_000

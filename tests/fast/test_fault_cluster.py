@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from marshal_dagster.devkafka import KafkaCluster
-from marshal_dagster.devkafka.errors import BrokerFailed
+from marshal_dagster.devkafka.errors import BrokerFailedError
 from tests.fault_harness.cluster import FaultyKafka
 
 
@@ -26,7 +26,7 @@ class Brokers:
             return
         if self.is_killed:
             self.kafka.kill(2)
-        raise BrokerFailed("broker 2 ended while it started")
+        raise BrokerFailedError("broker 2 ended while it started")
 
 
 @pytest.fixture
@@ -52,6 +52,6 @@ def test_a_broker_that_ends_by_itself_is_told(brokers: Brokers) -> None:
     """One that was killed before is no reason to start all again."""
     brokers.is_killed = False
     brokers.kafka.kill(1)
-    with pytest.raises(BrokerFailed, match="broker 2"):
+    with pytest.raises(BrokerFailedError, match="broker 2"):
         brokers.kafka.repair()
     assert brokers.starts == 1

@@ -18,7 +18,7 @@ from tests.fault_harness.journal import Journal, read_journal
 from tests.fault_harness.suite import FaultSuite, RunRow
 from tests.faults import __main__ as claims
 from tests.outbox_faults import __main__ as outbox
-from tests.simulator.checkers import Violation
+from tests.simulator.checkers import ViolationError
 
 CODE = ("tests/soak_results.py",)
 
@@ -48,7 +48,7 @@ class Scenario(NamedTuple):
 class Tally:
     """What a run came to."""
 
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[ViolationError] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class World:
         self.ran.append((of.seed, lane))
         if of.seed == 4:
             raise RuntimeError("it broke")
-        return Tally([Violation("it is even", "no")] if of.seed == 3 else [])
+        return Tally([ViolationError("it is even", "no")] if of.seed == 3 else [])
 
     def repair(self) -> None:
         """Count it."""
@@ -212,7 +212,7 @@ def test_a_journal_has_whole_lines_of_several_writers(tmp_path: Path) -> None:
 def test_a_row_is_read_back_as_it_was_written(suite: FaultSuite[Any, Any, Any, Any], tmp_path: Path) -> None:
     """Of a run that came to nothing, too: each field comes from the scenario or the tally, the table shows it."""
     tally = suite.tally()
-    tally.violations.append(Violation("it is even", "no"))
+    tally.violations.append(ViolationError("it is even", "no"))
     row = suite.row_of(suite.scenario(7), tally, "c", 7, 12.34)
     soak_results.add_row(tmp_path / "results", asdict(row))
     assert soak_results.rows_of(suite.row, tmp_path / "results") == [row]

@@ -158,12 +158,14 @@ def _an_observer_claims(evidence: Evidence) -> None:
 
 
 def _a_false_alarm(evidence: Evidence) -> None:
-    refused = Refused(at_ms=NOW_MS, instance="run0.d", error="LogChanged", text="the log was truncated")
+    refused = Refused(
+        at_ms=NOW_MS, instance="run0.d", error="CoordinationLogChangedError", text="the log was truncated"
+    )
     evidence.journals["run0"].append(refused)
 
 
 def _a_false_alarm_of_data(evidence: Evidence) -> None:
-    left = Left(at_ms=NOW_MS, instance="run0.d", committed=(), dropped=(), error="DataTopicChanged")
+    left = Left(at_ms=NOW_MS, instance="run0.d", committed=(), dropped=(), error="DataTopicChangedError")
     evidence.journals["run0"].append(left)
     evidence.is_log_safe = False
 
@@ -525,11 +527,11 @@ def test_what_a_worker_tells_of_ranges_is_what_the_log_says(tmp_path: Path) -> N
     with scene.batch(first, ranges=RangeOptions(size=10)) as batch:
         scene.work(second, ranges=RangeOptions(size=10))
         batch._claimer.rationalizer.catch_up()
-        worker._tell_state()
+        worker._report_state()
         scene.process(batch)
 
     entries = read_journal(tmp_path / "run1.jsonl", ENTRY)
-    phases = [[each[2] for each in entry.ranges] for entry in entries if isinstance(entry, Known)]
+    phases = [[range_[2] for range_ in entry.ranges] for entry in entries if isinstance(entry, Known)]
     assert phases == [["planned", "done"]]
     home = coordination_partition(scenes.TOPIC, 4)
     evidence = Evidence(DeliveryMode.AT_LEAST_ONCE, scenes.GROUP, scenes.TOPIC, home, 4, 0.0, {"run1": entries})

@@ -11,16 +11,16 @@ import pytest
 
 from marshal_dagster.protocol import messages, snapshots
 from marshal_dagster.protocol.messages import Message
-from marshal_dagster.protocol.rules import Note, Refusal
-from marshal_dagster.protocol.snapshots import Stored
-from marshal_dagster.protocol.state import Group, Key, Owner, Place
+from marshal_dagster.protocol.rules import RecordNote, Refusal
+from marshal_dagster.protocol.snapshots import StoredSnapshot
+from marshal_dagster.protocol.state import DataPartitionId, Group, Key, Owner
 from marshal_dagster.protocol.world import PartitionWorld, Verdict
 from tests.fuzz import __main__ as command_line
 from tests.fuzz import promises, world
 from tests.fuzz.counts import Count, read_count
 from tests.fuzz.logs import Log
 from tests.fuzz.parser import check_value
-from tests.fuzz.promises import Finding, in_time
+from tests.fuzz.promises import PromiseError, in_time
 from tests.fuzz.supply import Supply
 from tests.fuzz.targets import CORPUS, TARGETS
 
@@ -46,7 +46,7 @@ def test_the_corpus_reaches_every_verdict() -> None:
         readers.run()
         for counts in (readers.by_one.refused, readers.by_one.invalid, readers.by_one.noted):
             seen.update(counts.keys())
-    assert {*Refusal, *Note, *messages.Invalid} == set(seen)
+    assert {*Refusal, *RecordNote, *messages.Invalid} == set(seen)
 
 
 def test_a_record_without_value_is_judged_too() -> None:
@@ -62,7 +62,7 @@ def test_a_parser_that_accepts_a_leading_zero_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr(messages, "NUMBER", re.compile("[0-9]{1,19}"))
     messages._repeated_number.cache_clear()
     try:
-        with pytest.raises(Finding, match="section 1 calls invalid"):
+        with pytest.raises(PromiseError, match="section 1 calls invalid"):
             run_corpus("parser")
     finally:
         messages._repeated_number.cache_clear()
@@ -72,7 +72,7 @@ def test_a_parser_that_loses_a_byte_is_found(monkeypatch: pytest.MonkeyPatch) ->
     """What is read must be written back."""
     render = messages.render
     monkeypatch.setattr(messages, "render", lambda message: render(message)[:-1])
-    with pytest.raises(Finding, match="byte for byte"):
+    with pytest.raises(PromiseError, match="byte for byte"):
         run_corpus("parser")
 
 
@@ -92,7 +92,7 @@ def test_a_world_that_keeps_a_trace_of_a_refused_record_is_found(monkeypatch: py
         return judge(self, message, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PartitionWorld, "_judge", keep)
-    with pytest.raises(Finding, match="the state after"):
+    with pytest.raises(PromiseError, match="the state after"):
         run_corpus("world")
 
 
@@ -106,7 +106,7 @@ def test_a_world_that_remembers_what_it_refused_is_found(monkeypatch: pytest.Mon
         return verdict
 
     monkeypatch.setattr(PartitionWorld, "_judge", remember)
-    with pytest.raises(Finding, match="not remembered"):
+    with pytest.raises(PromiseError, match="not remembered"):
         run_corpus("world")
 
 
@@ -118,7 +118,7 @@ def test_a_world_that_keeps_more_than_a_record_holds_is_found(monkeypatch: pytes
         self._beats[(value or b"") * 1_000] = (key, key.owner or Owner("", "", None), False)
 
     monkeypatch.setattr(PartitionWorld, "_remember_beat", hoard)
-    with pytest.raises(Finding, match="grow a reader no more"):
+    with pytest.raises(PromiseError, match="grow a reader no more"):
         run_corpus("world")
 
 
@@ -126,12 +126,14 @@ def test_a_world_that_remembers_former_owners_is_found(monkeypatch: pytest.Monke
     """However many owners a key has had, one is remembered."""
     remember = PartitionWorld._remember_beat
 
-    def keep_all(self: PartitionWorld, value: bytes | None, group: Group, key: Key, named: tuple[str, Place]) -> None:
+    def keep_all(
+        self: PartitionWorld, value: bytes | None, group: Group, key: Key, named: tuple[str, DataPartitionId]
+    ) -> None:
         self._remembered.clear()
         remember(self, value, group, key, named)
 
     monkeypatch.setattr(PartitionWorld, "_remember_beat", keep_all)
-    with pytest.raises(Finding, match="one heartbeat is remembered"):
+    with pytest.raises(PromiseError, match="one heartbeat is remembered"):
         run_corpus("world")
 
 
@@ -142,7 +144,7 @@ def test_a_lease_that_ends_a_millisecond_early_is_found(monkeypatch: pytest.Monk
         return key.owner is not None and at_ms - key.last_beat_ms < 2 * self.settings.heartbeat_interval_ms
 
     monkeypatch.setattr(Group, "is_live", is_live)
-    with pytest.raises(Finding, match="verdict"):
+    with pytest.raises(PromiseError, match="verdict"):
         run_corpus("world")
 
 
@@ -154,7 +156,7 @@ def test_a_fast_path_that_takes_any_owner_is_found(monkeypatch: pytest.MonkeyPat
         apply_many(self, list(records)[1:])
 
     monkeypatch.setattr(PartitionWorld, "apply_many", lose_one)
-    with pytest.raises(Finding, match="many at once"):
+    with pytest.raises(PromiseError, match="many at once"):
         run_corpus("world")
 
 
@@ -168,23 +170,23 @@ def test_a_snapshot_that_forgets_plans_is_found(monkeypatch: pytest.MonkeyPatch)
         return key
 
     monkeypatch.setattr(snapshots, "_read_key_row", forget)
-    with pytest.raises(Finding, match="brings the whole state back"):
+    with pytest.raises(PromiseError, match="brings the whole state back"):
         run_corpus("world")
-    with pytest.raises(Finding):
+    with pytest.raises(PromiseError):
         run_corpus("snapshots")
 
 
 def test_a_snapshot_whose_checksum_nobody_looks_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the checksum does not cover is never read."""
 
-    def text(stored: Stored) -> bytes | snapshots.Misfit:
+    def text(stored: StoredSnapshot) -> bytes | snapshots.RejectedSnapshot:
         closing = stored.closing
         if closing is None:
-            return snapshots.Misfit.INCOMPLETE
+            return snapshots.RejectedSnapshot.INCOMPLETE
         return b"".join(stored.parts[str(part)] for part in range(closing.parts))
 
-    monkeypatch.setattr(Stored, "text", property(text))
-    with pytest.raises(Finding):
+    monkeypatch.setattr(StoredSnapshot, "text", property(text))
+    with pytest.raises(PromiseError):
         run_corpus("snapshots")
 
 
@@ -203,7 +205,7 @@ def test_what_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor's time for a record has a limit."""
     assert in_time("nothing", lambda: 7) == 7
     monkeypatch.setattr(promises, "CPU_MS_PER_RECORD", 1)
-    with pytest.raises(Finding, match="work takes no longer"):
+    with pytest.raises(PromiseError, match="work takes no longer"):
         in_time("work", lambda: sum(range(1_000_000)))
 
 

@@ -8,21 +8,21 @@ from functools import partial
 
 import pytest
 
-from marshal_dagster.admin.group_settings import Agreed
-from marshal_dagster.admin.operator import Operator
-from marshal_dagster.admin.pause import Pausing
-from marshal_dagster.admin.position_spec import Offsets
-from marshal_dagster.admin.reset_positions import Repositioning, Way
-from marshal_dagster.admin.revoke import Revoking
+from marshal_dagster.admin.group_settings import GroupSettingsAdmin
+from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.pause import GroupPauser
+from marshal_dagster.admin.position_spec import ToOffsets
+from marshal_dagster.admin.reset_positions import PositionResetter, Way
+from marshal_dagster.admin.revoke import ClaimRevoker
 from marshal_dagster.cli import pause, position_context, revoke
 from marshal_dagster.cli import settings as settings_command
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
     GoGroupError,
-    GroupPaused,
-    PositionNotSet,
-    SettingsDiffer,
+    GroupPausedError,
+    PositionNotSetError,
+    SettingsMismatchError,
     SettingsNotSetError,
     TimestampTypeError,
 )
@@ -31,8 +31,8 @@ from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
     DeliveryMode,
+    GroupSettings,
     Heartbeat,
-    Settings,
     parse,
     render,
 )
@@ -41,11 +41,11 @@ from tests.admin_fixtures import (
     FakeTopics,
     act,
     at_work_on,
-    give_settings,
     go_left,
     go_owner,
     site_now,
     types,
+    write_first_settings,
 )
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import GROUP, HI_MS, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
@@ -66,9 +66,9 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A coordination topic without records, on which commands work."""
     site = site_now()
     at_work_on(site, monkeypatch, position_context, pause, revoke, settings_command, topics=topics)
-    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
-    monkeypatch.setattr(revoke, "Revoking", partial(Revoking, clock=site.clock))
-    monkeypatch.setattr(settings_command, "Agreed", partial(Agreed, clock=site.clock))
+    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(revoke, "ClaimRevoker", partial(ClaimRevoker, clock=site.clock))
+    monkeypatch.setattr(settings_command, "GroupSettingsAdmin", partial(GroupSettingsAdmin, clock=site.clock))
     return site
 
 
@@ -79,15 +79,15 @@ def reader_on(site: Site) -> Rationalizer:
     return reader
 
 
-def operator_on(site: Site) -> Operator:
+def operator_on(site: Site) -> GroupAdmin:
     """Open an operator."""
-    return Operator(reader_on(site), GROUP, "ops", clock=site.clock)
+    return GroupAdmin(reader_on(site), GROUP, "ops", clock=site.clock)
 
 
-def in_force(site: Site, group: str = GROUP) -> set[Settings]:
+def in_force(site: Site, group: str = GROUP) -> set[GroupSettings]:
     """Return the settings of a group, over all coordination partitions."""
     world = site.world()
-    known = [each.groups.get(group) for each in world.partitions.values()]
+    known = [partition.groups.get(group) for partition in world.partitions.values()]
     return {world.defaults if each is None else each.settings for each in known}
 
 
@@ -174,7 +174,7 @@ def test_settings_by_which_a_group_is_shared_with_go_are_no_settings_to_pause_by
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An older version wrote such records."""
-    give_settings(site, WITHOUT_SETTINGS)
+    write_first_settings(site, WITHOUT_SETTINGS)
     go_left(site, 0)
     before = site.values()
     refused = act(capsys, *SET, "--offsets", "0=30", "--yes")
@@ -223,7 +223,7 @@ def test_a_position_that_another_takes_back_is_not_set(site: Site, monkeypatch: 
     """A consumer that was not stopped beats in between."""
     go_left(site, 0)
     log = site.log()
-    operator = Operator(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock)
+    operator = GroupAdmin(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock)
     append = FaultyLog.append
 
     def beat_before_a_release(self: FaultyLog, records: Sequence[Append]) -> Sequence[Ack]:
@@ -232,7 +232,7 @@ def test_a_position_that_another_takes_back_is_not_set(site: Site, monkeypatch: 
         return append(self, records)
 
     monkeypatch.setattr(FaultyLog, "append", beat_before_a_release)
-    with pytest.raises(PositionNotSet, match="still held"):
+    with pytest.raises(PositionNotSetError, match="still held"):
         operator.set_go_positions(TOPIC, {0: 10}, wait_ms=0)
 
 
@@ -249,7 +249,7 @@ def test_kafkas_own_offsets_must_follow_in_a_go_group(
     topics.problem = problem
     if problem is None:
         monkeypatch.setattr(FakeTopics, "group_offsets", lambda *_: {0: 11})
-    answer = act(capsys, *SET, "--offsets", "0=0", "--yes", "--outside-the-log", *STOPPED)
+    answer = act(capsys, *SET, "--offsets", "0=0", "--yes", "--allow-out-of-range", *STOPPED)
     assert (answer.code, "not in Kafka's own group offsets" in answer.err) == (1, True)
     assert "set: partitions 0" in answer.err
     assert site.key(0).offset == 0
@@ -259,7 +259,7 @@ def test_a_paused_go_group_is_not_moved(site: Site) -> None:
     """An older version paused it: its members would not claim either."""
     go_left(site, 0)
     site.pause(60)
-    with pytest.raises(GroupPaused):
+    with pytest.raises(GroupPausedError):
         operator_on(site).set_go_positions(TOPIC, {0: 10}, wait_ms=0)
 
 
@@ -278,9 +278,9 @@ def test_first_positions_are_adopted_in_a_go_group(
 
 def test_who_knows_the_members_settings_gives_them_first(site: Site, topics: FakeTopics) -> None:
     """Before the group is paused or claimed: without them a late release would count as Go's and move the offset."""
-    with_settings = partial(Repositioning, lambda _: reader_on(site), topics, GROUP, TOPIC, "ops", site.clock)  # type: ignore[arg-type]
+    with_settings = partial(PositionResetter, lambda _: reader_on(site), topics, GROUP, TOPIC, "ops", site.clock)  # type: ignore[arg-type]
     work = with_settings(settings=SETTINGS)
-    moves = work.look(Offsets(each=30), new_group=True)
+    moves = work.look(ToOffsets(each=30), new_group=True)
     assert work.way() is Way.SETTINGS_FIRST
     work.carry_out(moves, wait_s=0)
     assert (site.key(0).offset, in_force(site)) == (30, {SETTINGS})
@@ -292,12 +292,12 @@ def test_settings_are_not_given_where_go_consumers_are(site: Site, topics: FakeT
     """Of this group, or of another one on a topic where no group has settings."""
     others_keys(site)
     before = site.values()
-    work = Repositioning(lambda _: reader_on(site), topics, GROUP, TOPIC, "ops", site.clock, SETTINGS)  # type: ignore[arg-type]
+    work = PositionResetter(lambda _: reader_on(site), topics, GROUP, TOPIC, "ops", site.clock, SETTINGS)  # type: ignore[arg-type]
     with pytest.raises(GoGroupError, match="group 'others' holds orders/0"):
-        work.look(Offsets(each=30), new_group=True)
+        work.look(ToOffsets(each=30), new_group=True)
     go_left(site, 0)
     with pytest.raises(GoGroupError, match="Go consumers use group 'etl'"):
-        work.look(Offsets(each=30))
+        work.look(ToOffsets(each=30))
     assert site.values()[: len(before)] == before
 
 
@@ -330,13 +330,13 @@ def test_a_go_group_is_paused_only_when_a_person_allows_it(site: Site, capsys: p
 def test_a_native_group_is_paused_beside_a_go_group(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Its settings are in the log already: a person has allowed records that Go does not know."""
     others_keys(site)
-    give_settings(site)
+    write_first_settings(site)
     assert act(capsys, "pause", GROUP, "--for", "1h").code == 0
 
 
 def test_a_group_gets_its_settings_before_it_is_paused(site: Site) -> None:
     """Where these are known; not where Go consumers are."""
-    pausing = Pausing(reader_on(site), GROUP, "ops", site.clock, SETTINGS)
+    pausing = GroupPauser(reader_on(site), GROUP, "ops", site.clock, SETTINGS)
     pausing.look()
     pausing.preview(site.clock.wall_ms() // 1_000 + 60)
     assert site.values() == []
@@ -345,7 +345,7 @@ def test_a_group_gets_its_settings_before_it_is_paused(site: Site) -> None:
     other = Site(site.clock)
     go_left(other, 0)
     before = other.values()
-    pausing = Pausing(reader_on(other), GROUP, "ops", other.clock, SETTINGS)
+    pausing = GroupPauser(reader_on(other), GROUP, "ops", other.clock, SETTINGS)
     pausing.look()
     with pytest.raises(GoGroupError):
         pausing.pause(site.clock.wall_ms() // 1_000 + 60)
@@ -361,7 +361,7 @@ def test_a_new_group_gets_settings_without_a_pause(site: Site, capsys: pytest.Ca
     assert "give --new-group" in act(capsys, *set_, "--yes").error
     answer = act(capsys, *set_, "--new-group", "--yes")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "The settings were set.")
-    assert in_force(site) == {Settings(10_000, delivery=DeliveryMode.EFFECTIVELY_ONCE)}
+    assert in_force(site) == {GroupSettings(10_000, delivery=DeliveryMode.EFFECTIVELY_ONCE)}
     assert types(site) == {"GroupSettings"}
     again = act(capsys, *set_, "--yes")
     assert (again.code, "has these settings already" in again.error) == (0, True)
@@ -374,14 +374,14 @@ def test_settings_are_changed_in_a_pause(site: Site, capsys: pytest.CaptureFixtu
     until_s = site.world().group_of(GROUP, TOPIC).paused_until_s
     answer = act(capsys, "settings", "set", GROUP, "--heartbeat-interval", "20", "--yes")
     assert answer.code == 0
-    assert in_force(site) == {Settings(20_000, features=("ranges",))}
+    assert in_force(site) == {GroupSettings(20_000, features=("ranges",))}
     assert (site.key(0).offset, site.world().group_of(GROUP, TOPIC).paused_until_s) == (50, until_s)
 
 
 def test_a_group_that_was_not_paused_goes_on_after_its_settings_changed(site: Site) -> None:
     """Members that are configured so can claim."""
     site.owner_of(0, at=50).release()
-    other = Settings(20_000)
+    other = GroupSettings(20_000)
     operator_on(site).set_settings(other, wait_ms=0)
     assert site.member(settings=other).claim([0])
 
@@ -412,21 +412,21 @@ def test_members_that_stay_keep_their_settings(site: Site) -> None:
     """They are named; the group is not paused afterwards. What is known to be dead is revoked."""
     owner = site.owner_of(0, at=50)
     with pytest.raises(SettingsNotSetError, match="orders/0 is still held"):
-        operator_on(site).set_settings(Settings(20_000), wait_ms=HI_MS / 2)
+        operator_on(site).set_settings(GroupSettings(20_000), wait_ms=HI_MS / 2)
     assert in_force(site) == {SETTINGS}
     assert not site.world().group_of(GROUP, TOPIC).is_paused(site.clock.wall_ms())
     operator_on(site).set_settings(
-        Settings(20_000), wait_ms=0, is_dead=lambda each: each.instance == owner.member.instance
+        GroupSettings(20_000), wait_ms=0, is_dead=lambda each: each.instance == owner.member.instance
     )
-    assert (in_force(site), site.owner()) == ({Settings(20_000)}, None)
+    assert (in_force(site), site.owner()) == ({GroupSettings(20_000)}, None)
 
 
 def test_dead_holders_of_ranges_are_revoked_before_settings_change(site: Site) -> None:
     """Nobody waits for them."""
     site.begin(0)
     site.holder_of({0: (0, 5)})
-    operator_on(site).set_settings(Settings(20_000, features=("ranges",)), wait_ms=0, is_dead=lambda _: True)
-    assert in_force(site) == {Settings(20_000, features=("ranges",))}
+    operator_on(site).set_settings(GroupSettings(20_000, features=("ranges",)), wait_ms=0, is_dead=lambda _: True)
+    assert in_force(site) == {GroupSettings(20_000, features=("ranges",))}
 
 
 def test_settings_that_were_not_acknowledged_are_completed(site: Site) -> None:
@@ -435,12 +435,12 @@ def test_settings_that_were_not_acknowledged_are_completed(site: Site) -> None:
     log = site.log()
     log.fail(Fault.FAILED, of_type("GroupSettings"))
     with pytest.raises(SettingsNotSetError, match="try again, which completes it"):
-        Operator(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock).set_settings(
-            Settings(20_000), wait_ms=0
+        GroupAdmin(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock).set_settings(
+            GroupSettings(20_000), wait_ms=0
         )
     assert not site.world().group_of(GROUP, TOPIC).is_paused(site.clock.wall_ms())
-    operator_on(site).set_settings(Settings(20_000), wait_ms=0)
-    assert in_force(site) == {Settings(20_000)}
+    operator_on(site).set_settings(GroupSettings(20_000), wait_ms=0)
+    assert in_force(site) == {GroupSettings(20_000)}
 
 
 @pytest.mark.parametrize("whose", ["its own", "another group's", "by a record"])
@@ -452,7 +452,7 @@ def test_where_go_consumers_are_settings_need_a_persons_word(
         others_keys(site)
     else:
         if whose == "by a record":
-            give_settings(site, WITHOUT_SETTINGS)
+            write_first_settings(site, WITHOUT_SETTINGS)
         go_owner(site, 0)
     before = site.values()
     set_ = ("settings", "set", GROUP, "--rules", "native", "--new-group", "--wait", "3m", "--yes")
@@ -506,18 +506,18 @@ def test_settings_that_differ_are_completed_by_naming_them_all(site: Site, capsy
     """Nothing else says which of them stay."""
     site.broker.append(site.home, render(settings_record(SETTINGS)))
     other = (site.home + 1) % site.partitions
-    site.broker.append(other, render(settings_record(Settings(20_000))))
+    site.broker.append(other, render(settings_record(GroupSettings(20_000))))
     assert "differ between coordination partitions" in act(capsys, "settings", "set", GROUP, "--yes").error
     every = ("--heartbeat-interval", "30", "--rules", "native", "--delivery", "at_least_once")
     assert act(capsys, "settings", "set", GROUP, *every, "--yes").code == 0
-    assert in_force(site) == {Settings(30_000)}
+    assert in_force(site) == {GroupSettings(30_000)}
 
 
 def test_who_is_configured_otherwise_reads_how_settings_are_changed(site: Site) -> None:
     """The error names the command."""
     site.member()
-    with pytest.raises(SettingsDiffer, match="settings set etl"):
-        site.member(settings=Settings(20_000))
+    with pytest.raises(SettingsMismatchError, match="settings set etl"):
+        site.member(settings=GroupSettings(20_000))
 
 
 # Revocation
@@ -542,14 +542,14 @@ def test_a_live_go_owner_that_is_back_is_no_success(
 ) -> None:
     """What is reported is what the log shows afterwards."""
     instance = go_owner(site, 0)
-    carry_out = Revoking.carry_out
+    carry_out = ClaimRevoker.carry_out
 
     def beats(*arguments: object) -> object:
         taken = carry_out(*arguments)  # type: ignore[arg-type]
         site.say(about(Heartbeat, instance, offset=51))
         return taken
 
-    monkeypatch.setattr(Revoking, "carry_out", beats)
+    monkeypatch.setattr(ClaimRevoker, "carry_out", beats)
     answer = act(capsys, "revoke", GROUP, TOPIC, "--instance", instance, "--yes", "--json")
     assert (answer.code, [each["revoked"] for each in answer.json["claims"]]) == (1, [False])
     assert "their owner lives and took them back" in answer.err
@@ -570,6 +570,6 @@ def test_records_with_their_senders_timestamp_end_what_a_person_does(site: Site)
     with pytest.raises(TimestampTypeError):
         operators[1].set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
     with pytest.raises(TimestampTypeError):
-        operators[2].set_settings(Settings(20_000), wait_ms=0)
+        operators[2].set_settings(GroupSettings(20_000), wait_ms=0)
     assert len(site.values()) == count + 2
     assert site.key(0).offset == offset

@@ -14,8 +14,8 @@ import pytest
 from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.heartbeats import Heartbeats
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import BatchAborted, ClaimLost, LogChanged, MarshalError
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.errors import BatchAbortedError, ClaimLostError, CoordinationLogChangedError, MarshalError
+from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 from tests.conditions import wait_until
 from tests.faulty_log import FaultyLog
@@ -118,7 +118,7 @@ def test_a_lease_that_ended_tells_why_heartbeats_failed(site: Site) -> None:
 
     heartbeats.watch()
 
-    assert isinstance(heartbeats.error, ClaimLost)
+    assert isinstance(heartbeats.error, ClaimLostError)
     assert "The last one failed: the broker does not answer. Nothing more is committed" in str(heartbeats.error)
 
 
@@ -130,17 +130,17 @@ def test_a_lost_claim_ends_the_heartbeats(site: Site) -> None:
     successor.claim([0], is_dead=lambda _: True)
     site.clock.advance(HI_MS)
 
-    with pytest.raises(ClaimLost, match=successor.member.instance):
+    with pytest.raises(ClaimLostError, match=successor.member.instance):
         heartbeats.step()
 
 
 def test_a_log_that_changed_ends_the_heartbeats(site: Site) -> None:
     """A log made anew ends them."""
     heartbeats = Heartbeats(site.owner_of(0), ignore)
-    site.broker.make_anew()
+    site.broker.recreate()
     site.clock.advance(HI_MS)
 
-    with pytest.raises(LogChanged):
+    with pytest.raises(CoordinationLogChangedError):
         heartbeats.step()
 
 
@@ -151,7 +151,7 @@ def test_a_reason_to_stop_is_asked_for_often(site: Site) -> None:
     assert heartbeats.ask() * 1_000 <= HI_MS / 4
     reasons[0] = "the run is over"
 
-    with pytest.raises(BatchAborted, match="the run is over"):
+    with pytest.raises(BatchAbortedError, match="the run is over"):
         heartbeats.ask()
 
 
@@ -195,7 +195,7 @@ def test_an_ended_lease_ends_the_work_once(site: Site) -> None:
 
     assert site.clock.lease_ms() - began_ms <= 2 * HI_MS - HI_MS / 10 + HI_MS / 4 + 10
     heartbeats.watch()
-    assert [type(error) for error in told] == [ClaimLost]
+    assert [type(error) for error in told] == [ClaimLostError]
     assert heartbeats.error is told[0]
 
 
@@ -233,8 +233,8 @@ def test_without_claims_there_is_nothing_to_watch(site: Site) -> None:
 def running_member(interval_ms: int) -> tuple[Claimer, FaultyLog]:
     """Open a member that holds partition 0, under this machine's clocks."""
     log = FaultyLog(MemoryLog(MemoryBroker(1)))
-    member = Claimer(Rationalizer(log), Member(GROUP, "c", "run1.0"), TOPIC, Settings(interval_ms))
-    member.agree_on_settings()
+    member = Claimer(Rationalizer(log), Member(GROUP, "c", "run1.0"), TOPIC, GroupSettings(interval_ms))
+    member.ensure_group_settings()
     member.claim([0])
     member.name_data_topic(TOPIC_ID)
     member.beat({0: 0})
@@ -264,7 +264,7 @@ def test_a_hanging_broker_does_not_keep_the_work_going() -> None:
     log.before_append = hang
     with Heartbeats(member, lambda _: told.set()) as heartbeats:
         assert told.wait(20)
-        assert isinstance(heartbeats.error, ClaimLost)
+        assert isinstance(heartbeats.error, ClaimLostError)
         goes_on.set()
 
 
@@ -291,7 +291,7 @@ def test_a_fault_in_the_heartbeats_ends_the_work() -> None:
     with Heartbeats(member, told.append):
         wait_until(lambda: bool(told), "the loss is reported")
 
-    assert isinstance(told[0], BatchAborted)
+    assert isinstance(told[0], BatchAbortedError)
     assert "a client that broke" in str(told[0])
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marshal_dagster.errors import SinkRefused
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, plan_ends
 from marshal_dagster.protocol.idempotence import StoredPosition, TakenRanges, Verdict, judge, judge_ranges
 
@@ -144,7 +144,7 @@ def test_what_an_output_does_with_a_range(stored: dict[str, Any] | None, verdict
     if isinstance(verdict, Verdict):
         assert judge(holds, RANGE) is verdict
         return
-    with pytest.raises(SinkRefused, match=verdict) as raised:
+    with pytest.raises(SinkRejectedError, match=verdict) as raised:
         judge(holds, RANGE)
     assert "orders/3 [100, 110) of group 'etl'" in str(raised.value)
 
@@ -157,7 +157,7 @@ def test_no_two_writers_of_a_plan_can_both_take_it() -> None:
         for one in order:
             try:
                 verdict = judge(stored, one)
-            except SinkRefused:
+            except SinkRejectedError:
                 continue
             if verdict is Verdict.TAKE:
                 taken += 1
@@ -168,7 +168,7 @@ def test_no_two_writers_of_a_plan_can_both_take_it() -> None:
 def test_a_position_alone_takes_no_ranges_in_any_order() -> None:
     """Whatever an output holds, one that cannot tell ranges apart refuses them."""
     for stored in (None, STORED, dataclasses.replace(STORED, position=110)):
-        with pytest.raises(SinkRefused, match="the output keeps only a position: use one that keeps ranges"):
+        with pytest.raises(SinkRejectedError, match="the output keeps only a position: use one that keeps ranges"):
             judge(stored, dataclasses.replace(RANGE, in_any_order=True))
 
 
@@ -264,7 +264,7 @@ def test_what_an_output_does_with_a_range_in_any_order(
     if isinstance(verdict, Verdict):
         assert verdict_on(held, wanted) is verdict
         return
-    with pytest.raises(SinkRefused, match=verdict) as raised:
+    with pytest.raises(SinkRejectedError, match=verdict) as raised:
         verdict_on(held, wanted)
     assert str(raised.value).startswith(f"{wanted} of group 'etl'")
 
@@ -302,7 +302,7 @@ def test_ranges_in_any_order_are_judged_as_by_a_set_of_offsets(in_order: int, wa
     for each in [*wanted, *wanted]:
         expected = naive(taken, each)
         if expected is None:
-            with pytest.raises(SinkRefused):
+            with pytest.raises(SinkRejectedError):
                 verdict_on(held, each)
             continue
         assert verdict_on(held, each) is expected
@@ -320,11 +320,11 @@ def test_planned_ranges_are_taken_once_in_any_order(cuts: set[int], dice: Any, d
     deliveries = [dataclasses.replace(each, epoch=dice.randint(1, 99)) for each in plans * 3 if each != missing]
     dice.shuffle(deliveries)
     held, taken = TakenRanges(), []
-    for each in deliveries:
-        if verdict_on(held, each) is not Verdict.SKIP:
-            held.add(each)
-            taken.append((each.start, each.end))
-    assert sorted(taken) == [(each.start, each.end) for each in plans if each != missing]
+    for delivery in deliveries:
+        if verdict_on(held, delivery) is not Verdict.SKIP:
+            held.add(delivery)
+            taken.append((delivery.start, delivery.end))
+    assert sorted(taken) == [(plan.start, plan.end) for plan in plans if plan != missing]
     if taken:
         beside = held.beside(missing)
         assert beside is not None

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import TopicPartition
 
-from marshal_dagster.errors import ConfigurationError, TopicMissing, UnavailableError
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.connection_errors import Cause, reason_in
+from marshal_dagster.kafka.connection_errors import FailureCause, reason_in
 
 TIMEOUT_S = 0.5
 SLACK_S = 1.0
@@ -85,7 +85,7 @@ def reached(make: Make, connection: KafkaConnection) -> str:
             clients.reach(client, log, timeout_s=connection.timeout_s)
         assert time.monotonic() - start < connection.timeout_s + SLACK_S
     finally:
-        clients.let_go(client, log)
+        clients.close_client(client, log)
     message = str(caught.value)
     assert "\n" not in message
     assert f"Kafka at {connection.bootstrap_servers} cannot be reached: " in message
@@ -144,7 +144,7 @@ def test_what_answers_but_is_not_kafka_is_told_without_waiting(serve: Callable[[
     ):
         clients.reach(client, log, timeout_s=30)
     assert time.monotonic() - start < 1 + SLACK_S
-    clients.let_go(client, log)
+    clients.close_client(client, log)
 
 
 def test_a_server_without_tls_is_told(serve: Callable[[bytes | None], int]) -> None:
@@ -313,7 +313,7 @@ def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.Monk
         assert client.calls == ["leaders"] * 3 + ["offsets"] * 2
         asked.offsets("orders", [0])
         assert client.calls[5:] == ["offsets"] * 2
-        with pytest.raises(TopicMissing, match="none with the number 2"):
+        with pytest.raises(TopicNotFoundError, match="none with the number 2"):
             asked.offsets("orders", [2])
         assert client.calls[7:] == ["leaders"]
         monkeypatch.setattr("marshal_dagster.kafka.admin_client._LEADERS_KNOWN_S", 0.0)
@@ -374,7 +374,7 @@ def test_letting_go_does_not_wait_for_a_name(capfd: pytest.CaptureFixture[str]) 
     with pytest.raises(UnavailableError):
         clients.reach(client, log, timeout_s=0.6)
     start = time.monotonic()
-    clients.let_go(client, log)
+    clients.close_client(client, log)
     assert time.monotonic() - start < SLACK_S
     assert capfd.readouterr() == ("", "")
 
@@ -418,7 +418,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
                 "[thrd:127.0.0.1:1/bootstrap]: 127.0.0.1:1/bootstrap: Connect to ipv4#127.0.0.1:1 failed: "
                 "Connection refused (after 0ms in state CONNECT, 1 identical error(s) suppressed)"
             ),
-            Cause.REFUSED,
+            FailureCause.REFUSED,
             "127.0.0.1:1",
             "Connect to ipv4#127.0.0.1:1 failed: Connection refused",
         ),
@@ -427,7 +427,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
                 "sasl_ssl://kafka:9095/1: SASL authentication error: Authentication failed: Invalid username or "
                 "password (after 316ms in state AUTH_REQ)"
             ),
-            Cause.AUTHENTICATION,
+            FailureCause.AUTHENTICATION,
             "kafka:9095",
             "SASL authentication error: Authentication failed: Invalid username or password",
         ),
@@ -437,7 +437,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
                 "error:0A000086:SSL routines::certificate verify failed: broker certificate could not be "
                 "verified, verify that ssl.ca.location is correctly configured (after 116ms in state SSL_HANDSHAKE)"
             ),
-            Cause.CERTIFICATE,
+            FailureCause.CERTIFICATE,
             "[::1]:9095",
             "certificate verify failed: the server's is not trusted here",
         ),
@@ -446,7 +446,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
                 "ssl://a:1/bootstrap: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL "
                 "alert number 42 (after 3ms in state APIVERSION_QUERY)"
             ),
-            Cause.OWN_CERTIFICATE,
+            FailureCause.OWN_CERTIFICATE,
             "a:1",
             "the server does not accept the certificate of this client, or its lack of one",
         ),
@@ -455,7 +455,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
                 "ssl://a:1/bootstrap: SSL handshake failed: Disconnected: SSL connection closed by peer: connecting to "
                 "a PLAINTEXT broker listener? (after 3ms in state SSL_HANDSHAKE)"
             ),
-            Cause.PROTOCOL,
+            FailureCause.PROTOCOL,
             "a:1",
             "the server does not speak SSL there",
         ),
@@ -464,7 +464,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
                 "sasl_plaintext://a:1/bootstrap: SASL PLAIN mechanism handshake failed: Broker: Request not valid in "
                 "current SASL state: broker's supported mechanisms:  (after 1ms in state AUTH_HANDSHAKE)"
             ),
-            Cause.PROTOCOL,
+            FailureCause.PROTOCOL,
             "a:1",
             "the server does not speak SASL there",
         ),
@@ -473,7 +473,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
                 "sasl_plaintext://a:1/bootstrap: SASL GSSAPI mechanism handshake failed: Broker: Unsupported SASL "
                 "mechanism: broker's supported mechanisms: PLAIN (after 1ms in state AUTH_HANDSHAKE)"
             ),
-            Cause.PROTOCOL,
+            FailureCause.PROTOCOL,
             "a:1",
             (
                 "SASL GSSAPI mechanism handshake failed: Broker: Unsupported SASL mechanism: broker's supported "
@@ -482,13 +482,13 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
         ),
         (
             "a:1/bootstrap: Failed to resolve 'a:1': Name or service not known (after 0ms in state CONNECT)",
-            Cause.NAME,
+            FailureCause.NAME,
             "a:1",
             "Failed to resolve 'a:1': Name or service not known",
         ),
         (
             "a:1/bootstrap: ApiVersionRequest failed: Local: Timed out: probably due to broker version < 0.10",
-            Cause.SILENT,
+            FailureCause.SILENT,
             "a:1",
             "the server accepts the connection and does not answer",
         ),
@@ -497,16 +497,18 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
                 "a:1/bootstrap: Disconnected while requesting ApiVersion: might be caused by incorrect "
                 "security.protocol configuration (connecting to a SSL listener?) (after 1ms in state APIVERSION_QUERY)"
             ),
-            Cause.CLOSED,
+            FailureCause.CLOSED,
             "a:1",
             "the server closes the connection",
         ),
-        ("a:1/2: Connection setup timed out in state CONNECT", Cause.UNREACHABLE, "a:1", None),
-        ("Something else", Cause.UNKNOWN, "", "Something else"),
-        ("", Cause.UNKNOWN, "", ""),
+        ("a:1/2: Connection setup timed out in state CONNECT", FailureCause.UNREACHABLE, "a:1", None),
+        ("Something else", FailureCause.UNKNOWN, "", "Something else"),
+        ("", FailureCause.UNKNOWN, "", ""),
     ],
 )
-def test_a_line_of_the_librarys_log_is_understood(line: str, cause: Cause, server: str, text: str | None) -> None:
+def test_a_line_of_the_librarys_log_is_understood(
+    line: str, cause: FailureCause, server: str, text: str | None
+) -> None:
     """Cause, server and words are found in what librdkafka 2.8 and 2.16 write."""
     found = reason_in(line)
     assert (found.cause, found.server) == (cause, server)
@@ -523,7 +525,7 @@ def test_the_more_telling_reason_is_kept() -> None:
     log.log(40, "%s [%s] %s", "FAIL", "a", "[thrd:kafka:1/1]: kafka:1/1: Disconnected (after 1ms in state UP)")
     log.log(40, "%s [%s] %s", "TERMINATE", "a", "certificate of nobody")
     assert log.reason is not None
-    assert log.reason.cause is Cause.AUTHENTICATION
+    assert log.reason.cause is FailureCause.AUTHENTICATION
     assert "check username, password and sasl_mechanism" in str(log.unavailable(3))
     log.clear()
     assert "no answer (tried for 3 s)" in str(log.unavailable(3))

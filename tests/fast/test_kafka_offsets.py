@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
-from marshal_dagster.kafka.offsets import NONE_AT, _told
+from marshal_dagster.kafka.offsets import NONE_AT, _offset_of
 
 TIME_MS = 1_700_000_000_000
 
@@ -16,9 +16,9 @@ class Answer(TopicPartition):
 
 def test_an_offset_is_an_answer() -> None:
     """So is that no record is that young, where a time was asked for."""
-    assert _told(TopicPartition("t", 0, 7), OFFSET_END, 0) == 7
-    assert _told(TopicPartition("t", 0, 0), OFFSET_BEGINNING, 0) == 0
-    assert _told(TopicPartition("t", 0, NONE_AT), TIME_MS, NONE_AT) == NONE_AT
+    assert _offset_of(TopicPartition("t", 0, 7), OFFSET_END, 0) == 7
+    assert _offset_of(TopicPartition("t", 0, 0), OFFSET_BEGINNING, 0) == 0
+    assert _offset_of(TopicPartition("t", 0, NONE_AT), TIME_MS, NONE_AT) == NONE_AT
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_an_offset_is_an_answer() -> None:
 def test_what_was_not_told_is_no_answer(answer: TopicPartition, at: int, least: int) -> None:
     """The client library leaves the question in place where it has no answer, and a time would pass for an offset."""
     with pytest.raises(KafkaException):
-        _told(answer, at, least)
+        _offset_of(answer, at, least)

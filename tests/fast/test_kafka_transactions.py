@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import transactions
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.transactions import Fenced, Transaction
+from marshal_dagster.kafka.transactions import ProducerFencedError, Transaction
 
 
 class Client:
@@ -64,11 +64,11 @@ def test_a_fatal_error_that_comes_amid_callbacks_is_told_as_what_it_is(call: str
     cast("Client", one._producer).raises = behind(
         KafkaException(KafkaError(KafkaError._FENCED, "fenced by a newer one", fatal=True))
     )
-    with pytest.raises(Fenced):
+    with pytest.raises(ProducerFencedError):
         getattr(one, call)()
 
 
-@pytest.mark.parametrize(("said", "expected"), [(None, UnavailableError), ("Producer was fenced", Fenced)])
+@pytest.mark.parametrize(("said", "expected"), [(None, UnavailableError), ("Producer was fenced", ProducerFencedError)])
 def test_a_fatal_error_that_the_client_loses_is_told(said: str | None, expected: type[Exception]) -> None:
     """As far as its log has kept it."""
     one = transaction()

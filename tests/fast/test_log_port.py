@@ -9,8 +9,8 @@ from typing import Protocol
 
 import pytest
 
-from marshal_dagster.coordination.log import Append, CoordinationLog, PositionLost
-from marshal_dagster.errors import TopicMissing, UnavailableError
+from marshal_dagster.coordination.log import Append, CoordinationLog, PositionLostError
+from marshal_dagster.errors import TopicNotFoundError, UnavailableError
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 
 SOON_S = 10.0
@@ -38,7 +38,7 @@ class House(Protocol):
         """Delete what lies before `start`."""
         ...
 
-    def make_anew(self, partitions: int) -> None:
+    def recreate(self, partitions: int) -> None:
         """Delete the topic and create it again."""
         ...
 
@@ -189,7 +189,7 @@ class LogPort:
         house.say(0, b"a")
         log.follow({0: 7})
 
-        with pytest.raises(PositionLost) as lost:
+        with pytest.raises(PositionLostError) as lost:
             read(log, {0: 8})
         assert lost.value.partition == 0
 
@@ -201,7 +201,7 @@ class LogPort:
         house.retain_from(0, 2)
         log.follow({0: 0})
 
-        with pytest.raises(PositionLost):
+        with pytest.raises(PositionLostError):
             read(log, {0: 3})
         start = log.bounds([0])[0].start
         log.follow({0: start})
@@ -234,7 +234,7 @@ class LogPort:
         log = house.open()
         before = log.identity()
 
-        house.make_anew(partitions=3)
+        house.recreate(partitions=3)
 
         after = log.identity()
         assert after.topic == before.topic
@@ -248,7 +248,7 @@ class LogPort:
 
         house.delete()
 
-        with pytest.raises(TopicMissing):
+        with pytest.raises(TopicNotFoundError):
             log.identity()
 
     def test_a_partition_that_is_not_there_takes_nothing(self, house: House) -> None:
@@ -298,9 +298,9 @@ class MemoryHouse:
         """Delete."""
         self.broker.retain_from(partition, start)
 
-    def make_anew(self, partitions: int) -> None:
+    def recreate(self, partitions: int) -> None:
         """Make another."""
-        self.broker.make_anew(partitions)
+        self.broker.recreate(partitions)
 
     def delete(self) -> None:
         """Delete."""
@@ -324,9 +324,9 @@ class TestMemoryLog(LogPort):
         house.delete()
 
         assert log.append([Append(0, b"b")])[0].offset is None
-        with pytest.raises(TopicMissing):
+        with pytest.raises(TopicNotFoundError):
             log.bounds([0])
-        with pytest.raises((TopicMissing, UnavailableError)):
+        with pytest.raises((TopicNotFoundError, UnavailableError)):
             read(log, {0: 1})
 
     def test_a_truncated_log_is_told_by_its_position(self) -> None:
@@ -340,7 +340,7 @@ class TestMemoryLog(LogPort):
         house.broker.truncate(0, 1)
         house.say(0, b"d")
 
-        with pytest.raises(PositionLost):
+        with pytest.raises(PositionLostError):
             read(log, {0: 4})
 
     def test_a_log_truncated_before_its_start_is_empty_there(self) -> None:
@@ -359,11 +359,11 @@ class TestMemoryLog(LogPort):
         house = MemoryHouse()
         log = house.open()
         log.follow({1: 0})
-        house.make_anew(1)
+        house.recreate(1)
 
-        with pytest.raises(TopicMissing, match="no partition 1"):
+        with pytest.raises(TopicNotFoundError, match="no partition 1"):
             log.bounds([1])
-        with pytest.raises(TopicMissing, match="no partition 1"):
+        with pytest.raises(TopicNotFoundError, match="no partition 1"):
             read(log, {1: 1})
 
     def test_the_clock_is_the_brokers(self) -> None:

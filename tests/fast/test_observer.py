@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from marshal_dagster.batches import ClaimedBatch
-from marshal_dagster.coordination.appender import Sent
-from marshal_dagster.coordination.claims import Held
+from marshal_dagster.coordination.appender import AppendResult
+from marshal_dagster.coordination.claims import BaseClaim
 from marshal_dagster.coordination.observer import ObservedClaimer
-from marshal_dagster.errors import ClaimLost
+from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
 from tests.batch_fixtures import HI_MS, Scene
 from tests.real.kill_points import Side
@@ -27,7 +27,7 @@ class Watcher:
     losses: list[tuple[int, int]] = field(default_factory=list)
     batches: list[ClaimedBatch] = field(default_factory=list)
 
-    def sent(self, claimer: ObservedClaimer, sent: Sent) -> None:
+    def sent(self, claimer: ObservedClaimer, sent: AppendResult) -> None:
         """Note each record."""
         now_ms = claimer.clock.lease_ms()
         for message, outcome in sent:
@@ -37,7 +37,7 @@ class Watcher:
             if claim is not None:
                 self.leases_ms.append(claim.lease.left_ms(now_ms))
 
-    def lost(self, claimer: ObservedClaimer, claim: Held, why: str) -> None:
+    def lost(self, claimer: ObservedClaimer, claim: BaseClaim, why: str) -> None:
         """Note partition and epoch."""
         assert claimer.claims.get(claim.partition) is None
         assert why
@@ -110,7 +110,7 @@ def test_it_is_told_of_a_refused_commit_and_of_the_lost_claim(scene: Scene) -> N
 
     log = scene.meddled(Side.BEFORE, "Heartbeat", revoke, count=2)
     batch = scene.batch(scene.delivery(log=log, observer=watcher))
-    with pytest.raises(ClaimLost), batch:
+    with pytest.raises(ClaimLostError), batch:
         scene.process(batch)
 
     assert ("Heartbeat", 0, False) in watcher.records
@@ -148,7 +148,7 @@ def test_a_lost_claim_stays_lost_with_one_that_fails(scene: Scene, caplog: pytes
     scene.process(batch)
     scene.wait_until_stale()
 
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         batch.__exit__(None, None, None)
 
     assert scene.key().offset == 0

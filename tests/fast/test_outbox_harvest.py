@@ -11,20 +11,20 @@ import pytest
 from greenlet import getcurrent, greenlet
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.outbox.backoff import Holds, Limits
-from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
+from marshal_dagster.outbox.backoff import HarvestLimits, RefusalBackoff
+from marshal_dagster.outbox.harvest import Harvest, HarvestCounts, LeadershipLostError
 from marshal_dagster.outbox.interfaces import (
-    Deposed,
-    Fenced,
-    Lane,
-    Noted,
+    BatchTransaction,
+    BatchUnsettledError,
+    OrderingKey,
     Parked,
+    PublishedBatch,
+    PublisherFencedError,
     Row,
-    RowRefused,
-    TopicRefused,
-    Turn,
-    Turned,
-    Unsettled,
+    RowRejectedError,
+    SessionSupersededError,
+    TopicRejectedError,
+    TransactionResult,
 )
 
 
@@ -54,7 +54,7 @@ class Ports:
     def __init__(self, outbox: Outbox | None = None, *rows: Row) -> None:
         self.outbox = outbox or Outbox(list(rows))
         self.calls: list[Any] = []
-        self.turns: list[Turn] = []
+        self.turns: list[BatchTransaction] = []
         self.missing: dict[str, str] = {}
         self.refuse: Callable[[Sequence[Row]], None] = lambda _: None
         self.before: Callable[[], None] = lambda: None
@@ -84,12 +84,12 @@ class Store:
         self._ports.outbox.session += 1
         return self._ports.outbox.session
 
-    def turn(self, session: int, turn: Turn) -> Turned:
+    def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
         """Carry out a turn."""
         ports, outbox = self._ports, self._ports.outbox
         ports.called("turn", list(turn.done.rows), [each.id for each in turn.parked], turn.limit)
         if session != outbox.session:
-            raise Deposed("deposed")
+            raise SessionSupersededError("deposed")
         ports.turns.append(turn)
         parked = {each.id: each.reason for each in turn.parked if each.id not in outbox.stuck}
         outbox.parked |= parked
@@ -98,9 +98,9 @@ class Store:
         free = [
             each
             for each in sorted(outbox.rows)
-            if Lane.of(each) not in turn.held_lanes and each.topic not in turn.held_topics
+            if OrderingKey.of(each) not in turn.held_lanes and each.topic not in turn.held_topics
         ]
-        return Turned(free[: turn.limit], before - len(outbox.rows) - len(parked), len(parked))
+        return TransactionResult(free[: turn.limit], before - len(outbox.rows) - len(parked), len(parked))
 
 
 class Publisher:
@@ -115,10 +115,10 @@ class Publisher:
         self._ports.outbox.epoch += 1
         self._ports.epoch = self._ports.outbox.epoch
 
-    def noted(self) -> Noted:
+    def noted(self) -> PublishedBatch:
         """Give the last batch."""
         self._ports.called("noted")
-        return Noted(self._ports.outbox.note)
+        return PublishedBatch(self._ports.outbox.note)
 
     def refused(self, topics: Collection[str]) -> dict[str, str]:
         """Give which topics are missing."""
@@ -131,11 +131,11 @@ class Publisher:
         ports.called("publish", ids)
         try:
             ports.refuse(rows)
-        except (RowRefused, TopicRefused):
+        except (RowRejectedError, TopicRejectedError):
             self.begin()
             raise
         if ports.epoch != ports.outbox.epoch:
-            raise Fenced("fenced")
+            raise PublisherFencedError("fenced")
         ports.outbox.log += ids
         ports.outbox.note = ids
 
@@ -157,15 +157,15 @@ def begun(
     ports: Ports,
     clock: Clock | None = None,
     leads: Callable[[], bool] = lambda: True,
-    counts: Counts | None = None,
+    counts: HarvestCounts | None = None,
     **limits: float,
 ) -> Harvest:
     """Give a session that has begun, with no call kept."""
     harvest = Harvest(
         ports.store,
         ports.publisher,
-        limits=Limits(**{"topic_patience_s": 0, **limits}),  # type: ignore[arg-type]
-        counts=counts or Counts(),
+        limits=HarvestLimits(**{"topic_patience_s": 0, **limits}),  # type: ignore[arg-type]
+        counts=counts or HarvestCounts(),
         now_ms=clock or Clock(),
         leads=leads,
     )
@@ -180,7 +180,7 @@ def refusing(*numbers: int, is_named: bool = True) -> Callable[[Sequence[Row]], 
     def refuse(rows: Sequence[Row]) -> None:
         for each in rows:
             if each.id in numbers:
-                raise RowRefused("too large", each.id if is_named else None)
+                raise RowRejectedError("too large", each.id if is_named else None)
 
     return refuse
 
@@ -188,8 +188,8 @@ def refusing(*numbers: int, is_named: bool = True) -> Callable[[Sequence[Row]], 
 def test_a_session_begins_in_the_database_then_at_kafkas_end_then_asks_what_was_published() -> None:
     """In that order: what earlier sessions may still begin at Kafka's end lies before this one's beginning there."""
     ports = Ports(Outbox([row(1), row(2)], note=[1]))
-    counts = Counts()
-    harvest = Harvest(ports.store, ports.publisher, limits=Limits(), counts=counts, now_ms=Clock())
+    counts = HarvestCounts()
+    harvest = Harvest(ports.store, ports.publisher, limits=HarvestLimits(), counts=counts, now_ms=Clock())
     assert ports.calls == []
     harvest.begin()
     assert ports.calls == [("store begins",), ("publisher begins",), ("noted",)]
@@ -207,7 +207,7 @@ def test_the_rows_that_were_noted_are_struck_before_others_are_taken() -> None:
 def test_rows_that_were_found_published_are_counted() -> None:
     """By the session that strikes them, once, whoever has published them and whether that one knew it or not."""
     ports = Ports(None, row(1), row(2), row(3))
-    counts = Counts()
+    counts = HarvestCounts()
     before = begun(ports, counts=counts, max_in_flight_records=2)
     before.turn()
     assert counts.published == 0
@@ -223,14 +223,14 @@ def test_rows_that_were_found_published_are_counted() -> None:
 def test_a_turn_publishes_what_it_takes_and_the_next_strikes_it() -> None:
     """By rising id, in one batch."""
     ports = Ports(None, row(3), row(1), row(2))
-    counts = Counts()
+    counts = HarvestCounts()
     harvest = begun(ports, counts=counts)
     assert harvest.turn() == 3
     assert ports.batches() == [[1, 2, 3]]
     assert ports.outbox.rows
     assert harvest.turn() == 0
     assert ports.outbox.rows == []
-    assert counts == Counts(published=3, batches=1, sessions=1)
+    assert counts == HarvestCounts(published=3, batches=1, sessions=1)
 
 
 def test_the_limits_are_those_of_a_turn() -> None:
@@ -260,12 +260,14 @@ def test_who_does_not_lead_any_more_publishes_nothing_more() -> None:
     answers = iter((True, True, False))
     harvest = begun(ports, leads=lambda: next(answers))
     ports.refuse = lambda rows: refusing(*range(4), is_named=False)(rows) if len(rows) > 2 else None
-    with pytest.raises(Resigned):
+    with pytest.raises(LeadershipLostError):
         harvest.turn()
     assert ports.outbox.log == [0, 1]
 
 
-@pytest.mark.parametrize("error", [Fenced("later"), Unsettled("unknown"), UnavailableError("away")])
+@pytest.mark.parametrize(
+    "error", [PublisherFencedError("later"), BatchUnsettledError("unknown"), UnavailableError("away")]
+)
 def test_a_batch_that_fails_ends_the_session_with_nothing_struck(error: Exception) -> None:
     """Whether it was published is for the next session to find out."""
     ports = Ports(None, row(1))
@@ -286,7 +288,7 @@ def test_a_deposed_session_publishes_nothing() -> None:
     ports = Ports(None, row(1))
     harvest = begun(ports)
     ports.outbox.session += 1
-    with pytest.raises(Deposed):
+    with pytest.raises(SessionSupersededError):
         harvest.turn()
     assert ports.batches() == []
 
@@ -300,7 +302,7 @@ def test_a_row_that_is_refused_is_left_out_with_its_successors_and_the_rest_flow
     harvest.turn()
     assert ports.batches() == [[1, 2, 3, 4], [3]]
     harvest.turn()
-    assert ports.turns[-1].held_lanes == [Lane("t", b"k", None)]
+    assert ports.turns[-1].held_lanes == [OrderingKey("t", b"k", None)]
     assert ports.outbox.log == [3]
     clock.now_ms = 1_000
     ports.refuse = lambda _: None
@@ -326,13 +328,13 @@ def test_a_row_without_a_key_waits_alone() -> None:
     harvest.turn()
     harvest.turn()
     assert ports.outbox.log == [2]
-    assert ports.turns[-1].held_lanes == [Lane("t", None, 1)]
+    assert ports.turns[-1].held_lanes == [OrderingKey("t", None, 1)]
 
 
 def test_a_row_that_is_refused_too_often_is_set_aside_before_its_successors_go() -> None:
     """With the reason; each time is counted."""
     ports = Ports(None, row(1, b"k"), row(2, b"k"))
-    clock, counts = Clock(), Counts()
+    clock, counts = Clock(), HarvestCounts()
     harvest = begun(ports, clock, counts=counts, max_attempts=3)
     ports.refuse = refusing(1)
     for _ in range(3):
@@ -391,7 +393,7 @@ def test_the_only_row_of_a_batch_is_the_one_that_is_refused_whatever_is_named() 
     harvest = begun(ports, max_attempts=1)
 
     def refuse(_: Sequence[Row]) -> None:
-        raise RowRefused("refused", 99)
+        raise RowRejectedError("refused", 99)
 
     ports.refuse = refuse
     harvest.turn()
@@ -406,10 +408,10 @@ def test_after_a_refusal_the_database_is_asked_whether_the_session_goes_on() -> 
 
     def refuse(_: Sequence[Row]) -> None:
         ports.outbox.session += 1
-        raise RowRefused("too large", 1)
+        raise RowRejectedError("too large", 1)
 
     ports.refuse = refuse
-    with pytest.raises(Deposed):
+    with pytest.raises(SessionSupersededError):
         harvest.turn()
     assert ports.batches() == [[1, 2]]
 
@@ -423,7 +425,7 @@ def test_within_a_turn_no_row_gets_ahead_of_one_of_its_key_that_was_left_out() -
     def refuse(rows: Sequence[Row]) -> None:
         clock.now_ms += 1_000
         if len(rows) == 4:
-            raise RowRefused("one of them")
+            raise RowRejectedError("one of them")
         refusing(1, is_named=False)(rows)
 
     ports.refuse = refuse
@@ -434,7 +436,7 @@ def test_within_a_turn_no_row_gets_ahead_of_one_of_its_key_that_was_left_out() -
 def test_rows_of_a_topic_that_cannot_be_written_to_wait_and_are_set_aside_in_the_end() -> None:
     """The rest flows on; the topic is asked for again after a wait."""
     ports = Ports(None, row(1, topic="gone"), row(2))
-    clock, counts = Clock(), Counts()
+    clock, counts = Clock(), HarvestCounts()
     harvest = begun(ports, clock, counts=counts, max_attempts=2)
     ports.missing = {"gone": "it does not exist"}
     harvest.turn()
@@ -485,7 +487,7 @@ def test_a_topic_is_looked_at_right_before_its_rows_are_set_aside() -> None:
 def test_rows_that_cannot_be_set_aside_are_not_tried_without_end() -> None:
     """They wait as their topic does, behind which the rest flows, and what can be set aside is."""
     ports = Ports(Outbox([row(1, topic="gone"), row(2, topic="gone"), row(3)], stuck={1}))
-    clock, counts = Clock(), Counts()
+    clock, counts = Clock(), HarvestCounts()
     harvest = begun(ports, clock, counts=counts, max_attempts=1)
     ports.missing = {"gone": "it does not exist"}
     assert [harvest.turn() for _ in range(3)] == [3, 0, 0]
@@ -532,7 +534,7 @@ def test_a_topic_that_goes_while_a_batch_is_published_is_left_out_of_it() -> Non
 
     def refuse(rows: Sequence[Row]) -> None:
         if rows[0].topic == "gone":
-            raise TopicRefused("gone", "it is gone")
+            raise TopicRejectedError("gone", "it is gone")
 
     ports.refuse = refuse
     harvest.turn()
@@ -554,7 +556,7 @@ def meeting(places: tuple[int, ...]) -> tuple[int, ...]:
     old.refuse = new.refuse = refusing(1)
 
     def go_on() -> None:
-        with suppress(Deposed, Fenced):
+        with suppress(SessionSupersededError, PublisherFencedError):
             harvest.turn()
 
     older, here, numbers = greenlet(go_on), getcurrent(), count()
@@ -567,7 +569,7 @@ def meeting(places: tuple[int, ...]) -> tuple[int, ...]:
             older.switch()
 
     new.before = let_the_older_go_on
-    with suppress(Deposed, Fenced):
+    with suppress(SessionSupersededError, PublisherFencedError):
         begun(new).turn()
     return tuple(outbox.log)
 
@@ -575,7 +577,7 @@ def meeting(places: tuple[int, ...]) -> tuple[int, ...]:
 def test_waits_double_up_to_five_seconds() -> None:
     """By a lane's or a topic's refusals in a row."""
     clock = Clock()
-    holds = Holds(Limits(max_attempts=100), clock)
+    holds = RefusalBackoff(HarvestLimits(max_attempts=100), clock)
     waits = []
     for _ in range(8):
         holds.refuse(row(1), "reason")
@@ -593,7 +595,7 @@ def test_waits_double_up_to_five_seconds() -> None:
 def test_a_topic_is_not_looked_at_again_before_its_wait_is_over() -> None:
     """Then it is, and its rows are open."""
     clock = Clock()
-    holds = Holds(Limits(max_attempts=3), clock)
+    holds = RefusalBackoff(HarvestLimits(max_attempts=3), clock)
     holds.refuse_topic("t", "reason")
     assert holds.is_checked("t")
     assert not holds.is_open(row(1))
@@ -606,7 +608,7 @@ def test_a_topic_is_not_looked_at_again_before_its_wait_is_over() -> None:
 
 def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -> None:
     """Until it can be written to again."""
-    holds = Holds(Limits(max_attempts=1, topic_patience_s=0), Clock())
+    holds = RefusalBackoff(HarvestLimits(max_attempts=1, topic_patience_s=0), Clock())
     holds.refuse_topic("t", "reason")
     assert holds.topics() == []
     assert not holds.is_open(row(1))
@@ -618,7 +620,7 @@ def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -
 
 def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
     """The refusals of the row that comes next are counted afresh."""
-    holds = Holds(Limits(max_attempts=2), Clock())
+    holds = RefusalBackoff(HarvestLimits(max_attempts=2), Clock())
     assert holds.refuse(row(1, b"k"), "reason") is None
     assert not holds.is_open(row(2, b"k"))
     assert holds.refuse(row(1, b"k"), "reason") == Parked(1, "reason (tried 2 times)")
@@ -630,12 +632,12 @@ def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
 def test_a_patience_that_cannot_be_is_refused(patience_s: float) -> None:
     """With what to give instead."""
     with pytest.raises(ConfigurationError, match=r"topic_patience_s: .*; give 0 or more"):
-        Limits(topic_patience_s=patience_s)
+        HarvestLimits(topic_patience_s=patience_s)
 
 
 @pytest.mark.parametrize("name", ["max_in_flight_records", "max_in_flight_bytes", "max_attempts"])
 def test_limits_are_at_least_one(name: str) -> None:
     """Else nothing would ever be taken, or tried."""
     with pytest.raises(ConfigurationError, match=f"{name}: 0"):
-        Limits(**{name: 0})
-    assert getattr(Limits(**{name: 1}), name) == 1
+        HarvestLimits(**{name: 0})
+    assert getattr(HarvestLimits(**{name: 1}), name) == 1

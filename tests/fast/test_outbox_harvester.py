@@ -8,12 +8,12 @@ from psycopg import errors
 
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.election.rules import Term
-from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.interfaces import Noted, Turn, Turned
-from marshal_dagster.outbox.schema import VERSION, OutboxTables, Standing
+from marshal_dagster.outbox.interfaces import BatchTransaction, PublishedBatch, TransactionResult
+from marshal_dagster.outbox.schema import VERSION, OutboxRegistration, OutboxTables
 
 TERM = Term(1, "id")
 
@@ -49,7 +49,7 @@ class Scene:
         """Lead until it is given up."""
         return not self.given_up
 
-    def stand_aside(self, _: Term, reason: str, __: float) -> None:
+    def step_down(self, _: Term, reason: str, __: float) -> None:
         """Be given up, and stop all."""
         self.given_up.append(reason)
         self.harvester.stop()
@@ -61,15 +61,15 @@ class Scene:
             raise following
         return 1
 
-    def turn(self, session: int, turn: Turn) -> Turned:
+    def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
         """Find nothing to do."""
         del session, turn
         self.failures.append(self.harvester.failure)
-        return Turned([])
+        return TransactionResult([])
 
-    def noted(self) -> Noted:
+    def noted(self) -> PublishedBatch:
         """Have published nothing."""
-        return Noted()
+        return PublishedBatch()
 
     def close(self) -> None:
         """Count it."""
@@ -108,20 +108,20 @@ class SceneHarvester(Harvester):
     def _pause(self, seconds: float) -> None:
         self._scene.wait(seconds)
 
-    def _look_up(self) -> Standing:
-        return Standing("outbox", "uid", VERSION, 0, None)
+    def _look_up(self) -> OutboxRegistration:
+        return OutboxRegistration("outbox", "uid", VERSION, 0, None)
 
-    def _elector(self, standing: Standing) -> Any:  # noqa: ANN401
-        del standing
+    def _elector(self, registration: OutboxRegistration) -> Any:  # noqa: ANN401
+        del registration
         return self._scene
 
-    def _ends(self, standing: Standing) -> Any:  # noqa: ANN401
-        del standing
+    def _ends(self, registration: OutboxRegistration) -> Any:  # noqa: ANN401
+        del registration
         return SceneStore(self._scene), ScenePublisher(self._scene)
 
 
 AWAY = UnavailableError("away")
-LASTING = RightMissing("no right")
+LASTING = AuthorizationError("no right")
 
 
 def test_pauses_double_while_nothing_succeeds_and_begin_anew_once_something_did() -> None:
@@ -214,9 +214,9 @@ def test_a_drain_that_fails_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> No
         def close(self) -> None:
             """Do nothing."""
 
-    monkeypatch.setattr(harvester, "Backlog", Rows)
+    monkeypatch.setattr(harvester, "OutboxInspector", Rows)
     monkeypatch.setattr(harvester, "_HAND_OVER_AFTER_S", -1.0)
     scene = Scene(AWAY, AWAY)
-    monkeypatch.setattr(scene, "stand_aside", lambda *_: None)
+    monkeypatch.setattr(scene, "step_down", lambda *_: None)
     with pytest.raises(UnavailableError, match="away"):
         scene.harvester.drain(patience_s=-1.0)

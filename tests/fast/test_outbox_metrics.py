@@ -12,9 +12,9 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.outbox import metrics as outbox_metrics
-from marshal_dagster.outbox.harvest import Counts
-from marshal_dagster.outbox.metrics import measured
-from marshal_dagster.outbox.schema import OutboxTables, Standing
+from marshal_dagster.outbox.harvest import HarvestCounts
+from marshal_dagster.outbox.metrics import metrics_recorded
+from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables
 from marshal_dagster.outbox.status import OutboxStatus
 from marshal_dagster.telemetry import metrics
 from tests.conditions import wait_until
@@ -49,7 +49,7 @@ class Meters:
         return self._found
 
 
-class StandInBacklog:
+class FakeOutboxInspector:
     """A backlog that counts who asks; `fails` has it be away."""
 
     asked = 0
@@ -65,7 +65,7 @@ class StandInBacklog:
         type(self).asked += 1
         if self.fails:
             raise UnavailableError("away")
-        return OutboxStatus(Standing("billing", "u", 1, 1, "h"), 12, 3.5, 1, None)
+        return OutboxStatus(OutboxRegistration("billing", "u", 1, 1, "h"), 12, 3.5, 1, None)
 
     def close(self) -> None:
         """Note it."""
@@ -73,10 +73,10 @@ class StandInBacklog:
 
 
 @pytest.fixture
-def backlog(monkeypatch: pytest.MonkeyPatch) -> type[StandInBacklog]:
+def backlog(monkeypatch: pytest.MonkeyPatch) -> type[FakeOutboxInspector]:
     """What stands for the backlog of a database."""
-    backlog = type("OwnBacklog", (StandInBacklog,), {})
-    monkeypatch.setattr(outbox_metrics, "Backlog", backlog)
+    backlog = type("OwnBacklog", (FakeOutboxInspector,), {})
+    monkeypatch.setattr(outbox_metrics, "OutboxInspector", backlog)
     monkeypatch.setattr(outbox_metrics, "COUNT_EACH_S", 0.01)
     return backlog
 
@@ -90,10 +90,10 @@ def meters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
     meters.provider.shutdown()
 
 
-def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[StandInBacklog]) -> None:
+def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[FakeOutboxInspector]) -> None:
     """From the block's beginning to its end, once; what was before is not, and it is handed over."""
-    counts = Counts(published=100, sessions=1)
-    with measured(TABLES, counts, lambda: False):
+    counts = HarvestCounts(published=100, sessions=1)
+    with metrics_recorded(TABLES, counts, lambda: False):
         counts.published += 5
         counts.sessions += 1
         wait_until(lambda: meters.values().get("published") == 5, "five records are counted")
@@ -105,7 +105,7 @@ def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[StandInB
 
 
 def test_the_leader_measures_the_backlog_now_and_then(
-    meters: Meters, backlog: type[StandInBacklog], monkeypatch: pytest.MonkeyPatch
+    meters: Meters, backlog: type[FakeOutboxInspector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows and age; who does not lead asks the database nothing, who leads not at each turn."""
     leads, turns = [False], [0]
@@ -114,7 +114,7 @@ def test_the_leader_measures_the_backlog_now_and_then(
         turns[0] += 1
         return leads[0]
 
-    with measured(TABLES, Counts(), asked_whether_it_leads):
+    with metrics_recorded(TABLES, HarvestCounts(), asked_whether_it_leads):
         wait_until(lambda: turns[0] > 3, "the harvester has taken turns")
         assert backlog.asked == 0
         leads[0] = True
@@ -127,25 +127,25 @@ def test_the_leader_measures_the_backlog_now_and_then(
 
 
 def test_a_database_that_is_away_stops_no_counting(
-    meters: Meters, backlog: type[StandInBacklog], caplog: pytest.LogCaptureFixture
+    meters: Meters, backlog: type[FakeOutboxInspector], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The backlog is not measured then, and the harvester goes on; nothing is warned of a second time."""
     backlog.fails = True
-    counts = Counts()
-    with measured(TABLES, counts, lambda: True):
+    counts = HarvestCounts()
+    with metrics_recorded(TABLES, counts, lambda: True):
         wait_until(lambda: backlog.asked > 0, "the backlog was asked for")
         counts.published = 4
         wait_until(lambda: meters.values().get("published") == 4, "four records are counted")
-    assert [each.levelname for each in caplog.records if each.levelno > 10] == []
+    assert [record.levelname for record in caplog.records if record.levelno > 10] == []
 
 
 def test_without_opentelemetry_nothing_is_measured(
-    backlog: type[StandInBacklog], monkeypatch: pytest.MonkeyPatch
+    backlog: type[FakeOutboxInspector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread, no connection, no flush."""
     monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
     monkeypatch.setattr(outbox_metrics, "flush", lambda: pytest.fail("flushed"))
-    with measured(TABLES, Counts(), lambda: True):
+    with metrics_recorded(TABLES, HarvestCounts(), lambda: True):
         time.sleep(0.05)
     assert (backlog.asked, backlog.closed) == (0, 0)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from marshal_dagster.outbox import harvest
-from marshal_dagster.outbox.interfaces import Noted
+from marshal_dagster.outbox.interfaces import PublishedBatch
 from tests import simulator_runner
 from tests.mutation_gate import LIBRARY, Mutant
 from tests.outbox_simulator.mutants import MUTANTS
@@ -62,7 +62,7 @@ def test_what_is_broken_is_caught_shrunk_and_shown(
 
     def begin_without_note(self: harvest.Harvest) -> None:
         original(self)
-        self._done = Noted()
+        self._done = PublishedBatch()
 
     monkeypatch.setattr(harvest.Harvest, "begin", begin_without_note)
     tally = SIMULATOR.run_chunk(0, 60)

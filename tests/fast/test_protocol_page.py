@@ -63,7 +63,7 @@ def test_the_snapshot_is_the_one_that_the_library_writes() -> None:
     for offset, line in enumerate(lines[:6]):
         timestamp_ms, value = int(line["time"]) * 1_000, line["value"].encode()
         world.apply(offset, timestamp_ms, value)
-        world.note_last((offset, timestamp_ms, value))
+        world.set_last_record((offset, timestamp_ms, value))
     records = render(world, topic_id="Wn4mS1yXRkGq0b7c_d2f3A", snapshot_id="example")
     keys, values = blocks("9.4 A snapshot", "text"), blocks("9.4 A snapshot", "json")
     assert [(key.decode(), value and value.decode()) for key, value in records] == list(zip(keys, values, strict=True))

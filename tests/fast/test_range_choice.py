@@ -6,8 +6,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from marshal_dagster.protocol.messages import ClaimingRange, RuleSet, Settings
-from marshal_dagster.protocol.range_choice import Look, choose_range, in_the_way
+from marshal_dagster.protocol.messages import ClaimingRange, GroupSettings, RuleSet
+from marshal_dagster.protocol.range_choice import ChoiceContext, choose_range, overlapping_dead_ranges
 from marshal_dagster.protocol.range_set import MOST_RANGES, give_up
 from marshal_dagster.protocol.rules import NATIVE, Event, Refusal
 from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range
@@ -21,7 +21,7 @@ beats_ms = st.sampled_from([NOW_MS, NOW_MS - 2 * HI_MS, NOW_MS - 2 * HI_MS - 1])
 
 def range_group() -> Group:
     """Give a group that enables ranges and is not paused."""
-    return Group(Settings(HI_MS, features=("ranges",)), settings_accepted=True)
+    return Group(GroupSettings(HI_MS, features=("ranges",)), settings_accepted=True)
 
 
 @st.composite
@@ -49,7 +49,7 @@ def keys(draw: st.DrawFn) -> Key:
     )
 
 
-looks = st.builds(Look, st.just(NOW_MS), st.frozensets(st.sampled_from(OWNERS), max_size=2))
+looks = st.builds(ChoiceContext, st.just(NOW_MS), st.frozensets(st.sampled_from(OWNERS), max_size=2))
 
 
 def asked(group: Group, key: Key, start: int, end: int) -> Event[ClaimingRange]:
@@ -60,10 +60,10 @@ def asked(group: Group, key: Key, start: int, end: int) -> Event[ClaimingRange]:
     return Event(message, 1_000, NOW_MS, group, key)
 
 
-def without_the_dead(key: Key, start: int, end: int, look: Look) -> Key:
+def without_the_dead(key: Key, start: int, end: int, look: ChoiceContext) -> Key:
     """Revoke what a member revokes before it claims [start, end)."""
     after = replace(key, owner=None if key.owner in look.dead else key.owner)
-    for each in in_the_way(key.ranges, start, end, look.dead):
+    for each in overlapping_dead_ranges(key.ranges, start, end, look.dead):
         after.ranges = give_up(after.ranges, each)
     return after
 
@@ -72,12 +72,12 @@ def without_the_dead(key: Key, start: int, end: int, look: Look) -> Key:
 @settings(max_examples=400)
 @given(keys(), looks, st.integers(0, 40), st.integers(1, 6), st.sampled_from([None, 1, 2]))
 def test_what_is_chosen_is_accepted_and_the_lowest(
-    key: Key, look: Look, until: int, size: int, max_attempts: int | None
+    key: Key, look: ChoiceContext, until: int, size: int, max_attempts: int | None
 ) -> None:
     """A planned range that nobody alive holds comes first, as it is; else the lowest that is free, at most a size."""
     group = range_group()
     chosen = choose_range(group, key, look, until=until, size=size, max_attempts=max_attempts)
-    is_live = {each: each.is_live(NOW_MS, HI_MS) and each.owner not in look.dead for each in key.ranges}
+    is_live = {range_: range_.is_live(NOW_MS, HI_MS) and range_.owner not in look.dead for range_ in key.ranges}
     left = [
         (each.start, each.end)
         for each in key.ranges
@@ -108,8 +108,8 @@ def test_what_is_chosen_is_accepted_and_the_lowest(
 @pytest.mark.parametrize(
     "group",
     [
-        replace(range_group(), settings=Settings(HI_MS)),
-        replace(range_group(), settings=Settings(60_000, RuleSet.GO, features=("ranges",))),
+        replace(range_group(), settings=GroupSettings(HI_MS)),
+        replace(range_group(), settings=GroupSettings(60_000, RuleSet.GO, features=("ranges",))),
         replace(range_group(), paused_until_s=NOW_MS // 1_000 + 1, paused_by="ops"),
     ],
     ids=["not enabled", "shared with Go", "paused"],
@@ -117,16 +117,16 @@ def test_what_is_chosen_is_accepted_and_the_lowest(
 def test_nothing_is_chosen_where_the_group_allows_none(group: Group) -> None:
     """In a group that does not enable ranges, or is paused, nothing is advised."""
     key = Key(offset=0, data_topic_id=TOPIC_ID)
-    assert choose_range(range_group(), key, Look(NOW_MS), until=9, size=5) == (0, 5)
+    assert choose_range(range_group(), key, ChoiceContext(NOW_MS), until=9, size=5) == (0, 5)
 
-    assert choose_range(group, key, Look(NOW_MS), until=9, size=5) is None
+    assert choose_range(group, key, ChoiceContext(NOW_MS), until=9, size=5) is None
 
 
 def test_nothing_is_chosen_of_what_is_only_observed() -> None:
     """A provisional state says nothing of what is free."""
     key = Key(offset=0, data_topic_id=TOPIC_ID, provisional=True)
 
-    assert choose_range(range_group(), key, Look(NOW_MS), until=9, size=5) is None
+    assert choose_range(range_group(), key, ChoiceContext(NOW_MS), until=9, size=5) is None
 
 
 def test_no_more_ranges_than_a_key_may_have() -> None:
@@ -134,12 +134,12 @@ def test_no_more_ranges_than_a_key_may_have() -> None:
     owners = [Owner("i", "c", number) for number in range(MOST_RANGES)]
     ranges = tuple(Range(2 * n, 2 * n + 1, Phase.CLAIMED, owners[n], NOW_MS) for n in range(MOST_RANGES))
     key, group = Key(offset=0, data_topic_id=TOPIC_ID, ranges=ranges), range_group()
-    assert choose_range(group, key, Look(NOW_MS), until=1_000, size=5) is None
+    assert choose_range(group, key, ChoiceContext(NOW_MS), until=1_000, size=5) is None
     assert NATIVE[ClaimingRange].refusal(asked(group, key, 1, 2)) is Refusal.TOO_MANY_RANGES
 
-    elsewhere = Look(NOW_MS, frozenset(owners[-1:]))
+    elsewhere = ChoiceContext(NOW_MS, frozenset(owners[-1:]))
     assert choose_range(group, key, elsewhere, until=1_000, size=5) is None
-    in_place = Look(NOW_MS, frozenset(owners[:1]))
+    in_place = ChoiceContext(NOW_MS, frozenset(owners[:1]))
     assert choose_range(group, key, in_place, until=1_000, size=5) == (0, 2)
     key.ranges = (*ranges[:-1], ranges[-1]._replace(phase=Phase.PLANNED, owner=None))
-    assert choose_range(group, key, Look(NOW_MS), until=1, size=5) == (510, 511)
+    assert choose_range(group, key, ChoiceContext(NOW_MS), until=1, size=5) == (510, 511)

@@ -16,32 +16,43 @@ from marshal_dagster.coordination.base_claimer import BaseClaimer
 from marshal_dagster.coordination.heartbeats import Heartbeats
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.errors import (
-    ClaimLost,
+    ClaimLostError,
+    CommitFailedError,
     ConfigurationError,
-    GroupPaused,
-    LogChanged,
-    NotCertain,
-    NotCommitted,
-    PlanRejected,
-    SettingsDiffer,
+    CoordinationLogChangedError,
+    GroupPausedError,
+    IncompleteLogError,
+    PlanRejectedError,
+    SettingsMismatchError,
     UnavailableError,
 )
 from marshal_dagster.protocol.messages import (
     ClaimingRange,
     DeliveryMode,
+    GroupSettings,
     PlanningRange,
     RangeDone,
     ReleaseGroup,
     RevokingRange,
     RuleSet,
-    Settings,
 )
 from marshal_dagster.protocol.state import Owner
-from tests.faulty_log import Fault, Interrupted, of_type
-from tests.members import HI_MS, RANGES, SETTINGS, TOPIC_ID, Site, about, faulty, raiser, sent_by, settings_record
+from tests.faulty_log import Fault, InterruptError, of_type
+from tests.members import (
+    HI_MS,
+    RANGES,
+    SETTINGS,
+    TOPIC_ID,
+    Site,
+    about,
+    faulty,
+    messages_sent_by,
+    raiser,
+    settings_record,
+)
 
 LEASE_MS = 2 * HI_MS - HI_MS // 10
-AT_MOST_ONCE = Settings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE, features=("ranges",))
+AT_MOST_ONCE = GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE, features=("ranges",))
 
 
 @pytest.fixture
@@ -60,8 +71,8 @@ def epoch_of(member: RangeClaimer, partition: int = 0) -> int:
 # Who claims
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, Settings(60_000, RuleSet.GO, features=("ranges",))])
-def test_ranges_are_claimed_where_the_settings_enable_them(settings: Settings) -> None:
+@pytest.mark.parametrize("settings", [SETTINGS, GroupSettings(60_000, RuleSet.GO, features=("ranges",))])
+def test_ranges_are_claimed_where_the_settings_enable_them(settings: GroupSettings) -> None:
     """A claimer of ranges does not begin under settings that do not enable them."""
     with pytest.raises(ConfigurationError, match="ranges"):
         Site().range_claimer(settings=settings)
@@ -72,7 +83,7 @@ def test_a_group_without_ranges_is_left_alone() -> None:
     site = Site()
     site.begin(0, settings=SETTINGS)
 
-    with pytest.raises(SettingsDiffer, match="ranges"):
+    with pytest.raises(SettingsMismatchError, match="ranges"):
         site.range_claimer()
 
 
@@ -113,7 +124,7 @@ def test_several_members_hold_one_partition(site: Site) -> None:
     first.check([0])
     second.check([0])
     assert site.ranges() == [(5, 10, "claimed"), (10, 20, "claimed")]
-    assert [each.owner.epoch for each in site.key().ranges if each.owner] == [epoch_of(first), epoch_of(second)]
+    assert [range_.owner.epoch for range_ in site.key().ranges if range_.owner] == [epoch_of(first), epoch_of(second)]
 
 
 def test_what_overlaps_another_range_is_not_won(site: Site) -> None:
@@ -164,7 +175,7 @@ def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
 
     assert member.claim({0: (20, 30)}) == []
     assert member.choose({0: 100}, 10) == {}
-    assert sent_by(site, member.member.instance).count("ClaimingRange") == 1
+    assert messages_sent_by(site, member.member.instance).count("ClaimingRange") == 1
 
 
 def test_what_was_refused_may_be_asked_for_again(site: Site) -> None:
@@ -183,10 +194,10 @@ def test_a_paused_group_is_not_claimed(site: Site) -> None:
     site.pause(60)
     member.rationalizer.catch_up()
 
-    with pytest.raises(GroupPaused, match=r"ops\.1"):
+    with pytest.raises(GroupPausedError, match=r"ops\.1"):
         member.claim({0: (5, 10)})
     assert member.choose({0: 100}, 10) == {}
-    assert sent_by(site, member.member.instance) == []
+    assert messages_sent_by(site, member.member.instance) == []
 
 
 def test_nobody_claims_from_a_log_that_is_only_observed(site: Site) -> None:
@@ -196,9 +207,9 @@ def test_nobody_claims_from_a_log_that_is_only_observed(site: Site) -> None:
         site.say(about(ClaimingRange, "other.1", start=start, end=start + 1))
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end - 1)
 
-    with pytest.raises(NotCertain, match="only be observed"):
-        member.agree_on_settings()
-    with pytest.raises(NotCertain, match="only be observed"):
+    with pytest.raises(IncompleteLogError, match="only be observed"):
+        member.ensure_group_settings()
+    with pytest.raises(IncompleteLogError, match="only be observed"):
         member.claim({0: (5, 10)})
 
 
@@ -206,10 +217,10 @@ def test_settings_that_change_while_a_claim_is_under_way_end_it(site: Site) -> N
     """A range won under settings that changed before it was read back is released unused."""
     member = site.range_claimer()
     site.pause(60)
-    site.say(settings_record(Settings(20_000, features=("ranges",))))
+    site.say(settings_record(GroupSettings(20_000, features=("ranges",))))
     site.say(ReleaseGroup(instance="ops.1", client="ops", group="etl", time_s=0, expiry_s=0))
 
-    with pytest.raises(SettingsDiffer):
+    with pytest.raises(SettingsMismatchError):
         member.claim({0: (5, 10)})
 
     assert site.ranges() == []
@@ -225,7 +236,7 @@ def test_a_claim_without_acknowledgement_is_not_continued(site: Site) -> None:
 
     assert [claim.partition for claim in won] == [0]
     assert site.ranges(1) == []
-    assert "RevokingRange" not in sent_by(site, member.member.instance)
+    assert "RevokingRange" not in messages_sent_by(site, member.member.instance)
     assert any(value.startswith("RevokingRange/") for value in site.values())
 
 
@@ -258,8 +269,8 @@ def test_an_interrupted_claim_that_took_a_plan_over_leaves_it_free(site: Site) -
     """A planned range that was taken over without being read back is given up on leaving, still planned."""
     site.holder_of({0: (5, 10)}, plans=True).release()
     member = site.range_claimer()
-    faulty(member).after_append = raiser(Interrupted())
-    with pytest.raises(Interrupted):
+    faulty(member).after_append = raiser(InterruptError())
+    with pytest.raises(InterruptError):
         member.claim({0: (5, 10)})
     faulty(member).recover()
 
@@ -273,8 +284,8 @@ def test_an_interrupted_claim_that_took_a_plan_over_leaves_it_free(site: Site) -
 def test_an_interrupted_claim_leaves_nothing_behind(site: Site, where: str) -> None:
     """A claim that is interrupted anywhere is undone by the release that follows."""
     member = site.range_claimer()
-    setattr(faulty(member), where, raiser(Interrupted()))
-    with pytest.raises(Interrupted):
+    setattr(faulty(member), where, raiser(InterruptError()))
+    with pytest.raises(InterruptError):
         member.claim({0: (5, 10), 1: (5, 10)})
     faulty(member).recover()
 
@@ -295,10 +306,10 @@ def test_ranges_of_the_dead_that_stand_in_the_way_are_revoked(site: Site) -> Non
     won = member.claim({0: (7, 12), 1: (7, 12)}, is_dead=lambda owner: owner.instance != alive.member.instance)
 
     assert [claim.partition for claim in won] == [0]
-    assert sent_by(site, member.member.instance) == ["RevokingRange", "ClaimingRange", "ClaimingRange"]
+    assert messages_sent_by(site, member.member.instance) == ["RevokingRange", "ClaimingRange", "ClaimingRange"]
     assert site.ranges() == [(7, 12, "claimed"), (20, 30, "claimed")]
     elsewhere.beat()
-    with pytest.raises(ClaimLost, match=member.member.instance):
+    with pytest.raises(ClaimLostError, match=member.member.instance):
         dead.beat()
 
 
@@ -324,7 +335,7 @@ def test_a_dead_whole_owner_is_revoked(site: Site) -> None:
     assert member.choose({0: 100}, 3, is_dead=is_dead) == {0: (5, 8)}
 
     assert len(member.claim({0: (5, 8)}, is_dead=is_dead)) == 1
-    assert sent_by(site, member.member.instance) == ["RevokingClaim", "ClaimingRange"]
+    assert messages_sent_by(site, member.member.instance) == ["RevokingClaim", "ClaimingRange"]
 
 
 def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> None:
@@ -375,7 +386,7 @@ def test_heartbeats_keep_all_ranges_with_one_append(site: Site) -> None:
 
     member.check([0, 1])
     assert len(appends) == 10
-    assert sent_by(site, member.member.instance).count("RangeHeartbeat") == 20
+    assert messages_sent_by(site, member.member.instance).count("RangeHeartbeat") == 20
     assert site.range_claimer().claim({0: (5, 10)}) == []
 
 
@@ -398,7 +409,7 @@ def test_a_heartbeat_without_acknowledgement_renews_no_lease(site: Site) -> None
     before = member.lease_left_ms()
     faulty(member).fail(Fault.LOST_ACK, of_type("RangeHeartbeat"))
 
-    with pytest.raises(NotCommitted, match="lease runs on"):
+    with pytest.raises(CommitFailedError, match="lease runs on"):
         member.beat()
 
     assert member.lease_left_ms() == before
@@ -420,7 +431,7 @@ def test_a_member_whose_lease_ended_sends_nothing_more(site: Site, plans: bool) 
         partial(member.commit_before_processing, {0: 10}),
     ]
     for step in steps:
-        with pytest.raises(ClaimLost, match="lease ended"):
+        with pytest.raises(ClaimLostError, match="lease ended"):
             step()
     member.release()
 
@@ -437,7 +448,7 @@ def test_nothing_is_sent_that_could_arrive_after_the_lease(site: Site) -> None:
     before = site.values()
 
     leaver.release()
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.commit({0: 10})
     assert site.values() == before
 
@@ -447,12 +458,12 @@ def test_each_range_has_a_lease_of_its_own(site: Site) -> None:
     member = site.holder_of({0: (5, 10), 1: (5, 10)})
     faulty(member).fail(Fault.FAILED, of_type("RangeHeartbeat", partition=1))
     site.clock.advance(HI_MS)
-    with pytest.raises(NotCommitted, match="orders/1"):
+    with pytest.raises(CommitFailedError, match="orders/1"):
         member.beat()
     site.clock.advance(LEASE_MS - HI_MS)
 
     member.check([0])
-    with pytest.raises(ClaimLost, match="orders/1: its lease ended"):
+    with pytest.raises(ClaimLostError, match="orders/1: its lease ended"):
         member.check([1])
 
 
@@ -462,7 +473,7 @@ def test_a_revoked_range_is_lost_at_the_next_heartbeat(site: Site) -> None:
     successor = site.range_claimer()
     successor.claim({0: (5, 10)}, is_dead=lambda _: True)
 
-    with pytest.raises(ClaimLost, match=f"held by client '.*', instance '{successor.member.instance}'"):
+    with pytest.raises(ClaimLostError, match=f"held by client '.*', instance '{successor.member.instance}'"):
         member.beat()
     before = site.values()
     member.release()
@@ -477,7 +488,7 @@ def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, mon
     site.range_claimer().claim({0: (5, 10)}, is_dead=lambda _: True)
     monkeypatch.setattr(member.rationalizer, "check_identity", raiser(AssertionError("the broker was asked")))
 
-    with pytest.raises(ClaimLost, match="its heartbeat was refused"):
+    with pytest.raises(ClaimLostError, match="its heartbeat was refused"):
         member.beat()
 
 
@@ -486,7 +497,7 @@ def test_who_holds_other_offsets_is_not_named(site: Site) -> None:
     member, neighbour = site.holder_of({0: (5, 10)}), site.holder_of({0: (10, 20)})
     site.say(about(RevokingRange, "ops.1", epoch=epoch_of(member)))
 
-    with pytest.raises(ClaimLost, match="held by nobody") as lost:
+    with pytest.raises(ClaimLostError, match="held by nobody") as lost:
         member.beat()
     assert neighbour.member.instance not in str(lost.value)
 
@@ -498,12 +509,12 @@ def test_heartbeats_of_threads_take_a_claimer_of_ranges(site: Site) -> None:
     heartbeats = Heartbeats(member, errors.append, seed=1)
     site.clock.advance(HI_MS)
     heartbeats.step()
-    assert sent_by(site, member.member.instance).count("RangeHeartbeat") == 1
+    assert messages_sent_by(site, member.member.instance).count("RangeHeartbeat") == 1
 
     site.clock.advance(LEASE_MS)
     heartbeats.watch()
 
-    assert isinstance(errors[0], ClaimLost)
+    assert isinstance(errors[0], ClaimLostError)
 
 
 # Planning
@@ -529,7 +540,7 @@ def test_what_was_planned_when_it_was_won_is_not_planned_again(site: Site) -> No
 
     member.plan({0: 10})
     for other in (9, 11):
-        with pytest.raises(PlanRejected, match="planned from 5 to 10"):
+        with pytest.raises(PlanRejectedError, match="planned from 5 to 10"):
             member.plan({0: other})
 
     assert site.values() == before
@@ -541,7 +552,7 @@ def test_only_what_is_held_is_planned(site: Site, end: int) -> None:
     member = site.holder_of({0: (5, 10), 1: (5, 10)})
     before = site.values()
 
-    with pytest.raises(PlanRejected, match="orders/0"):
+    with pytest.raises(PlanRejectedError, match="orders/0"):
         member.plan({1: 10, 0: end})
     assert site.values() == before
 
@@ -551,7 +562,7 @@ def test_a_plan_in_a_paused_group_is_an_error(site: Site) -> None:
     member = site.holder_of({0: (5, 10)})
     site.pause(60)
 
-    with pytest.raises(PlanRejected, match="paused"):
+    with pytest.raises(PlanRejectedError, match="paused"):
         member.plan({0: 10})
 
 
@@ -569,11 +580,11 @@ def test_what_lies_behind_a_plan_that_was_sent_is_not_counted_on(site: Site) -> 
     """A plan that may come late leaves the member no offset behind its end: it cannot plan these any more."""
     member = site.holder_of({0: (5, 10)})
     faulty(member).fail(Fault.LATE, of_type("PlanningRange"), times=1)
-    with pytest.raises(PlanRejected, match="not acknowledged"):
+    with pytest.raises(PlanRejectedError, match="not acknowledged"):
         member.plan({0: 7})
     assert member.claims[0].end == 7
 
-    with pytest.raises(PlanRejected, match="what is held ends at 7"):
+    with pytest.raises(PlanRejectedError, match="what is held ends at 7"):
         member.plan({0: 9})
     member.beat()
     assert member.claims[0].end == 7
@@ -590,7 +601,7 @@ def test_planning_what_was_lost_tells_the_loss(site: Site) -> None:
     member = site.holder_of({0: (5, 10)})
     site.say(about(RevokingRange, "ops.1", epoch=epoch_of(member)))
 
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.plan({0: 10})
 
 
@@ -614,7 +625,7 @@ def test_a_done_range_needs_no_lease_and_no_record(site: Site) -> None:
     member = site.holder_of({0: (5, 10), 1: (5, 10)}, plans=True)
     member.commit({0: 10})
     member.commit({0: 10})
-    sent = sent_by(site, member.member.instance)
+    sent = messages_sent_by(site, member.member.instance)
     assert sent.count("RangeDone") == 1
     site.clock.advance(HI_MS)
     member.beat()
@@ -639,9 +650,9 @@ def test_only_the_end_of_a_plan_is_committed(site: Site, end: int) -> None:
     unplanned = site.holder_of({1: (5, 10)})
     before = site.values()
 
-    with pytest.raises(NotCommitted, match="no plan ends there"):
+    with pytest.raises(CommitFailedError, match="no plan ends there"):
         member.commit({0: end})
-    with pytest.raises(NotCommitted, match="no plan ends there"):
+    with pytest.raises(CommitFailedError, match="no plan ends there"):
         unplanned.commit({1: 10})
     assert site.values() == before
 
@@ -656,7 +667,7 @@ def test_a_commit_without_acknowledgement_is_settled_by_reading(site: Site) -> N
 
     assert site.clock.lease_ms() == began_ms
     assert (site.key(0).offset, site.ranges(1)) == (10, [(7, 10, "done")])
-    assert sent_by(site, member.member.instance).count("RangeDone") == 2
+    assert messages_sent_by(site, member.member.instance).count("RangeDone") == 2
     member.check()
 
 
@@ -697,7 +708,7 @@ def test_a_commit_that_was_overtaken_by_an_earlier_try_counts(site: Site) -> Non
     member.commit({0: 10})
 
     assert site.key().offset == 10
-    assert sent_by(site, member.member.instance).count("RangeDone") == 2
+    assert messages_sent_by(site, member.member.instance).count("RangeDone") == 2
     member.check()
 
 
@@ -714,21 +725,21 @@ def test_a_heartbeat_after_a_commit_that_came_late_is_no_loss(site: Site, monkey
     monkeypatch.setattr(member.clock, "sleep_ms", another_thread_beats)
     member.commit({0: 10})
 
-    assert sent_by(site, member.member.instance)[-2:] == ["RangeDone", "RangeHeartbeat"]
+    assert messages_sent_by(site, member.member.instance)[-2:] == ["RangeDone", "RangeHeartbeat"]
 
 
 def test_a_heartbeat_finds_a_commit_that_was_interrupted(site: Site) -> None:
     """What became of an interrupted commit is read before the next heartbeat: a range that is done gets none."""
     member = site.holder_of({0: (5, 10)}, plans=True)
-    faulty(member).after_append = raiser(Interrupted())
-    with pytest.raises(Interrupted):
+    faulty(member).after_append = raiser(InterruptError())
+    with pytest.raises(InterruptError):
         member.commit({0: 10})
     faulty(member).recover()
 
     member.beat()
 
     assert member.claims[0].is_done
-    assert sent_by(site, member.member.instance)[-1] == "RangeDone"
+    assert messages_sent_by(site, member.member.instance)[-1] == "RangeDone"
 
 
 def test_a_commit_that_did_not_arrive_before_another_took_over_is_lost(
@@ -740,7 +751,7 @@ def test_a_commit_that_did_not_arrive_before_another_took_over_is_lost(
     successor = site.range_claimer()
     monkeypatch.setattr(member.clock, "sleep_ms", lambda _: successor.claim({0: (5, 10)}, is_dead=lambda _: True))
 
-    with pytest.raises(ClaimLost, match=successor.member.instance):
+    with pytest.raises(ClaimLostError, match=successor.member.instance):
         member.commit({0: 10})
 
 
@@ -758,7 +769,7 @@ def test_done_in_another_generation_is_not_committed(site: Site, monkeypatch: py
         assert ops.set_positions({0: 50}, TOPIC_ID) == {0}
 
     monkeypatch.setattr(member.clock, "sleep_ms", person_sets_the_position)
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.commit({0: 10})
     assert not any(claim.is_done for claim in member.claims.values())
 
@@ -770,7 +781,7 @@ def test_what_another_has_done_is_not_ones_own_commit(site: Site) -> None:
     successor.claim({0: (5, 10)}, is_dead=lambda _: True)
     successor.commit({0: 10})
 
-    with pytest.raises(ClaimLost, match="its commit was refused: the claim of that epoch is over"):
+    with pytest.raises(ClaimLostError, match="its commit was refused: the claim of that epoch is over"):
         member.commit({0: 10})
 
 
@@ -790,7 +801,7 @@ def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
     began_ms = site.clock.lease_ms()
     faulty(member).is_down = True
 
-    with pytest.raises(ClaimLost, match="lease ended"):
+    with pytest.raises(ClaimLostError, match="lease ended"):
         member.commit({0: 10})
 
     assert 1.5 * HI_MS < site.clock.lease_ms() - began_ms < 2 * HI_MS
@@ -853,7 +864,7 @@ def test_no_permission_without_acknowledgement(once: Site) -> None:
 
     assert member.commit_before_processing({0: 10, 1: 10}) == {0}
     assert once.key(1).offset == 10
-    with pytest.raises(PlanRejected):
+    with pytest.raises(PlanRejectedError):
         member.commit_before_processing({1: 10})
     member.beat()
     member.check([0])
@@ -877,7 +888,7 @@ def test_no_permission_without_a_plan(once: Site) -> None:
     member = once.holder_of({0: (5, 10)}, settings=AT_MOST_ONCE)
     before = once.values()
 
-    with pytest.raises(PlanRejected, match="plan"):
+    with pytest.raises(PlanRejectedError, match="plan"):
         member.commit_before_processing({0: 10})
     assert once.values() == before
 
@@ -908,8 +919,8 @@ def test_what_is_released_is_free_at_once(site: Site) -> None:
         one.release()
 
     assert site.ranges() == [(10, 20, "planned"), (20, 30, "done")]
-    assert all(each.owner is None for each in site.key().ranges)
-    assert sent_by(site, doer.member.instance)[-1] == "RangeDone"
+    assert all(range_.owner is None for range_ in site.key().ranges)
+    assert messages_sent_by(site, doer.member.instance)[-1] == "RangeDone"
 
 
 def test_what_is_named_is_released(site: Site) -> None:
@@ -919,7 +930,7 @@ def test_what_is_named_is_released(site: Site) -> None:
     member.release([0, 0, 7])
 
     assert list(member.claims) == [1]
-    assert sent_by(site, member.member.instance).count("ReleasingRange") == 1
+    assert messages_sent_by(site, member.member.instance).count("ReleasingRange") == 1
 
 
 def test_a_release_never_raises(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -963,8 +974,8 @@ def test_a_late_plan_after_the_release_changes_nothing(site: Site) -> None:
     "change",
     [
         lambda site: site.broker.truncate(site.home, 1),
-        lambda site: site.broker.make_anew(),
-        lambda site: site.broker.make_anew(partitions=7),
+        lambda site: site.broker.recreate(),
+        lambda site: site.broker.recreate(partitions=7),
     ],
     ids=["truncated", "made anew", "repartitioned"],
 )
@@ -974,10 +985,10 @@ def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site]
     member.commit({1: 10})
     change(site)
 
-    with pytest.raises(LogChanged):
+    with pytest.raises(CoordinationLogChangedError):
         member.beat()
     before = [site.broker.records(number) for number in range(site.broker.identity.partitions)]
-    with pytest.raises(ClaimLost, match=r"made anew|truncated"):
+    with pytest.raises(ClaimLostError, match=r"made anew|truncated"):
         member.check([0])
     member.release()
 
@@ -988,11 +999,11 @@ def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site]
 def test_no_permission_from_a_log_that_changed(once: Site) -> None:
     """A commit that was acknowledged by a log made anew, long by now, raises: all of it must be dropped."""
     member = once.holder_of({0: (5, 10)}, settings=AT_MOST_ONCE, plans=True)
-    once.broker.make_anew()
+    once.broker.recreate()
     for _ in range(100):
         once.broker.append(once.home, b"anything")
 
-    with pytest.raises(LogChanged, match="made anew"):
+    with pytest.raises(CoordinationLogChangedError, match="made anew"):
         member.commit_before_processing({0: 10})
 
 
@@ -1004,7 +1015,7 @@ def test_a_range_that_retention_overtakes_is_none(site: Site) -> None:
     log = site.log()
     member = site.range_claimer(log=log)
     log.before_append = site.overtake
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         member.claim({0: (5, 9)})
     assert not member.claims
 
@@ -1017,7 +1028,7 @@ def test_what_is_only_observed_is_no_answer(mode: DeliveryMode) -> None:
     member = site.holder_of({0: (5, 8)}, settings=settings, plans=True)
     site.overtake()
 
-    with pytest.raises(ClaimLost, match="can only be observed"):
+    with pytest.raises(ClaimLostError, match="can only be observed"):
         (member.commit if mode is DeliveryMode.AT_LEAST_ONCE else member.commit_before_processing)({0: 8})
     assert not member.claims
 

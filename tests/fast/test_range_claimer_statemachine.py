@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from marshal_dagster.coordination.claims import Tenure
+from marshal_dagster.coordination.claims import ClaimSet
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol import range_choice
@@ -56,7 +56,7 @@ def nothing(*_: object) -> None:
     ("of", "name", "instead"),
     [
         (Lease, "holds", lambda *_: True),
-        (Tenure, "give_up", lambda *_: []),
+        (ClaimSet, "give_up", lambda *_: []),
         (RangeClaimer, "_note_sending", nothing),
         (RangeClaimer, "revoke", lambda _, held: frozenset(held)),
         (RangeClaimer, "_require_fitting", nothing),

@@ -10,18 +10,18 @@ from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     ClaimingRange,
     GroupSettings,
+    GroupSettingsRecord,
     Invalid,
     InvalidMessage,
     Message,
     PlanningRange,
     RangeHeartbeat,
-    Settings,
     parse,
     render,
 )
 from marshal_dagster.protocol.range_set import MOST_RANGES
 from marshal_dagster.protocol.replay import summary
-from marshal_dagster.protocol.rules import NATIVE, Note, Refusal
+from marshal_dagster.protocol.rules import NATIVE, RecordNote, Refusal
 from marshal_dagster.protocol.state import Key, Owner, Phase, Range
 from marshal_dagster.protocol.world import Verdict, VerdictKind, World
 
@@ -82,7 +82,7 @@ class Log:
     @property
     def ranges(self) -> list[tuple[int, int, str]]:
         """Start, end and phase of the key's ranges."""
-        return [(each.start, each.end, each.phase.value) for each in self.key.ranges]
+        return [(range_.start, range_.end, range_.phase.value) for range_ in self.key.ranges]
 
 
 @pytest.fixture
@@ -307,7 +307,7 @@ def test_a_planned_range_stays_exactly_as_it_is(log: Log) -> None:
     again = log.win("ClaimingRange", 5, 9, by="b")
     log.lose(Refusal.OTHER_PLAN, "PlanningRange", again, 8, by="b")
     log.win("PlanningRange", again, 9, by="b")
-    assert [each.attempts for each in log.key.ranges] == [1]
+    assert [range_.attempts for range_ in log.key.ranges] == [1]
 
 
 # RangeHeartbeat, RangeDone
@@ -318,7 +318,7 @@ def test_the_owner_beats_live_or_stale(log: Log) -> None:
     epoch, other = log.win("ClaimingRange", 5, 9), log.win("ClaimingRange", 9, 12)
     log.lose(Refusal.NOT_OWNER, "RangeHeartbeat", epoch, by="b")
     log.win("RangeHeartbeat", epoch, at_ms=9 * HI_MS)
-    assert [each.last_beat_ms for each in log.key.ranges] == [9 * HI_MS, 0]
+    assert [range_.last_beat_ms for range_ in log.key.ranges] == [9 * HI_MS, 0]
     log.lose(Refusal.NOT_LIVE, "PlanningRange", other, 12)
 
 
@@ -423,8 +423,8 @@ def test_the_whole_owners_heartbeats_and_plans_move_nothing_over_ranges(log: Log
     log.win("ReleaseGroup", 8, by="p", at_ms=5 * HI_MS)
     log.win("ClaimingPartition", by="p")
     assert log.add("Heartbeat", 5, by="p", at_ms=7 * HI_MS).notes == ()
-    assert log.add("Heartbeat", 9, by="p").notes == (Note.BEYOND_RANGES,)
-    assert log.add("Heartbeat", 4, by="p").notes == (Note.REWIND,)
+    assert log.add("Heartbeat", 9, by="p").notes == (RecordNote.BEYOND_RANGES,)
+    assert log.add("Heartbeat", 4, by="p").notes == (RecordNote.REWIND,)
     assert (log.key.offset, log.key.last_beat_ms) == (5, 7 * HI_MS)
     log.lose(Refusal.HELD_BY_RANGES, "ClaimingMessages", 20, by="p", at_ms=8 * HI_MS)
     log.win("ReleasingPartition", 20, by="p")
@@ -561,7 +561,7 @@ def test_a_copy_of_a_key_stays_as_it_is(log: Log) -> None:
     epoch = log.plan(5, 9)
     copy = log.world.snapshot_key("g", "t", 0)
     log.win("RangeDone", epoch)
-    assert [each.phase for each in copy.ranges] == [Phase.PLANNED]
+    assert [range_.phase for range_ in copy.ranges] == [Phase.PLANNED]
 
 
 def test_a_group_that_somebody_holds_by_a_range_is_not_idle(log: Log) -> None:
@@ -574,8 +574,8 @@ def test_a_group_that_somebody_holds_by_a_range_is_not_idle(log: Log) -> None:
 
 def test_settings_with_ranges_and_go_are_valid_though_they_enable_nothing() -> None:
     """A reader that does not know ranges takes them, so one that does must."""
-    assert isinstance(parse(b"GroupSettings/1/1/i/c/g//0/60000/go/at_least_once/ranges"), GroupSettings)
-    assert Settings().features == ()
+    assert isinstance(parse(b"GroupSettings/1/1/i/c/g//0/60000/go/at_least_once/ranges"), GroupSettingsRecord)
+    assert GroupSettings().features == ()
     assert ClaimingPartition in NATIVE
 
 

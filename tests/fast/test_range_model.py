@@ -10,7 +10,7 @@ from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
     ClaimingRange,
-    GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     Message,
     PlanningRange,
@@ -124,7 +124,7 @@ def _take_over_and_forget_the_plan(event: Event[ClaimingRange]) -> None:
 
 
 def _take_over_under_the_old_epoch(event: Event[ClaimingRange]) -> None:
-    left = rules._left_planned(event)
+    left = rules._abandoned_plan(event)
     rules.take_range(event)
     if left is not None and left.owner is not None:
         event.key.ranges = put(event.key.ranges, left._replace(last_beat_ms=event.log_time_ms))
@@ -141,9 +141,9 @@ def _new_generation_only_of_the_plan(self: Key, generation: int) -> None:
     self.generation = generation
 
 
-def _drop_in_the_same_generation(event: Event[GroupSettings]) -> None:
+def _drop_in_the_same_generation(event: Event[GroupSettingsRecord]) -> None:
     generations = {place: key.generation for place, key in event.group.keys.items()}
-    rules.settle(event)
+    rules.apply_settings(event)
     for place, key in event.group.keys.items():
         key.ranges, key.generation = (), generations[place]
 
@@ -176,8 +176,8 @@ BROKEN: Final[Mapping[str, Patch]] = {
     "ranges are claimed though they are switched off": _without(ClaimingRange, rules.is_enabled),
     "a range is claimed in a paused group": _without(ClaimingRange, rules.is_running),
     "ranges may share an offset": _set(Range, "overlaps", _overlaps_by_more_than_one),
-    "a live planned range is taken over": _set(rules, "_left_planned", _left_planned_live_too),
-    "a planned range is taken over with another end": _set(rules, "_left_planned", _left_planned_by_start),
+    "a live planned range is taken over": _set(rules, "_abandoned_plan", _left_planned_live_too),
+    "a planned range is taken over with another end": _set(rules, "_abandoned_plan", _left_planned_by_start),
     "a takeover forgets the plan": _does(ClaimingRange, _take_over_and_forget_the_plan),
     "a takeover keeps the old owner and epoch": _does(ClaimingRange, _take_over_under_the_old_epoch),
     "a range is live for one interval": _set(Range, "is_live", _live_for_one_interval),
@@ -191,7 +191,7 @@ BROKEN: Final[Mapping[str, Patch]] = {
     "the offset goes one too far": _set(rules, "finish", _finish_up_to),
     "a set position leaves the ranges": _does(ReleasingPartition, _release_and_keep_ranges),
     "a new generation leaves the ranges": _set(Key, "new_generation", _new_generation_only_of_the_plan),
-    "settings drop the ranges in the same generation": _does(GroupSettings, _drop_in_the_same_generation),
+    "settings drop the ranges in the same generation": _does(GroupSettingsRecord, _drop_in_the_same_generation),
     "ranges are switched off before the positions are set": _set(range_model, "_set_position", _switch_off_at_once),
     "at most once processes before the commit": _set(range_model._Tenures, "carry_out", _process_first),
 }

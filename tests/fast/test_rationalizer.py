@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from marshal_dagster.coordination.log import Chunk, LogIdentity, PositionLost
+from marshal_dagster.coordination.log import Chunk, LogIdentity, PositionLostError
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
-from marshal_dagster.errors import LogChanged, TopicMissing, UnavailableError
+from marshal_dagster.errors import CoordinationLogChangedError, TopicNotFoundError, UnavailableError
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, Message, render
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.world import World
 from marshal_dagster.testing import MemoryLog
-from tests.faulty_log import FaultyLog, Interrupted
+from tests.faulty_log import FaultyLog, InterruptError
 from tests.members import GROUP, TOPIC, Site
 
 
@@ -118,7 +118,7 @@ def test_an_interrupted_reading_loses_nothing(site: Site, where: str) -> None:
         site.say(claim_record(number))
     log.interrupt = where
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptError):
         rationalizer.catch_up()
     rationalizer.catch_up()
 
@@ -132,7 +132,7 @@ def test_an_interrupt_at_the_last_record_is_not_forgotten(site: Site) -> None:
     rationalizer.catch_up()
     site.say(claim_record(0))
     log.interrupt = "apply"
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptError):
         rationalizer.catch_up()
     rationalizer.world.partitions[site.home].next_offset = 1  # as the rules do before they carry a record out
 
@@ -163,8 +163,8 @@ def test_a_broker_that_was_away_costs_nothing(site: Site) -> None:
 
 CHANGES: dict[str, Callable[[Site], None]] = {
     "truncated": lambda site: site.broker.truncate(site.home, 1),
-    "made anew": lambda site: site.broker.make_anew(),
-    "repartitioned": lambda site: site.broker.make_anew(partitions=7),
+    "made anew": lambda site: site.broker.recreate(),
+    "repartitioned": lambda site: site.broker.recreate(partitions=7),
 }
 
 
@@ -177,12 +177,12 @@ def test_a_log_that_changed_is_an_error_for_good(site: Site, change: str) -> Non
     rationalizer.catch_up()
     CHANGES[change](site)
 
-    with pytest.raises(LogChanged, match=r"truncated|made anew or repartitioned"):
+    with pytest.raises(CoordinationLogChangedError, match=r"truncated|made anew or repartitioned"):
         rationalizer.catch_up()
     for number in range(10):
         site.broker.append(site.home % site.broker.identity.partitions, render(claim_record(number)))
     for step in (rationalizer.catch_up, rationalizer.check_identity, rationalizer.follow_all):
-        with pytest.raises(LogChanged):
+        with pytest.raises(CoordinationLogChangedError):
             step()
     assert rationalizer.changed is not None
 
@@ -192,7 +192,7 @@ def test_a_deleted_topic_is_missing(site: Site) -> None:
     rationalizer, _ = reader(site)
     site.broker.delete()
 
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         rationalizer.catch_up()
 
 
@@ -204,7 +204,7 @@ def test_an_acknowledged_record_that_is_not_there_is_an_error(site: Site) -> Non
         site.say(message)
     rationalizer.catch_up()
 
-    with pytest.raises(LogChanged, match="acknowledged"):
+    with pytest.raises(CoordinationLogChangedError, match="acknowledged"):
         rationalizer.read_past({site.home: {1: (message, render(message))}})
 
 
@@ -214,7 +214,7 @@ def test_another_record_in_the_place_of_ones_own_is_an_error(site: Site) -> None
     offset = site.say(claim_record(0))
     other = claim_record(0, "run2.0")
 
-    with pytest.raises(LogChanged, match="not the one that was acknowledged"):
+    with pytest.raises(CoordinationLogChangedError, match="not the one that was acknowledged"):
         rationalizer.read_past({site.home: {offset: (other, render(other))}})
 
 
@@ -267,7 +267,7 @@ class OvertakenLog(MemoryLog):
             first = chunk.records[0]
             yield Chunk(chunk.partition, [first], first[0] + 1)
             self.broker.retain_from(chunk.partition, first[0] + 2)
-            raise PositionLost(chunk.partition)
+            raise PositionLostError(chunk.partition)
 
 
 def test_of_what_retention_deleted_after_it_was_read_back_nothing_is_told_either(site: Site) -> None:
@@ -291,7 +291,7 @@ def test_a_reader_that_cannot_start_at_the_beginning_observes(site: Site) -> Non
 
     world = reader(site)[0].catch_up()
 
-    assert [number for number, each in world.partitions.items() if not each.certain] == [site.home]
+    assert [number for number, partition in world.partitions.items() if not partition.certain] == [site.home]
 
 
 def test_log_time_ahead_of_the_clock_is_reported_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:

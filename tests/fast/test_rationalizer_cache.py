@@ -7,7 +7,7 @@ import pytest
 
 from marshal_dagster.coordination import checked_log, rationalizer_cache
 from marshal_dagster.coordination.rationalizer_cache import MOST_KEPT, shared_rationalizer
-from marshal_dagster.errors import LogChanged, UnavailableError
+from marshal_dagster.errors import CoordinationLogChangedError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 from tests.faulty_log import FaultyLog
@@ -15,7 +15,7 @@ from tests.faulty_log import FaultyLog
 NUMBERS = count()
 
 
-class Openings:
+class OpenedLogs:
     """Stands where `KafkaLog` is opened: gives logs of brokers in memory, one for each topic name."""
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ class Openings:
 
 
 @pytest.fixture
-def openings(monkeypatch: pytest.MonkeyPatch) -> Openings:
+def openings(monkeypatch: pytest.MonkeyPatch) -> OpenedLogs:
     """Logs in memory instead of Kafka's, and a registry of the test's own."""
-    openings = Openings()
+    openings = OpenedLogs()
     monkeypatch.setattr(checked_log, "KafkaLog", openings)
     monkeypatch.setattr(rationalizer_cache, "_places", type(rationalizer_cache._places)())
     return openings
@@ -49,7 +49,7 @@ def connection(port: int = 9092) -> KafkaConnection:
     return KafkaConnection(bootstrap_servers=f"127.0.0.1:{port}")
 
 
-def test_a_second_use_reads_only_new_records(openings: Openings) -> None:
+def test_a_second_use_reads_only_new_records(openings: OpenedLogs) -> None:
     """Who asks again, with an equal connection, finds the reader that has read the log, and reads what is new."""
     first = shared_rationalizer(connection(), "log")
     openings.brokers["log"].append(0, b"anything")
@@ -64,7 +64,7 @@ def test_a_second_use_reads_only_new_records(openings: Openings) -> None:
     assert len(openings.opened) == 1
 
 
-def test_other_topics_and_connections_have_their_own(openings: Openings) -> None:
+def test_other_topics_and_connections_have_their_own(openings: OpenedLogs) -> None:
     """A rationalizer is one cluster's and one topic's."""
     kept = [
         shared_rationalizer(connection(), "log"),
@@ -75,13 +75,13 @@ def test_other_topics_and_connections_have_their_own(openings: Openings) -> None
     assert len({id(each) for each in kept}) == len(openings.opened) == 3
 
 
-def test_all_coordination_partitions_are_followed(openings: Openings) -> None:
+def test_all_coordination_partitions_are_followed(openings: OpenedLogs) -> None:
     """Whoever shares it sees the whole log."""
     assert sorted(shared_rationalizer(connection(), "log").world.partitions) == [0, 1]
     assert openings.opened
 
 
-def test_threads_that_ask_at_once_get_one(openings: Openings) -> None:
+def test_threads_that_ask_at_once_get_one(openings: OpenedLogs) -> None:
     """Parallel first uses open one rationalizer."""
     openings.hold["log"] = threading.Event()
     found: list[object] = []
@@ -98,7 +98,7 @@ def test_threads_that_ask_at_once_get_one(openings: Openings) -> None:
     assert len({id(each) for each in found}) == len(openings.opened) == 1
 
 
-def test_a_cluster_that_hangs_holds_up_no_other(openings: Openings) -> None:
+def test_a_cluster_that_hangs_holds_up_no_other(openings: OpenedLogs) -> None:
     """While one rationalizer is being opened, others are found and opened."""
     openings.hold["slow"] = threading.Event()
     thread = threading.Thread(target=lambda: shared_rationalizer(connection(), "slow"))
@@ -109,7 +109,7 @@ def test_a_cluster_that_hangs_holds_up_no_other(openings: Openings) -> None:
     thread.join()
 
 
-def test_one_that_could_not_be_opened_is_opened_next_time(openings: Openings) -> None:
+def test_one_that_could_not_be_opened_is_opened_next_time(openings: OpenedLogs) -> None:
     """A broker that is down at first use is asked again by the next."""
     openings.is_down = True
     with pytest.raises(UnavailableError):
@@ -121,7 +121,7 @@ def test_one_that_could_not_be_opened_is_opened_next_time(openings: Openings) ->
     assert len(openings.opened) == 2
 
 
-def test_one_that_failed_is_replaced(openings: Openings) -> None:
+def test_one_that_failed_is_replaced(openings: OpenedLogs) -> None:
     """After an outage the next use gets a new rationalizer; whoever still has the old one may go on with it."""
     old = shared_rationalizer(connection(), "log")
     openings.opened[0].is_down = True
@@ -136,11 +136,11 @@ def test_one_that_failed_is_replaced(openings: Openings) -> None:
     new.catch_up()
 
 
-def test_one_whose_log_changed_is_replaced(openings: Openings) -> None:
+def test_one_whose_log_changed_is_replaced(openings: OpenedLogs) -> None:
     """After the coordination topic was made anew the next use reads the new one."""
     old = shared_rationalizer(connection(), "log")
-    openings.brokers["log"].make_anew()
-    with pytest.raises(LogChanged):
+    openings.brokers["log"].recreate()
+    with pytest.raises(CoordinationLogChangedError):
         old.catch_up()
 
     new = shared_rationalizer(connection(), "log")
@@ -149,7 +149,7 @@ def test_one_whose_log_changed_is_replaced(openings: Openings) -> None:
     assert new.identity == openings.brokers["log"].identity
 
 
-def test_no_more_are_kept_than_allowed(openings: Openings) -> None:
+def test_no_more_are_kept_than_allowed(openings: OpenedLogs) -> None:
     """The rationalizers that were not used for longest make room; those used lately stay."""
     first = shared_rationalizer(connection(), "log")
     for number in range(MOST_KEPT - 1):

@@ -36,7 +36,7 @@ from tests.reader_diff import (
     compare,
     explain,
     first_difference,
-    first_difference_by_many,
+    first_difference_in_batches,
 )
 from tests.reference_reader import TAIL_FIELDS, PlainReader, records_of
 
@@ -94,7 +94,7 @@ def test_long_logs(profile: Profile) -> None:
 def test_a_steady_log_by_the_fast_path() -> None:
     """What the benchmarks read, many records at once, ends in the plain reader's state."""
     log = list(generate(2, 50_000, keys=800, profile="steady"))
-    difference = first_difference_by_many(log, PlainReader(4), LibraryReader(4, 60_000, "go"), 2, largest=20_000)
+    difference = first_difference_in_batches(log, PlainReader(4), LibraryReader(4, 60_000, "go"), 2, largest=20_000)
     assert difference is None, difference
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Group, Key
 from marshal_dagster.protocol.world import PartitionWorld
 from tests import simulator_runner
@@ -48,7 +48,7 @@ def test_seeds_are_of_the_agreed_size() -> None:
 
 def test_half_a_snapshot_can_be_read() -> None:
     """A snapshot has several parts, and often the first makes sense alone: only the closing part tells what is gone."""
-    world = PartitionWorld(0, 1, Settings(1_000, RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE), 0)
+    world = PartitionWorld(0, 1, GroupSettings(1_000, RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE), 0)
     world.groups["etl"] = Group(world.defaults, keys={("orders", number): Key(number) for number in range(3)})
     read_alone = 0
     for seed in range(20):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from pyspark.errors import ParseException
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks import DeltaSink
 from marshal_dagster.sinks.conformance import Case, Row, Target
@@ -37,7 +37,7 @@ HERE = 'partition = ? AND "group" = ? AND topic = ? AND data_topic_id = ?'
 
 
 @dataclass(frozen=True)
-class StandInRows:
+class FakeRows:
     """Rows, without Spark."""
 
     has_offsets: bool
@@ -47,14 +47,14 @@ class StandInRows:
     def counts(self) -> dict[int | None, int]:
         """Rows by partition."""
         partitions = [row[0] for row in self.rows]
-        return {each: partitions.count(each) for each in partitions}
+        return {partition: partitions.count(partition) for partition in partitions}
 
     def offsets(self) -> Mapping[int, Intervals]:
         """The offsets of all rows."""
         return intervals(self.rows)
 
 
-class StandInTable:
+class FakeTable:
     """A table in a file."""
 
     def __init__(self, path: Path) -> None:
@@ -88,7 +88,7 @@ class StandInTable:
         """The rows of a local frame."""
         rows = [row.asDict() for row in frame.collect() if row["partition"] not in done]
         found = [(row["partition"], row.get("offset"), row["value"]) for row in rows]
-        yield StandInRows("offset" in frame.columns, found)
+        yield FakeRows("offset" in frame.columns, found)
 
     def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
         """Where there are rows."""
@@ -122,7 +122,7 @@ class StandInTable:
         self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
         """Add the rows, if no commit has that number."""
-        assert isinstance(rows, StandInRows)
+        assert isinstance(rows, FakeRows)
         self.replaced = replaced
         with self.opened() as database:
             (newest,) = database.execute("SELECT coalesce(max(number), 0) FROM history").fetchone()
@@ -149,12 +149,12 @@ def here(wanted: ClaimedRange) -> tuple[int, str, str, str]:
     return wanted.partition, wanted.group, wanted.topic, wanted.data_topic_id
 
 
-class StandInSink(DeltaSink):
+class FakeSink(DeltaSink):
     """A sink of such a table."""
 
-    def __init__(self, path: Path, table: StandInTable | None = None) -> None:
+    def __init__(self, path: Path, table: FakeTable | None = None) -> None:
         super().__init__(str(path))
-        self.table = table or StandInTable(path)
+        self.table = table or FakeTable(path)
 
     def _table(self) -> Table:
         return self.table
@@ -166,11 +166,11 @@ class DeltaTarget(Target):
     most_steps = 20
 
     def __init__(self, folder: Path) -> None:
-        self.table = StandInTable(folder / "table.db")
+        self.table = FakeTable(folder / "table.db")
 
     def sink(self) -> DeltaSink:
         """Another process's sink."""
-        return StandInSink(self.table.path)
+        return FakeSink(self.table.path)
 
     def rows(self) -> list[Row]:
         """The table as it is."""
@@ -190,7 +190,7 @@ def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
     case.check(target)
 
 
-class Told(StandInTable):
+class Told(FakeTable):
     """A table whose answer to a commit is another."""
 
     def __init__(self, path: Path, told: Callable[[Callable[[], None]], None]) -> None:
@@ -201,12 +201,12 @@ class Told(StandInTable):
         self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
         """Answer so."""
-        self._told(lambda: StandInTable.commit(self, rows, taken, commit, replaced))
+        self._told(lambda: FakeTable.commit(self, rows, taken, commit, replaced))
 
 
 def write(target: DeltaTarget, told: Callable[[Callable[[], None]], None], wanted: ClaimedRange) -> Any:  # noqa: ANN401
     """Write through a table that answers so."""
-    sink = StandInSink(target.table.path, Told(target.table.path, told))
+    sink = FakeSink(target.table.path, Told(target.table.path, told))
     return sink.write(target.frame(rows_of("a", wanted)), [wanted], never)
 
 
@@ -259,7 +259,7 @@ def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
     deliver(target, "a", part(0, 0, 3))
     with target.table.opened() as database:
         database.execute("UPDATE history SET metadata = NULL")
-    with pytest.raises(SinkRefused, match="its history no longer shows"):
+    with pytest.raises(SinkRejectedError, match="its history no longer shows"):
         deliver(target, "b", part(0, 0, 3, epoch=20))
     assert target.found() == rows_of("a", part(0, 0, 3))
 
@@ -267,12 +267,12 @@ def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
 def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
     """Delta would write a late commit beside the one that took its number."""
     deliver(target, "a", part(0, 0, 3))
-    table = StandInTable(target.table.path)
+    table = FakeTable(target.table.path)
     table.told_properties = {"delta.setTransactionRetentionDuration": "interval 1 days"}
-    sink, following = StandInSink(table.path, table), part(0, 3, 6)
-    with pytest.raises(SinkRefused, match="UNSET TBLPROPERTIES"):
+    sink, following = FakeSink(table.path, table), part(0, 3, 6)
+    with pytest.raises(SinkRejectedError, match="UNSET TBLPROPERTIES"):
         sink.verdicts([following])
-    with pytest.raises(SinkRefused, match="UNSET TBLPROPERTIES"):
+    with pytest.raises(SinkRejectedError, match="UNSET TBLPROPERTIES"):
         sink.write(target.frame(rows_of("b", following)), [following], never)
     assert target.found() == rows_of("a", part(0, 0, 3))
 
@@ -280,21 +280,21 @@ def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
 def test_a_table_for_appends_alone_takes_no_rows_away(target: DeltaTarget) -> None:
     """`can_replace` says so before a position is set, and a new generation over rows is refused before it is read."""
     deliver(target, "a", part(0, 0, 3))
-    table = StandInTable(target.table.path)
+    table = FakeTable(target.table.path)
     table.told_properties = {"delta.appendOnly": "true"}
-    sink, over = StandInSink(table.path, table), part(0, 1, 3, generation=20, epoch=21)
+    sink, over = FakeSink(table.path, table), part(0, 1, 3, generation=20, epoch=21)
     assert "delta.appendOnly" in str(sink.can_replace([over]))
-    with pytest.raises(SinkRefused, match="unset it"):
+    with pytest.raises(SinkRejectedError, match="unset it"):
         sink.verdicts([over])
     beyond = part(0, 3, 6, generation=20, epoch=21)
     assert sink.can_replace([beyond]) is None
     assert deliver(target, "b", beyond, sink=sink).taken
 
 
-def replacing(target: DeltaTarget, old: Sequence[int], new: Sequence[int]) -> StandInTable:
+def replacing(target: DeltaTarget, old: Sequence[int], new: Sequence[int]) -> FakeTable:
     """Write rows at `old` offsets, and in a new generation those at `new` ones."""
-    table, first = StandInTable(target.table.path), part(0, 0, 100)
-    sink = StandInSink(table.path, table)
+    table, first = FakeTable(target.table.path), part(0, 0, 100)
+    sink = FakeSink(table.path, table)
     sink.write(target.frame([(0, offset, "old") for offset in old]), [first], never)
     over, rows = part(0, 0, 100, generation=20, epoch=21), [(0, offset, "new") for offset in new]
     sink.write(target.frame(rows), [over], lambda: intervals(rows))
@@ -324,7 +324,7 @@ def test_gaps_in_which_no_row_stays_are_no_conditions(
 def test_rows_that_stay_at_too_many_places_are_refused(target: DeltaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Spark is asked for a commit that it cannot plan; the error says what to do."""
     monkeypatch.setattr(delta_sink, "MOST_INTERVALS", 49)
-    with pytest.raises(SinkRefused, match=r"at 50 places .* one commit can name 49 places, .*max_records"):
+    with pytest.raises(SinkRejectedError, match=r"at 50 places .* one commit can name 49 places, .*max_records"):
         replacing(target, range(0, 100, 2), range(1, 100, 2))
     assert {row[2] for row in target.found()} == {"old"}
 
@@ -340,7 +340,7 @@ def test_commits_of_others_are_passed_over(target: DeltaTarget) -> None:
 
 def test_commits_of_a_newer_version_are_refused() -> None:
     """Older code does not read them as its own."""
-    with pytest.raises(SinkRefused, match="has version 3, this marshal-dagster knows 2"):
+    with pytest.raises(SinkRejectedError, match="has version 3, this marshal-dagster knows 2"):
         Commit.from_metadata(json.dumps({"marshal-dagster": {"version": 3}}))
 
 

@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks import FileSink
 from marshal_dagster.sinks.files import commit_log
-from marshal_dagster.sinks.files.commit_log import Commit, Entry, View, decided
+from marshal_dagster.sinks.files.commit_log import Commit, CommitView, Entry, decided
 from marshal_dagster.sinks.files.hadoop_storage import HadoopStorage
 from marshal_dagster.sinks.files.storage import LocalStorage
 from marshal_dagster.spark import connect
@@ -37,7 +37,7 @@ from tests.sink_conformance import (
     part,
     rows_of,
 )
-from tests.sink_outputs import FileOutput, StandInFileSink
+from tests.sink_outputs import FakeFileSink, FileOutput
 from tests.sink_process import write_and_die
 
 
@@ -142,7 +142,7 @@ def test_a_newer_version_is_refused(output: FileOutput) -> None:
     newest = commit_files(output)[-1]
     newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 3}))
     for use in (output.sink().committed_files, lambda: output.sink().verdicts([part(0, 2, 3)])):
-        with pytest.raises(SinkRefused, match=r"has version 3, this marshal-dagster knows 2"):
+        with pytest.raises(SinkRejectedError, match=r"has version 3, this marshal-dagster knows 2"):
             use()
 
 
@@ -170,7 +170,7 @@ def test_what_came_in_any_order_is_of_a_newer_version(output: FileOutput, monkey
     assert notes == [2, 1]
     assert versions(output) == [1, 2, 1, 1, 2, 1]
     monkeypatch.setattr(commit_log, "VERSION", 1)  # what an older one knows
-    with pytest.raises(SinkRefused, match="has version 2, this marshal-dagster knows 1"):
+    with pytest.raises(SinkRejectedError, match="has version 2, this marshal-dagster knows 1"):
         output.sink().verdicts([part(0, 8, 9)])
 
 
@@ -184,7 +184,7 @@ def test_a_checkpoint_knows_each_range(output: FileOutput, monkeypatch: pytest.M
         path.rename(path.with_suffix(".aside"))
     expected = {ahead(0, 16, 20): Verdict.SKIP, ahead(0, 0, 4): Verdict.SKIP, ahead(0, 4, 8): Verdict.TAKE}
     assert {one: output.sink().verdicts([one])[one] for one in expected} == expected
-    with pytest.raises(SinkRefused, match=r"holds \[8, 12\)"):
+    with pytest.raises(SinkRejectedError, match=r"holds \[8, 12\)"):
         output.sink().verdicts([ahead(0, 4, 12)])
 
 
@@ -205,7 +205,7 @@ def test_damage_is_refused(output: FileOutput, damage: str) -> None:
     """A commit file that is not what a writer wrote stops reading and writing, with its name."""
     deliver(output, "a", part(0, 0, 2))
     commit_files(output)[-1].write_bytes(damage.encode("latin-1"))
-    with pytest.raises(SinkRefused, match=r"0001\.json (is damaged|has version)"):
+    with pytest.raises(SinkRejectedError, match=r"0001\.json (is damaged|has version)"):
         output.sink().verdicts([part(0, 2, 3)])
 
 
@@ -217,10 +217,10 @@ def test_a_missing_commit_is_noticed(output: FileOutput) -> None:
     assert len(reader.committed_files()) == 6
     first, _, last = commit_files(output)
     first.rename(first.with_suffix(".aside"))
-    with pytest.raises(SinkRefused, match="is missing, but there are later ones"):
+    with pytest.raises(SinkRejectedError, match="is missing, but there are later ones"):
         output.sink().verdicts([part(0, 6, 7)])
     last.unlink()
-    with pytest.raises(SinkRefused, match="was there and is gone"):
+    with pytest.raises(SinkRejectedError, match="was there and is gone"):
         reader.verdicts([part(0, 6, 7)])
 
 
@@ -282,7 +282,7 @@ def test_sweeping_survives_what_it_does_not_know(output: FileOutput) -> None:
     note = output.path / "_marshal" / "attempts" / "x.json"
     note.write_text("{")
     assert deliver(output, "a", part(0, 1, 2)).taken
-    with pytest.raises(SinkRefused, match=r"x\.json is damaged"):
+    with pytest.raises(SinkRejectedError, match=r"x\.json is damaged"):
         output.sink().sweep()
     assert note.exists()
 
@@ -290,7 +290,7 @@ def test_sweeping_survives_what_it_does_not_know(output: FileOutput) -> None:
 def test_another_format_is_refused(output: FileOutput) -> None:
     """An output has files of one format."""
     deliver(output, "a", part(0, 0, 1))
-    with pytest.raises(SinkRefused, match="holds json files, not parquet"):
+    with pytest.raises(SinkRejectedError, match="holds json files, not parquet"):
         FileSink(output.path).verdicts([part(0, 1, 2)])
 
 
@@ -325,7 +325,7 @@ def test_paths_and_formats(tmp_path: Path) -> None:
         FileSink(folder, format="delta")
 
 
-@pytest.mark.parametrize("error", [RuntimeError, Py4JNetworkError, SinkRefused])
+@pytest.mark.parametrize("error", [RuntimeError, Py4JNetworkError, SinkRejectedError])
 def test_what_hinders_clearing_hinders_nothing_else(
     output: FileOutput, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
@@ -385,11 +385,11 @@ def test_an_output_that_is_no_longer_used_keeps_no_thread() -> None:
 def test_rows_that_are_not_where_they_should_be_are_no_empty_ranges(output: FileOutput) -> None:
     """Where Spark has made no folder, it has written elsewhere: nothing is committed."""
 
-    class Astray(StandInFileSink):
+    class Astray(FakeFileSink):
         def _write_rows(self, frame: Frame, folder: str, done: Sequence[int]) -> None:
             super()._write_rows(frame, f"{folder}-elsewhere", done)
 
-    with pytest.raises(SinkRefused, match="to another place than"):
+    with pytest.raises(SinkRejectedError, match="to another place than"):
         deliver(output, "a", part(0, 0, 3), sink=Astray(output.path))
     assert output.rows() == []
 
@@ -422,9 +422,9 @@ def test_a_file_system_without_hard_links_is_told(output: FileOutput, monkeypatc
 
 def test_one_sink_from_several_threads(output: FileOutput) -> None:
     """Threads that share a sink take each range once."""
-    sink = StandInFileSink(output.path)
+    sink = FakeFileSink(output.path)
     ranges = [part(number, 0, 3) for number in range(6)]
-    outcomes = CrashConformance.race(_Shared(output, sink), {str(each.partition): [each] for each in ranges})
+    outcomes = CrashConformance.race(_Shared(output, sink), {str(range_.partition): [range_] for range_ in ranges})
     assert all(len(outcome.taken) == 1 for outcome in outcomes.values())
     assert len(output.rows()) == 18
 
@@ -443,7 +443,7 @@ class _Shared(FileOutput):
         return self._sink
 
 
-STORED = View()
+STORED = CommitView()
 for bounds in ((0, 60), (60, 100)):
     done = part(0, *bounds, generation=5, epoch=50, log="c", topic_id="d")
     STORED.add(Commit("attempt", "json", "{}", (Entry(done, (), 0, has_offsets=True),)))
@@ -471,7 +471,7 @@ def test_what_is_decided_for_good(start: int, end: int, others: dict[str, str | 
     """A range that could yet be taken, at a later position or in a newer generation, is not decided."""
     wanted = part(0, start, end, **{"generation": 5, "epoch": 50, "log": "c", "topic_id": "d", **others})  # type: ignore[arg-type]
     assert decided(STORED.stored(wanted), wanted) is is_decided
-    assert not decided(View().stored(wanted), wanted)
+    assert not decided(CommitView().stored(wanted), wanted)
 
 
 @pytest.mark.parametrize(
@@ -493,7 +493,7 @@ def test_what_is_decided_for_good(start: int, end: int, others: dict[str, str | 
 )
 def test_what_is_decided_for_good_in_any_order(wanted: ClaimedRange, *, is_decided: bool) -> None:
     """What could yet be taken before what is there, beside it or once a gap is filled, is not decided."""
-    view = View()
+    view = CommitView()
     for each in (part(0, 2, 10), ahead(0, 30, 40), ahead(0, 10, 20), ahead(1, 30, 40)):
         view.add(Commit("attempt", "json", "{}", (Entry(each, (), 0, has_offsets=True),)))
     assert decided(view.stored(wanted), wanted) is is_decided

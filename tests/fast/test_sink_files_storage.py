@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.errors import SinkRefused
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks import FileSink
 from marshal_dagster.sinks.files import commit_log, storage
@@ -18,7 +18,7 @@ from marshal_dagster.sinks.files import sink as files_sink
 from marshal_dagster.sinks.files.storage import LocalStorage
 from tests.line_interrupts import Place, watched
 from tests.sink_conformance import deliver, intervals, part, rows_of
-from tests.sink_outputs import FileOutput, StandInFileSink, hook
+from tests.sink_outputs import FakeFileSink, FileOutput, hook
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_another_hosts_commit_is_not_swept_by_a_stale_cache(
     output: FileOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that found no next commit a moment ago looks again before it takes an attempt for a left-over."""
-    host, sink = Host(output, monkeypatch), StandInFileSink(output.path)
+    host, sink = Host(output, monkeypatch), FakeFileSink(output.path)
     deliver(output, "a", part(0, 0, 3))
     with host.at_work():
         sink.verdicts([part(0, 3, 5)])
@@ -281,9 +281,9 @@ def test_a_gap_is_refused_again_and_again(output: FileOutput) -> None:
     middle.rename(middle.with_suffix(".aside"))
     sink: FileSink = output.sink()
     for _ in range(2):
-        with pytest.raises(SinkRefused, match="is missing, but there are later ones"):
+        with pytest.raises(SinkRejectedError, match="is missing, but there are later ones"):
             sink.verdicts([part(0, 2, 3)])
-        with pytest.raises(SinkRefused, match="is missing, but there are later ones"):
+        with pytest.raises(SinkRejectedError, match="is missing, but there are later ones"):
             sink.write(output.poison(), [part(0, 2, 3)], dict)  # type: ignore[arg-type]
     middle.with_suffix(".aside").rename(middle)
     assert sink.verdicts([part(0, 4, 6)]) == {part(0, 4, 6): Verdict.SKIP}

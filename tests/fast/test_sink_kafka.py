@@ -22,18 +22,23 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused, UnavailableError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.transactions import Fenced, RecordRefused, StillOpen, Transaction
+from marshal_dagster.kafka.transactions import (
+    ProducerFencedError,
+    RecordRejectedError,
+    Transaction,
+    TransactionStillOpenError,
+)
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition
 from marshal_dagster.sinks import KafkaSink, NewGeneration
 from marshal_dagster.sinks.conformance import Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
-from marshal_dagster.sinks.kafka.notes import Note
+from marshal_dagster.sinks.kafka.notes import PositionNote
 from marshal_dagster.sinks.kafka.records import Record, check_record_columns
 from marshal_dagster.sinks.kafka.sink import _Place
-from tests.kafka_outputs import StandInKafkaSink, StandInRecords
+from tests.kafka_outputs import FakeKafkaSink, FakeRecords
 from tests.sink_kit import ALL_CASES
 
 MAKE = """
@@ -81,7 +86,7 @@ class Broker:
             )
 
 
-class StandInTransaction:
+class FakeTransaction:
     """A transaction of such a broker."""
 
     def __init__(self, broker: Broker, transactional_id: str) -> None:
@@ -136,10 +141,10 @@ class StandInTransaction:
     def _check(self, database: sqlite3.Connection) -> None:
         (epoch,) = database.execute("SELECT epoch FROM producers WHERE id = ?", (self.id,)).fetchone()
         if epoch != self.epoch:
-            raise Fenced(0.1)
+            raise ProducerFencedError(0.1)
 
 
-class StandInNotes:
+class FakeNotesReader:
     """The topic of notes of such a broker."""
 
     def __init__(self, broker: Broker) -> None:
@@ -150,12 +155,12 @@ class StandInNotes:
         deadline = time.monotonic() + min(patience_s, 2.0)
         while self.broker.is_open(f"{OUTPUT}_marshal_ranges"):
             if time.monotonic() > deadline:
-                raise StillOpen("open")
+                raise TransactionStillOpenError("open")
             time.sleep(0.01)
         return {key.decode(): value for key, value in self.broker.committed(f"{OUTPUT}_marshal_ranges")}
 
 
-class StandInSink(StandInKafkaSink):
+class FakeSink(FakeKafkaSink):
     """A sink of such a broker."""
 
     def __init__(self, broker: Broker, **options: Any) -> None:  # noqa: ANN401
@@ -165,10 +170,10 @@ class StandInSink(StandInKafkaSink):
 
     @contextmanager
     def _place(self) -> Iterator[_Place]:
-        yield _Place(self.topic_id, cast("Any", StandInNotes(self.broker)))
+        yield _Place(self.topic_id, cast("Any", FakeNotesReader(self.broker)))
 
     def _transaction(self, wanted: ClaimedRange) -> Transaction:
-        return cast("Transaction", StandInTransaction(self.broker, self._key(wanted)))
+        return cast("Transaction", FakeTransaction(self.broker, self._key(wanted)))
 
 
 class KafkaTarget(Target):
@@ -177,10 +182,10 @@ class KafkaTarget(Target):
     range_by_range = True
     most_steps = 30
 
-    def __init__(self, folder: Path, kind: type[StandInSink] = StandInSink, **options: Any) -> None:  # noqa: ANN401
+    def __init__(self, folder: Path, kind: type[FakeSink] = FakeSink, **options: Any) -> None:  # noqa: ANN401
         self.broker, self.kind, self.options = Broker(folder / "broker.db"), kind, options
 
-    def sink(self) -> StandInSink:
+    def sink(self) -> FakeSink:
         """Another process's sink."""
         return self.kind(self.broker, **self.options)
 
@@ -206,17 +211,17 @@ def test_the_sink_conforms(case: Case, target: KafkaTarget, monkeypatch: pytest.
 # Wrong sinks
 
 
-class NotesApart(StandInSink):
+class NotesApart(FakeSink):
     """Commits the records first, and what says so in a transaction behind them."""
 
-    def _send_note(self, transaction: Transaction, wanted: ClaimedRange, note: Note) -> None:
+    def _send_note(self, transaction: Transaction, wanted: ClaimedRange, note: PositionNote) -> None:
         transaction.commit()
         with self._transaction(wanted) as another:
             super()._send_note(another, wanted, note)
             another.commit()
 
 
-class JudgesBefore(StandInSink):
+class JudgesBefore(FakeSink):
     """Judges by what was noted before it had fenced the others."""
 
     def __init__(self, broker: Broker, **options: Any) -> None:  # noqa: ANN401
@@ -225,7 +230,7 @@ class JudgesBefore(StandInSink):
 
     @contextmanager
     def _place(self) -> Iterator[_Place]:
-        known = StandInNotes(self.broker).newest(2)
+        known = FakeNotesReader(self.broker).newest(2)
 
         class Known:
             def newest(self, _: float) -> Mapping[str, bytes]:
@@ -234,21 +239,21 @@ class JudgesBefore(StandInSink):
         yield _Place(self.topic_id, cast("Any", Known()))
 
 
-class FencesNobody(StandInSink):
+class FencesNobody(FakeSink):
     """Each writer has a transactional id of its own."""
 
     def _transaction(self, wanted: ClaimedRange) -> Transaction:
-        return cast("Transaction", StandInTransaction(self.broker, f"{self._key(wanted)}/{time.monotonic_ns()}"))
+        return cast("Transaction", FakeTransaction(self.broker, f"{self._key(wanted)}/{time.monotonic_ns()}"))
 
 
-class OneIdForAll(StandInSink):
+class OneIdForAll(FakeSink):
     """Keeps one note for all partitions."""
 
     def _key(self, wanted: ClaimedRange) -> str:
         return super()._key(wanted).rpartition("/")[0]
 
 
-class AsksNobody(StandInSink):
+class AsksNobody(FakeSink):
     """Does not ask the batch whether its claims hold."""
 
     def write(self, frame: Any, ranges: Any, offsets_read: Any, before_commit: Any = None) -> Any:  # noqa: ANN401, ARG002
@@ -256,7 +261,7 @@ class AsksNobody(StandInSink):
         return super().write(frame, ranges, offsets_read)
 
 
-class AppendsSilently(StandInSink):
+class AppendsSilently(FakeSink):
     """Says that it replaces, and appends."""
 
     def __init__(self, broker: Broker) -> None:
@@ -275,19 +280,19 @@ class AppendsSilently(StandInSink):
     ],
 )
 def test_a_wrong_sink_is_caught(
-    kind: type[StandInSink], case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[FakeSink], case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each way to get it wrong fails a case of the kit."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     (wanted,) = (param.values[0] for param in ALL_CASES if param.id == case)
-    with pytest.raises((AssertionError, SinkRefused)):
+    with pytest.raises((AssertionError, SinkRejectedError)):
         wanted.check(KafkaTarget(tmp_path, kind))  # type: ignore[attr-defined]
 
 
 # What the kit does not ask
 
 
-def hooked(target: KafkaTarget, step: str, then: Callable[[], None]) -> StandInSink:
+def hooked(target: KafkaTarget, step: str, then: Callable[[], None]) -> FakeSink:
     """A sink that does something when it has come to a step for the first time."""
     sink, done = target.sink(), list[str]()
 
@@ -303,7 +308,7 @@ def hooked(target: KafkaTarget, step: str, then: Callable[[], None]) -> StandInS
 def test_a_note_behind_an_open_transaction_is_waited_for(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another partition's writer has open hides the notes behind it: they are not taken for missing."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
-    mine, other = part(0, 0, 3), StandInTransaction(target.broker, "another partition")
+    mine, other = part(0, 0, 3), FakeTransaction(target.broker, "another partition")
     with other:
         sink = hooked(target, "sent", lambda: other.send(f"{OUTPUT}_marshal_ranges", b"{}", b"another"))
         assert deliver(target, "a", mine, sink=sink).taken == (mine,)
@@ -330,7 +335,7 @@ def test_offsets_of_which_there_are_no_records_are_free(target: KafkaTarget) -> 
     assert deliver(target, "b", free).taken == (free,)
 
 
-def answering(target: KafkaTarget, answer: Callable[[Callable[[], None]], None]) -> StandInSink:
+def answering(target: KafkaTarget, answer: Callable[[Callable[[], None]], None]) -> FakeSink:
     """A sink whose first commit is answered so."""
     sink = target.sink()
     sink._is_tried = True  # else the first commits nothing
@@ -348,7 +353,9 @@ def answering(target: KafkaTarget, answer: Callable[[Callable[[], None]], None])
     return sink
 
 
-@pytest.mark.parametrize("error", [Fenced(0.1), UnavailableError("no answer")], ids=["fenced", "unavailable"])
+@pytest.mark.parametrize(
+    "error", [ProducerFencedError(0.1), UnavailableError("no answer")], ids=["fenced", "unavailable"]
+)
 def test_a_commit_whose_answer_was_lost_counts(target: KafkaTarget, error: Exception) -> None:
     """What became of a commit is read in the notes."""
 
@@ -372,7 +379,7 @@ def test_a_commit_that_fails_is_an_error(target: KafkaTarget) -> None:
     mine = part(0, 0, 3)
     with pytest.raises(UnavailableError, match="no answer"):
         deliver(target, "a", mine, sink=answering(target, fails))
-    with pytest.raises(Fenced):
+    with pytest.raises(ProducerFencedError):
         late[0]()
     assert target.found() == []
     assert deliver(target, "b", mine).taken == (mine,)
@@ -398,14 +405,18 @@ def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None
 @pytest.mark.parametrize(
     ("raised", "error", "said"),
     [
-        (Fenced(0.5), SinkRefused, "another run has taken the partition over"),
-        (Fenced(121), UnavailableError, "not sent within transaction_timeout_s=120: take smaller batches"),
+        (ProducerFencedError(0.5), SinkRejectedError, "another run has taken the partition over"),
+        (ProducerFencedError(121), UnavailableError, "not sent within transaction_timeout_s=120: take smaller batches"),
         (
-            RecordRefused("t/0 offset 2", "Message size too large", is_too_large=True),
-            SinkRefused,
+            RecordRejectedError("t/0 offset 2", "Message size too large", is_too_large=True),
+            SinkRejectedError,
             "t/0 offset 2 of group 'g': topic output does not take .* raise max.message.bytes",
         ),
-        (RecordRefused("t/0 offset 2", "bad", is_too_large=False), SinkRefused, "bad; nothing of .* was written$"),
+        (
+            RecordRejectedError("t/0 offset 2", "bad", is_too_large=False),
+            SinkRejectedError,
+            "bad; nothing of .* was written$",
+        ),
     ],
 )
 def test_what_goes_wrong_in_a_transaction_is_told(
@@ -426,15 +437,15 @@ def test_a_batch_that_loses_its_claim_half_way(target: KafkaTarget) -> None:
     """It is asked at the end of each range; what was taken before stays, and is only committed the next time."""
     batch, asked = [part(0, 0, 3), part(1, 0, 3)], list[str]()
 
-    class Lost(Exception):
+    class RecordLostError(Exception):
         """The claim is gone."""
 
     def before_commit() -> None:
         asked.append("asked")
         if len(asked) == 3:
-            raise Lost
+            raise RecordLostError
 
-    with pytest.raises(Lost):
+    with pytest.raises(RecordLostError):
         deliver(target, "a", *batch, before_commit=before_commit)
     assert target.found() == rows_of("a", batch[0])
     outcome = deliver(target, "b", *batch)
@@ -463,7 +474,7 @@ def test_an_output_topic_made_anew_is_refused(target: KafkaTarget) -> None:
     for wanted in (part(0, 0, 3), part(0, 3, 6)):
         sink = target.sink()
         sink.topic_id = "second"
-        with pytest.raises(SinkRefused, match="output topic output was made anew"):
+        with pytest.raises(SinkRejectedError, match="output topic output was made anew"):
             sink.verdicts([wanted])
     sink = target.sink()
     sink.topic_id = "second"
@@ -475,17 +486,17 @@ def test_an_output_topic_made_anew_is_refused(target: KafkaTarget) -> None:
 def test_rows_that_are_others_when_they_are_fetched(target: KafkaTarget) -> None:
     """Fewer than were counted, and nothing of the range is written."""
 
-    class Fewer(StandInSink):
+    class Fewer(FakeSink):
         @contextmanager
-        def _evaluated(self, frame: Any, done: Sequence[int]) -> Iterator[StandInRecords]:  # noqa: ANN401
+        def _evaluated(self, frame: Any, done: Sequence[int]) -> Iterator[FakeRecords]:  # noqa: ANN401
             with super()._evaluated(frame, done) as records:
                 yield Shorter(records.rows)
 
-    class Shorter(StandInRecords):
+    class Shorter(FakeRecords):
         def __iter__(self) -> Iterator[Record]:
             return iter(list(super().__iter__())[1:])
 
-    with pytest.raises(SinkRefused, match="had 3 rows, and 2 when they were fetched"):
+    with pytest.raises(SinkRejectedError, match="had 3 rows, and 2 when they were fetched"):
         deliver(target, "a", part(0, 0, 3), sink=Fewer(target.broker))
     assert target.found() == []
 
@@ -497,20 +508,20 @@ def test_notes_of_a_newer_version_are_refused(target: KafkaTarget) -> None:
         (json.dumps({"version": 2}), "has version 2, this marshal-dagster knows 1"),
         ("x", "is damaged"),
     ):
-        with StandInTransaction(target.broker, "another") as transaction:
+        with FakeTransaction(target.broker, "another") as transaction:
             transaction.send(f"{OUTPUT}_marshal_ranges", text.encode(), key)
             transaction.commit()
-        with pytest.raises(SinkRefused, match=said):
+        with pytest.raises(SinkRejectedError, match=said):
             target.sink().verdicts([part(0, 0, 3)])
 
 
 def test_what_a_note_says_is_read_back() -> None:
     """Of very many intervals the nearest are joined, so that it never grows too large; none is forgotten."""
-    note: Note | None = None
+    note: PositionNote | None = None
     for start in range(0, 2_000, 10):
-        note = Note.after(note, part(0, start, start + 3, epoch=start), "id", has_rows=start != 500)
+        note = PositionNote.after(note, part(0, start, start + 3, epoch=start), "id", has_rows=start != 500)
     assert note is not None
-    assert Note.from_json(note.to_json(), "here") == note
+    assert PositionNote.from_json(note.to_json(), "here") == note
     assert note.position == StoredPosition("coordination-topic-id-", "the-first-data-topic--", 0, 1990, 1993)
     assert len(note.covered) == 50
     assert note.covers(part(0, 1, 2), "id")

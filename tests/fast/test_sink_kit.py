@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 import test_sqlite_sink as example
 
-from marshal_dagster.errors import SinkRefused
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
-from marshal_dagster.sinks import BeforeCommit, OffsetsRead, WriteOutcome
+from marshal_dagster.sinks import BeforeCommit, OffsetsRead, WriteResult
 from marshal_dagster.sinks.conformance import CASES, Case, LocalFrame, Target
 from sqlite_sink import SqliteSink
 from tests.sink_kit import ALL_CASES, SHORT_CASES, OutputTarget
@@ -73,7 +73,7 @@ class IgnoresEpochs(SqliteSink):
     """Lets a zombie write."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        now = {replace(each, epoch=2**62): each for each in ranges}
+        now = {replace(range_, epoch=2**62): range_ for range_ in ranges}
         return {now[each]: verdict for each, verdict in super()._judge(database, list(now)).items()}
 
 
@@ -84,13 +84,13 @@ class TakesOneRefused(SqliteSink):
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         verdicts: dict[ClaimedRange, Verdict] = {}
-        for each in ranges:
+        for range_ in ranges:
             try:
-                verdicts |= super()._judge(database, [each])
-            except SinkRefused as refused:
+                verdicts |= super()._judge(database, [range_])
+            except SinkRejectedError as refused:
                 if self.ignored not in str(refused):
                     raise
-                verdicts[each] = Verdict.TAKE
+                verdicts[range_] = Verdict.TAKE
         return verdicts
 
 
@@ -111,7 +111,7 @@ class IgnoresTopicIds(SqliteSink):
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         same = "coordination-topic-id-", "the-first-data-topic--"
-        now = {replace(each, coordination_topic_id=same[0], data_topic_id=same[1]): each for each in ranges}
+        now = {replace(range_, coordination_topic_id=same[0], data_topic_id=same[1]): range_ for range_ in ranges}
         return {now[each]: verdict for each, verdict in super()._judge(database, list(now)).items()}
 
 
@@ -124,7 +124,7 @@ class WritesBeforeItJudges(SqliteSink):
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write, then ask."""
         rows = [tuple(row) for row in frame.collect()] if len(frame.columns) == 3 else []
         with self._transaction() as database:
@@ -154,7 +154,7 @@ class JudgesOnce(SqliteSink):
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         if not set(ranges) <= self._known.keys():
             self._known |= super()._judge(database, ranges)
-        return {each: self._known[each] for each in ranges}
+        return {range_: self._known[range_] for range_ in ranges}
 
 
 class UndoesInFinally(TwoTransactions):
@@ -190,7 +190,7 @@ class MixesGroups(SqliteSink):
     """Has one position for all groups."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        now = {replace(each, group="g"): each for each in ranges}
+        now = {replace(range_, group="g"): range_ for range_ in ranges}
         return {now[each]: verdict for each, verdict in super()._judge(database, list(now)).items()}
 
     def _insert(self, database: sqlite3.Connection, taken: ClaimedRange, rows: Sequence[tuple[int, int, str]]) -> None:
@@ -206,9 +206,9 @@ class DropsForeignRows(SqliteSink):
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write what fits."""
-        ours = {each.partition for each in ranges}
+        ours = {range_.partition for range_ in ranges}
         if isinstance(frame, LocalFrame) and frame.rows is not None and frame.columns[0] == "partition":
             rows = tuple(row for row in frame.rows if row[0] in ours)
             frame = LocalFrame(frame.columns, rows, frame.reads)  # type: ignore[assignment]
@@ -224,7 +224,7 @@ class NeverAsksTheBatch(SqliteSink):
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write at once."""
         before_commit = lambda: None  # noqa: E731
         return super().write(frame, ranges, offsets_read, before_commit)
@@ -239,7 +239,7 @@ class AsksTheBatchFirst(SqliteSink):
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Ask, then read."""
         before_commit()
         return super().write(frame, ranges, offsets_read)
@@ -275,7 +275,7 @@ class ReplacesWhatIsWritten(SqliteSink):
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,  # noqa: ARG002
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write without asking what was read."""
         return super().write(frame, ranges, dict, before_commit)
 
@@ -294,8 +294,8 @@ class RefusesAfterAll(SqliteSink):
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
         """Refuse every new generation."""
         verdicts = super().verdicts(ranges)
-        if any(each.generation for each in ranges):
-            raise SinkRefused("no")
+        if any(range_.generation for range_ in ranges):
+            raise SinkRejectedError("no")
         return verdicts
 
 
@@ -322,7 +322,7 @@ class ReadsTheOffsetsLast(SqliteSink):
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Ask the batch once."""
         asked: list[str] = []
 
@@ -347,14 +347,14 @@ class PositionOnly(SqliteSink):
     """Says that it takes ranges in any order, and keeps a position."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        now = {replace(each, in_any_order=False): each for each in ranges}
+        now = {replace(range_, in_any_order=False): range_ for range_ in ranges}
         return {now[each]: verdict for each, verdict in super()._judge(database, list(now)).items()}
 
 
 class TakesRangesInSecret(SqliteSink):
     """Says that it takes no ranges in any order, and takes them."""
 
-    takes_in_any_order = False
+    supports_unordered_ranges = False
 
 
 class NoLock(SqliteSink):
@@ -407,7 +407,7 @@ def test_a_wrong_sink_is_caught(wrong: type[SqliteSink], monkeypatch: pytest.Mon
     monkeypatch.setattr(example, "SqliteSink", wrong)
     target = example.SqliteOutput(tmp_path)
     case = BY_NAME[WRONG[wrong]]
-    with pytest.raises((AssertionError, SinkRefused, sqlite3.Error)) as told:
+    with pytest.raises((AssertionError, SinkRejectedError, sqlite3.Error)) as told:
         case.check(target)
     assert str(told.value)
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from marshal_dagster.sinks.files.parquet_footer import NotParquet, parquet_rows
+from marshal_dagster.sinks.files.parquet_footer import NotParquetError, parquet_rows
 
 
 @pytest.mark.parametrize("rows", [0, 1, 63, 64, 8191, 8192, 100_003])
@@ -47,7 +47,7 @@ def test_what_is_no_whole_parquet_file_is_an_error(tmp_path: Path, content: byte
     """A file that is cut off or of another kind is told, never counted."""
     path = tmp_path / "cut.parquet"
     path.write_bytes(content)
-    with pytest.raises(NotParquet):
+    with pytest.raises(NotParquetError):
         parquet_rows(path)
 
 
@@ -58,5 +58,5 @@ def test_a_file_cut_anywhere_is_an_error(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
-        with pytest.raises(NotParquet):
+        with pytest.raises(NotParquetError):
             parquet_rows(path)

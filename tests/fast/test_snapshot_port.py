@@ -6,7 +6,7 @@ import pytest
 
 from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import SnapshotTopic
-from marshal_dagster.errors import TopicMissing
+from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.testing import MemorySnapshotTopic
 
@@ -52,7 +52,7 @@ class SnapshotTopicPort(ABC):
 
     def test_a_partition_that_is_not_there_is_missing(self, topic: SnapshotTopic) -> None:
         """A topic made for fewer coordination partitions says so."""
-        with pytest.raises(TopicMissing):
+        with pytest.raises(TopicNotFoundError):
             topic.bounds([0, 2])
 
     def test_a_closed_topic_can_be_used_again(self, topic: SnapshotTopic) -> None:

@@ -9,8 +9,8 @@ from marshal_dagster.coordination import rationalizer as rationalizer_module
 from marshal_dagster.coordination import snapshots as snapshots_module
 from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import LOOK_AGAIN_MS, Rationalizer
-from marshal_dagster.coordination.snapshots import Head, Read, Snapshots, SnapshotTopic
-from marshal_dagster.errors import RightMissing, UnavailableError
+from marshal_dagster.coordination.snapshots import Read, SnapshotHead, Snapshots, SnapshotTopic
+from marshal_dagster.errors import AuthorizationError, UnavailableError
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.snapshots import Record, collect, render
@@ -114,7 +114,7 @@ def test_a_long_log_is_read_from_the_snapshot(
     assert summary(started.world) == summary(whole.world)
 
 
-@pytest.mark.parametrize("error", [UnavailableError("away"), RightMissing("no READ")])
+@pytest.mark.parametrize("error", [UnavailableError("away"), AuthorizationError("no READ")])
 def test_a_snapshot_topic_that_does_not_answer_is_done_without(
     site: Site, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_snapshot_that_does_not_fit_is_told(
 ) -> None:
     """One of a log that was made anew is passed over, with a warning."""
     write(site, topic)
-    site.broker.make_anew()
+    site.broker.recreate()
     beat(site, 3)
     cut(site)
     with caplog.at_level(logging.WARNING):
@@ -167,7 +167,7 @@ def test_a_half_written_newer_one_leaves_the_older(site: Site, topic: MemorySnap
         topic.append(site.home, broken_off)
         topic.compact()
         heads = Snapshots(topic).heads(identity)
-        assert heads[site.home] == Head(at_offset, older.world.partitions[site.home].log_time_ms)
+        assert heads[site.home] == SnapshotHead(at_offset, older.world.partitions[site.home].log_time_ms)
     beat(site, 11)
     write(site, topic)
     topic.compact()

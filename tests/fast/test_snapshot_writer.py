@@ -9,9 +9,15 @@ import pytest
 
 from marshal_dagster.coordination.log import Bounds, LogIdentity
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.snapshot_writer import OLD_MS, OLD_RECORDS, _of_use, old_ones, renew_snapshots
-from marshal_dagster.coordination.snapshots import Head, Snapshots
-from marshal_dagster.errors import RightMissing, TopicMissing
+from marshal_dagster.coordination.snapshot_writer import (
+    OLD_MS,
+    OLD_RECORDS,
+    _of_use,
+    outdated_snapshots,
+    renew_snapshots,
+)
+from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots
+from marshal_dagster.errors import AuthorizationError, TopicNotFoundError
 from marshal_dagster.protocol.messages import Heartbeat
 from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.protocol.world import World
@@ -82,7 +88,7 @@ def test_what_came_last_is_in_it(site: Site, topic: MemorySnapshotTopic) -> None
     site.say(about(Heartbeat, "run1.0", 0, offset=7))
     renew_snapshots(run, Snapshots(topic), site.clock)
     head = Snapshots(topic).heads(run.identity)[site.home]
-    assert head == Head(site.broker.bounds(site.home).end, site.clock.wall_ms())
+    assert head == SnapshotHead(site.broker.bounds(site.home).end, site.clock.wall_ms())
 
 
 @pytest.mark.parametrize(
@@ -90,24 +96,24 @@ def test_what_came_last_is_in_it(site: Site, topic: MemorySnapshotTopic) -> None
     [
         (None, 0, False),
         (None, 1, True),
-        (Head(5, 0), 5, False),
-        (Head(5, 0), 6, True),
-        (Head(5, None), 6, True),
-        (Head(5, 1), 6, False),
-        (Head(5, OLD_MS), 5 + OLD_RECORDS, False),
-        (Head(5, OLD_MS), 6 + OLD_RECORDS, True),
-        (Head(5, OLD_MS), 4, True),
+        (SnapshotHead(5, 0), 5, False),
+        (SnapshotHead(5, 0), 6, True),
+        (SnapshotHead(5, None), 6, True),
+        (SnapshotHead(5, 1), 6, False),
+        (SnapshotHead(5, OLD_MS), 5 + OLD_RECORDS, False),
+        (SnapshotHead(5, OLD_MS), 6 + OLD_RECORDS, True),
+        (SnapshotHead(5, OLD_MS), 4, True),
     ],
 )
-def test_what_is_old(head: Head | None, end: int, is_old: bool) -> None:
+def test_what_is_old(head: SnapshotHead | None, end: int, is_old: bool) -> None:
     """Old is what has more than 10,000 records behind it, or any and an hour, or what the log was truncated before."""
-    assert old_ones({3: head}, {3: Bounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
+    assert outdated_snapshots({3: head}, {3: Bounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
 
 
 @pytest.mark.parametrize(("version", "had_ranges", "counts"), [(3, False, True), (3, True, False), (4, True, True)])
 def test_a_snapshot_that_lacks_ranges_does_not_count(version: int, had_ranges: bool, counts: bool) -> None:
     """A member that does not know ranges keeps nobody from writing what it would have left out."""
-    world, head = World(1).start(0, 0), Head(5, 1, version)
+    world, head = World(1).start(0, 0), SnapshotHead(5, 1, version)
     world.had_ranges = had_ranges
     assert _of_use(head, world) == (head if counts else None)
     assert _of_use(head, None) == head
@@ -139,7 +145,9 @@ def test_what_cannot_be_certain_is_not_followed_for_nothing(site: Site, topic: M
     assert list(run.world.partitions) == [site.home]
 
 
-@pytest.mark.parametrize("error", [RightMissing("no WRITE"), TopicMissing("no topic"), RuntimeError("a bug")])
+@pytest.mark.parametrize(
+    "error", [AuthorizationError("no WRITE"), TopicNotFoundError("no topic"), RuntimeError("a bug")]
+)
 def test_who_cannot_write_goes_on(site: Site, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """Without the right, without the topic, or whatever else is wrong: the run ends well."""
     closed: list[int] = []
@@ -173,7 +181,7 @@ def test_a_run_renews_at_its_end_and_the_next_starts_there() -> None:
     second = scene.work(scene.delivery(snapshots=Snapshots(topic)))
 
     assert second.committed
-    assert [(one.partition, one.start, one.end) for one in second.ranges] == [(0, 5, 7)]
+    assert [(range_.partition, range_.start, range_.end) for range_ in second.ranges] == [(0, 5, 7)]
 
 
 def test_a_run_that_did_nothing_asks_nothing() -> None:

@@ -13,8 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marshal_dagster.protocol import snapshots
-from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, Settings
-from marshal_dagster.protocol.snapshots import Choice, Misfit, Record, SnapshotName, choose, collect, outdated, render
+from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, GroupSettings
+from marshal_dagster.protocol.snapshots import (
+    Record,
+    RejectedSnapshot,
+    SnapshotChoice,
+    SnapshotName,
+    choose,
+    collect,
+    outdated,
+    render,
+)
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, World
 from tests.log_generator import LogRecord, Profile, generate
 from tests.reader_diff import PROFILES, Case, case_of
@@ -30,7 +39,7 @@ def facts(world: PartitionWorld) -> tuple[object, ...]:
     return *where, world.groups, counts, world.defaults, world.had_ranges
 
 
-def read(records: Iterable[Record], like: PartitionWorld, **asked: Any) -> Choice:  # noqa: ANN401 - of what was asked
+def read(records: Iterable[Record], like: PartitionWorld, **asked: Any) -> SnapshotChoice:  # noqa: ANN401 - of what was asked
     """Read the newest snapshot as a reader of the same log would, unless asked otherwise."""
     request: dict[str, Any] = {
         "topic_id": TOPIC_ID,
@@ -136,7 +145,7 @@ def test_an_id_that_would_spoil_a_key_is_refused() -> None:
 # What does not fit
 
 
-def reasons(choice: Choice) -> set[Misfit]:
+def reasons(choice: SnapshotChoice) -> set[RejectedSnapshot]:
     """Give why snapshots were passed over, when none was taken."""
     assert choice.world is None
     return set(choice.passed_over.values())
@@ -148,9 +157,9 @@ def test_every_single_missing_part_makes_it_incomplete() -> None:
     records = render(world, TOPIC_ID, "s")
     assert len(records) == 2
     for missing in range(len(records)):
-        assert reasons(read(records[:missing] + records[missing + 1 :], world)) == {Misfit.INCOMPLETE}
+        assert reasons(read(records[:missing] + records[missing + 1 :], world)) == {RejectedSnapshot.INCOMPLETE}
         deleted = [*records, Record(records[missing].key, None)]
-        assert reasons(read(deleted, world)) == {Misfit.INCOMPLETE}
+        assert reasons(read(deleted, world)) == {RejectedSnapshot.INCOMPLETE}
     assert reasons(read([], world)) == set()
 
 
@@ -162,20 +171,20 @@ def test_a_changed_byte_is_found() -> None:
     for position in (0, len(part.value) // 2, len(part.value) - 1):
         changed = bytearray(part.value)
         changed[position] ^= 1
-        assert reasons(read([Record(part.key, bytes(changed)), closing], world)) == {Misfit.CHECKSUM}
+        assert reasons(read([Record(part.key, bytes(changed)), closing], world)) == {RejectedSnapshot.CHECKSUM}
     elsewhere = [Record(each.key.replace(b"/s/", b"/t/"), each.value) for each in (part, closing)]
-    assert reasons(read(elsewhere, world)) == {Misfit.CHECKSUM}
+    assert reasons(read(elsewhere, world)) == {RejectedSnapshot.CHECKSUM}
 
 
 def test_a_snapshot_of_another_log_is_passed_over() -> None:
     """Another topic id, another partition count, or offsets outside the log: the reason is named."""
     world = at(world_of(), 1000)
     records = render(world, TOPIC_ID, "s")
-    assert reasons(read(records, world, topic_id=OTHER_TOPIC_ID)) == {Misfit.OTHER_LOG}
-    assert reasons(read(records, world, partitions=2)) == {Misfit.OTHER_PARTITION_COUNT}
-    assert reasons(read(records, world, start=1001)) == {Misfit.BEFORE_START}
-    assert reasons(read(records, world, end=999)) == {Misfit.BEYOND_END}
-    assert reasons(read(records, world, defaults=Settings(1))) == {Misfit.OTHER_DEFAULTS}
+    assert reasons(read(records, world, topic_id=OTHER_TOPIC_ID)) == {RejectedSnapshot.OTHER_LOG}
+    assert reasons(read(records, world, partitions=2)) == {RejectedSnapshot.OTHER_PARTITION_COUNT}
+    assert reasons(read(records, world, start=1001)) == {RejectedSnapshot.BEFORE_START}
+    assert reasons(read(records, world, end=999)) == {RejectedSnapshot.BEYOND_END}
+    assert reasons(read(records, world, defaults=GroupSettings(1))) == {RejectedSnapshot.OTHER_DEFAULTS}
     assert reasons(read(records, world, number=1)) == set()
     assert read(records, world, start=1000, end=1000).world is not None
 
@@ -184,8 +193,8 @@ def test_a_newer_version_is_passed_over_by_its_name() -> None:
     """What a later version writes, in whatever form, is told and not touched."""
     world = world_of()
     records = render(world, TOPIC_ID, "s")
-    newer = [Record(b"5" + each.key[1:], each.value) for each in records]
-    assert reasons(read(newer, world)) == {Misfit.NEWER_VERSION}
+    newer = [Record(b"5" + record.key[1:], record.value) for record in records]
+    assert reasons(read(newer, world)) == {RejectedSnapshot.NEWER_VERSION}
     assert read([*records, *newer], world).world is not None
     stored, foreign = collect([*records, *newer])
     assert len(stored) == len(foreign) == 1
@@ -216,7 +225,7 @@ def test_a_key_of_something_else_is_no_snapshot(key: bytes | None) -> None:
 
 def rendered(rows: Sequence[object], world: PartitionWorld, version: int = 3) -> list[Record]:
     """Write rows of one's own under a right checksum."""
-    text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in rows).encode()
+    text = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows).encode()
     name = SnapshotName(TOPIC_ID, 1, 0, world.next_offset, "s", version)
     checksum = sha256(f"{name}\n".encode() + text).hexdigest()
     closing = json.dumps({"parts": 1, "sha256": checksum, "log_time_ms": 5}).encode()
@@ -292,7 +301,7 @@ def test_rows_of_ones_own_are_read() -> None:
 def test_rows_that_are_wrong_are_malformed(rows: Sequence[object]) -> None:
     """Under a right checksum too, what no version has written is passed over and raises nothing."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
-    assert reasons(read(rendered(rows, world), world)) <= {Misfit.MALFORMED, Misfit.OTHER_DEFAULTS}
+    assert reasons(read(rendered(rows, world), world)) <= {RejectedSnapshot.MALFORMED, RejectedSnapshot.OTHER_DEFAULTS}
     assert reasons(read(rendered(rows, world), world))
 
 
@@ -301,7 +310,7 @@ def test_a_closing_part_that_is_none_leaves_it_incomplete(closing: bytes) -> Non
     """A closing part that says nothing closes nothing."""
     world = world_of()
     part, end = render(world, TOPIC_ID, "s")
-    assert reasons(read([part, Record(end.key, closing)], world)) == {Misfit.INCOMPLETE}
+    assert reasons(read([part, Record(end.key, closing)], world)) == {RejectedSnapshot.INCOMPLETE}
 
 
 def test_a_topic_of_another_coordination_partition_is_malformed() -> None:
@@ -312,7 +321,7 @@ def test_a_topic_of_another_coordination_partition_is_malformed() -> None:
     checksum = sha256(f"{name}\n".encode() + (part.value or b"")).hexdigest()
     closing = json.dumps({"parts": 1, "sha256": checksum, "log_time_ms": 5}).encode()
     records = [Record(name.key(0), part.value), Record(name.key("end"), closing)]
-    assert reasons(read(records, world, partitions=4)) == {Misfit.MALFORMED}
+    assert reasons(read(records, world, partitions=4)) == {RejectedSnapshot.MALFORMED}
 
 
 # Range claims (protocol.md, section 8.5)
@@ -324,7 +333,7 @@ RANGE: list[object] = [6, 9, "planned", 2, 7, "i", "c", 3]
 RANGES_KEY: list[object] = [*KEY[:2], None, 0, 0, None, 7, [RANGE, [9, 12, "done", 0, 0]]]
 
 
-def read_rows(rows: Sequence[object], version: int = 3) -> Choice:
+def read_rows(rows: Sequence[object], version: int = 3) -> SnapshotChoice:
     """Read rows of one's own."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     return read(rendered(rows, world, version), world)
@@ -339,7 +348,7 @@ def test_the_version_says_whether_settings_ever_named_ranges() -> None:
     for offset, text in enumerate(texts):
         assert world.apply(0, offset, 1, text.encode()).kind == "accepted"
         records = render(world.partitions[0], TOPIC_ID, "s")
-        versions.append({each.key.split(b"/")[0] for each in records})
+        versions.append({record.key.split(b"/")[0] for record in records})
         restored = read(records, world.partitions[0]).world
         assert restored is not None
         assert facts(restored) == facts(world.partitions[0])
@@ -349,7 +358,7 @@ def test_the_version_says_whether_settings_ever_named_ranges() -> None:
 def test_a_snapshot_of_who_may_have_skipped_range_records_is_passed_over() -> None:
     """A version 3 snapshot counts unless ranges are enabled, or may once have been, and its writer knew none."""
     for rows in ([HEAD, WITH_RANGES], [{**SKIPPED, "knows": ["ranges"]}, WITH_RANGES], [SKIPPED, SWITCHED_OFF]):
-        assert reasons(read_rows(rows)) == {Misfit.RANGES_SKIPPED}
+        assert reasons(read_rows(rows)) == {RejectedSnapshot.RANGES_SKIPPED}
     for rows in (
         [HEAD, SWITCHED_OFF],
         [SKIPPED],
@@ -382,7 +391,7 @@ def test_rows_of_ranges_are_read() -> None:
     """The row that the next test spoils is right as it stands."""
     restored = read_rows([HEAD, WITH_RANGES, TOPIC, RANGES_KEY], version=4).world
     assert restored is not None
-    assert [(each.start, each.end) for each in restored.groups["g"].keys["t", 0].ranges] == [(6, 9), (9, 12)]
+    assert [(range_.start, range_.end) for range_ in restored.groups["g"].keys["t", 0].ranges] == [(6, 9), (9, 12)]
 
 
 @pytest.mark.parametrize(
@@ -410,7 +419,9 @@ def test_rows_of_ranges_are_read() -> None:
 )
 def test_rows_of_ranges_that_are_wrong_are_malformed(ranges: object) -> None:
     """Ranges that no log leads to are passed over and raise nothing."""
-    assert reasons(read_rows([HEAD, WITH_RANGES, TOPIC, [*RANGES_KEY[:7], ranges]], version=4)) == {Misfit.MALFORMED}
+    assert reasons(read_rows([HEAD, WITH_RANGES, TOPIC, [*RANGES_KEY[:7], ranges]], version=4)) == {
+        RejectedSnapshot.MALFORMED
+    }
 
 
 # Snapshots that were written before a group without settings became a Go group
@@ -443,7 +454,7 @@ def test_a_former_snapshot_with_a_group_without_settings_is_passed_over() -> Non
     """Its keys were judged by the rule set `native`, which holds for no group without settings any more."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
 
-    assert reasons(read(former("version_1_with_a_group_without_settings"), world)) == {Misfit.OTHER_DEFAULTS}
+    assert reasons(read(former("version_1_with_a_group_without_settings"), world)) == {RejectedSnapshot.OTHER_DEFAULTS}
 
 
 def test_a_former_snapshot_is_not_deleted() -> None:
@@ -531,14 +542,14 @@ def test_what_is_deleted_is_never_the_newest_that_is_whole(rng: Random) -> None:
 def test_the_last_record_before_it_is_kept() -> None:
     """What was read last comes back, and a snapshot of which the log holds another record there is passed over."""
     world = world_of()
-    world.note_last((world.next_offset - 1, 7, b"value"))
+    world.set_last_record((world.next_offset - 1, 7, b"value"))
     last = world.last
     assert last is not None
     records = render(world, TOPIC_ID, "s")
     choice = read(records, world)
     assert choice.world is not None
     assert choice.world.last == last == LastRecord.of(world.next_offset - 1, 7, b"value")
-    assert reasons(read(records, world, strange=[last])) == {Misfit.OTHER_RECORDS}
+    assert reasons(read(records, world, strange=[last])) == {RejectedSnapshot.OTHER_RECORDS}
     assert read(records, world, strange=[last._replace(digest="")]).world is not None
 
 

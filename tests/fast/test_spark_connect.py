@@ -150,7 +150,7 @@ def test_a_server_that_has_ended_before_a_batch_is_not_taken_for_one_without_a_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is unavailable; one that answers, and cannot read Kafka, is wrongly started."""
-    monkeypatch.setattr(connect, "give_up_early", lambda _: None)
+    monkeypatch.setattr(connect, "fail_fast_when_dead", lambda _: None)
     fake = session()
     with pytest.raises(ConfigurationError, match=r"no working Kafka connector .* start the server with spark\.jars"):
         check_session(fake)
@@ -166,7 +166,7 @@ def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     hanging.stop = left.set
     builder = SimpleNamespace(remote=lambda _: SimpleNamespace(create=lambda: hanging))
     monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=builder))
-    monkeypatch.setattr(connect_session, "give_up_early", lambda _: None)
+    monkeypatch.setattr(connect_session, "fail_fast_when_dead", lambda _: None)
     monkeypatch.setattr("marshal_dagster.spark.session.check_session", lambda _: answer.wait(20))
     monkeypatch.setattr(connect_session, "_ANSWERS_WITHIN_S", 0.2)
     with (
@@ -242,7 +242,7 @@ def test_a_server_whose_starter_was_killed_is_the_next_ones(tmp_path: Path, monk
         return mark_of(started[-1].pid)
 
     def killed(*_: object) -> None:
-        raise Killed
+        raise KilledError
 
     monkeypatch.setattr(processes, "spawn", spawn)
     monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
@@ -250,7 +250,7 @@ def test_a_server_whose_starter_was_killed_is_the_next_ones(tmp_path: Path, monk
         with monkeypatch.context() as dying:
             dying.setattr(processes, "stop", lambda *_: None)  # nothing runs in a killed process
             dying.setattr(ConnectServer, "_wait_until_ready", killed)
-            with pytest.raises(Killed):
+            with pytest.raises(KilledError):
                 ConnectServer(tmp_path).start()
         server = ConnectServer(tmp_path).start()
         assert [each.pid for each in started] == [server.process.pid]
@@ -284,7 +284,7 @@ def test_jars_of_ones_own_come_beside_the_connector(monkeypatch: pytest.MonkeyPa
     assert (settings["spark.jars"], settings["spark.jars.packages"]) == ("/cache/connector.jar", "a:b:1")
 
 
-class Killed(BaseException):
+class KilledError(BaseException):
     """Stands for the end of a process."""
 
 

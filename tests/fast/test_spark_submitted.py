@@ -16,11 +16,11 @@ import pytest
 from marshal_dagster._internal.processes import mark_of
 from marshal_dagster.batches import ClaimedBatch, submitted
 from marshal_dagster.batches.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
-from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, UnavailableError
+from marshal_dagster.errors import BatchAbortedError, ClaimLostError, ConfigurationError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection, SecretText
 from marshal_dagster.pipes import Submission, handed_over
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.sinks import WriteOutcome
+from marshal_dagster.sinks import WriteResult
 from marshal_dagster.spark import job_control, reader
 from marshal_dagster.spark.secret_pipe import listen, telling
 from tests.batch_fixtures import Scene
@@ -47,7 +47,7 @@ def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) ->
     """The command and the environment name a folder and a file that this user alone can read; both go in the end."""
     with scene.batch(scene.delivery()) as batch:
         with handed_over(batch, CONNECTION) as submission:
-            told = submitted.HandedOver.read(submission.folder)
+            told = submitted.BatchManifest.read(submission.folder)
             assert (told.batch_id, told.ranges) == (batch.batch_id, batch.ranges)
             with submitted_batch(submission.environment) as theirs:
                 theirs.begin_processing()
@@ -76,7 +76,7 @@ def no_script(_: Submission) -> None:
 
 def script_that_does_not_read(submission: Submission) -> None:
     """Come to the end without a look at the batch."""
-    with pytest.raises(BatchAborted, match=r"without batch\.read"), submitted_batch(submission.environment):
+    with pytest.raises(BatchAbortedError, match=r"without batch\.read"), submitted_batch(submission.environment):
         pass
 
 
@@ -98,7 +98,7 @@ def test_what_no_script_has_read_to_its_end_is_not_committed(
         with batch, handed_over(batch, CONNECTION) as submission:
             script(submission)
 
-    with pytest.raises(BatchAborted, match="no script has read it"):
+    with pytest.raises(BatchAbortedError, match="no script has read it"):
         work()
     assert not batch.committed
 
@@ -116,7 +116,7 @@ def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: p
     """It cannot read or write any more, and its block fails."""
 
     def lost() -> None:
-        raise ClaimLost("another has it")
+        raise ClaimLostError("another has it")
 
     def script(submission: Submission) -> None:
         with submitted_batch(submission.environment) as theirs:
@@ -128,13 +128,13 @@ def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: p
 
     def work() -> None:
         with batch, handed_over(batch, CONNECTION) as submission:
-            with pytest.raises(BatchAborted, match="taken back"):
+            with pytest.raises(BatchAbortedError, match="taken back"):
                 script(submission)
-            with pytest.raises(BatchAborted, match="taken back"), submitted_batch(submission.environment):
+            with pytest.raises(BatchAbortedError, match="taken back"), submitted_batch(submission.environment):
                 raise AssertionError
             monkeypatch.undo()
 
-    with pytest.raises(BatchAborted, match="no script has read it"):
+    with pytest.raises(BatchAbortedError, match="no script has read it"):
         work()
 
 
@@ -148,11 +148,11 @@ def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.Monkey
             submitted_batch(submission.environment) as theirs,
         ):
             folders.append(submission.folder)
-            monkeypatch.setattr(submitted.HandedOver, "has_launcher", False)
+            monkeypatch.setattr(submitted.BatchManifest, "has_launcher", False)
             theirs.check()
 
     folders: list[Path] = []
-    with pytest.raises(BatchAborted, match="has died"):
+    with pytest.raises(BatchAbortedError, match="has died"):
         script()
     assert not folders[0].exists()
 
@@ -160,7 +160,7 @@ def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.Monkey
 def test_a_run_that_died_and_was_not_reaped_is_dead() -> None:
     """Its parent, Dagster's daemon say, may not have asked yet how it ended."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
-        handed = submitted.HandedOver("b", "t", (), mark_of(run.pid))
+        handed = submitted.BatchManifest("b", "t", (), mark_of(run.pid))
         assert handed.has_launcher
         run.kill()
         wait_until(lambda: psutil.Process(run.pid).status() == psutil.STATUS_ZOMBIE, "the process is a zombie")
@@ -213,17 +213,17 @@ def test_a_script_waits_for_no_secret_of_a_run_that_is_dead(tmp_path: Path) -> N
     pipe = tmp_path / "pipe"
 
     def dead() -> None:
-        raise BatchAborted("has died")
+        raise BatchAbortedError("has died")
 
     with telling(pipe, "x" * 100_000):
         for _ in range(20):
             assert listen(pipe, lambda: None) == "x" * 100_000
-    with pytest.raises(BatchAborted, match="has died"):
+    with pytest.raises(BatchAbortedError, match="has died"):
         listen(pipe, dead)
 
 
 @pytest.fixture
-def spark_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read by Spark."""
     monkeypatch.setattr(submitted, "check_session", lambda _: None)
     monkeypatch.setattr(job_control, "batch_jobs", lambda *_: nullcontext())
@@ -232,22 +232,22 @@ def spark_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "offsets_read", lambda _: offsets)
 
 
-@pytest.mark.usefixtures("spark_stands_in")
+@pytest.mark.usefixtures("fake_spark")
 def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outcome comes back; a script that wrote nothing leaves nothing to commit."""
-    with pytest.raises(BatchAborted, match="nothing was read"):
+    with pytest.raises(BatchAbortedError, match="nothing was read"):
         _work(scene, lambda _: None)
-    with pytest.raises(BatchAborted, match="nothing was written"):
+    with pytest.raises(BatchAbortedError, match="nothing was written"):
         _work(scene, lambda theirs: theirs.begin_processing())
     write = scene.sink.write
     monkeypatch.setattr(scene.sink, "write", lambda *given: replace(write(*given), rows={1: 5}, note="read it so"))
     done = _work(scene, lambda theirs: _read_and_write(theirs, scene))
     assert done.committed
     assert done.outcome is not None
-    assert done.outcome == WriteOutcome(taken=done.ranges, skipped=(), rows={1: 5}, note="read it so")
+    assert done.outcome == WriteResult(taken=done.ranges, skipped=(), rows={1: 5}, note="read it so")
 
 
-@pytest.mark.usefixtures("spark_stands_in")
+@pytest.mark.usefixtures("fake_spark")
 def test_a_topic_made_anew_before_the_scripts_sink_commits_is_found(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +255,7 @@ def test_a_topic_made_anew_before_the_scripts_sink_commits_is_found(
     monkeypatch.setattr("marshal_dagster.pipes._LOOK_EVERY_S", 3_600)
 
     scene.sink.while_reading = lambda: scene.data.make(messages=5)
-    with pytest.raises(BatchAborted, match="taken back"):
+    with pytest.raises(BatchAbortedError, match="taken back"):
         _work(scene, lambda theirs: _read_and_write(theirs, scene))
     assert not scene.sink.counts()
 
@@ -276,7 +276,7 @@ def test_a_script_asks_again_through_an_outage(scene: Scene, monkeypatch: pytest
         assert len(asked) >= 3
 
     monkeypatch.setattr(ClaimedBatch, "check", seldom)
-    with pytest.raises(BatchAborted, match="nothing was written"):
+    with pytest.raises(BatchAbortedError, match="nothing was written"):
         _work(scene, script)
 
 
@@ -284,7 +284,7 @@ def test_a_script_that_nobody_submitted_says_so(tmp_path: Path) -> None:
     """In one line; a folder without a batch was taken back."""
     with pytest.raises(ConfigurationError, match="MARSHAL_BATCH is not set"), submitted_batch({}):
         raise AssertionError
-    with pytest.raises(BatchAborted, match="taken back"), submitted_batch({BATCH_VARIABLE: str(tmp_path)}):
+    with pytest.raises(BatchAbortedError, match="taken back"), submitted_batch({BATCH_VARIABLE: str(tmp_path)}):
         raise AssertionError
     assert read_outcome(tmp_path) is None
     for two_lines in ("a\nb", "a\rspark.master b"):

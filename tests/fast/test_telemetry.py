@@ -18,15 +18,15 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
-from marshal_dagster.assets.progress import standing
-from marshal_dagster.batches import Delivery
+from marshal_dagster.assets.progress import topic_progress
+from marshal_dagster.batches import BatchSession
 from marshal_dagster.coordination.claimer import Member
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
-from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.protocol.state import DataPartitionId, Key
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
@@ -60,7 +60,7 @@ class Stand:
         stand = self
 
         class SceneClaimer(ClaimerResource):
-            def _make_delivery(self, context: Any, at_end: Callable[..., object]) -> Delivery:  # noqa: ANN401
+            def _make_delivery(self, context: Any, at_end: Callable[..., object]) -> BatchSession:  # noqa: ANN401
                 delivery = stand.scene.delivery(stand.mode, log=stand.log, ranges=stand.ranges)
                 delivery.announce = announcer(context)
                 at_end(delivery.close)
@@ -279,12 +279,12 @@ def test_a_range_that_is_done_cannot_be_lost(measured: Measured) -> None:
     rationalizer = Rationalizer(site.log(), topics=[TOPIC], clock=site.clock)
     member = Member(GROUP, "client", "run.1")
     claimer = RangeClaimer(rationalizer, member, TOPIC, RANGES, clock=site.clock, observer=Telemetry(GROUP))
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     claimer.claim({0: (0, 5), 1: (0, 5)})
     claimer.plan({0: 5})
     claimer.commit({0: 5})
 
-    claimer._tenure.lose_all("the log was made anew")
+    claimer._claim_set.lose_all("the log was made anew")
 
     assert measured.values("marshal.claims") == {"won": 2, "lost": 1}
 
@@ -324,7 +324,7 @@ def test_what_opentelemetry_raises_stops_no_run(
             raise ConnectionError(SECRET)
 
     monkeypatch.setattr(api, "get_meter_provider", Failing)
-    metrics._tell_off.cache_clear()
+    metrics._log_disabled_metrics.cache_clear()
     assert stand.run(max_records=12).success
     assert stand.run().success
 
@@ -368,10 +368,10 @@ def test_the_lag_of_the_topic_is_measured_where_it_is_observed(stand: Stand, mea
         def open_data(self) -> Any:  # noqa: ANN401 - stands for Topics
             return scene.data
 
-        def group_keys(self) -> dict[Place, Key]:
+        def group_keys(self) -> dict[DataPartitionId, Key]:
             return {(TOPIC, 0): Key(offset=4)}
 
-    standing(SceneClaimer(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP), TOPIC)
+    topic_progress(SceneClaimer(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP), TOPIC)
 
     assert measured.values("marshal.lag") == {(): 6 + 15 + 10}
 
@@ -392,7 +392,7 @@ def test_the_lag_that_the_lag_sensor_sees_is_measured(stand: Stand, measured: Me
             return nullcontext(data)
 
     job = build_claimed_batch_job(build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC))
-    sensor = build_lag_sensor(job, group=GROUP, more_than_records=1_000)
+    sensor = build_lag_sensor(job, group=GROUP, max_lag_records=1_000)
     resource = SceneRationalizer(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"))
     with dg.DagsterInstance.ephemeral() as instance:
         told = sensor(dg.build_sensor_context(instance, resources={"rationalizer": resource}))
@@ -492,7 +492,7 @@ def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture
 
     hanging = Hanging()
     log_lines.LOGGER.addHandler(hanging)
-    written = log_lines.Lines()
+    written = log_lines.LineWriter()
     try:
         for number in range(3):
             written.write(logging.WARNING, "line", {"partition": number})
@@ -521,7 +521,7 @@ def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> Non
 
     slow = Slow()
     log_lines.LOGGER.addHandler(slow)
-    written = log_lines.Lines()
+    written = log_lines.LineWriter()
     try:
         began_s = time.monotonic()
         for number in range(3):
@@ -538,7 +538,7 @@ def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> Non
 def test_an_interrupt_at_the_end_leaves_no_thread(caplog: pytest.LogCaptureFixture) -> None:
     """Who is interrupted while lines are waited for goes on at once; the thread ends when its handler is done."""
     caplog.set_level(logging.INFO, log_lines.LOGGER.name)
-    written = log_lines.Lines()
+    written = log_lines.LineWriter()
     written.write(logging.INFO, "line", {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(written, "flush", lambda _timeout_s: signal.raise_signal(signal.SIGINT))

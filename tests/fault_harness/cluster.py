@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints d
 
 from marshal_dagster._internal.ports import HOST, free_port
 from marshal_dagster.devkafka import KafkaCluster
-from marshal_dagster.devkafka.errors import BrokerFailed
+from marshal_dagster.devkafka.errors import BrokerFailedError
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node
 from tests.fault_harness.proxy import Proxy
@@ -121,7 +121,7 @@ class FaultyKafka(KafkaCluster):
                 self.resume(broker)
             try:
                 self.up(timeout_s=UP_WITHIN_S)
-            except BrokerFailed:
+            except BrokerFailedError:
                 if len(self._kills_begun) == over:
                     raise
             else:

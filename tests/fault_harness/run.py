@@ -23,7 +23,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from tests.fault_harness.cluster import BROKERS, FaultyKafka
 from tests.fault_harness.journal import read_journal
 from tests.fault_harness.proxy import HEALTHY, LinkState, Proxy
-from tests.simulator.checkers import Violation
+from tests.simulator.checkers import ViolationError
 from tests.soak_results import TOP
 
 END_WITHIN_S: Final = 30.0
@@ -38,7 +38,7 @@ Script = Generator[None]
 """What happens in time: continues at each tick."""
 
 
-class Failed(Exception):
+class RunFailedError(Exception):
     """The run itself did not go as it must: a promise of liveness, or the test bed."""
 
 
@@ -121,7 +121,7 @@ class Tally(Protocol):
     """What a run came to."""
 
     @property
-    def violations(self) -> list[Violation]:
+    def violations(self) -> list[ViolationError]:
         """The promises that were broken."""
         ...
 
@@ -142,7 +142,7 @@ class FaultRun(ABC, Generic[P, L, T]):
         self.folder = folder
         self.chance = random.Random(seed * 3 + 1)
         self.connection = KafkaConnection(bootstrap_servers=kafka.bootstrap_servers, timeout_s=30)
-        self.wrong: list[Violation] = []
+        self.wrong: list[ViolationError] = []
         self.has_failed = False
         """Whether the run did not get to its end."""
         self.admin: Topics
@@ -160,7 +160,7 @@ class FaultRun(ABC, Generic[P, L, T]):
             self._prepare()
             try:
                 self._live()
-            except Failed as failed:
+            except RunFailedError as failed:
                 self.has_failed = True
                 self._fail("the run comes to its end", str(failed))
             finally:
@@ -202,7 +202,7 @@ class FaultRun(ABC, Generic[P, L, T]):
         """Whether a process may end with this exit code."""
 
     def _fail(self, promise: str, text: str) -> None:
-        self.wrong.append(Violation(promise, text))
+        self.wrong.append(ViolationError(promise, text))
 
     def _journals(self) -> dict[str, list[L]]:
         """Return all journals, by run id."""
@@ -287,7 +287,7 @@ class FaultRun(ABC, Generic[P, L, T]):
     def _tick(self) -> None:
         """Do what is always due, and let a moment pass."""
         if STOPPING.is_set():
-            raise Failed("this process is to end")
+            raise RunFailedError("this process is to end")
         self._watch()
         for process in self.processes:
             if not process.is_held:
@@ -327,7 +327,7 @@ class FaultRun(ABC, Generic[P, L, T]):
         deadline_s = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline_s:
-                raise Failed(f"waited {within_s:g} s for {what if isinstance(what, str) else what()}")
+                raise RunFailedError(f"waited {within_s:g} s for {what if isinstance(what, str) else what()}")
             yield
 
     def _aside(self, work: Callable[[], object]) -> Script:
@@ -346,7 +346,7 @@ class FaultRun(ABC, Generic[P, L, T]):
             process.signal(signal.SIGCONT)
             if time.monotonic() > deadline_s:
                 where = self._whereabouts(process)
-                raise Failed(f"{process.run_id} does not end within {END_WITHIN_S:g} s of SIGTERM{where}")
+                raise RunFailedError(f"{process.run_id} does not end within {END_WITHIN_S:g} s of SIGTERM{where}")
             yield
 
     def _killed(self, processes: Iterable[P], lasts_s: float) -> Script:
@@ -401,6 +401,6 @@ def fake_clock(**settings: str) -> dict[str, str]:
     """Return the environment of a process whose time of day libfaketime changes; CLOCK_MONOTONIC is left alone."""
     found = importlib.util.find_spec("libfaketime")
     if found is None or found.origin is None:
-        raise Failed("libfaketime is not installed")
+        raise RunFailedError("libfaketime is not installed")
     library = Path(found.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
     return {"LD_PRELOAD": str(library), "FAKETIME_DONT_FAKE_MONOTONIC": "1", **settings}

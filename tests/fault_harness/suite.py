@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tests import soak_results
 from tests.fault_harness.run import STOPPING, Tally
-from tests.simulator.checkers import Violation
+from tests.simulator.checkers import ViolationError
 
 BLOCK: Final = 48
 MOST_SHOWN: Final = 5
@@ -245,7 +245,7 @@ class Bed(Generic[S, V, T, R]):
         except Exception as error:  # noqa: BLE001 - the next run may go better; this one counts as failed
             tally = suite.tally()
             text = f"{error!r}, {traceback.format_exc()[-MOST_TRACED:]}"
-            tally.violations.append(Violation("the run itself works", text))
+            tally.violations.append(ViolationError("the run itself works", text))
         finally:
             self._free.put(lane)
         if not tally.violations:

@@ -16,7 +16,7 @@ from tests.simulator.checkers import (
     LogJudge,
     Place,
     RangeState,
-    Violation,
+    ViolationError,
     check_attempts,
     check_keys_agree,
     check_nothing_lost,
@@ -89,7 +89,7 @@ class WonRange:
 class Tally:
     """What a run came to."""
 
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[ViolationError] = field(default_factory=list)
     takeovers_ms: list[int] = field(default_factory=list)
     """For each, how long after the last sign of the former owner, in log time."""
     refused_commits: int = 0
@@ -141,7 +141,7 @@ class Trial:
         return self.tally
 
     def _fail(self, promise: str, text: str) -> None:
-        self.tally.violations.append(Violation(promise, text))
+        self.tally.violations.append(ViolationError(promise, text))
 
     def _won_ranges(self) -> dict[tuple[Place, int], WonRange]:
         """Give every range that was won, by place and epoch."""
@@ -308,7 +308,7 @@ class Trial:
             if any(isinstance(entry, Claimed) for entry in entries):
                 self._fail("an observing reader never claims", run_id)
             errors = {entry.error for entry in entries if isinstance(entry, Refused)}
-            if "NotCertain" not in errors:
+            if "IncompleteLogError" not in errors:
                 self._fail("an observing reader says so", f"{run_id} said {errors}")
 
     def _check_deserted(self) -> None:
@@ -317,12 +317,16 @@ class Trial:
             entries = self.evidence.journals.get(run_id, [])
             errors = [entry for entry in entries if isinstance(entry, Left | Refused) and entry.error]
             last = errors[-1] if errors else None
-            if last is None or last.error not in {"LogChanged", "TopicMissing"}:
+            if last is None or last.error not in {"CoordinationLogChangedError", "TopicNotFoundError"}:
                 self._fail("a deleted log is a clear error", f"{run_id} said {last}")
 
     def _check_alarms(self) -> None:
         """Nobody says that a topic is another one which is not: that asks a person to stop all members."""
-        alarms = {"LogChanged", "DataTopicChanged"} if self.evidence.is_log_safe else {"DataTopicChanged"}
+        alarms = (
+            {"CoordinationLogChangedError", "DataTopicChangedError"}
+            if self.evidence.is_log_safe
+            else {"DataTopicChangedError"}
+        )
         for run_id, entries in self.evidence.journals.items():
             for entry in entries:
                 if isinstance(entry, Left | Refused) and entry.error in alarms:
@@ -451,7 +455,13 @@ class Trial:
     def _refused_commits(self) -> int:
         """Count batches that were worked on and left without their commit, the log or the lease being against it."""
         worked = {line.instance for line in self.evidence.lines(Claimed)}
-        refusals = {"ClaimLost", "NotCommitted", "SinkRefused", "PlanRejected", "LogChanged"}
+        refusals = {
+            "ClaimLostError",
+            "CommitFailedError",
+            "SinkRejectedError",
+            "PlanRejectedError",
+            "CoordinationLogChangedError",
+        }
         return sum(left.instance in worked and left.error in refusals for left in self.evidence.lines(Left))
 
 

@@ -23,7 +23,7 @@ from tests.fault_harness.cluster import BROKERS, DATA_SETTINGS, LOG_SETTINGS, Fa
 from tests.fault_harness.journal import now_ms, read_journal
 from tests.fault_harness.log_watcher import LogWatcher
 from tests.fault_harness.proxy import LinkState
-from tests.fault_harness.run import Failed, FaultRun, Script, WorkerProcess, fake_clock
+from tests.fault_harness.run import FaultRun, RunFailedError, Script, WorkerProcess, fake_clock
 from tests.faults.checkers import Evidence, Tally, Trial
 from tests.faults.journal import ENTRY, Entry, Left, Refused
 from tests.faults.scenario import (
@@ -106,7 +106,7 @@ class Run(FaultRun[Member, Entry, Tally]):
                 for partition in range(self.partitions):
                     self.producer.produce(self.topic, f"message {number}", partition=partition, timestamp=at)
             if self.producer.flush(30):
-                raise Failed("the data topic was not filled")
+                raise RunFailedError("the data topic was not filled")
 
     def _live(self) -> None:
         for member in self.members:
@@ -126,7 +126,7 @@ class Run(FaultRun[Member, Entry, Tally]):
 
     def _wait_drained(self) -> None:
         if self.producer.flush(30):
-            raise Failed("messages of the trickle were not taken")
+            raise RunFailedError("messages of the trickle were not taken")
         ends = {partition: end for partition, (_, end) in self._bounds().items()}
         self._wait(
             lambda: ends.items() <= self._offsets().items(),
@@ -255,7 +255,7 @@ class Run(FaultRun[Member, Entry, Tally]):
     def _inject(self, fault: Fault) -> Script:
         yield from self._pause(fault.at_s)
         if fault.kind in OF_HOLDERS:
-            with suppress(Failed):
+            with suppress(RunFailedError):
                 yield from self._until(lambda: self._holds(self.members[fault.member]), HOLD_WITHIN_S, "its claim")
         scripts: dict[FaultKind, Callable[[], Script]] = {
             FaultKind.LEADER_KILLED: lambda: self._leader_killed(fault),
@@ -299,7 +299,7 @@ class Run(FaultRun[Member, Entry, Tally]):
     def _link(self, fault: Fault) -> Script:
         link = self.members[fault.member].link
         if link is None:
-            raise Failed("no link")
+            raise RunFailedError("no link")
         state = LinkState(is_cut=fault.kind is FaultKind.LINK_CUT, delay_s=fault.delay_s, held=fault.held)
         yield from self._link_fails(self.kafka.proxy, link, state, fault)
 
@@ -307,7 +307,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         member = self.members[fault.member]
         member.is_held = True
         if fault.step is not None or fault.after_messages is not None:
-            with suppress(Failed):
+            with suppress(RunFailedError):
                 yield from self._until(lambda: not member.is_alive, 3, "its step")
         self._kill(member)
         self._report_over(member)
@@ -318,7 +318,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         member = self.members[fault.member]
         member.is_held = True
         if fault.step is not None or fault.after_messages is not None:
-            with suppress(Failed):
+            with suppress(RunFailedError):
                 yield from self._until(lambda: member.is_stopped or not member.is_alive, 3, "its step")
         member.signal(signal.SIGSTOP)
         yield from self._pause(fault.lasts_s)
@@ -353,7 +353,9 @@ class Run(FaultRun[Member, Entry, Tally]):
         for member in late:
             self._start(member)
             self.evidence.observers.add(member.run_id)
-        yield from self._until(lambda: all(self._has_said(member, "NotCertain") for member in late), 30, "observers")
+        yield from self._until(
+            lambda: all(self._has_reported(member, "IncompleteLogError") for member in late), 30, "observers"
+        )
         for member in late:  # whatever else they start as can observe only, too; so they go
             member.signal(signal.SIGKILL)
 
@@ -397,12 +399,15 @@ class Run(FaultRun[Member, Entry, Tally]):
             self.evidence.deserted.add(member.run_id)
             member.signal(signal.SIGCONT)
         yield from self._until(
-            lambda: all(self._has_said(member, "LogChanged", "TopicMissing") for member in self.members),
+            lambda: all(
+                self._has_reported(member, "CoordinationLogChangedError", "TopicNotFoundError")
+                for member in self.members
+            ),
             30,
             "members to report that the log is gone",
         )
 
-    def _has_said(self, member: Member, *errors: str) -> bool:
+    def _has_reported(self, member: Member, *errors: str) -> bool:
         entries = read_journal(member.journal, ENTRY)
         return any(isinstance(entry, Left | Refused) and entry.error in errors for entry in entries)
 

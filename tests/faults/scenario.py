@@ -151,7 +151,9 @@ def _with_ranges(whole: Scenario, chance: random.Random) -> Scenario:
         whole,
         slow_ms=min(SLOWEST_MS, whole.slow_ms * whole.max_records // in_a_batch),
         faults=tuple(replace(fault, step=steps.get(fault)) for fault in whole.faults),
-        ranges=RangeOptions(size=size, ahead=chance.choice((0, 0, size, 3 * size)), wait_s=chance.uniform(0, LEASE_S)),
+        ranges=RangeOptions(
+            size=size, prefetch_offsets=chance.choice((0, 0, size, 3 * size)), wait_s=chance.uniform(0, LEASE_S)
+        ),
     )
 
 

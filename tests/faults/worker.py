@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import BaseModel
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, RangeOptions
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, RangeOptions
 from marshal_dagster.coordination import snapshot_writer
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-from marshal_dagster.errors import LogChanged, MarshalError, TopicMissing
+from marshal_dagster.errors import CoordinationLogChangedError, MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import RANGES, Owner, Range
 from marshal_dagster.sinks import FileSink
 from tests.fault_harness.journal import Journal, now_ms
@@ -118,7 +118,7 @@ class Worker:
         while not (self.orders.folder / "stop").exists():
             if self._work_once():
                 return GIVEN_UP
-        self._tell_state()
+        self._report_state()
         self.delivery.close()
         return 0
 
@@ -130,7 +130,7 @@ class Worker:
             max_records=self.orders.max_records,
             max_claims=self.orders.max_claims,
             max_attempts=MOST_ATTEMPTS,
-            accept_data_loss=accepts_loss,
+            allow_data_loss=accepts_loss,
             ranges=self.orders.ranges,
         )
         batch: ClaimedBatch | None = None
@@ -140,13 +140,13 @@ class Worker:
                 if batch.idle is None:
                     self._process(batch)
         except (MarshalError, AssertionError) as error:
-            self._tell_end(batch, error)
+            self._report_end(batch, error)
             time.sleep(0.1)
-            if isinstance(error, LogChanged | TopicMissing):
+            if isinstance(error, CoordinationLogChangedError | TopicNotFoundError):
                 return True
             return not self.orders.is_patient and self.chance.random() < 0.5
         if batch.idle is None:
-            self._tell_end(batch, None)
+            self._report_end(batch, None)
         else:
             time.sleep(0.1)
         return False
@@ -159,18 +159,18 @@ class Worker:
         if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
             self._write(batch, found)
             return
-        by_partition = {one.partition: one for one in batch.ranges}
+        by_partition = {range_.partition: range_ for range_ in batch.ranges}
         for partition, offset in sorted(found):
             self._take_time(batch)
             self._process_one(batch, by_partition[partition], offset)
 
     def _write(self, batch: ClaimedBatch, found: list[tuple[int, int]]) -> None:
-        from tests.sink_outputs import StandInFrame
+        from tests.sink_outputs import FakeFrame
 
         for _ in found:
             self._take_time(batch)
         rows = tuple((partition, offset, f"{partition}/{offset}") for partition, offset in found)
-        batch.write(cast("DataFrame", StandInFrame(["partition", "offset", "value"], rows)))
+        batch.write(cast("DataFrame", FakeFrame(["partition", "offset", "value"], rows)))
 
     def _take_time(self, batch: ClaimedBatch) -> None:
         """Let a message take its time; what has lost its claim is cancelled, as Spark's jobs are."""
@@ -184,7 +184,7 @@ class Worker:
             raise batch._lost
 
     def _process_one(self, batch: ClaimedBatch, one: ClaimedRange, offset: int) -> None:
-        claim = batch._claimer._tenure.claims.get(one.partition)
+        claim = batch._claimer._claim_set.claims.get(one.partition)
         at_ms = now_ms()
         lease_ends_ms = None
         if claim is not None:
@@ -194,7 +194,7 @@ class Worker:
             Processed(at_ms=at_ms, instance=batch.batch_id, part=part(one), offset=offset, lease_ends_ms=lease_ends_ms)
         )
 
-    def _tell_end(self, batch: ClaimedBatch | None, error: Exception | None) -> None:
+    def _report_end(self, batch: ClaimedBatch | None, error: Exception | None) -> None:
         at_ms, text = now_ms(), "" if error is None else str(error)
         kind = None if error is None else type(error).__name__
         if batch is None or (kind is not None and not batch.all_ranges):
@@ -207,7 +207,7 @@ class Worker:
             Left(at_ms=at_ms, instance=batch.batch_id, committed=committed, dropped=dropped, error=kind, text=text)
         )
 
-    def _tell_state(self) -> None:
+    def _report_state(self) -> None:
         """Write down all that this reader knows for certain."""
         reader = self.delivery._followed
         if reader is None or reader.failure is not None:
@@ -232,7 +232,7 @@ class Worker:
                             key.generation,
                             key.data_topic_id,
                         ),
-                        ranges=tuple(_range_state(each) for each in key.ranges),
+                        ranges=tuple(_range_state(range_) for range_ in key.ranges),
                     )
                 )
 
@@ -243,20 +243,20 @@ class Worker:
         else:
             die()
 
-    def _open(self) -> Delivery:
+    def _open(self) -> BatchSession:
         orders = self.orders
         log = KafkaLog(self.connection, orders.coordination_topic, orders.heartbeat_interval_ms)
         side = orders.step_side
         at = None if side is None else KillPoint(side, orders.step_record, orders.step_count)
         features = () if orders.ranges is None else (RANGES,)
-        return Delivery(
+        return BatchSession(
             log=SteppedLog(log, at, self._halt),
             data=Topics(self.connection),
             connection=self.connection,
             group=orders.group,
             client="member",
             run_id=orders.run_id,
-            settings=Settings(orders.heartbeat_interval_ms, RuleSet.NATIVE, orders.mode, features),
+            settings=GroupSettings(orders.heartbeat_interval_ms, RuleSet.NATIVE, orders.mode, features),
             is_dead=self._is_dead,
             clock=WrongClock(orders.lease_rate, orders.off_ms),
             snapshots=kafka_snapshots(self.connection, orders.coordination_topic) if orders.with_snapshots else None,
@@ -265,9 +265,9 @@ class Worker:
     def _open_sink(self) -> FileSink | None:
         if self.orders.mode is not DeliveryMode.EFFECTIVELY_ONCE:
             return None
-        from tests.sink_outputs import StandInFileSink
+        from tests.sink_outputs import FakeFileSink
 
-        return StandInFileSink(self.orders.folder / "output")
+        return FakeFileSink(self.orders.folder / "output")
 
     def _is_dead(self, owner: Owner) -> bool:
         return (self.orders.folder / "dead" / owner.instance.rpartition(".")[0]).exists()

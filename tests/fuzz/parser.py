@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from marshal_dagster.protocol import messages
-from marshal_dagster.protocol.messages import GroupSettings, InvalidMessage, Message, Settings, type_name
+from marshal_dagster.protocol.messages import GroupSettings, GroupSettingsRecord, InvalidMessage, Message, type_name
 from tests import reference_reader
 from tests.fuzz.promises import hold, in_time
 
@@ -48,12 +48,12 @@ def fields_of(message: Message) -> dict[str, Any]:
     if kind in TAILS:
         ours, plain = TAILS[kind]
         fields[plain] = getattr(message, ours)
-    if isinstance(message, GroupSettings):
+    if isinstance(message, GroupSettingsRecord):
         fields["settings"] = settings_of(message.settings)
     return fields
 
 
-def settings_of(settings: Settings) -> dict[str, Any]:
+def settings_of(settings: GroupSettings) -> dict[str, Any]:
     """Give settings as the plain reader gives them."""
     return {
         "heartbeat_interval_ms": settings.heartbeat_interval_ms,

@@ -19,14 +19,14 @@ GROWTH_BYTES_PER_BYTE: Final = 32
 T = TypeVar("T")
 
 
-class Finding(Exception):
+class PromiseError(Exception):
     """A promise that does not hold."""
 
 
 def hold(kept: object, promise: str, *shown: object) -> None:
-    """Raise `Finding` unless the promise is kept."""
+    """Raise `PromiseError` unless the promise is kept."""
     if not kept:
-        raise Finding("; ".join([promise, *map(repr, shown)]))
+        raise PromiseError("; ".join([promise, *map(repr, shown)]))
 
 
 def in_time(what: str, work: Callable[[], T], records: int = 1) -> T:
@@ -47,7 +47,7 @@ def held_bytes(world: PartitionWorld) -> int:
         features = group.settings.features
         size += sum(map(sys.getsizeof, (name, group, group.keys, group.paused_by, features, *features)))
         for place, key in group.keys.items():
-            owners = (key.owner, *(each.owner for each in key.ranges))
+            owners = (key.owner, *(range_.owner for range_ in key.ranges))
             parts = (place, *place, key, key.data_topic_id, key.ranges, *key.ranges, *owners)
             size += sum(map(sys.getsizeof, (*parts, *(field for owner in owners if owner for field in owner))))
     return size

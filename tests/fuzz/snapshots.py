@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from marshal_dagster.protocol import snapshots
 from marshal_dagster.protocol.messages import WITHOUT_SETTINGS
-from marshal_dagster.protocol.snapshots import Choice, Record
+from marshal_dagster.protocol.snapshots import Record, SnapshotChoice
 from marshal_dagster.protocol.world import PartitionWorld, World
-from tests.fuzz.promises import Finding, hold, in_time
+from tests.fuzz.promises import PromiseError, hold, in_time
 from tests.fuzz.supply import Supply
 from tests.fuzz.world import hold_equal
 from tests.log_generator import generate
@@ -76,7 +76,7 @@ def check(data: bytes) -> int:
     return len(records)
 
 
-def read(records: Iterable[Spoilt], end: int) -> Choice:
+def read(records: Iterable[Spoilt], end: int) -> SnapshotChoice:
     """Read the newest snapshot."""
     return snapshots.choose(
         records, topic_id=TOPIC_ID, number=0, partitions=1, start=0, end=end, defaults=WITHOUT_SETTINGS
@@ -87,7 +87,7 @@ def hold_usable(world: PartitionWorld) -> None:
     """See that a state that was read can be written, read again and gone on from."""
     again = read(snapshots.render(world, TOPIC_ID, "again"), world.next_offset).world
     if again is None:
-        raise Finding("what was read can be written and read again")
+        raise PromiseError("what was read can be written and read again")
     hold_equal(again, world, "what was read can be written and read again")
     for name, group in world.groups.items():
         for (topic, partition), key in group.keys.items():

@@ -3,11 +3,11 @@
 from typing import Any, Final
 
 from marshal_dagster.protocol import snapshots
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Range
 from marshal_dagster.protocol.world import PartitionWorld, Verdict, VerdictKind, World
 from tests.fuzz.logs import Log
-from tests.fuzz.promises import GROWTH_BYTES, GROWTH_BYTES_PER_BYTE, Finding, held_bytes, hold, in_time
+from tests.fuzz.promises import GROWTH_BYTES, GROWTH_BYTES_PER_BYTE, PromiseError, held_bytes, hold, in_time
 from tests.fuzz.supply import Supply
 
 TOPIC_ID: Final = "A" * 22
@@ -66,10 +66,10 @@ class Readers:
         self.waiting.append((offset, timestamp_ms, value))
         after = state_of(self.by_one)
         if verdict.kind != plain:
-            raise Finding(f"the verdict of {value!r} is {plain}, not {verdict}")
+            raise PromiseError(f"the verdict of {value!r} is {plain}, not {verdict}")
         log = self.log.plain.logs[0]
         if after != state_of_plain(log):
-            raise Finding(f"the state after {value!r} is {state_of_plain(log)}, not {after}")
+            raise PromiseError(f"the state after {value!r} is {state_of_plain(log)}, not {after}")
         hold(self.by_one.log_time_ms == log["log_time"], "log time never falls", self.by_one.log_time_ms)
         self._hold_growth(verdict, value, before, after, remembered)
         return after
@@ -94,7 +94,7 @@ class Readers:
                 snapshots.render(self.by_many, TOPIC_ID, "s")
             except ValueError:
                 return
-            raise Finding("nobody writes a snapshot of what is only observed")
+            raise PromiseError("nobody writes a snapshot of what is only observed")
         records = snapshots.render(self.by_many, TOPIC_ID, "s", part_bytes=100)
         choice = snapshots.choose(
             records,
@@ -103,10 +103,10 @@ class Readers:
             partitions=self.log.partitions,
             start=0,
             end=self.by_many.next_offset,
-            defaults=Settings(self.log.interval_ms, RuleSet(self.log.rules)),
+            defaults=GroupSettings(self.log.interval_ms, RuleSet(self.log.rules)),
         )
         if choice.world is None:
-            raise Finding(f"a snapshot can be read by who wrote it, not {choice.passed_over}")
+            raise PromiseError(f"a snapshot can be read by who wrote it, not {choice.passed_over}")
         hold_equal(choice.world, self.by_one, "a snapshot brings the whole state back")
         self.by_many = choice.world
 
@@ -177,9 +177,9 @@ def _plain_range_of(one: State) -> State:
     return {**one, "owner": one["owner"] and tuple(one["owner"].values())}
 
 
-def settings_of(plain: State) -> Settings:
+def settings_of(plain: State) -> GroupSettings:
     """Give settings as the library has them."""
-    return Settings(
+    return GroupSettings(
         plain["heartbeat_interval_ms"],
         RuleSet(plain["rules"]),
         DeliveryMode(plain["delivery"]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tests.outbox_faults.writers import Fact
-from tests.simulator.checkers import Violation
+from tests.simulator.checkers import ViolationError
 
 
 class Seen(NamedTuple):
@@ -30,7 +30,7 @@ class Verdict:
     repeated: int = 0
     out_of_order: int = 0
     wrongly_parked: int = 0
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[ViolationError] = field(default_factory=list)
 
 
 def judge(
@@ -54,16 +54,16 @@ def _check_contents(verdict: Verdict, facts: Sequence[Fact], seen: Sequence[Seen
     again = {each: count for each, count in times.items() if count > 1}
     verdict.lost, verdict.invented = len(lost), len(invented)
     verdict.repeated = sum(count - 1 for count in again.values())
-    _tell(verdict, "no committed row is lost", sorted(map(str, lost)))
-    _tell(verdict, "only committed rows are published", sorted(map(str, invented)))
-    _tell(verdict, "no row is published twice for who reads committed", sorted(map(str, again)))
+    _report(verdict, "no committed row is lost", sorted(map(str, lost)))
+    _report(verdict, "only committed rows are published", sorted(map(str, invented)))
+    _report(verdict, "no row is published twice for who reads committed", sorted(map(str, again)))
 
 
 def _check_parked(verdict: Verdict, facts: Sequence[Fact], parked: Mapping[str, str]) -> None:
     poisoned = {fact.value for fact in facts if fact.is_poisoned}
     wrong = poisoned ^ parked.keys()
     verdict.wrongly_parked = len(wrong)
-    _tell(
+    _report(
         verdict, "the rows set aside are the poisoned ones", [f"{each}: {parked.get(each)}" for each in sorted(wrong)]
     )
 
@@ -76,13 +76,13 @@ def _check_order(verdict: Verdict, facts: Sequence[Fact], seen: Sequence[Seen]) 
         if each.key is not None and each.value in place:
             lanes[each.topic, each.key].append(each)
     for (topic, key), records in lanes.items():
-        if len({each.partition for each in records}) > 1:
-            _tell(verdict, "a key stays in its partition", [f"{key} of {topic}"])
+        if len({record.partition for record in records}) > 1:
+            _report(verdict, "a key stays in its partition", [f"{key} of {topic}"])
         furthest = -1
         for each in records:
             if place[each.value] < furthest:
                 verdict.out_of_order += 1
-                _tell(verdict, "the order of each key holds", [f"{each} follows a successor"])
+                _report(verdict, "the order of each key holds", [f"{each} follows a successor"])
             furthest = max(furthest, place[each.value])
 
 
@@ -91,9 +91,9 @@ def _check_ids(verdict: Verdict, seen: Sequence[Seen]) -> None:
     by_id: dict[str, set[str]] = defaultdict(set)
     for each in seen:
         by_id[each.row].add(each.value)
-    _tell(verdict, "each row has its id", sorted(row for row, values in by_id.items() if not row or len(values) > 1))
+    _report(verdict, "each row has its id", sorted(row for row, values in by_id.items() if not row or len(values) > 1))
 
 
-def _tell(verdict: Verdict, rule: str, found: Sequence[str]) -> None:
+def _report(verdict: Verdict, rule: str, found: Sequence[str]) -> None:
     if found:
-        verdict.violations.append(Violation(rule, f"{len(found)}, such as {', '.join(found[:3])}"))
+        verdict.violations.append(ViolationError(rule, f"{len(found)}, such as {', '.join(found[:3])}"))

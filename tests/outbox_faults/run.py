@@ -46,7 +46,7 @@ from tests.outbox_faults.writers import (
     read_truth,
     read_waiting,
 )
-from tests.simulator.checkers import Violation
+from tests.simulator.checkers import ViolationError
 
 START_WITHIN_S: Final = 40.0
 DRAIN_WITHIN_S: Final = 90.0
@@ -95,7 +95,7 @@ class Tally:
     drained_after_s: float = 0.0
 
     @property
-    def violations(self) -> list[Violation]:
+    def violations(self) -> list[ViolationError]:
         """The promises that were broken."""
         return self.verdict.violations
 
@@ -123,8 +123,8 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         return self.harvesters
 
     def _prepare(self) -> None:
-        standing = self.tables.create(notifies=self.chance.random() < 0.8)
-        self.topics = OutboxTopics.of(standing.uid)
+        registration = self.tables.create(notifies=self.chance.random() < 0.8)
+        self.topics = OutboxTopics.of(registration.uid)
         self.topics.create(self.connection)
         self.admin.create(self.places.plain, 3, 3, COPIES)
         self.admin.create(self.places.small, 2, 3, {**COPIES, "max.message.bytes": str(SMALL_TOPIC_BYTES)})
@@ -290,7 +290,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
             facts = read_truth(connection, self.places)
             parked = read_parked(connection, self.tables)
             waiting = read_waiting(connection, self.tables)
-            tally.sessions = self.tables.standing(connection).session
+            tally.sessions = self.tables.registration(connection).session
         seen = self._read()
         tally.verdict = judge(facts, seen, parked, waiting)
         tally.rows, tally.poisoned = len(facts), sum(fact.is_poisoned for fact in facts)

@@ -20,7 +20,7 @@ from marshal_dagster.election import elector
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.outbox.backoff import Limits
+from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.schema import OutboxTables
@@ -64,7 +64,7 @@ def harvester(orders: Orders) -> Harvester:
         OutboxTables(Database(orders.dsn), orders.name),
         KafkaConnection(bootstrap_servers=orders.bootstrap_servers, timeout_s=orders.timeout_s),
         HarvesterOptions(
-            limits=Limits(orders.max_in_flight_records, max_attempts=orders.max_attempts, topic_patience_s=3),
+            limits=HarvestLimits(orders.max_in_flight_records, max_attempts=orders.max_attempts, topic_patience_s=3),
             timing=Timing(receive_deadline_ms=orders.receive_deadline_ms),
             transaction_timeout_s=orders.transaction_timeout_s,
         ),

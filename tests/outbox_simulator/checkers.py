@@ -132,7 +132,7 @@ class Judge:
         """Take note of a beat on its way."""
         self.sent_ms.setdefault(value, now_ms)
 
-    def beat_heard(self, process: str, value: bytes) -> None:
+    def heartbeat_received(self, process: str, value: bytes) -> None:
         """Take note of a beat that was read."""
         place = (process, value.split(b"/")[1].decode())
         self.heard_ms[place] = max(self.heard_ms.get(place, -inf), self.sent_ms[value])

@@ -343,7 +343,7 @@ class Tables:
         self._world.call(Side.DATABASE, connection.require, ANSWER_TIMEOUT_MS)
         return connection
 
-    def standing(self, connection: Connection) -> None:
+    def registration(self, connection: Connection) -> None:
         """Look up the outbox, which may fail for a lasting reason."""
         del connection
         if self._world.lacks_right(self._process, Side.DATABASE):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from confluent_kafka import TopicPartition
 
 from marshal_dagster.election.elector import Elector
-from marshal_dagster.election.rules import Elected, Event, Term, Timing
+from marshal_dagster.election.rules import Event, Term, TermStarted, Timing
 from tests.outbox_simulator.network import Side
 from tests.outbox_simulator.scenario import TIMING_DEADLINE_MS
 from tests.simulator.scheduler import Process, Task
@@ -107,7 +107,7 @@ class SimulatedElector(Elector):
         super().give_up(term, reason, partition)
         self._world.judge.term_ended(term.leader_id)
 
-    def stand_aside(self, term: Term, reason: str, for_s: float, partition: int = 0) -> None:
+    def step_down(self, term: Term, reason: str, for_s: float, partition: int = 0) -> None:
         """End a term and wait; it keeps the partition meanwhile, which is worse than to leave the group."""
         self.give_up(term, reason, partition)
         self._world.scheduler.sleep(for_s * 1_000)
@@ -135,7 +135,7 @@ class SimulatedElector(Elector):
             self._carry_out_orders()
             while self.inbox and self.inbox[0].due_ms <= scheduler.now_ms:
                 beat = self.inbox.popleft()
-                world.judge.beat_heard(self.process.name, beat.value())
+                world.judge.heartbeat_received(self.process.name, beat.value())
                 self._take(cast("Any", beat), cast("Any", None))
             if self.has_partition and self._polls_ms <= scheduler.now_ms:
                 self._polls_ms = scheduler.now_ms + TIMING.poll_interval_ms
@@ -170,7 +170,7 @@ class SimulatedElector(Elector):
     def _note(self, _: int, event: Event) -> None:
         term, judge = event.term, self._world.judge
         self._world.tell("{} {} with fence {}", self.process.name, type(event).__name__, term.fence)
-        if isinstance(event, Elected):
+        if isinstance(event, TermStarted):
             self._world.outcomes["terms"] += 1
             log = self._world.group.log
             beat = log[term.fence] if term.fence < len(log) else b"//"
@@ -192,12 +192,12 @@ class Group:
         self._world = world
         self._members: list[SimulatedElector] = []
         self._expelled: list[SimulatedElector] = []
-        self._heard_ms: dict[SimulatedElector, float] = {}
+        self._last_contact_ms: dict[SimulatedElector, float] = {}
 
     def join(self, member: SimulatedElector) -> None:
         """Take a member in."""
         self._members.append(member)
-        self._heard_ms[member] = self._world.scheduler.now_ms
+        self._last_contact_ms[member] = self._world.scheduler.now_ms
         self._assign()
 
     def leave(self, member: SimulatedElector) -> None:
@@ -213,12 +213,12 @@ class Group:
         now_ms = self._world.scheduler.now_ms
         for member in [*self._members, *self._expelled]:
             if self._is_heard_of(member):
-                self._heard_ms[member] = now_ms
-        for member in [each for each in self._members if now_ms - self._heard_ms[each] > SESSION_MS]:
+                self._last_contact_ms[member] = now_ms
+        for member in [each for each in self._members if now_ms - self._last_contact_ms[each] > SESSION_MS]:
             self.leave(member)
             if not member.process.is_dead:
                 self._expelled.append(member)
-        for member in [each for each in self._expelled if self._heard_ms[each] == now_ms]:
+        for member in [each for each in self._expelled if self._last_contact_ms[each] == now_ms]:
             self._expelled.remove(member)
             member.told(self._world.chance.random() * 300, has_partition=False)
             self._world.network.later(400, partial(self._rejoin, member))

@@ -5,9 +5,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from marshal_dagster.errors import RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Needed
-from marshal_dagster.kafka.transactions import Fenced, Header, RecordRefused, StillOpen
+from marshal_dagster.kafka.transactions import (
+    Header,
+    ProducerFencedError,
+    RecordRejectedError,
+    TransactionStillOpenError,
+)
 from tests.outbox_simulator.network import Side
 from tests.outbox_simulator.scenario import Poison
 from tests.simulator.scheduler import Process
@@ -81,10 +86,10 @@ class Brokers:
             coordinator.times_out_ms = self._world.scheduler.now_ms + timeout_ms
         for record in records:
             if not self.has_topic(record.topic):
-                raise TopicMissing(f"topic {record.topic!r} does not exist")
+                raise TopicNotFoundError(f"topic {record.topic!r} does not exist")
             if self.is_refused(record.value, by_client=False):
                 first = next(each for each in records if each.topic == record.topic)
-                raise RecordRefused(first.name, "the broker refused its batch", is_too_large=False)
+                raise RecordRejectedError(first.name, "the broker refused its batch", is_too_large=False)
         coordinator.records += records
 
     def commit(self, transactional_id: str, epoch: int) -> None:
@@ -109,7 +114,7 @@ class Brokers:
 
     def has_open_notes(self) -> bool:
         """Tell whether a transaction that has a note is open."""
-        return any(self._coordinator(each).records for each in self._coordinators)
+        return any(self._coordinator(coordinator).records for coordinator in self._coordinators)
 
     def notes(self) -> dict[str, bytes]:
         """Give the newest committed note of each key."""
@@ -124,7 +129,7 @@ class Brokers:
         coordinator = self._coordinator(transactional_id)
         if coordinator.epoch != epoch:
             self._world.outcomes["fenced"] += 1
-            raise Fenced(0.0)
+            raise ProducerFencedError(0.0)
         return coordinator
 
     def _coordinator(self, transactional_id: str) -> Coordinator:
@@ -159,7 +164,7 @@ class Transaction:
     def __enter__(self) -> Self:
         """Fence."""
         if self._world.lacks_right(self._process, Side.KAFKA):
-            raise RightMissing("cannot write in a transaction")
+            raise AuthorizationError("cannot write in a transaction")
         self._epoch = self._world.call(Side.KAFKA, lambda: self._brokers.init(self._id), ANSWER_TIMEOUT_MS)
         return self
 
@@ -170,7 +175,7 @@ class Transaction:
         self._is_open = False
         try:
             self._world.call(Side.KAFKA, lambda: self._brokers.abort(self._id, self._own), ANSWER_TIMEOUT_MS)
-        except (UnavailableError, Fenced):
+        except (UnavailableError, ProducerFencedError):
             return
 
     def begin(self) -> None:
@@ -192,7 +197,7 @@ class Transaction:
         """Send a record; it is under way until `flush`."""
         del partition
         if self._brokers.is_refused(value, by_client=True):
-            raise RecordRefused(name, "too large", is_too_large=True, is_sure=True)
+            raise RecordRejectedError(name, "too large", is_too_large=True, is_sure=True)
         self._records.append(Sent(name, topic, key, value, headers))
 
     def flush(self) -> None:
@@ -205,7 +210,7 @@ class Transaction:
         self._world.call(Side.KAFKA, produce, ANSWER_TIMEOUT_MS)
         took_ms = self._world.scheduler.now_ms - self._began_ms
         if took_ms > self._timeout_ms:
-            raise Fenced(took_ms / 1_000)
+            raise ProducerFencedError(took_ms / 1_000)
 
     def commit(self) -> None:
         """Commit."""
@@ -239,7 +244,7 @@ class Notes:
         gives_up_ms = scheduler.now_ms + patience_s * 1_000
         while brokers.has_open_notes():
             if scheduler.now_ms > gives_up_ms:
-                raise StillOpen("a transaction is open")
+                raise TransactionStillOpenError("a transaction is open")
             scheduler.sleep(_SLICE_MS)
         return self._world.call(Side.KAFKA, brokers.notes, ANSWER_TIMEOUT_MS)
 
@@ -251,10 +256,10 @@ class Topics:
         self._world = world
 
     def require(self, needed: Needed) -> None:
-        """Raise `TopicMissing` for a topic that is not there."""
+        """Raise `TopicNotFoundError` for a topic that is not there."""
         topic = needed.topic or ""
         if not self._world.call(Side.KAFKA, lambda: self._world.brokers.has_topic(topic), ANSWER_TIMEOUT_MS):
-            raise TopicMissing(f"topic {topic!r} does not exist")
+            raise TopicNotFoundError(f"topic {topic!r} does not exist")
 
     def close(self) -> None:
         """Do nothing."""

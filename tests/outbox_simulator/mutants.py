@@ -56,8 +56,8 @@ MUTANTS: Final = (
         (
             (
                 HARVEST,
-                "self._done = Noted([row.id for row in batch])",
-                "self._done = Noted([*self._done.rows, *(row.id for row in batch)])",
+                "self._done = PublishedBatch([row.id for row in batch])",
+                "self._done = PublishedBatch([*self._done.rows, *(row.id for row in batch)])",
             ),
         ),
     ),
@@ -75,8 +75,8 @@ MUTANTS: Final = (
         (
             (
                 HARVEST,
-                "self._done, self._parked, self._is_checking = Noted(), [], False",
-                "self._done, self._parked, self._is_checking = Noted(), [] if limit else self._parked, False",
+                "self._done, self._parked, self._is_checking = PublishedBatch(), [], False",
+                "self._done, self._parked, self._is_checking = PublishedBatch(), [] if limit else self._parked, False",
             ),
         ),
     ),
@@ -141,14 +141,14 @@ MUTANTS: Final = (
     Mutant(
         "a commit that failed counts as done",
         PUBLISHER,
-        '            raise Unsettled(f"whether a batch was published is not known: {error}") from None',
+        '            raise BatchUnsettledError(f"whether a batch was published is not known: {error}") from None',
         "            return",
     ),
     Mutant(
         "a commit that failed counts as a refusal",
         PUBLISHER,
-        'raise Unsettled(f"whether a batch was published is not known: {error}") from None',
-        "self.begin(); raise RowRefused(str(error)) from None",
+        'raise BatchUnsettledError(f"whether a batch was published is not known: {error}") from None',
+        "self.begin(); raise RowRejectedError(str(error)) from None",
     ),
     Mutant(
         "a note does not name the last row",
@@ -189,7 +189,7 @@ MUTANTS: Final = (
         RULES,
         "        events = self._resign(reason)\n"
         "        if self._id is not None:\n"
-        "            self._stand_anew(now_ms)\n"
+        "            self._start_new_candidacy(now_ms)\n"
         "        return events",
         "        return []",
     ),

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from marshal_dagster.errors import UnavailableError
 from tests.outbox_simulator.scenario import CallFault
-from tests.simulator.scheduler import Killed, Process, Scheduler
+from tests.simulator.scheduler import KilledError, Process, Scheduler
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class Network:
 def _ignoring_errors(effect: Callable[[], object]) -> None:
     try:
         effect()
-    except Killed:
+    except KilledError:
         raise
     except Exception:  # noqa: BLE001, S110 - nobody is there any more to be told
         pass

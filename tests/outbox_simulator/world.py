@@ -15,11 +15,11 @@ from marshal_dagster.election.elector import Elector
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester, publisher
-from marshal_dagster.outbox.backoff import Limits
+from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.publisher import KafkaPublisher
-from marshal_dagster.outbox.schema import VERSION, Standing
+from marshal_dagster.outbox.schema import VERSION, OutboxRegistration
 from marshal_dagster.outbox.store import PostgresStore
 from tests.outbox_simulator import kafka
 from tests.outbox_simulator.checkers import Judge, Story
@@ -27,14 +27,14 @@ from tests.outbox_simulator.database import NO_RIGHT, Database, Stored, Tables
 from tests.outbox_simulator.group import TIMING, Group, SimulatedElector
 from tests.outbox_simulator.network import Network, Side
 from tests.outbox_simulator.scenario import TOPICS, Event, EventKind, Scenario, Writing
-from tests.simulator.checkers import Violation
+from tests.simulator.checkers import ViolationError
 from tests.simulator.scheduler import Process, Scheduler, Task
 
 T = TypeVar("T")
 
 TRANSACTION_TIMEOUT_S: Final = 2.5
 LOOK_MS: Final = 500.0
-_STANDING: Final = Standing("outbox", kafka.UID, VERSION, 0, None)
+_STANDING: Final = OutboxRegistration("outbox", kafka.UID, VERSION, 0, None)
 _CONNECTION: Final = KafkaConnection(bootstrap_servers="simulated:1")
 
 
@@ -43,7 +43,7 @@ class Result:
     """What a seed came to."""
 
     seed: int
-    violations: tuple[Violation, ...]
+    violations: tuple[ViolationError, ...]
     records: int
     steps: int
     befallen: Counter[str]
@@ -83,7 +83,7 @@ class SimulatedHarvester(Harvester):
     def __init__(self, world: "World", process: Process) -> None:
         of = world.scenario
         options = HarvesterOptions(
-            Limits(of.max_records, of.max_bytes, of.max_attempts, of.topic_patience_s),
+            HarvestLimits(of.max_records, of.max_bytes, of.max_attempts, of.topic_patience_s),
             TIMING,
             of.poll_interval_s,
             TRANSACTION_TIMEOUT_S,
@@ -92,11 +92,11 @@ class SimulatedHarvester(Harvester):
         self._world = world
         self._process = process
 
-    def _look_up(self) -> Standing:
+    def _look_up(self) -> OutboxRegistration:
         return _STANDING
 
-    def _elector(self, standing: Standing) -> Elector:
-        del standing
+    def _elector(self, registration: OutboxRegistration) -> Elector:
+        del registration
         return SimulatedElector(self._world, self._process)
 
     def _pause(self, seconds: float) -> None:
@@ -105,10 +105,10 @@ class SimulatedHarvester(Harvester):
     def _look_at_ends(self, elector: Elector) -> None:
         """Do nothing: it only tells people."""
 
-    def _ends(self, standing: Standing) -> tuple[PostgresStore, KafkaPublisher]:
+    def _ends(self, registration: OutboxRegistration) -> tuple[PostgresStore, KafkaPublisher]:
         store = PostgresStore(self._tables, self._process.name)
         return store, KafkaPublisher(
-            self._connection, standing.uid, kafka.NOTES, transaction_timeout_s=self._options.transaction_timeout_s
+            self._connection, registration.uid, kafka.NOTES, transaction_timeout_s=self._options.transaction_timeout_s
         )
 
 
@@ -120,7 +120,7 @@ class World:
         self.scheduler = Scheduler(scenario.seed)
         self.scheduler.stops_end_ms = scenario.calm_ms
         self.chance = random.Random(scenario.seed * 7 + 1)
-        self.violations: list[Violation] = []
+        self.violations: list[ViolationError] = []
         self.outcomes: Counter[str] = Counter()
         self.story: list[tuple[float, str, tuple[object, ...]]] = []
         self.judge = Judge(self._fail)
@@ -152,7 +152,7 @@ class World:
             self._nature.spawn(self._write)
             self._nature.spawn(self._look)
             if self.scenario.events:
-                self._nature.spawn(self._befall)
+                self._nature.spawn(self._inject_fault)
             self.scheduler.run(self.scenario.ends_ms)
             self.judge.at_the_end(self.scheduler.now_ms)
             self.scheduler.kill_all()
@@ -210,7 +210,7 @@ class World:
         return self.scheduler.current.process
 
     def _fail(self, promise: str, text: str) -> None:
-        self.violations.append(Violation(promise, text))
+        self.violations.append(ViolationError(promise, text))
         self.tell("VIOLATION of {}: {}", promise, text)
         self.scheduler.is_stopped = True
 
@@ -279,7 +279,7 @@ class World:
         for waiter in self._row_waiters:
             self.scheduler.wake(waiter)
 
-    def _befall(self) -> None:
+    def _inject_fault(self) -> None:
         """Let the events happen."""
         for event in self.scenario.events:
             self.scheduler.sleep(event.at_ms - self.scheduler.now_ms)
@@ -354,7 +354,7 @@ def _instead(world: World) -> Iterator[None]:
     time = SimpleNamespace(monotonic=lambda: world.scheduler.now_ms / 1_000)
     modules: list[tuple[Any, str, Any]] = [
         (publisher, "Transaction", transaction),
-        (publisher, "Notes", lambda *_, **__: kafka.Notes(world)),
+        (publisher, "NotesReader", lambda *_, **__: kafka.Notes(world)),
         (publisher, "Topics", lambda _: kafka.Topics(world)),
         (publisher, "time", time),
         (harvester, "time", time),
@@ -362,8 +362,8 @@ def _instead(world: World) -> Iterator[None]:
     before = [getattr(module, name) for module, name, _ in modules]
     logging.disable(logging.CRITICAL)
     try:
-        for module, name, stand_in in modules:
-            setattr(module, name, stand_in)
+        for module, name, fake in modules:
+            setattr(module, name, fake)
         yield
     finally:
         logging.disable(logging.NOTSET)

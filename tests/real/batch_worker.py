@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.heartbeats import ReasonToStop
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from tests.real.kill_points import KillableLog, KillPoint, Side, die, read_messages
 
 
@@ -48,19 +48,19 @@ class Orders(BaseModel):
     watch_parent: bool = False
 
 
-def open_delivery(orders: Orders) -> Delivery:
+def open_delivery(orders: Orders) -> BatchSession:
     """Open the member."""
     connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers)
     side = orders.kill_side
     at = None if side is None else KillPoint(side, orders.kill_record, orders.kill_count)
-    return Delivery(
+    return BatchSession(
         log=KillableLog(KafkaLog(connection, orders.coordination_topic, orders.heartbeat_interval_ms), at, die),
         data=Topics(connection),
         connection=connection,
         group=orders.group,
         client="worker",
         run_id=orders.run_id,
-        settings=Settings(orders.heartbeat_interval_ms, RuleSet.NATIVE, orders.mode),
+        settings=GroupSettings(orders.heartbeat_interval_ms, RuleSet.NATIVE, orders.mode),
         reasons_to_stop=[parent_ended()] if orders.watch_parent else [],
     )
 
@@ -71,7 +71,7 @@ def process(batch: ClaimedBatch, orders: Orders, connection: KafkaConnection) ->
     messages = read_messages(connection, batch.ranges)
     say("processing")
     time.sleep(orders.pause_s)
-    epochs = {one.partition: one.epoch for one in batch.ranges}
+    epochs = {range_.partition: range_.epoch for range_ in batch.ranges}
     with orders.output.open("a", buffering=1) as output:
         for count, (partition, offset) in enumerate(messages):
             if count == orders.kill_after_messages:

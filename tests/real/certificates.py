@@ -74,7 +74,7 @@ def _named(name: str) -> bytes:
 
 def _extensions(addresses: tuple[str, ...]) -> list[bytes]:
     authority = _der(_SEQUENCE, _oid(_BASIC_CONSTRAINTS), _TRUE, _der(_OCTETS, _der(_SEQUENCE, _TRUE)))
-    names = b"".join(_der(0x87, ipaddress.ip_address(each).packed) for each in addresses)
+    names = b"".join(_der(0x87, ipaddress.ip_address(address).packed) for address in addresses)
     alternatives = _der(_SEQUENCE, _oid(_SUBJECT_ALT_NAME), _der(_OCTETS, _der(_SEQUENCE, names)))
     return [authority, alternatives] if addresses else [authority]
 

@@ -81,7 +81,7 @@ share_ranges = build_claimed_batch_op(
     name="share_ranges",
     topic=TOPIC,
     sink=FileSink(MARK.parent / "out"),
-    ranges=RangeOptions(size=20, ahead=20),
+    ranges=RangeOptions(size=20, prefetch_offsets=20),
     max_batches=1,
     spark_config={"spark.master": "local[2]", "spark.driver.memory": "512m"},
 )

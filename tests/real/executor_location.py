@@ -24,11 +24,11 @@ from dagster._grpc.types import ExecuteExternalJobArgs
 from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_value
 from dagster._utils.hosted_user_process import recon_job_from_origin
 
-from marshal_dagster.batches import ClaimedBatch, Delivery, RangeOptions
+from marshal_dagster.batches import BatchSession, ClaimedBatch, RangeOptions
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.jobs.batch import build_claimed_batch_schedule
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ops import DrainedBatches, build_claimed_batch_op
+from marshal_dagster.ops import BatchesResult, build_claimed_batch_op
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -40,9 +40,9 @@ from marshal_dagster.protocol.messages import (
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.runs.names import TOPIC_TAG
-from marshal_dagster.sensors import build_dead_run_sensors
+from marshal_dagster.sensors import build_run_failure_sensors
 from tests.real.kill_points import KillableLog, die, read_messages
-from tests.sink_outputs import StandInFileSink, StandInFrame, hook
+from tests.sink_outputs import FakeFileSink, FakeFrame, hook
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -88,7 +88,7 @@ def _reach(run: dg.DagsterRun, phase: str) -> None:
 class PhasedLog(KillableLog):
     """A log that tells behind an append which phase of a batch that was; nothing is read back by then."""
 
-    def __init__(self, delivery: Delivery, run: dg.DagsterRun) -> None:
+    def __init__(self, delivery: BatchSession, run: dg.DagsterRun) -> None:
         super().__init__(delivery.log, None)
         self._run = run
         self._ends: dict[int, int] = {}
@@ -113,7 +113,7 @@ class PhasedLog(KillableLog):
 class PhasedClaimer(ClaimerResource):
     """A claimer whose log tells of its phases."""
 
-    def open_delivery(self, context: Any) -> Delivery:  # noqa: ANN401 - of an op or an asset
+    def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - of an op or an asset
         """Open with that log."""
         opened = super().open_delivery(context)
         if not isinstance(opened.log, PhasedLog):
@@ -121,8 +121,8 @@ class PhasedClaimer(ClaimerResource):
         return opened
 
 
-def _sink(context: dg.OpExecutionContext) -> StandInFileSink:
-    sink = StandInFileSink(_folder() / "out")
+def _sink(context: dg.OpExecutionContext) -> FakeFileSink:
+    sink = FakeFileSink(_folder() / "out")
     hook(sink, lambda step: _reach(context.run, "writing") if step == "rows written" else None)
     return sink
 
@@ -133,11 +133,11 @@ def _work(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame
     connection = KafkaConnection(bootstrap_servers=os.environ["TEST_SERVERS"])
     rows = [(*place, context.run_id) for place in read_messages(connection, batch.ranges)]
     time.sleep(float(context.run.tags.get(TAKES, 0)))
-    return cast("DataFrame", StandInFrame(["partition", "offset", "value"], tuple(rows)))
+    return cast("DataFrame", FakeFrame(["partition", "offset", "value"], tuple(rows)))
 
 
 def _fail_if_asked(context: dg.OpExecutionContext, batch: ClaimedBatch) -> None:
-    if context.retry_number or context.run.parent_run_id or not all(one.start for one in batch.ranges):
+    if context.retry_number or context.run.parent_run_id or not all(range_.start for range_ in batch.ranges):
         return
     if context.run.tags.get(FAIL) == "raise":
         raise ZeroDivisionError
@@ -146,7 +146,7 @@ def _fail_if_asked(context: dg.OpExecutionContext, batch: ClaimedBatch) -> None:
 
 
 @dg.op
-def after(context: dg.OpExecutionContext, done: DrainedBatches) -> None:
+def after(context: dg.OpExecutionContext, done: BatchesResult) -> None:
     """Note what it was told of."""
     if context.run.tags.get(FAIL) == "after" and context.run.parent_run_id is None:
         raise ZeroDivisionError
@@ -192,7 +192,7 @@ def defs() -> dg.Definitions:
             _job("one_each", dg.in_process_executor, max_claims=1, max_batches=1, **few),
         ],
         schedules=[build_claimed_batch_schedule(plain, name="each_minute")],
-        sensors=build_dead_run_sensors(group=group, monitor_all_code_locations=True, minimum_interval_s=1),
+        sensors=build_run_failure_sensors(group=group, monitor_all_code_locations=True, minimum_interval_s=1),
         resources={"claimer": claimer, "spark": dg.ResourceDefinition.hardcoded_resource(_Session())},
     )
 

@@ -25,7 +25,7 @@ Message = tuple[int, int]
 """Partition and offset."""
 
 
-class Killed(BaseException):
+class KilledError(BaseException):
     """This member is dead; nobody catches it but the test."""
 
 
@@ -74,11 +74,11 @@ class KillableLog:
         self.dead = True
         if self.kill is not None:
             self.kill()
-        raise Killed
+        raise KilledError
 
     def _alive(self) -> CoordinationLog:
         if self.dead:
-            raise Killed
+            raise KilledError
         return self.log
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
@@ -123,7 +123,7 @@ class KillableLog:
 
 def read_messages(connection: KafkaConnection, ranges: Sequence[ClaimedRange], timeout_s: float = 20) -> list[Message]:
     """Read exactly `ranges`, as Spark would: the messages that are there, by partition and offset."""
-    due = {one.partition: one.end for one in ranges if one.first_readable < one.end}
+    due = {range_.partition: range_.end for range_ in ranges if range_.first_readable < range_.end}
     if not due:
         return []
     consumer: Consumer = clients.consumer(

@@ -8,7 +8,7 @@ import signal
 
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.outbox.backoff import Limits
+from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.schema import OutboxTables
@@ -21,7 +21,7 @@ def main() -> None:
     harvester = Harvester(
         OutboxTables(Database(os.environ["DELAYS_DSN"])),
         KafkaConnection(bootstrap_servers=os.environ["MARSHAL_BOOTSTRAP_SERVERS"]),
-        HarvesterOptions(limits=Limits(max_in_flight_records=IN_FLIGHT)),
+        HarvesterOptions(limits=HarvestLimits(max_in_flight_records=IN_FLIGHT)),
     )
     signal.signal(signal.SIGTERM, lambda *_: harvester.stop())
     harvester.run()

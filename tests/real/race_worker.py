@@ -11,7 +11,7 @@ from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_i
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 
 GROUP, DATA_TOPIC = "racers", "orders"
 
@@ -20,13 +20,13 @@ def main(servers: str, topic: str, run: str, partitions: int) -> None:
     """Claim all partitions when told to, then look at the log when told to, and release."""
     log = KafkaLog(KafkaConnection(bootstrap_servers=servers), topic)
     rationalizer = Rationalizer(log, topics=[DATA_TOPIC])
-    claimer = Claimer(rationalizer, Member(GROUP, run, new_instance_id(run)), DATA_TOPIC, Settings())
-    claimer.agree_on_settings()
+    claimer = Claimer(rationalizer, Member(GROUP, run, new_instance_id(run)), DATA_TOPIC, GroupSettings())
+    claimer.ensure_group_settings()
     say("ready")
     for line in sys.stdin:
         match line.strip():
             case "claim":
-                claimer = Claimer(rationalizer, claimer.member.anew(), DATA_TOPIC, Settings())
+                claimer = Claimer(rationalizer, claimer.member.with_new_instance(), DATA_TOPIC, GroupSettings())
                 won = claimer.claim(range(partitions))
                 say({str(claim.partition): claim.epoch for claim in won})
             case "look":

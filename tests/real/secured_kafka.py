@@ -107,10 +107,10 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
     try:
         wait_until(
             lambda: not processes.is_alive(mark) or brokers_known_to(node.port),
-            lambda: f"the broker answers: {folder.last_words({folder.log: 0, folder.console: 0})}",
+            lambda: f"the broker answers: {folder.last_log_line({folder.log: 0, folder.console: 0})}",
             WITHIN_S,
         )
-        assert processes.is_alive(mark), folder.last_words({folder.log: 0, folder.console: 0})
+        assert processes.is_alive(mark), folder.last_log_line({folder.log: 0, folder.console: 0})
         secured = SecuredKafka(
             {name: f"{HOST}:{port}" for name, port in ports.items()},
             files["authority.pem"],

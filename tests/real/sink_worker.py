@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import BaseModel
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Ack, Append, CoordinationLog
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, Heartbeat, RuleSet, Settings, parse
+from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, GroupSettings, Heartbeat, RuleSet, parse
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
 from marshal_dagster.spark import job_control
 from marshal_dagster.spark.session import spark_settings, start_session
-from tests.kafka_outputs import StandInKafkaSink
+from tests.kafka_outputs import FakeKafkaSink
 from tests.real.batch_worker import parent_ended, say
 from tests.real.kill_points import KillableLog, KillPoint, Side, read_messages
-from tests.sink_outputs import TABLE, StandInFileSink, StandInFrame, StandInPostgresSink, hook
+from tests.sink_outputs import TABLE, FakeFileSink, FakeFrame, FakePostgresSink, hook
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,7 +76,9 @@ class HalfCommitLog(KillableLog):
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
         """Append, unless it is the commit: a Heartbeat at the end of a plan."""
         messages = [parse(record.value) for record in records]
-        self._ends.update({each.partition: each.plan_end for each in messages if isinstance(each, ClaimingMessages)})
+        self._ends.update(
+            {message.partition: message.plan_end for message in messages if isinstance(message, ClaimingMessages)}
+        )
         if any(isinstance(each, Heartbeat) and each.offset == self._ends.get(each.partition) for each in messages):
             self.at = KillPoint(Side.WITHIN, "Heartbeat", self.seen["Heartbeat"] + 1)
         return super().append(records)
@@ -92,14 +94,14 @@ def open_sink(orders: Orders) -> DeltaSink | FileSink | PostgresSink | KafkaSink
     """Open the output."""
     sink: DeltaSink | FileSink | PostgresSink | KafkaSink
     if orders.is_topic:
-        kind = KafkaSink if orders.with_spark else StandInKafkaSink
+        kind = KafkaSink if orders.with_spark else FakeKafkaSink
         sink = kind(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), orders.place)
     elif orders.is_delta:
         sink = DeltaSink(orders.place)
     elif orders.dsn is None:
-        sink = FileSink(orders.place, format="json") if orders.with_spark else StandInFileSink(Path(orders.place))
+        sink = FileSink(orders.place, format="json") if orders.with_spark else FakeFileSink(Path(orders.place))
     else:
-        kind_of_table = PostgresSink if orders.with_spark else StandInPostgresSink
+        kind_of_table = PostgresSink if orders.with_spark else FakePostgresSink
         sink = kind_of_table(orders.dsn, TABLE, schema=orders.place)
     times = itertools.count(1)
 
@@ -111,20 +113,20 @@ def open_sink(orders: Orders) -> DeltaSink | FileSink | PostgresSink | KafkaSink
     return sink
 
 
-def open_delivery(orders: Orders) -> Delivery:
+def open_delivery(orders: Orders) -> BatchSession:
     """Open the member."""
     connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers)
     log: CoordinationLog = KafkaLog(connection, orders.coordination_topic, orders.heartbeat_interval_ms)
     if orders.halt_in_commit:
         log = HalfCommitLog(log, lambda: halt("between two commit records"))
-    return Delivery(
+    return BatchSession(
         log=log,
         data=Topics(connection),
         connection=connection,
         group=orders.group,
         client="worker",
         run_id=orders.run_id,
-        settings=Settings(orders.heartbeat_interval_ms, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+        settings=GroupSettings(orders.heartbeat_interval_ms, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
         reasons_to_stop=[parent_ended()] if orders.watch_parent else [],
     )
 
@@ -135,10 +137,10 @@ def result(batch: ClaimedBatch, orders: Orders, spark: "SparkSession | None") ->
         batch.begin_processing()
         messages = read_messages(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), batch.ranges)
         rows = [(partition, offset, value_of(partition, offset, orders.partitions)) for partition, offset in messages]
-        return cast("DataFrame", StandInFrame(COLUMNS, tuple(rows)))
+        return cast("DataFrame", FakeFrame(COLUMNS, tuple(rows)))
     frame = batch.read(spark).selectExpr("partition", "offset", "CAST(value AS STRING) AS value")
     if orders.slow_ms:
-        threading.Thread(target=tell_of_work, args=(spark, batch.batch_id), daemon=True).start()
+        threading.Thread(target=report_work, args=(spark, batch.batch_id), daemon=True).start()
         slow = f"java_method('java.lang.Thread', 'sleep', {orders.slow_ms}L)"
         frame = frame.selectExpr("partition", "offset", f"concat(value, coalesce({slow}, '')) AS value")
     return frame
@@ -149,7 +151,7 @@ def value_of(partition: int, offset: int, partitions: int) -> str:
     return f"message {offset * partitions + partition}"
 
 
-def tell_of_work(spark: "SparkSession", batch_id: str) -> None:
+def report_work(spark: "SparkSession", batch_id: str) -> None:
     """Say so when Spark has tasks at work for this batch."""
     while True:
         progress = job_control.progress(spark, batch_id)

@@ -19,16 +19,16 @@ import dagster as dg
 import pytest
 from dagster_pyspark import LazyPySparkResource
 
-from marshal_dagster.admin.revoke import Revoking
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
-from marshal_dagster.coordination.claimer import nobody_is_dead
+from marshal_dagster.admin.revoke import ClaimRevoker
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
+from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ClaimLost
+from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops import build_claimed_batch_op
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
@@ -134,24 +134,24 @@ def stop_session() -> None:
             spark.stop()
 
 
-def open_delivery(work: Work, is_dead: Callable[[Owner], bool] = nobody_is_dead) -> Delivery:
+def open_delivery(work: Work, is_dead: Callable[[Owner], bool] = assume_alive) -> BatchSession:
     """Open a member of the group."""
     connection = KafkaConnection(bootstrap_servers=work.bootstrap_servers)
-    return Delivery(
+    return BatchSession(
         log=KafkaLog(connection, work.coordination_topic, work.heartbeat_interval_ms),
         data=Topics(connection),
         connection=connection,
         group=work.group,
         client="driver",
         run_id=f"run{time.monotonic_ns()}",
-        settings=Settings(work.heartbeat_interval_ms, RuleSet.NATIVE, work.mode),
+        settings=GroupSettings(work.heartbeat_interval_ms, RuleSet.NATIVE, work.mode),
         is_dead=is_dead,
     )
 
 
 @contextmanager
 def claimed(
-    work: Work, sink: Sink | None = None, is_dead: Callable[[Owner], bool] = nobody_is_dead
+    work: Work, sink: Sink | None = None, is_dead: Callable[[Owner], bool] = assume_alive
 ) -> Iterator[ClaimedBatch]:
     """Claim a batch of all there is; close the member afterwards."""
     delivery = open_delivery(work, is_dead)
@@ -302,7 +302,7 @@ def revoke(work: Work) -> None:
     def open_log(interval_ms: int) -> Rationalizer:
         return Rationalizer(KafkaLog(connection, work.coordination_topic, interval_ms))
 
-    with closing(Revoking(open_log, work.group, work.topic, "another")) as revoking:
+    with closing(ClaimRevoker(open_log, work.group, work.topic, "another")) as revoking:
         assert len(revoking.carry_out(revoking.look())) == PARTITIONS
 
 
@@ -325,6 +325,6 @@ def lose_a_batch(work: Work, spark: "SparkSession | None" = None) -> tuple[str, 
             mark_when_at_work(spark, batch.batch_id, work.mark)
             threading.Thread(target=revoke_when_at_work, daemon=True).start()
             values(batch.read(spark), 2_000).write.format("noop").mode("append").save()
-    except ClaimLost as error:
+    except ClaimLostError as error:
         return str(error), str(error.__cause__), time.monotonic() - revoked_s[0]
     raise AssertionError("its claim was not lost")

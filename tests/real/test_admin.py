@@ -11,7 +11,7 @@ from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.claims import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ClaimLost, GroupPaused, PlanRejected
+from marshal_dagster.errors import ClaimLostError, GroupPausedError, PlanRejectedError
 from marshal_dagster.jobs.admin import (
     PauseConfig,
     ResumeConfig,
@@ -22,7 +22,7 @@ from marshal_dagster.jobs.admin import (
 )
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from tests.cli import Answer, start
@@ -30,7 +30,7 @@ from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 
 GROUP = "etl"
-SETTINGS = Settings(2_000)
+SETTINGS = GroupSettings(2_000)
 PARTITIONS, MESSAGES = 2, 400
 STEP = 7
 WITHIN_S = 30.0
@@ -81,13 +81,13 @@ class Worker(threading.Thread):
         member = Member(GROUP, "worker", new_instance_id("worker"))
         claimer = Claimer(self._rationalizer, member, self._topic, SETTINGS)
         try:
-            claimer.agree_on_settings()
+            claimer.ensure_group_settings()
             if claimer.paused_until_s() is not None:
                 self.is_waiting.set()
                 return
             self.is_waiting.clear()
             self._work(claimer)
-        except (ClaimLost, GroupPaused, PlanRejected):
+        except (ClaimLostError, GroupPausedError, PlanRejectedError):
             pass  # an operator was faster
         finally:
             claimer.release()
@@ -97,7 +97,7 @@ class Worker(threading.Thread):
         if not claimer.claim(range(PARTITIONS)):
             return
         claimer.name_data_topic(self._topic_id)
-        keys = {number: claimer.key(number) for number in claimer.claims}
+        keys = {claim: claimer.key(claim) for claim in claimer.claims}
         begun = {number: (key.generation, key.offset or 0) for number, key in keys.items()}
         claimer.beat({number: offset for number, (_, offset) in begun.items()})
         ends = {
@@ -244,14 +244,14 @@ def test_what_a_dead_member_holds_is_revoked(
     log = KafkaLog(connection, coordination_topic, SETTINGS.heartbeat_interval_ms)
     rationalizer = Rationalizer(log, topics=[data])
     dead = Claimer(rationalizer, Member(GROUP, "dead", new_instance_id("dead")), data, SETTINGS)
-    dead.agree_on_settings()
+    dead.ensure_group_settings()
     assert len(dead.claim(range(PARTITIONS))) == PARTITIONS
     dead.name_data_topic(topics.describe(data).topic_id)
     dead.beat(dict.fromkeys(range(PARTITIONS), 4))
     answer = call("revoke", GROUP, data, "--instance", "dead", "--yes", "--json")
     assert (answer.code, [row["revoked"] for row in answer.json["claims"]]) == (0, [True] * PARTITIONS)
     other = Claimer(rationalizer, Member(GROUP, "other", new_instance_id("other")), data, SETTINGS)
-    other.agree_on_settings()
+    other.ensure_group_settings()
     assert len(other.claim(range(PARTITIONS))) == PARTITIONS
     other.release()
     rationalizer.close()

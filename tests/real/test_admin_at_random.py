@@ -31,7 +31,7 @@ from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.kill_points import read_messages
 from tests.real.sink_worker import COLUMNS, value_of
-from tests.sink_outputs import PostgresOutput, StandInFrame, own_schema
+from tests.sink_outputs import FakeFrame, PostgresOutput, own_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -88,7 +88,7 @@ class Deployment:
                         return
                     batch.begin_processing()
                     time.sleep(chance.uniform(0, 0.1))
-                    epochs = {one.partition: one.epoch for one in batch.ranges}
+                    epochs = {range_.partition: range_.epoch for range_ in batch.ranges}
                     places = [(epochs[at[0]], *at) for at in read_messages(self.connection, batch.ranges)]
                     if output is not None:
                         batch.write(cast("DataFrame", frame(places)))
@@ -125,7 +125,7 @@ class Deployment:
     def set_positions(self, config: SetPositionConfig) -> dict[int, int]:
         """Set positions; give where each partition that was set goes on."""
         result = self.execute(build_set_position_job(), config)
-        (output,) = [each for each in result.all_node_events if each.is_successful_output]
+        (output,) = [all_node_event for all_node_event in result.all_node_events if all_node_event.is_successful_output]
         table = output.step_output_data.metadata["before_and_after"]
         assert isinstance(table, dg.TableMetadataValue)
         rows = [record.data for record in table.records]
@@ -220,7 +220,7 @@ def check_committed(runs: Runs, starts: dict[int, list[int]]) -> None:
                 at = next(to_come)
             at = one.end
         assert at == MESSAGES
-        assert {MESSAGES, *(one.start for one in ours)} >= set(to_come)
+        assert {MESSAGES, *(our.start for our in ours)} >= set(to_come)
 
 
 def check_processed(runs: Runs, *, is_at_most_once: bool) -> None:
@@ -252,12 +252,14 @@ def check_written(runs: Runs, output: PostgresOutput) -> None:
 
 def places(ranges: list[ClaimedRange]) -> Counter[Place]:
     """Give each message of these ranges."""
-    return Counter((one.epoch, one.partition, offset) for one in ranges for offset in range(one.start, one.end))
+    return Counter(
+        (range_.epoch, range_.partition, offset) for range_ in ranges for offset in range(range_.start, range_.end)
+    )
 
 
-def frame(processed: list[Place]) -> StandInFrame:
+def frame(processed: list[Place]) -> FakeFrame:
     """Give the rows that these messages come to, each with who made it."""
-    return StandInFrame(COLUMNS, tuple((*at, message(epoch, *at)) for epoch, *at in processed))
+    return FakeFrame(COLUMNS, tuple((*at, message(epoch, *at)) for epoch, *at in processed))
 
 
 def message(epoch: int, partition: int, offset: int) -> str:

@@ -15,20 +15,20 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, IdleReason
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.errors import (
-    ClaimLost,
-    DataLoss,
-    DataTopicChanged,
-    LogChanged,
+    ClaimLostError,
+    CoordinationLogChangedError,
+    DataLossError,
+    DataTopicChangedError,
     MarshalError,
-    SettingsDiffer,
-    StartUnknown,
-    TopicMissing,
+    SettingsMismatchError,
+    StartPositionError,
+    TopicNotFoundError,
     UnavailableError,
 )
 from marshal_dagster.kafka.admin_client import Topics
@@ -36,10 +36,10 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import StartPolicy
 from marshal_dagster.protocol.messages import (
     DeliveryMode,
+    GroupSettings,
     ReleaseGroup,
     RevokingClaim,
     RuleSet,
-    Settings,
     coordination_partition,
     render,
 )
@@ -47,7 +47,7 @@ from marshal_dagster.protocol.state import Key
 from tests.batch_fixtures import MemorySink
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Message, Side, read_messages
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Message, Side, read_messages
 from tests.real.test_spark_reader import Writer
 from tests.stderr_capture import lines_about
 
@@ -80,22 +80,22 @@ class Group:
         *,
         interval_ms: int = HEARTBEAT_INTERVAL_MS,
         **extra: Any,  # noqa: ANN401 - the fields of a Delivery
-    ) -> Delivery:
+    ) -> BatchSession:
         """Open a member that dies at `at`."""
         log = KillableLog(KafkaLog(self.connection, self.coordination_topic, interval_ms), at)
         self._opened.append(log)
-        return Delivery(
+        return BatchSession(
             log=log,
             data=self.topics,
             connection=self.connection,
             group=self.name,
             client=f"client{len(self._opened)}",
             run_id=f"run{len(self._opened)}",
-            settings=Settings(interval_ms, RuleSet.NATIVE, mode),
+            settings=GroupSettings(interval_ms, RuleSet.NATIVE, mode),
             **extra,
         )
 
-    def batch(self, delivery: Delivery, topic: str, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
+    def batch(self, delivery: BatchSession, topic: str, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
         """Give a batch on `topic`."""
         has_sink = delivery.settings.delivery is EFFECTIVELY_ONCE
         return delivery.claimed_batch(BatchRequest(topic=topic, **limits), self.sink if has_sink else None)
@@ -109,14 +109,14 @@ class Group:
         else:
             self.processed.update(messages)
 
-    def work(self, delivery: Delivery, topic: str, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
+    def work(self, delivery: BatchSession, topic: str, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
         """Claim, process and commit one batch."""
         with self.batch(delivery, topic, **limits) as batch:
             if batch.idle is None:
                 self.process(batch)
         return batch
 
-    def drain(self, delivery: Delivery, topic: str, **limits: Any) -> list[ClaimedBatch]:  # noqa: ANN401
+    def drain(self, delivery: BatchSession, topic: str, **limits: Any) -> list[ClaimedBatch]:  # noqa: ANN401
         """Work batch after batch until the topic is drained; give those that had something to do."""
         done: list[ClaimedBatch] = []
         for _ in range(50):
@@ -159,10 +159,10 @@ def group(connection: KafkaConnection, coordination_topic: str, topics: Topics) 
 
 def spans(batch: ClaimedBatch) -> dict[int, tuple[int, int]]:
     """Give start and end of each range, by partition."""
-    return {one.partition: (one.start, one.end) for one in batch.all_ranges}
+    return {range_.partition: (range_.start, range_.end) for range_ in batch.all_ranges}
 
 
-def everyone_is_dead(_: object) -> bool:
+def assume_all_dead(_: object) -> bool:
     """Know that whoever holds a claim is dead."""
     return True
 
@@ -226,13 +226,15 @@ def test_messages_that_retention_deleted(
     delete_before(group.kafka, name, 0, 7)
 
     if accept or (accept is None and mode is AT_LEAST_ONCE):
-        batch = group.work(group.open(mode), name, accept_data_loss=accept)
-        assert [(one.start, one.first_readable, one.end, one.lost) for one in batch.ranges] == [(4, 7, 10, (4, 7))]
+        batch = group.work(group.open(mode), name, allow_data_loss=accept)
+        assert [(range_.start, range_.first_readable, range_.end, range_.lost) for range_ in batch.ranges] == [
+            (4, 7, 10, (4, 7))
+        ]
         assert group.counts(mode) == dict.fromkeys([(0, at) for at in (0, 1, 2, 3, 7, 8, 9)], 1)
         assert group.key(name).offset == 10
         return
-    with pytest.raises(DataLoss, match=r"messages 4 to 7 \(exclusive\)"):
-        group.work(group.open(mode), name, accept_data_loss=accept)
+    with pytest.raises(DataLossError, match=r"messages 4 to 7 \(exclusive\)"):
+        group.work(group.open(mode), name, allow_data_loss=accept)
     assert group.counts(mode) == dict.fromkeys([(0, at) for at in range(4)], 1)
     assert (group.key(name).offset, group.key(name).owner) == (4, None)
 
@@ -242,13 +244,13 @@ def test_an_open_plan_whose_start_was_deleted(group: Group, topic: MakeTopic, fi
     """What is left of the plan is read, its end is committed."""
     name = topic(1)
     fill(name, 1, 10)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         group.work(group.open(mode, KillPoint(Side.AFTER, "ClaimingMessages")), name, max_records=6)
     delete_before(group.kafka, name, 0, 4)
 
-    batch = group.work(group.open(mode, is_dead=everyone_is_dead), name, accept_data_loss=True, max_records=1)
+    batch = group.work(group.open(mode, is_dead=assume_all_dead), name, allow_data_loss=True, max_records=1)
 
-    assert [(one.start, one.first_readable, one.end) for one in batch.ranges] == [(0, 4, 6)]
+    assert [(range_.start, range_.first_readable, range_.end) for range_ in batch.ranges] == [(0, 4, 6)]
     assert group.counts(mode) == {(0, 4): 1, (0, 5): 1}
     assert group.key(name).offset == 6
 
@@ -348,12 +350,12 @@ def test_a_data_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode
     fill(name, 1, 4)
     group.drain(group.open(mode), name)
     group.topics.delete(name)
-    with pytest.raises(TopicMissing, match=name):
+    with pytest.raises(TopicNotFoundError, match=name):
         group.work(group.open(mode), name)
     assert group.topics.create(name, 1, 1)
     fill(name, 1, messages)
 
-    with pytest.raises(DataTopicChanged, match="until a person sets the position"):
+    with pytest.raises(DataTopicChangedError, match="until a person sets the position"):
         group.work(group.open(mode), name)
 
     assert sum(group.counts(mode).values()) == 4
@@ -368,7 +370,7 @@ def test_a_data_topic_made_anew_while_a_batch_reads(
     name = topic(1)
     fill(name, 1, 4)
     batch = group.batch(group.open(mode), name)
-    with pytest.raises(DataTopicChanged, match="made anew while this batch read it"), batch:
+    with pytest.raises(DataTopicChangedError, match="made anew while this batch read it"), batch:
         batch.begin_processing()
         topics.delete(name)
         assert topics.create(name, 1, 1)
@@ -387,15 +389,15 @@ def test_the_coordination_topic_made_anew(group: Group, topic: MakeTopic, fill: 
     fill(name, 2, 8)
     delivery = group.open(mode)
     group.work(delivery, name, max_records=4)
-    make_anew(group)
+    recreate(group)
 
-    with pytest.raises(LogChanged, match="made anew or repartitioned"):
+    with pytest.raises(CoordinationLogChangedError, match="made anew or repartitioned"):
         group.work(delivery, name)
     if mode in STRICT_MODES:
-        with pytest.raises(StartUnknown, match="was it made anew"):
+        with pytest.raises(StartPositionError, match="was it made anew"):
             group.work(group.open(mode), name)
         group.sink.stored.clear()  # another output, as the error asks for
-    group.drain(group.open(mode), name, accept_new_log=mode in STRICT_MODES)
+    group.drain(group.open(mode), name, allow_log_reset=mode in STRICT_MODES)
 
     assert group.counts(mode) == {(partition, offset): 1 for partition in range(2) for offset in range(4)}
 
@@ -405,15 +407,15 @@ def test_the_coordination_topic_made_anew_in_the_middle(group: Group, topic: Mak
     name = topic(1)
     fill(name, 1, 4)
     batch = group.batch(group.open(), name)
-    with pytest.raises(LogChanged), batch:
+    with pytest.raises(CoordinationLogChangedError), batch:
         group.process(batch)
-        make_anew(group)
+        recreate(group)
 
     assert not batch.committed
     assert (group.key(name).offset, group.key(name).owner) == (None, None)
 
 
-def make_anew(group: Group) -> None:
+def recreate(group: Group) -> None:
     """Delete the coordination topic and create it again."""
     group.topics.delete(group.coordination_topic)
     settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
@@ -457,7 +459,7 @@ def test_a_lost_claim_names_who_holds_it(group: Group, topic: MakeTopic, fill: F
     fill(name, 1, 4)
     batch = group.batch(group.open(), name)
     successor = group.batch(group.open(), name)
-    with pytest.raises(ClaimLost, match=f"held by client 'client2', instance '{successor.batch_id}'"), batch:
+    with pytest.raises(ClaimLostError, match=f"held by client 'client2', instance '{successor.batch_id}'"), batch:
         group.process(batch)
         revoke(group, name)
         successor.__enter__()
@@ -487,9 +489,9 @@ def test_settings_that_differ(group: Group, topic: MakeTopic, fill: Fill) -> Non
     name = topic(1)
     fill(name, 1, 4)
     group.work(group.open(), name, max_records=1)
-    with pytest.raises(SettingsDiffer, match="'effectively_once' here, 'at_least_once' in force"):
+    with pytest.raises(SettingsMismatchError, match="'effectively_once' here, 'at_least_once' in force"):
         group.work(group.open(EFFECTIVELY_ONCE), name)
-    with pytest.raises(SettingsDiffer, match="5000 here, 3000 in force"):
+    with pytest.raises(SettingsMismatchError, match="5000 here, 3000 in force"):
         group.work(group.open(interval_ms=5_000), name)
     assert group.key(name).offset == 1
 
@@ -520,14 +522,14 @@ def test_no_broker_at_the_start(free_port: int, capfd: pytest.CaptureFixture[str
     """One clear error within the time-out, and no flood of lines on stderr."""
     nowhere = KafkaConnection(bootstrap_servers=f"127.0.0.1:{free_port}", timeout_s=2)
     began_s = time.monotonic()
-    delivery = Delivery(
+    delivery = BatchSession(
         log=KafkaLog(nowhere),
         data=Topics(nowhere),
         connection=nowhere,
         group="g",
         client="c",
         run_id="r",
-        settings=Settings(HEARTBEAT_INTERVAL_MS),
+        settings=GroupSettings(HEARTBEAT_INTERVAL_MS),
     )
     with (
         pytest.raises(UnavailableError, match=f"127.0.0.1:{free_port}"),
@@ -559,7 +561,7 @@ def test_a_broker_that_goes_away_in_the_middle(tmp_path: Path, capfd: pytest.Cap
             fill_with(connection, "orders", 2, 10)
             group.work(group.open(interval_ms=2_000), "orders", max_records=4)
             capfd.readouterr()
-            with pytest.raises(ClaimLost, match="no heartbeat was seen accepted") as raised:
+            with pytest.raises(ClaimLostError, match="no heartbeat was seen accepted") as raised:
                 stop_working_when_lost(group, cluster.kill)
             assert isinstance(raised.value.__cause__, RuntimeError)
             assert len(lines_about(cluster.bootstrap_servers, capfd.readouterr().err)) <= 20

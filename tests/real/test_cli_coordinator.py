@@ -125,7 +125,7 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
     events = [json.loads(line) for line in out.splitlines()]
     assert code == ExitCode.OK
     assert started["event"] == "started"
-    assert {"joined", "rebalanced", "left", "stopped"} <= {each["event"] for each in events}
+    assert {"joined", "rebalanced", "left", "stopped"} <= {event["event"] for event in events}
     assert sorted(each["members"][0] for each in events if each["event"] == "joined") == ["a", "b"]
     assert sum(each.get("moved", 0) for each in events) >= 7
 

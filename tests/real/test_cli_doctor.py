@@ -17,7 +17,7 @@ from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import FROM_4, Inspection, Replicas
+from marshal_dagster.kafka.inspection import FROM_4, KafkaInspector, Replicas
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DataTopic,
@@ -76,7 +76,7 @@ def test_what_becomes_of_data_is_found(
     with open_transaction(connection, fine, 3):
         answer = doctor(connection, coordination_topic)
     findings = {each["name"]: each for each in answer if each["name"].startswith("data topic")}
-    assert {name: each["state"] for name, each in findings.items()} == {
+    assert {name: finding["state"] for name, finding in findings.items()} == {
         f"data topic {lost}": "problem",
         f"data topic {old}": "warning",
         f"data topic {anew}": "problem",
@@ -141,10 +141,10 @@ def test_a_broker_tells_of_itself(connection: KafkaConnection, topic: MakeTopic,
     name = topic(2)
     write_aged(connection, name, [100, 10])
     now_ms = time.time_ns() // 1_000_000
-    with Inspection(connection) as cluster:
-        standing = cluster.standing(name)
-        assert (standing.topic_id, standing.rights) == (topics.describe(name).topic_id, frozenset(Right))
-        assert standing.replicas == dict.fromkeys((0, 1), Replicas(1, 1, has_leader=True))
+    with KafkaInspector(connection) as cluster:
+        topic_info = cluster.topic_info(name)
+        assert (topic_info.topic_id, topic_info.rights) == (topics.describe(name).topic_id, frozenset(Right))
+        assert topic_info.replicas == dict.fromkeys((0, 1), Replicas(1, 1, has_leader=True))
         assert [each.version for each in cluster.brokers()] == [FROM_4]
         assert cluster.offsets_at(name, [0, 1], now_ms - 50_000) == {0: 1}
         assert cluster.throttled_s == pytest.approx(0.0)
@@ -155,10 +155,10 @@ def test_a_client_hears_that_a_quota_holds_it_back(connection: KafkaConnection, 
     name, client_id = topic(), f"held-back-{time.time_ns()}"
     set_quota(connection, client_id, "request_percentage=1")
     patient = replace(connection, timeout_s=WITHIN_S)
-    with Inspection(patient, client_id=client_id) as cluster:
+    with KafkaInspector(patient, client_id=client_id) as cluster:
 
         def is_throttled() -> bool:
-            cluster.standing(name)
+            cluster.topic_info(name)
             return cluster.throttled_s > 0
 
         wait_until(is_throttled, "an answer reports the throttle", WITHIN_S, pause_s=0)

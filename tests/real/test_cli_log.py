@@ -231,7 +231,7 @@ def test_a_topic_with_dangerous_settings_is_refused(kafka: str, topic: MakeTopic
     assert (refused.code, refused.out) == (1, "")
     assert "message.timestamp.type is CreateTime" in refused.error
     assert "retention.ms is 604800000" in refused.error
-    accepted = start("topic", "create", "--partitions", "2", "--accept-unsafe", environment=environment)
+    accepted = start("topic", "create", "--partitions", "2", "--allow-unsafe", environment=environment)
     assert (accepted.code, accepted.err) == (0, "")
     check = start("topic", "check", "--json", environment=environment)
     assert (check.code, check.json["ok"]) == (1, False)

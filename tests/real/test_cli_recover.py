@@ -10,9 +10,9 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     ReleasingPartition,
-    Settings,
     coordination_partition,
     render,
 )
@@ -44,7 +44,7 @@ def test_a_cut_log_is_recovered(  # noqa: PLR0917 - fixtures
     fill(data, 2, 20)
     home = coordination_partition(data, PARTITIONS)
     write(connection, coordination_topic, message(ClaimingPartition, data))
-    settings = GroupSettings(instance="i", client="c", group="g", time_s=1, settings=Settings(500))
+    settings = GroupSettingsRecord(instance="i", client="c", group="g", time_s=1, settings=GroupSettings(500))
     write_raw(kafka, coordination_topic, [(home, render(settings))])
     ends = (message(Heartbeat, data, offset=3), message(ReleasingPartition, data, offset=3))
     write(connection, coordination_topic, *ends)

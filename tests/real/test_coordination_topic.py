@@ -19,11 +19,11 @@ from marshal_dagster.coordination.topic_settings import (
     require_safe,
 )
 from marshal_dagster.devkafka import running_kafka
-from marshal_dagster.errors import LogChanged, TimestampTypeError, UnsafeTopic
+from marshal_dagster.errors import CoordinationLogChangedError, TimestampTypeError, UnsafeTopicError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import Inspection, Replicas
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.kafka.inspection import KafkaInspector, Replicas
+from marshal_dagster.protocol.messages import GroupSettings
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 
@@ -73,9 +73,9 @@ def test_a_dangerous_topic_is_refused_unless_told(
     """A topic that breaks the protocol's promises is not safe, and its danger can be accepted; mended, it is safe."""
     alter(connection, created, setting, value)
 
-    with pytest.raises(UnsafeTopic, match=setting):
+    with pytest.raises(UnsafeTopicError, match=setting):
         require_safe(topics, created)
-    assert setting in [problem.setting for problem in require_safe(topics, created, accept_unsafe=True)]
+    assert setting in [problem.setting for problem in require_safe(topics, created, allow_unsafe=True)]
     right = {"retention.ms": "-1", "compression.type": "uncompressed"}
     alter(connection, created, setting, right.get(setting, "false"))
     assert setting not in [problem.setting for problem in require_safe(topics, created)]
@@ -85,7 +85,7 @@ def test_kafkas_own_defaults_are_refused(topics: Topics, topic: MakeTopic) -> No
     """A topic made with the broker's defaults is refused, with each reason."""
     name = topic(2)
 
-    with pytest.raises(UnsafeTopic) as refused:
+    with pytest.raises(UnsafeTopicError) as refused:
         require_safe(topics, name)
     assert len(refused.value.reasons) == 2
 
@@ -101,19 +101,19 @@ def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
             create_coordination_topic(topics, "__marshal", partitions=2)
             assert check_coordination_topic(topics, "__marshal") == []
             assert topics.settings("__marshal")["min.insync.replicas"] == "2"
-        with Inspection(connection) as cluster_now:
-            assert set(cluster_now.standing("__marshal").replicas.values()) == {Replicas(3, 3, has_leader=True)}
+        with KafkaInspector(connection) as cluster_now:
+            assert set(cluster_now.topic_info("__marshal").replicas.values()) == {Replicas(3, 3, has_leader=True)}
         log = KafkaLog(connection)
-        claimer = Claimer(Rationalizer(log), Member("etl", "c", "run1.0"), "orders", Settings())
-        claimer.agree_on_settings()
+        claimer = Claimer(Rationalizer(log), Member("etl", "c", "run1.0"), "orders", GroupSettings())
+        claimer.ensure_group_settings()
         cluster.kill(3)
 
         assert len(claimer.claim(range(10))) == 10
         log.close()
-        with Inspection(connection) as cluster_now:
+        with KafkaInspector(connection) as cluster_now:
             two_left = {Replicas(3, 2, has_leader=True)}
             wait_until(
-                lambda: set(cluster_now.standing("__marshal").replicas.values()) == two_left,
+                lambda: set(cluster_now.topic_info("__marshal").replicas.values()) == two_left,
                 "each partition has two replicas in sync",
                 WITHIN_S,
             )
@@ -135,7 +135,7 @@ def test_a_second_tick_reads_only_new_records(connection: KafkaConnection, topic
 
     topics.delete(created)
     create_coordination_topic(topics, created, partitions=3)
-    with pytest.raises(LogChanged):
+    with pytest.raises(CoordinationLogChangedError):
         again.catch_up()
     assert shared_rationalizer(connection, created).catch_up().partitions[0].next_offset == 0
 
@@ -144,8 +144,8 @@ def test_a_topic_that_turns_to_senders_timestamps_ends_every_claim(connection: K
     """A member that has opened the log before finds its own record without the broker's time, and holds nothing."""
     with closing(Rationalizer(KafkaLog(connection, created, 20_000), timeout_s=20)) as rationalizer:
         member = Member("etl", "c", new_instance_id("run"))
-        claimer = Claimer(rationalizer, member, "orders", Settings(20_000))
-        claimer.agree_on_settings()
+        claimer = Claimer(rationalizer, member, "orders", GroupSettings(20_000))
+        claimer.ensure_group_settings()
         assert claimer.claim([0])
         alter(connection, created, "message.timestamp.type", "CreateTime")
 
@@ -168,5 +168,5 @@ def test_no_reader_opens_an_unusable_topic(connection: KafkaConnection, created:
     """Readers refuse it as members do, and name the setting."""
     alter(connection, created, setting, value)
 
-    with closing(KafkaLog(connection, created)) as log, pytest.raises(UnsafeTopic, match=setting):
+    with closing(KafkaLog(connection, created)) as log, pytest.raises(UnsafeTopicError, match=setting):
         Rationalizer(log)

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.assignment import DataPartitionId
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.messages import ALL, Ping, render
@@ -22,7 +22,7 @@ from marshal_dagster.coordinator.transport import (
     partition_of,
     read_coordinator_messages,
 )
-from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import wait_until
@@ -44,8 +44,8 @@ class Member:
     """A member and what it has been told."""
 
     client: CoordinatedMember
-    works_on: set[Place] = field(default_factory=set)
-    stopped: list[Place] = field(default_factory=list)
+    works_on: set[DataPartitionId] = field(default_factory=set)
+    stopped: list[DataPartitionId] = field(default_factory=list)
 
 
 @contextmanager
@@ -68,10 +68,10 @@ def member(
     connection: KafkaConnection, topics: CoordinatorTopics, name: str, wanted: str, group: str = "etl"
 ) -> Iterator[Member]:
     """Run a member that takes one topic."""
-    works_on: set[Place] = set()
-    stopped: list[Place] = []
+    works_on: set[DataPartitionId] = set()
+    stopped: list[DataPartitionId] = []
 
-    def stop(places: frozenset[Place]) -> None:
+    def stop(places: frozenset[DataPartitionId]) -> None:
         works_on.difference_update(places)
         stopped.extend(places)
 
@@ -163,11 +163,11 @@ def test_topics_that_do_not_fit_each_other_are_told(
 ) -> None:
     """Groups of a partition that only one of them has would have no coordinator, or two after a restart of some."""
     topics_of.check(connection, 2)
-    topics.grow(topics_of.words, 4)
-    told = f"'{topics_of.words}' has 4, '{topics_of.orders}' has 2.*delete the three"
-    with pytest.raises(ConfigurationError, match=told):
+    topics.grow(topics_of.messages, 4)
+    actions = f"'{topics_of.messages}' has 4, '{topics_of.orders}' has 2.*delete the three"
+    with pytest.raises(ConfigurationError, match=actions):
         topics_of.check(connection, 2)
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=actions):
         topics_of.create(connection, 4)
     for name in (topics_of.orders, topics_of.leader):
         topics.grow(name, 4)
@@ -242,16 +242,16 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
     """As one that was stopped for longer than members' words are kept."""
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for _ in range(3):
-        producer.produce(topics_of.words, b"old", partition=0)
+        producer.produce(topics_of.messages, b"old", partition=0)
     producer.flush(30)
     admin = AdminClient({"bootstrap.servers": connection.bootstrap_servers})
-    for done in admin.delete_records([TopicPartition(topics_of.words, 0, 3)]).values():
+    for done in admin.delete_records([TopicPartition(topics_of.messages, 0, 3)]).values():
         done.result(30)
-    reader = Reader(connection, topics_of.words)
+    reader = Reader(connection, topics_of.messages)
     try:
         reader.follow({0: 0})
         wait_until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, "the reader is at the end", 30)
-        producer.produce(topics_of.words, b"new", partition=0)
+        producer.produce(topics_of.messages, b"new", partition=0)
         producer.flush(30)
         found: list[bytes | None] = []
 
@@ -260,7 +260,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
             return bool(found)
 
         wait_until(finds_some, "the new record is read", 30)
-        assert (found, end_of(connection, topics_of.words, 0)) == ([b"new"], 4)
+        assert (found, end_of(connection, topics_of.messages, 0)) == ([b"new"], 4)
     finally:
         reader.close()
 
@@ -268,7 +268,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
 def test_what_is_missing_or_wrong_is_told(connection: KafkaConnection) -> None:
     """Topics that are not there, and fields that no record could carry."""
     nowhere = CoordinatorTopics("not-made")
-    with pytest.raises(TopicMissing, match="makes the coordinator's topics"):
+    with pytest.raises(TopicNotFoundError, match="makes the coordinator's topics"):
         Coordinator(connection, nowhere).run()
     with pytest.raises(ConfigurationError, match="registration of member 'a/b'"):
         CoordinatedMember(connection, "etl", "a/b", start=print, stop=print)

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from demo.deployment import kill_tree
 from marshal_dagster.cli.main import run
-from marshal_dagster.coordinator.group_view import GroupView, read_group
+from marshal_dagster.coordinator.group_view import GroupAssignments, read_group
 from marshal_dagster.coordinator.messages import StartFetcher, parse_coordinator_message, places_of
 from marshal_dagster.coordinator.transport import CoordinatorTopics, Reader, partition_of
 from marshal_dagster.devkafka import running_kafka
@@ -93,7 +93,7 @@ class Depot:
             self.written[number % PARTITIONS] += 1
         assert self.producer.flush(30) == 0
 
-    def view(self) -> GroupView:
+    def view(self) -> GroupAssignments:
         """Read what is assigned to whom."""
         return read_group(self.connection, CoordinatorTopics(), GROUP)
 

@@ -53,7 +53,7 @@ def test_a_run_publishes_what_is_there_and_ends(
     told = drain.execute_in_process(instance=instance, resources={"outbox": outbox})
     assert _metadata(told)["published"] == 2_500
     assert _metadata(told)["rows waiting"] == 0
-    assert outbox.status().standing.leader == f"{socket.gethostname()}:{os.getpid()}"
+    assert outbox.status().registration.leader == f"{socket.gethostname()}:{os.getpid()}"
 
     again = drain.execute_in_process(instance=instance, resources={"outbox": outbox})
     assert _metadata(again)["published"] == 0

@@ -24,7 +24,7 @@ from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.topic_settings import create_snapshot_topic
-from marshal_dagster.errors import UnavailableError, UnsafeTopic
+from marshal_dagster.errors import UnavailableError, UnsafeTopicError
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -34,8 +34,8 @@ from marshal_dagster.protocol.state import Key, Phase
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.runs.announcements import announced
-from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
+from marshal_dagster.runs.announcements import announced_ranges
+from marshal_dagster.sensors import build_run_failure_sensors, build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
 from tests.conditions import RUN_S, wait_until
 from tests.real.conftest import MakeTopic
@@ -143,7 +143,7 @@ class Site:
 
     def react(self, run: dg.DagsterRun, delivery: DeliveryMode) -> dg.SensorResult | dg.SkipReason:
         """Let the sensor for failed runs see `run`."""
-        sensor, _ = build_dead_run_sensors(group=self.group)
+        sensor, _ = build_run_failure_sensors(group=self.group)
         with dg.build_run_status_sensor_context(
             sensor_name=sensor.name,
             dagster_event=dg.DagsterEvent(dg.DagsterEventType.RUN_FAILURE.value, run.job_name),
@@ -245,7 +245,7 @@ def test_a_second_tick_reads_only_new_records(site: Site) -> None:
     settings = site.claimer().settings
     log = KafkaLog(site.connection, site.coordination_topic, settings.heartbeat_interval_ms)
     claimer = Claimer(Rationalizer(log), member, site.topic, settings)
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     claimer.claim(range(PARTITIONS))
     site.tick(job)
     read = reader.records_read
@@ -273,9 +273,9 @@ def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: 
     def work() -> None:
         claim()
 
-    strict, lax = (site.claimer(coordination_topic=unsafe, accept_unsafe_topic=accept) for accept in (False, True))
+    strict, lax = (site.claimer(coordination_topic=unsafe, allow_unsafe_topic=accept) for accept in (False, True))
     refused = work.execute_in_process(instance=site.instance, resources={"claimer": strict}, raise_on_error=False)
-    assert UnsafeTopic.__name__ in _error(refused, "claim")
+    assert UnsafeTopicError.__name__ in _error(refused, "claim")
     assert "message.timestamp.type is CreateTime, it must be LogAppendTime" in _error(refused, "claim")
     accepted = work.execute_in_process(instance=site.instance, resources={"claimer": lax})
     lines = [entry.user_message for entry in site.instance.all_logs(accepted.run_id) if not entry.is_dagster_event]
@@ -292,7 +292,7 @@ def test_a_log_that_was_cut_after_a_run_is_read_on_by_the_next(
     def take_one(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None:
         with claimer.claimed_batch(context, topic=site.topic, max_records=1) as batch:
             batch.begin_processing()
-            seen.extend((one.partition, one.start, one.end) for one in batch.ranges)
+            seen.extend((range_.partition, range_.start, range_.end) for range_ in batch.ranges)
 
     @dg.job
     def work() -> None:
@@ -357,7 +357,7 @@ def _cancel_at_work(site: Site, slow: Slow, spark: "SparkSession") -> None:
 
     def is_at_work() -> bool:
         stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
-        return slow.is_at_work.is_set() and any(each and each.numActiveTasks for each in stages)
+        return slow.is_at_work.is_set() and any(stage and stage.numActiveTasks for stage in stages)
 
     wait_until(is_at_work, "Spark is at work", RUN_S)
     site.instance.report_run_canceling(site.run())
@@ -461,7 +461,7 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
     """What is done ahead waits for what comes before; then the offset moves over both, and each row is there once."""
 
     def ranges() -> list[tuple[int, int, Phase]]:
-        return [(one.start, one.end, one.phase) for one in site.key().ranges]
+        return [(range_.start, range_.end, range_.phase) for range_ in site.key().ranges]
 
     def is_at_work(start: int) -> bool:
         return (site.folder / f"at-work-{start}").exists()
@@ -528,7 +528,7 @@ def test_an_announcement_outlives_a_kill(site: Site) -> None:
     """A run that dies by SIGKILL right behind its announcement has it in Dagster's storage; nothing was committed."""
     worker = site.start("kill_after_announcing", delivery=DeliveryMode.AT_MOST_ONCE)
     assert worker.wait(RUN_S) == -signal.SIGKILL
-    found = [(row.partition, row.start, row.end) for row in announced(site.instance, site.run().run_id)]
+    found = [(row.partition, row.start, row.end) for row in announced_ranges(site.instance, site.run().run_id)]
     assert found == [(0, 0, 20), (1, 0, 20)]
     assert (site.key().offset, site.key().plan_end) == (0, 20)
 

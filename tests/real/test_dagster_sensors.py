@@ -23,12 +23,12 @@ from marshal_dagster.jobs.batch import build_claimed_batch_job, build_reprocess_
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops import build_claimed_batch_op
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.sensors import build_dead_run_sensors, build_lag_sensor, build_stale_claim_sensor
-from marshal_dagster.sensors._exhausted_plans import given_up_check_key
+from marshal_dagster.sensors import build_lag_sensor, build_run_failure_sensors, build_stale_claim_sensor
+from marshal_dagster.sensors._exhausted_plans import exhausted_plans_check_key
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 
@@ -74,10 +74,10 @@ class Site:
         """Let a run hold partitions, with everything before these offsets done."""
         log = KafkaLog(self.connection, self.coordination_topic, HI_MS)
         self.logs.append(log)
-        settings = Settings(HI_MS, RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE, ())
+        settings = GroupSettings(HI_MS, RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE, ())
         member = Member(self.group, run_id, new_instance_id(run_id))
         claimer = Claimer(Rationalizer(log), member, self.topic, settings)
-        claimer.agree_on_settings()
+        claimer.ensure_group_settings()
         assert len(claimer.claim(offsets)) == len(offsets)
         with Topics(self.connection) as topics:
             claimer.name_data_topic(topics.describe(self.topic).topic_id)
@@ -104,8 +104,8 @@ def site(connection: KafkaConnection, coordination_topic: str, topic: MakeTopic,
 
 def test_the_lag_sensor_sees_what_is_unread_and_how_old_it_is(site: Site) -> None:
     """By the topic's offsets alone: it asks, stops when the group has read, and is in no consumer group."""
-    many = build_lag_sensor(site.job(), group=site.group, more_than_records=4)
-    old = build_lag_sensor(site.job(), group=site.group, older_than_s=600)
+    many = build_lag_sensor(site.job(), group=site.group, max_lag_records=4)
+    old = build_lag_sensor(site.job(), group=site.group, max_lag_age_s=600)
     site.write(0, [900, 500, 10])
     assert str(site.evaluate(many).skip_message).startswith("3 records are unread, 3 of them in 1 partitions")
     assert len(site.evaluate(old).run_requests or ()) == 1
@@ -123,7 +123,7 @@ def test_the_lag_sensor_sees_what_is_unread_and_how_old_it_is(site: Site) -> Non
     assert str(site.evaluate(many, fired.cursor).skip_message).startswith("2 records are unread")
     client = AdminClient({"bootstrap.servers": site.connection.bootstrap_servers})
     groups = client.list_consumer_groups().result(10).valid
-    assert site.group not in {each.group_id for each in groups}
+    assert site.group not in {group.group_id for group in groups}
 
 
 def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None:
@@ -131,7 +131,7 @@ def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None
     site.write(0, [0, 0])
     job = site.job(reprocess=True)
     told: list[object] = []
-    sensor = build_stale_claim_sensor(job, group=site.group, max_attempts=1, on_given_up=told.append)
+    sensor = build_stale_claim_sensor(job, group=site.group, max_attempts=1, on_exhausted_plans=told.append)
     claimer = site.claim("a-dead-run", {0: 0})
     claimer.plan({0: 2})
     claimer.release()
@@ -143,7 +143,7 @@ def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None
     second = site.evaluate(sensor, first.cursor)
     for event in second.asset_events:
         site.instance.report_runless_asset_event(event)
-    key = given_up_check_key(site.group, site.topic)
+    key = exhausted_plans_check_key(site.group, site.topic)
     (record,) = site.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
     assert record.status.value == "FAILED"
     assert len(told) == 1
@@ -152,7 +152,7 @@ def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None
 
 def test_all_that_failed_runs_held_is_free_after_one_tick(site: Site) -> None:
     """Two runs fail at once and Dagster shows the sensor one of them: both partitions can be claimed at once."""
-    failed, _ = build_dead_run_sensors(group=site.group)
+    failed, _ = build_run_failure_sensors(group=site.group)
     started = site.evaluate(failed)
     runs = [site.instance.create_run_for_job(site.job(), status=dg.DagsterRunStatus.STARTED) for _ in range(2)]
     for partition, run in enumerate(runs):
@@ -166,10 +166,10 @@ def test_all_that_failed_runs_held_is_free_after_one_tick(site: Site) -> None:
 
 
 def _sensors(site: Site) -> dict[str, dg.SensorDefinition]:
-    failed, _ = build_dead_run_sensors(group=site.group)
+    failed, _ = build_run_failure_sensors(group=site.group)
     return {
         "stale claims": build_stale_claim_sensor(site.job(reprocess=True), group=site.group),
-        "lag": build_lag_sensor(site.job(), group=site.group, more_than_records=0),
+        "lag": build_lag_sensor(site.job(), group=site.group, max_lag_records=0),
         "dead runs": failed,
     }
 

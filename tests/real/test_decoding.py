@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import functions as f
 
-from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, SchemaDrift, UnavailableError
+from marshal_dagster.errors import BadRecord, ConfigurationError, DecodeError, SchemaDriftError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.spark.decoding import (
-    Decoded,
-    Nulls,
+    DecodedBatch,
+    NullPolicy,
     Schema,
     SchemaFiles,
     SchemaKind,
@@ -61,7 +61,7 @@ def place(row: "Row") -> int:
     return int((row["offset"] - 100) * 2 + row["partition"])
 
 
-def outcome(decoded: Decoded, count: int) -> list[Any]:
+def outcome(decoded: DecodedBatch, count: int) -> list[Any]:
     """For each record its value as a dict, or the reason why it is bad; each must be in exactly one of both."""
     good, bad = decoded.split()
     found: dict[int, Any] = {}
@@ -208,7 +208,7 @@ def test_a_number_in_a_timestamp_is_seconds_or_bad(spark: "SparkSession") -> Non
 
 def test_a_null_value_is_good_where_it_is_meant(spark: "SparkSession") -> None:
     """A tombstone is a row without a value then."""
-    decoded = decode_json(batch(spark, [None, '{"id": 1}', ""]), "id int NOT NULL", nulls=Nulls.KEEP)
+    decoded = decode_json(batch(spark, [None, '{"id": 1}', ""]), "id int NOT NULL", nulls=NullPolicy.KEEP)
     assert outcome(decoded, 3) == [None, {"id": 1}, "empty value"]
 
 
@@ -222,7 +222,7 @@ def test_fields_of_objects_in_objects_must_be_there_too(spark: "SparkSession") -
 def test_bad_records_fail_the_batch_with_their_count_and_the_first_ones(spark: "SparkSession") -> None:
     """Before a row is given; and an action that looks at a bad value fails by itself."""
     decoded = decode_json(batch(spark, ["{", '{"a": 1}', '{"a": 2}', "", "", "x"]), "a int")
-    with pytest.raises(BadRecords) as caught:
+    with pytest.raises(DecodeError) as caught:
         decoded.or_fail()
     assert caught.value.count == 4
     assert caught.value.first == (
@@ -240,7 +240,7 @@ def test_new_fields_are_an_error_where_asked(spark: "SparkSession") -> None:
     """They are left out otherwise; bad records do not count."""
     frame = batch(spark, ['{"a": 1, "b": {"c": 1}}', '{"a": 2, "b": {"c": 1, "d x": [{"e": 1}]}}', "[1]", "{", None])
     schema = "a int, b struct<c: int>"
-    with pytest.raises(SchemaDrift, match=r"lacks: b\.d x\. Declare"):
+    with pytest.raises(SchemaDriftError, match=r"lacks: b\.d x\. Declare"):
         decode_json(frame, schema, new_fields="fail")
     good, _ = decode_json(frame, f"{schema[:-1]}, `d x`: array<struct<e: int>>>", new_fields="fail").split()
     assert good.count() == 2
@@ -387,7 +387,7 @@ def test_an_avro_record_of_nulls_alone_is_a_good_one(spark: "SparkSession", regi
         batch(spark, [framed(number, b"\x00"), framed(number, b"\x02"), None]),
         SchemaRegistry(url=registry.url),
         subject="orders-value",
-        nulls=Nulls.KEEP,
+        nulls=NullPolicy.KEEP,
     )
     found = outcome(decoded, 3)
     assert found[0] == {"note": None}
@@ -577,9 +577,9 @@ def test_the_examples_of_the_page_do_what_it_says(
     row = (0, 100, 1, "a", 2.0)
     for example in ("orders", "orders_or_dead_letters", "orders_and_bad_records", "orders_to_tables"):
         assert [each[:5] for each in work(example, [good])] == [row]
-    with pytest.raises(BadRecords):
+    with pytest.raises(DecodeError):
         work("orders", [good, "{"])
-    with pytest.raises(SchemaDrift, match="new"):
+    with pytest.raises(SchemaDriftError, match="new"):
         work("orders_without_news", [good, bad])
     assert work("orders_or_dead_letters", [good, "{"]) == [row]
     assert [value for _, value, _ in messages(connection.bootstrap_servers, dead, 1)] == [b"{"]

@@ -18,11 +18,11 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type:
 
 from marshal_dagster._internal.ports import is_free
 from marshal_dagster.devkafka import (
-    BrokerFailed,
-    ClusterDiffers,
+    BrokerFailedError,
+    ClusterMismatchError,
     KafkaCluster,
     KafkaStatus,
-    PortInUse,
+    PortInUseError,
     running_kafka,
 )
 from tests.conditions import wait_until
@@ -184,7 +184,9 @@ def test_a_port_in_use_is_said_and_nothing_is_started(tmp_path: Path) -> None:
     """The message names the port; a later `up` on another one succeeds."""
     with cluster_in(tmp_path) as cluster, closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortInUse, match=f"^port {port} is in use by .*; stop that process, or give another port"):
+        with pytest.raises(
+            PortInUseError, match=f"^port {port} is in use by .*; stop that process, or give another port"
+        ):
             KafkaCluster(tmp_path, port=port).up()
         assert not cluster.status().is_running
         assert cluster.up().started == (1,)
@@ -195,7 +197,7 @@ def test_a_running_cluster_is_not_moved(tmp_path: Path) -> None:
     with cluster_in(tmp_path) as cluster:
         up = cluster.up()
         for other in (KafkaCluster(tmp_path, port=9), KafkaCluster(tmp_path, brokers=3)):
-            with pytest.raises(ClusterDiffers):
+            with pytest.raises(ClusterMismatchError):
                 other.up()
         assert cluster.status().brokers == up.brokers
         cluster.down()
@@ -215,7 +217,7 @@ def test_a_running_cluster_is_not_moved(tmp_path: Path) -> None:
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path, settings: dict[str, str], words: str) -> None:
     """The error is one line with Kafka's own reason and the log's path, and no process is left."""
     with cluster_in(tmp_path, settings=settings) as cluster:
-        with pytest.raises(BrokerFailed) as failed:
+        with pytest.raises(BrokerFailedError) as failed:
             cluster.up()
         message = str(failed.value)
         assert message.startswith(f"broker 1 {words}")
@@ -229,7 +231,7 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path, settings: dict[str,
 def test_a_broker_that_is_not_ready_in_time_is_stopped_again(tmp_path: Path) -> None:
     """A time-out of `up` is an error, and leaves no process behind."""
     with cluster_in(tmp_path) as cluster:
-        with pytest.raises(BrokerFailed, match=r"^broker 1 was not ready within 0\.01 s: .*; its log: "):
+        with pytest.raises(BrokerFailedError, match=r"^broker 1 was not ready within 0\.01 s: .*; its log: "):
             cluster.up(timeout_s=0.01)
         assert not cluster.status().is_running
         assert [path.name for path in (tmp_path / "broker-1").glob("crash-*")] == []
@@ -270,7 +272,7 @@ def test_settings_and_loopback(tmp_path: Path) -> None:
 def test_logs_are_kept_when_a_test_fails(tmp_path: Path) -> None:
     """`running_kafka` stops its brokers when the body raises, and leaves their logs to be read."""
 
-    class Fault(Exception):
+    class FaultError(Exception):
         """What the body raises."""
 
     seen: list[KafkaStatus] = []
@@ -278,9 +280,9 @@ def test_logs_are_kept_when_a_test_fails(tmp_path: Path) -> None:
     def body() -> None:
         with running_kafka(tmp_path) as cluster:
             seen.append(cluster.status())
-            raise Fault
+            raise FaultError
 
-    with pytest.raises(Fault):
+    with pytest.raises(FaultError):
         body()
     (status,) = seen
     assert not any(psutil.pid_exists(pid) for pid in pids(status))

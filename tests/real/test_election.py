@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
-from marshal_dagster.election.rules import Elected, Event, Resigned, Timing
-from marshal_dagster.errors import RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.election.rules import Event, TermEnded, TermStarted, Timing
+from marshal_dagster.errors import AuthorizationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import wait_until
@@ -132,7 +132,7 @@ def test_a_leader_that_ends_hands_over_at_once(election: Election) -> None:
     assert leader.process.wait(WITHIN_S) == 0
     events = [(line["event"], line.get("told")) for line in leader.lines() if "event" in line]
     first, _ = [fence for fence, _, _ in election.terms()]
-    assert events == [("Elected", first), ("Resigned", first), ("Ended", None)]
+    assert events == [("TermStarted", first), ("TermEnded", first), ("Ended", None)]
     check_terms(election, 2)
 
 
@@ -146,7 +146,7 @@ def test_a_leader_that_was_stopped_does_not_believe_that_it_leads(election: Elec
     continued_ms = boot_ms()
     os.kill(leader.process.pid, signal.SIGCONT)
     wait_until(
-        lambda: ("Resigned", fence) in [(line.get("event"), line.get("told")) for line in leader.lines()],
+        lambda: ("TermEnded", fence) in [(line.get("event"), line.get("told")) for line in leader.lines()],
         "the former leader has resigned",
         WITHIN_S,
     )
@@ -173,14 +173,14 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConne
             wait_until(lambda: not elector.leads(first), "the elector has lost the first term", WITHIN_S)
             wait_until(lambda: len(events) == 2, "two events were reported", WITHIN_S)
             assert topics.has_consumers(elector.group)
-        assert isinstance(events[1], Resigned)
+        assert isinstance(events[1], TermEnded)
         assert events[1].reason == "heard no beat of its own of the last 1 s"
         set_largest(connection, name, 10_000)
         second = elector.wait_for_term(WITHIN_S)
         assert second is not None
         assert second.fence > first.fence
         assert second.leader_id != first.leader_id
-    assert [type(event) for event in events] == [Elected, Resigned, Elected, Resigned]
+    assert [type(event) for event in events] == [TermStarted, TermEnded, TermStarted, TermEnded]
     assert elector.term() is None
 
 
@@ -226,14 +226,14 @@ def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: Kafk
         leader, other = (one, another) if one.term() is not None else (another, one)
         first = leader.term()
         assert first is not None
-        leader.stand_aside(first, "no database", FEW_S)
+        leader.step_down(first, "no database", FEW_S)
         second = other.wait_for_term(SESSION_S)
         assert second is not None
         assert second.fence > first.fence
         wait_until(lambda: leader._aside_s == 0, "the pause after the failure is over", WITHIN_S)
-        other.stand_aside(first, "an earlier term", FEW_S)
+        other.step_down(first, "an earlier term", FEW_S)
         assert (leader.term(), other.term(), other._aside_s) == (None, second, 0)
-        other.stand_aside(second, "no database", WITHIN_S)
+        other.step_down(second, "no database", WITHIN_S)
         third = leader.wait_for_term(SESSION_S + FEW_S)
         assert third is not None
         assert third.fence > second.fence
@@ -242,7 +242,10 @@ def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: Kafk
 
 def test_a_topic_that_is_missing_is_told(connection: KafkaConnection) -> None:
     """At once, in one line."""
-    with pytest.raises(TopicMissing, match="'no-such-topic'") as told, Elector(connection, "no-such-topic", "group"):
+    with (
+        pytest.raises(TopicNotFoundError, match="'no-such-topic'") as told,
+        Elector(connection, "no-such-topic", "group"),
+    ):
         pass
     assert "\n" not in str(told.value)
 
@@ -279,7 +282,10 @@ def test_a_right_that_is_missing_is_told(secured: SecuredKafka) -> None:
         return Elector(connection, topic, group, timing=Timing(receive_deadline_ms=1_000))
 
     for right in ("DESCRIBE", "READ", "WRITE"):
-        with pytest.raises(RightMissing, match=rf"grant this user .*{right}.* on topic 'leader'") as told, stand():
+        with (
+            pytest.raises(AuthorizationError, match=rf"grant this user .*{right}.* on topic 'leader'") as told,
+            stand(),
+        ):
             pass
         assert "\n" not in str(told.value)
         secured.grant(PLAIN_USER, right, "TOPIC", topic)
@@ -302,5 +308,5 @@ def enters(elector: Elector) -> bool:
     try:
         with elector:
             return True
-    except RightMissing:
+    except AuthorizationError:
         return False

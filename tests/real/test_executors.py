@@ -159,13 +159,13 @@ class Site:
 
     def owners(self) -> set[str]:
         """Give the runs that hold a partition, or a range of one."""
-        owners = [owner for key in self.states() for owner in (key.owner, *(each.owner for each in key.ranges))]
+        owners = [owner for key in self.states() for owner in (key.owner, *(range_.owner for range_ in key.ranges))]
         return {owner.instance.rpartition(".")[0] for owner in owners if owner is not None}
 
     def plan_ends(self) -> set[int | None]:
         """Give where the plans of the partitions or of their ranges end."""
         keys = self.states()
-        return {key.plan_end for key in keys if not key.ranges} | {each.end for key in keys for each in key.ranges}
+        return {key.plan_end for key in keys if not key.ranges} | {range_.end for key in keys for range_ in key.ranges}
 
     def check_all_done(self, messages: int = MESSAGES) -> None:
         """Each message is in the output once, all is committed, nothing is held or planned."""
@@ -380,7 +380,7 @@ def test_a_run_that_is_canceled_by_force_commits_nothing_more(make_site: MakeSit
     wait_until(lambda: "heartbeats end" in site.said(run_id), "its heartbeats end", 20)
     going_on().touch()
     (run,) = site.wait(run_id)
-    assert f"Dagster says that run {run_id} is canceled: BatchAborted" in site.error(run_id)
+    assert f"Dagster says that run {run_id} is canceled: BatchAbortedError" in site.error(run_id)
     assert site.steps(run_id, dg.DagsterEventType.STEP_RESTARTED) == []
     assert run.status is not SUCCESS
     assert {(key.owner, key.offset) for key in site.states()} == {(None, 0)}

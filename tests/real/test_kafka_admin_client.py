@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.devkafka import running_kafka
-from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import wait_until
@@ -89,7 +89,7 @@ def test_a_topic_that_is_missing_is_told(topics: Topics) -> None:
         lambda: topics.delete("no-such-topic"),
         lambda: topics.grow("no-such-topic", 2),
     ):
-        with pytest.raises(TopicMissing, match=r"'no-such-topic'.*there is no such topic"):
+        with pytest.raises(TopicNotFoundError, match=r"'no-such-topic'.*there is no such topic"):
             question()
     assert time.monotonic() - start < WITHIN_S
 
@@ -98,7 +98,7 @@ def test_a_partition_that_is_missing_is_told(asked_of: Topics, topic: MakeTopic)
     """Offsets of partitions that the topic does not have name them, also beside ones that exist."""
     name = topic(2)
     for wanted in ([2, 7], [0, 1, 2, 7]):
-        with pytest.raises(TopicMissing, match=r"has 2 partitions, and none with the number (2, )?7"):
+        with pytest.raises(TopicNotFoundError, match=r"has 2 partitions, and none with the number (2, )?7"):
             asked_of.offsets(name, wanted)
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_made_by_asking_for_it(tmp_path: Path) -> None:
             lambda name: topics.offsets(name, range(1_000)),
         ]
         for number, ask in enumerate(asks):
-            with pytest.raises(TopicMissing):
+            with pytest.raises(TopicNotFoundError):
                 ask(f"typo-{number}")
         time.sleep(1)  # one that is made is told of a moment later
         assert topics.partition_counts() == {}
@@ -319,5 +319,5 @@ def test_offsets_are_looked_up_by_time(kafka: str, asked_of: Topics, topic: Make
     assert asked_of.offsets_at(name, [2], 4_000) == {}
     transactions.commit_transaction(WITHIN_S)
     wait_until(lambda: asked_of.offsets_at(name, [2], 4_000) == {2: 0}, "the offset at the time is seen", WITHIN_S)
-    with pytest.raises(TopicMissing, match="no-such-topic"):
+    with pytest.raises(TopicNotFoundError, match="no-such-topic"):
         asked_of.offsets_at("no-such-topic", [0], 0)

@@ -24,7 +24,7 @@ def producer(connection: KafkaConnection) -> Iterator[Producer]:
     client, log = clients.producer(connection, delivery_timeout_ms=5000, client_id="test")
     clients.reach(client, log, timeout_s=WITHIN_S)
     yield client
-    clients.let_go(client, log)
+    clients.close_client(client, log)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_each_kind_of_client_reaches_the_broker(
     ):
         clients.reach(client, log, timeout_s=WITHIN_S, topic=name)
         assert log.reason is None
-        clients.let_go(client, log)
+        clients.close_client(client, log)
     clients.check_reachable(connection)
     assert time.monotonic() - start < WITHIN_S
     printed = capfd.readouterr()
@@ -102,7 +102,7 @@ def test_reaching_makes_no_topic(connection: KafkaConnection, topics: Topics) ->
         clients.consumer(connection, client_id="c"),
     ):
         clients.reach(client, log, timeout_s=WITHIN_S, topic="never-made")
-        clients.let_go(client, log)
+        clients.close_client(client, log)
     with pytest.raises(Exception, match="there is no such topic"):
         topics.describe("never-made")
 
@@ -113,8 +113,8 @@ def test_an_acknowledgement_names_offset_and_log_time(producer: Producer, topic:
     before_ms = time.time() * 1000
     messages = append(producer, name, [b"a", b"b"])
     assert [each.offset() for each in messages] == [0, 1]
-    for each in messages:
-        kind, at_ms = each.timestamp()
+    for message in messages:
+        kind, at_ms = message.timestamp()
         assert kind == 2
         assert before_ms - 1000 <= at_ms <= time.time() * 1000 + 1000
 
@@ -181,7 +181,7 @@ def test_isolation_decides_what_shows_of_transactions(
     found = read(reader)
     assert [each.value() for each in found[:-1]] == expected
     assert (code(found[-1]), found[-1].offset()) == (END, 6)
-    clients.let_go(reader, log)
+    clients.close_client(reader, log)
 
 
 def test_a_reader_commits_nothing(
@@ -193,7 +193,7 @@ def test_a_reader_commits_nothing(
     reader, log = clients.consumer(connection, client_id="test")
     reader.assign([TopicPartition(name, 0, 0)])
     read(reader)
-    clients.let_go(reader, log)
+    clients.close_client(reader, log)
     assert topics.group_offsets(clients.READER_GROUP, name) == {}
 
 
@@ -207,5 +207,5 @@ def test_a_producer_that_reached_the_broker_sends_at_once(connection: KafkaConne
         start = time.monotonic()
         append(client, name, [b"a"])
         spent_s.append(time.monotonic() - start)
-        clients.let_go(client, log)
+        clients.close_client(client, log)
     assert sorted(spent_s)[4] < 0.4

@@ -14,13 +14,13 @@ from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.coordination.log import Append, PositionLost
+from marshal_dagster.coordination.log import Append, PositionLostError
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.devkafka import running_kafka
-from marshal_dagster.errors import ClaimLost, LogChanged, TopicMissing, UnavailableError
+from marshal_dagster.errors import ClaimLostError, CoordinationLogChangedError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 from tests.conditions import wait_until
 from tests.fast.test_log_port import SOON_S, House, LogPort, read, values
 from tests.real.conftest import MakeTopic
@@ -82,7 +82,7 @@ class KafkaHouse:
         for future in admin.delete_records([TopicPartition(self.topic, partition, start)]).values():
             future.result(20)
 
-    def make_anew(self, partitions: int) -> None:
+    def recreate(self, partitions: int) -> None:
         """Delete and create."""
         self._topics.delete(self.topic)
         assert self._topics.create(self.topic, partitions, 1, SETTINGS)
@@ -146,15 +146,15 @@ def test_an_interrupted_append_leaves_nothing_to_be_sent(house: KafkaHouse, monk
     log = house.open()
     log.append([Append(0, b"a")])
 
-    class Interrupted(BaseException):
+    class InterruptError(BaseException):
         """Comes at any time."""
 
     def interrupt(_: object) -> None:
-        raise Interrupted
+        raise InterruptError
 
     with monkeypatch.context() as interrupted:
         interrupted.setattr(log, "_wait_for", interrupt)
-        with pytest.raises(Interrupted):
+        with pytest.raises(InterruptError):
             log.append([Append(0, b"b")])
 
     assert log._producer is None, "what was interrupted is in a producer that is used no more"
@@ -181,8 +181,8 @@ def test_batch_after_batch_claims_what_the_one_before_released(house: KafkaHouse
     """A member that releases and claims again at once, under a new instance id, wins everything."""
     rationalizer = Rationalizer(house.open(), topics=["orders"])
     for _ in range(20):
-        claimer = Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), "orders", Settings(20_000))
-        claimer.agree_on_settings()
+        claimer = Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), "orders", GroupSettings(20_000))
+        claimer.ensure_group_settings()
         assert len(claimer.claim(range(300))) == 300
         claimer.release()
 
@@ -240,14 +240,14 @@ def test_a_log_on_a_broker_that_is_down_fails_in_time(
 def member(log: KafkaLog, interval_ms: int = 20_000, topic: str = "orders") -> Claimer:
     """Open a member."""
     rationalizer = Rationalizer(log, topics=[topic])
-    return Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), topic, Settings(interval_ms))
+    return Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), topic, GroupSettings(interval_ms))
 
 
 def beat_until_it_ends(claimer: Claimer) -> None:
     """Beat as `Heartbeats` does, which tries again when the broker cannot tell for a moment."""
     deadline = time.monotonic() + SOON_S
     while time.monotonic() < deadline:
-        with suppress(UnavailableError, TopicMissing):
+        with suppress(UnavailableError, TopicNotFoundError):
             claimer.beat()
 
 
@@ -255,15 +255,15 @@ def beat_until_it_ends(claimer: Claimer) -> None:
 def test_a_log_made_anew_ends_the_claims(house: KafkaHouse, partitions: int) -> None:
     """A coordination topic that was deleted and made again ends a member's claims by its next heartbeat."""
     claimer = member(house.open())
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     claimer.claim([0, 1])
     claimer.beat({0: 0, 1: 0})
 
-    house.make_anew(partitions)
+    house.recreate(partitions)
 
-    with pytest.raises(LogChanged, match=r"made anew|acknowledged"):
+    with pytest.raises(CoordinationLogChangedError, match=r"made anew|acknowledged"):
         beat_until_it_ends(claimer)
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         claimer.check([0])
 
 
@@ -273,7 +273,7 @@ def test_a_reader_beyond_the_logs_end_is_not_moved(house: KafkaHouse) -> None:
     house.say(0, b"a")
     log.follow({0: 0, 1: 5})
 
-    with pytest.raises(PositionLost) as lost:
+    with pytest.raises(PositionLostError) as lost:
         read(log, {0: 1, 1: 6})
     assert lost.value.partition == 1
 
@@ -305,7 +305,7 @@ def test_threads_share_a_rationalizer(house: KafkaHouse) -> None:
 def test_the_world_is_that_of_the_log(house: KafkaHouse) -> None:
     """A member's world state is what another reader makes of the same records."""
     claimer = member(house.open())
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     claimer.claim(range(50))
     claimer.beat(dict.fromkeys(range(50), 3))
     claimer.plan(dict.fromkeys(range(50), 9))

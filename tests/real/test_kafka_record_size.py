@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import Producer
 
-from marshal_dagster.errors import TopicMissing
+from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.record_size import FEW, RECORDS, bytes_per_offset
@@ -90,5 +90,5 @@ def test_where_no_record_is_unread_the_last_ones_count(
 
 def test_a_topic_that_is_not_there_is_told(connection: KafkaConnection, topics: Topics) -> None:
     """As everywhere."""
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         bytes_per_offset(topics, connection, "sampled", "none-such")

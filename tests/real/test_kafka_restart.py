@@ -100,4 +100,4 @@ def test_a_client_waits_for_a_broker_that_starts(cluster: KafkaCluster) -> None:
     cluster.start(1)
     clients.reach(client, log, timeout_s=WITHIN_S)
     assert log.reason is None
-    clients.let_go(client, log)
+    clients.close_client(client, log)

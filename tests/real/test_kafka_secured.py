@@ -15,7 +15,7 @@ from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshot_writer import renew_snapshots
 from marshal_dagster.coordination.topic_settings import create_coordination_topic, create_snapshot_topic
-from marshal_dagster.errors import MarshalError, RightMissing, UnavailableError
+from marshal_dagster.errors import AuthorizationError, MarshalError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -189,7 +189,7 @@ def test_what_is_wrong_is_one_line_wherever_it_is_met(
         look()
 
     result = looking.execute_in_process(raise_on_error=False)
-    (event,) = (each for each in result.all_node_events if each.is_step_failure)
+    (event,) = (all_node_event for all_node_event in result.all_node_events if all_node_event.is_step_failure)
     cause = event.step_failure_data.error and event.step_failure_data.error.cause
     assert cause is not None
     assert words in cause.message
@@ -222,7 +222,7 @@ def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) 
             "DELETE on topic 'rights'": lambda: topics.delete("rights"),
         }
         for right, question in questions.items():
-            with pytest.raises(RightMissing, match=f"not allowed; grant this user {right}"):
+            with pytest.raises(AuthorizationError, match=f"not allowed; grant this user {right}"):
                 question()
         text = topics.commit_group_offsets("g", "rights", {0: 1})
         assert text is not None
@@ -230,13 +230,13 @@ def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) 
         secured.grant(PLAIN_USER, "DESCRIBE", "TOPIC", "rights")
         wait_until(lambda: answers(lambda: topics.describe("rights")), "the right to describe is known", WITHIN_S)
         assert topics.offsets("rights", [0]) == {0: OffsetBounds(0, 0)}
-        with pytest.raises(RightMissing, match="DESCRIBE on group 'g'"):
+        with pytest.raises(AuthorizationError, match="DESCRIBE on group 'g'"):
             topics.group_offsets("g", "rights")
         writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
         writer.produce("rights", b"1")
         assert writer.flush(WITHIN_S) == 0
         began_s = time.monotonic()
-        with pytest.raises(RightMissing, match="grant this user READ on topic 'rights'"):
+        with pytest.raises(AuthorizationError, match="grant this user READ on topic 'rights'"):
             bytes_per_offset(topics, connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN), "g", "rights")
         assert time.monotonic() - began_s < 4  # less than the time-out
 
@@ -266,7 +266,7 @@ def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, ad
         return KafkaError._PARTITION_EOF in codes
 
     wait_until(is_at_end, "the end of the partition shows", WITHIN_S)
-    clients.let_go(reader, log)
+    clients.close_client(reader, log)
     assert values == [b"0", b"1", b"2", b"3", b"4"]
     assert codes - {KafkaError._PARTITION_EOF} <= clients.HARMLESS_TO_A_READER
 
@@ -279,7 +279,7 @@ def test_offsets_of_many_partitions_take_the_right_to_describe_alone(
     connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
     monkeypatch.setattr("marshal_dagster.kafka.admin_client._MANY", 1)
     with Topics(connection) as topics:
-        with pytest.raises(RightMissing, match="grant this user DESCRIBE on topic 'described'"):
+        with pytest.raises(AuthorizationError, match="grant this user DESCRIBE on topic 'described'"):
             topics.offsets("described", [0, 1])
         secured.grant(SCRAM_USER, "DESCRIBE", "TOPIC", "described")
         wait_until(
@@ -299,12 +299,12 @@ def test_a_producer_that_may_write_nowhere_is_told(secured: SecuredKafka) -> Non
         while time.monotonic() < deadline:
             clients.reach(client, log, timeout_s=WITHIN_S)
 
-    with pytest.raises(RightMissing, match="grant WRITE on its topic"):
+    with pytest.raises(AuthorizationError, match="grant WRITE on its topic"):
         reach_again_and_again()
     assert log.fatal is not None
     with pytest.raises(KafkaException):
         client.produce("rights", b"a")
-    clients.let_go(client, log)
+    clients.close_client(client, log)
 
 
 def test_a_producer_that_polls_itself_finds_the_fatal_error_in_its_log(secured: SecuredKafka) -> None:
@@ -319,7 +319,7 @@ def test_a_producer_that_polls_itself_finds_the_fatal_error_in_its_log(secured: 
 
     wait_until(is_fatal, "the error is fatal", WITHIN_S)
     assert "Cluster authorization failed" in (log.fatal or "")
-    clients.let_go(client, log)
+    clients.close_client(client, log)
 
 
 def test_who_may_not_write_snapshots_goes_without(

@@ -12,9 +12,9 @@ from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import KafkaSnapshotTopic
 from marshal_dagster.coordination.log import Append, Bounds, LogIdentity
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.snapshots import Snapshots, SnapshotTopic, Strange, newest_of_log
+from marshal_dagster.coordination.snapshots import ForeignSnapshot, Snapshots, SnapshotTopic, newest_snapshots
 from marshal_dagster.coordination.topic_settings import SNAPSHOT_SETTINGS
-from marshal_dagster.errors import TopicMissing
+from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
@@ -114,22 +114,22 @@ def test_the_record_before_a_snapshot_is_looked_at_in_the_log(
             world = rationalizer.catch_up().partitions[0]
             if number == 2:
                 assert world.last is not None
-                world.note_last(world.last._replace(digest="0" * 64))
+                world.set_last_record(world.last._replace(digest="0" * 64))
             kept.append(0, snapshot_records(world, rationalizer.identity.topic_id, f"s{number}"))
         bounds = log.bounds([0])
 
-        def newest_of(strange: Collection[Strange]) -> Mapping[int, PartitionWorld]:
+        def newest_of(strange: Collection[ForeignSnapshot]) -> Mapping[int, PartitionWorld]:
             return snapshots.newest(rationalizer.identity, bounds, world.defaults, strange)
 
         assert newest_of([])[0].next_offset == 3
-        assert newest_of_log(log, bounds, SOON_S, newest_of)[0].next_offset == 2
+        assert newest_snapshots(log, bounds, SOON_S, newest_of)[0].next_offset == 2
 
 
 def test_a_missing_topic_is_told(connection: KafkaConnection) -> None:
     """Where there is no snapshot topic the question says so, at once."""
     missing = KafkaSnapshotTopic(connection, "no-such-topic")
     began_s = time.monotonic()
-    with pytest.raises(TopicMissing):
+    with pytest.raises(TopicNotFoundError):
         missing.bounds([0])
     assert time.monotonic() - began_s < 5
     missing.close()

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from tests.real.conftest import MakeTopic
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Message, Side, drain, read_messages
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Message, Side, drain, read_messages
 
 HEARTBEAT_INTERVAL_MS = 1_200
 PARTITIONS = 3
@@ -30,7 +30,7 @@ POSITIONS = [KillPoint(side, "Heartbeat", 2) for side in Side]
 COMMITS = [KillPoint(side, "Heartbeat", 3) for side in Side]
 PROCESSING = None
 
-OpenDelivery = Callable[..., tuple[Delivery, KillableLog]]
+OpenDelivery = Callable[..., tuple[BatchSession, KillableLog]]
 
 
 @pytest.fixture
@@ -39,17 +39,17 @@ def open_delivery(connection: KafkaConnection, coordination_topic: str, topics: 
     group = new_instance_id("group")
     opened: list[KillableLog] = []
 
-    def open_one(mode: DeliveryMode, at: KillPoint | None = None) -> tuple[Delivery, KillableLog]:
+    def open_one(mode: DeliveryMode, at: KillPoint | None = None) -> tuple[BatchSession, KillableLog]:
         log = KillableLog(KafkaLog(connection, coordination_topic, HEARTBEAT_INTERVAL_MS), at)
         opened.append(log)
-        delivery = Delivery(
+        delivery = BatchSession(
             log=log,
             data=topics,
             connection=connection,
             group=group,
             client="tester",
             run_id=f"run{len(opened)}",
-            settings=Settings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, mode),
+            settings=GroupSettings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, mode),
         )
         return delivery, log
 
@@ -89,22 +89,22 @@ class Account:
         for count, message in enumerate(read_messages(self._connection, batch.ranges)):
             if count == self._die_after and self._log is not None:
                 self._log.dead = True
-                raise Killed
+                raise KilledError
             self.processed[message] += 1
 
 
 def planned(batch: ClaimedBatch) -> set[Message]:
     """Give all messages of the batch's ranges."""
-    return {(one.partition, offset) for one in batch.all_ranges for offset in range(one.start, one.end)}
+    return {(range_.partition, offset) for range_ in batch.all_ranges for offset in range(range_.start, range_.end)}
 
 
 def run_and_die(
-    delivery: Delivery, log: KillableLog, topic: str, connection: KafkaConnection, at: KillPoint | None
+    delivery: BatchSession, log: KillableLog, topic: str, connection: KafkaConnection, at: KillPoint | None
 ) -> tuple[Account, set[Message]]:
     """Work one batch of 30 messages, dying at `at`, or after 10 messages."""
     account = Account(connection, log, die_after=10 if at is None else None)
     batch = delivery.claimed_batch(BatchRequest(topic=topic, max_records=30))
-    with pytest.raises(Killed), batch:
+    with pytest.raises(KilledError), batch:
         account.process(batch)
     return account, planned(batch)
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from confluent_kafka import Producer
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, IdleReason
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.errors import DataTopicChanged
+from marshal_dagster.errors import DataTopicChangedError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, Sink
 from marshal_dagster.sinks.kafka.sink import Records
 from tests.kafka_outputs import KafkaOutput
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
 from tests.sink_conformance import Row
 from tests.sink_outputs import (
@@ -230,23 +230,23 @@ class Members:
         self._logs: list[KillableLog] = []
         self.topic = topic
 
-    def open(self, at: KillPoint | None = None) -> tuple[Delivery, KillableLog]:
+    def open(self, at: KillPoint | None = None) -> tuple[BatchSession, KillableLog]:
         """Open a member that dies at `at`; it takes all that came before it for dead."""
         log = KillableLog(KafkaLog(self._connection, self._coordination_topic, HEARTBEAT_INTERVAL_MS), at)
         self._logs.append(log)
-        delivery = Delivery(
+        delivery = BatchSession(
             log=log,
             data=self._topics,
             connection=self._connection,
             group=self._group,
             client="tester",
             run_id=f"run{len(self._logs)}",
-            settings=Settings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+            settings=GroupSettings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
             is_dead=lambda _: True,
         )
         return delivery, log
 
-    def batch(self, delivery: Delivery, sink: Sink, most: int | None = None) -> ClaimedBatch:
+    def batch(self, delivery: BatchSession, sink: Sink, most: int | None = None) -> ClaimedBatch:
         """Give a batch of at most `most` messages."""
         return delivery.claimed_batch(BatchRequest(topic=self.topic, max_records=most), sink)
 
@@ -289,7 +289,7 @@ def test_a_member_that_dies_at_an_append(
     """Before, within or after any append to the coordination log: the output is the input, record by record."""
     delivery, _ = members.open(at)
     batch = members.batch(delivery, output.open())
-    with pytest.raises(Killed), batch:
+    with pytest.raises(KilledError), batch:
         batch.write(result(batch, spark))
 
     members.drain(output.open(), spark)
@@ -305,7 +305,7 @@ def test_a_member_that_dies_at_its_plan_or_its_commit(
     """What it has written is there, and is not written again; the output is the input, record by record."""
     delivery, _ = members.open(at)
     batch = members.batch(delivery, output.open())
-    with pytest.raises(Killed), batch:
+    with pytest.raises(KilledError), batch:
         batch.write(result(batch, spark))
     is_written = at in COMMITS
     assert output.rows() == (input_rows() if is_written else [])
@@ -323,7 +323,7 @@ def test_a_member_that_dies_beside_its_write(
     """After the write the successor finds the ranges done, and only commits them."""
     delivery, log = members.open()
     batch = members.batch(delivery, output.open())
-    with pytest.raises(Killed), batch:
+    with pytest.raises(KilledError), batch:
         work_and_die(batch, spark, log, written=written)
 
     done = members.drain(output.open(), spark)
@@ -338,7 +338,7 @@ def work_and_die(batch: ClaimedBatch, spark: "SparkSession", log: KillableLog, *
     if written:
         batch.write(frame)
     log.dead = True
-    raise Killed
+    raise KilledError
 
 
 def die_at_step(members: Members, output: Output, spark: "SparkSession", step: str) -> None:
@@ -348,14 +348,14 @@ def die_at_step(members: Members, output: Output, spark: "SparkSession", step: s
     def reached(now: str) -> None:
         if log.dead or now == step:
             log.dead = True
-            raise Killed
+            raise KilledError
 
     sink = output.open(reached)
     if isinstance(sink, FileSink):
         clear = sink._clear
         sink._clear = lambda *args: None if log.dead else clear(*args)  # type: ignore[method-assign]
     batch = members.batch(delivery, sink)
-    with pytest.raises(Killed), batch:
+    with pytest.raises(KilledError), batch:
         batch.write(result(batch, spark))
 
 
@@ -395,7 +395,7 @@ def test_many_members_die_one_after_the_other(members: Members, output: Output, 
     for side, count in ((Side.WITHIN, 3), (Side.BEFORE, 2), (Side.AFTER, 2), (Side.WITHIN, 2)):
         delivery, _ = members.open(KillPoint(side, "Heartbeat", count))
         batch = members.batch(delivery, output.open(), most=4)
-        with pytest.raises(Killed), batch:
+        with pytest.raises(KilledError), batch:
             batch.write(result(batch, spark))
     members.drain(output.open(), spark)
     assert output.rows() == input_rows()
@@ -411,12 +411,12 @@ def test_a_data_topic_made_anew_while_spark_reads(
 
     def reached(step: str) -> None:
         if step in {"rows written", "evaluated"}:
-            make_anew(topics, members.topic)
+            recreate(topics, members.topic)
             fill_topic(connection, members.topic, "new")
 
     delivery, _ = members.open()
     batch = members.batch(delivery, output.open(reached))
-    with pytest.raises(DataTopicChanged, match="nothing was written or committed"), batch:
+    with pytest.raises(DataTopicChangedError, match="nothing was written or committed"), batch:
         batch.write(result(batch, spark))
 
     assert output.open().verdicts(batch.ranges).keys() == set(batch.ranges)
@@ -424,7 +424,7 @@ def test_a_data_topic_made_anew_while_spark_reads(
     assert rows_or_none(output) == []
 
 
-def make_anew(topics: Topics, topic: str) -> None:
+def recreate(topics: Topics, topic: str) -> None:
     """Delete a topic and create it again."""
     topics.delete(topic)
     assert topics.create(topic, PARTITIONS, 1)

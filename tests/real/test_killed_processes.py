@@ -144,7 +144,7 @@ def test_a_stopped_member_is_fenced(workers: Workers) -> None:
     assert successor.wait(DEADLINE_S) == 0
     stopped.send_signal(signal.SIGCONT)
     said = wait_for_line(stopped, "failed")
-    assert "ClaimLost" in said
+    assert "ClaimLostError" in said
     assert stopped.wait(DEADLINE_S) == 1
     assert set(workers.output()) == all_messages()
 

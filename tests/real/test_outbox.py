@@ -22,10 +22,17 @@ from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import schema as outbox_tables
-from marshal_dagster.outbox.backoff import Limits
-from marshal_dagster.outbox.interfaces import ID_HEADER, Deposed, Fenced, Noted, Turn, Turned
+from marshal_dagster.outbox.backoff import HarvestLimits
+from marshal_dagster.outbox.interfaces import (
+    ID_HEADER,
+    BatchTransaction,
+    PublishedBatch,
+    PublisherFencedError,
+    SessionSupersededError,
+    TransactionResult,
+)
 from marshal_dagster.outbox.schema import OutboxTables
-from marshal_dagster.outbox.status import Backlog
+from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 from tests.conditions import wait_until
@@ -133,7 +140,7 @@ def test_a_version_is_reached_as_a_whole_or_not_at_all(site: Site, monkeypatch: 
         with pytest.raises(ConfigurationError, match='column "nothing"'):
             site.tables.create()
     with psycopg.connect(site.dsn) as connection:
-        assert site.tables.standing(connection).version == outbox_tables.VERSION
+        assert site.tables.registration(connection).version == outbox_tables.VERSION
         with pytest.raises(psycopg.errors.UndefinedColumn):
             connection.execute(site.tables.named("SELECT more FROM {rows}"), ())
 
@@ -188,7 +195,7 @@ def test_dead_rows_are_not_read_again_and_again(site: Site) -> None:
         session = store.begin()
         before = scans(connection, site)
         for _ in range(10):
-            assert len(store.turn(session, Turn(limit=1_000, limit_bytes=MEGABYTE)).rows) == 100
+            assert len(store.turn(session, BatchTransaction(limit=1_000, limit_bytes=MEGABYTE)).rows) == 100
         store.close()
         wait_until(
             lambda: sum(scans(connection, site)) >= sum(before) + 10,
@@ -456,7 +463,7 @@ def test_rows_of_a_missing_topic_are_set_aside_while_the_rest_flows(site: Site, 
         assert "tried 3 times" in parked[0].reason
         with Topics(site.connection) as topics:
             topics.create(missing, 1, 1)
-        backlog = Backlog(site.tables)
+        backlog = OutboxInspector(site.tables)
         assert backlog.retry([parked[1].id, parked[1].id + 100]) == [parked[1].id]
         assert backlog.retry(None) == [parked[0].id]
         backlog.close()
@@ -516,7 +523,7 @@ def test_rows_set_aside_can_be_dropped(site: Site) -> None:
     site.stash(*(OutboxRecord(f"missing-{site.name}", str(number)) for number in range(3)))
     site.harvest(max_attempts=1)
     ids = [parked.id for parked in site.parked()]
-    backlog = Backlog(site.tables)
+    backlog = OutboxInspector(site.tables)
     assert backlog.drop([ids[0], ids[2] + 1]) == [ids[0]]
     backlog.close()
     assert [parked.id for parked in site.parked()] == ids[1:]
@@ -555,10 +562,10 @@ def test_the_status_tells_the_backlog(site: Site, topic: MakeTopic) -> None:
     site.harvest(max_attempts=1)
     site.stash(OutboxRecord(topic(), "2"), OutboxRecord(topic(), "3"))
     status = site.status()
-    assert (status.rows, status.parked, status.standing.session) == (2, 1, 1)
+    assert (status.rows, status.parked, status.registration.session) == (2, 1, 1)
     assert 0 <= (status.oldest_age_s or -1) < WITHIN_S
     assert status.led_since is not None
-    assert status.standing.leader
+    assert status.registration.leader
 
 
 # Harvesters
@@ -570,7 +577,7 @@ def test_a_drain_ends(site: Site, topic: MakeTopic) -> None:
     records = [OutboxRecord(goal, str(number)) for number in range(50)]
     site.stash(*records, OutboxRecord(f"missing-{site.name}", "x"))
     began_s = time.monotonic()
-    assert site.harvester(limits=Limits(topic_patience_s=0)).drain() == 50
+    assert site.harvester(limits=HarvestLimits(topic_patience_s=0)).drain() == 50
     assert site.harvester().drain() == 0
     assert time.monotonic() - began_s < WITHIN_S
     assert len(values(site.read(goal))) == 50
@@ -584,7 +591,7 @@ def test_a_drain_ends_while_another_leads(site: Site, topic: MakeTopic) -> None:
         site.stash(*(OutboxRecord(goal, str(number)) for number in range(500)))
         assert site.harvester().drain() == 0
         assert len(site.read(goal)) == 500
-    assert site.status().standing.session == 1
+    assert site.status().registration.session == 1
 
 
 def test_a_harvester_that_cannot_reach_the_database_says_so(connection: KafkaConnection) -> None:
@@ -645,15 +652,15 @@ def test_a_zombie_can_do_nothing(site: Site, topic: MakeTopic) -> None:
     site.stash(OutboxRecord(goal, "1", "k"), OutboxRecord(goal, "2", "k"))
     with site.session() as old, site.session() as new:
         old.harvest.begin()
-        taken = old.store.turn(1, Turn(limit=10, limit_bytes=MEGABYTE)).rows
+        taken = old.store.turn(1, BatchTransaction(limit=10, limit_bytes=MEGABYTE)).rows
         assert len(taken) == 2
         new.harvest.begin()
-        for turn in (Turn(done=Noted([row.id for row in taken])), Turn(limit=10)):
-            with pytest.raises(Deposed):
+        for turn in (BatchTransaction(done=PublishedBatch([row.id for row in taken])), BatchTransaction(limit=10)):
+            with pytest.raises(SessionSupersededError):
                 old.store.turn(1, turn)
-        with pytest.raises(Fenced):
+        with pytest.raises(PublisherFencedError):
             old.publisher.publish(taken)
-        with pytest.raises(Deposed):
+        with pytest.raises(SessionSupersededError):
             old.harvest.turn()
         assert len(site.rows()) == 2
         assert new.harvest.turn() == 2
@@ -669,7 +676,7 @@ def test_a_fenced_publisher_says_so_whatever_it_has_sent(site: Site, topic: Make
     with site.session() as old, site.session() as new:
         old.harvest.begin()
         new.harvest.begin()
-        with pytest.raises(Fenced):
+        with pytest.raises(PublisherFencedError):
             old.publisher.publish(site.rows())
     assert site.read(goal) == []
 
@@ -696,7 +703,7 @@ def test_a_leader_that_is_frozen_in_a_turn_holds_nobody_up_for_long(site: Site, 
         next_one.harvest.begin()
         assert time.monotonic() - began_s < 15
         next_one.turns()
-        with pytest.raises((UnavailableError, Deposed)):
+        with pytest.raises((UnavailableError, SessionSupersededError)):
             frozen.harvest.turn()
     assert values(site.read(goal)) == ["value"]
     assert site.rows() == []
@@ -712,17 +719,17 @@ def test_a_zombie_that_begins_anew_at_kafka_is_stopped_by_the_database(
         old.harvest.begin()
         turn = old.store.turn
 
-        def overtaken(session: int, given: Turn) -> Turned:
+        def overtaken(session: int, given: BatchTransaction) -> TransactionResult:
             turned = turn(session, given)
             if given.limit:
                 new.harvest.begin()
             return turned
 
         monkeypatch.setattr(old.store, "turn", overtaken)
-        with pytest.raises(Deposed):
+        with pytest.raises(SessionSupersededError):
             old.harvest.turn()
         assert site.read(goal) == []
-        with pytest.raises(Fenced):
+        with pytest.raises(PublisherFencedError):
             new.publisher.publish(site.rows()[1:])
         new.turns()
     assert values(site.read(goal)) == ["good"]

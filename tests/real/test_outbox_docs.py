@@ -11,12 +11,12 @@ from psycopg.conninfo import make_conninfo
 
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.outbox.backoff import Limits
+from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.events import OutgoingEvents
 from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
 from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.schema import OutboxTables
-from marshal_dagster.outbox.status import Backlog
+from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 from tests.real.conftest import MakeTopic
 from tests.sink_outputs import own_schema
@@ -38,8 +38,8 @@ def schema(postgres: str, connection: KafkaConnection) -> Iterator[str]:
     schema = own_schema()
     with psycopg.connect(postgres, autocommit=True) as owner:
         owner.execute(f"CREATE SCHEMA {schema}".encode())
-        standing = OutboxTables(Database(postgres), schema=schema).create()
-        OutboxTopics.of(standing.uid).create(connection)
+        registration = OutboxTables(Database(postgres), schema=schema).create()
+        OutboxTopics.of(registration.uid).create(connection)
         for role in ROLES:
             owner.execute(f"CREATE ROLE {role} LOGIN".encode())
         owner.execute(f"SET search_path = {schema}".encode())
@@ -60,12 +60,12 @@ def test_each_role_can_do_its_work(postgres: str, connection: KafkaConnection, s
         reading.execute(f"SELECT FROM {schema}.outbox".encode())
 
     tables = OutboxTables(Database(harvester), schema=schema)
-    options = HarvesterOptions(limits=Limits(max_attempts=1, topic_patience_s=0))
+    options = HarvesterOptions(limits=HarvestLimits(max_attempts=1, topic_patience_s=0))
     assert Harvester(tables, connection, options).drain() == 1
-    with closing(Backlog(tables)) as measuring:
+    with closing(OutboxInspector(tables)) as measuring:
         assert (measuring.status().rows, measuring.status().parked) == (0, 1)
 
-    with closing(Backlog(OutboxTables(Database(operator), schema=schema))) as backlog:
+    with closing(OutboxInspector(OutboxTables(Database(operator), schema=schema))) as backlog:
         (row,) = backlog.parked()
         assert backlog.status().rows == 0
         assert backlog.retry([row.id]) == [row.id]
@@ -93,4 +93,4 @@ def test_the_page_shows_the_settings_that_the_table_has(postgres: str, schema: s
         found = owner.execute("SELECT reloptions FROM pg_class WHERE oid = %s::regclass", (f"{schema}.outbox",))
         (options,) = found.fetchone() or ([],)
     assert shown
-    assert shown.items() <= dict(each.split("=") for each in options).items()
+    assert shown.items() <= dict(option.split("=") for option in options).items()

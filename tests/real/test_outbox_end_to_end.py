@@ -37,7 +37,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.interfaces import ID_HEADER
 from marshal_dagster.outbox.schema import OutboxTables
-from marshal_dagster.outbox.status import Backlog, OutboxStatus
+from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus
 from tests.conditions import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outbox"
@@ -100,7 +100,7 @@ class Circle:
     cluster: KafkaCluster
     dsn: str
     asking: "psycopg.Connection[tuple[Any, ...]]"
-    backlog: Backlog
+    backlog: OutboxInspector
     instance: dg.DagsterInstance
     defs: dg.Definitions
     began_s: float = field(default_factory=time.monotonic)
@@ -168,11 +168,11 @@ class Circle:
 
             wait_until(has_work, "there is a backlog", WAIT_S)
             wait_until(lambda: self.ask(STRIKING), "the harvester has published a batch", WAIT_S)
-            yield psutil.Process(int(str(self.status().standing.leader).rpartition(":")[2]))
+            yield psutil.Process(int(str(self.status().registration.leader).rpartition(":")[2]))
 
     def notes_leader(self) -> int:
         """Give the broker that every transaction of the harvester's goes through."""
-        notes = OutboxTopics.of(self.status().standing.uid).notes
+        notes = OutboxTopics.of(self.status().registration.uid).notes
         found = AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers}).list_topics(notes, timeout=20)
         return found.topics[notes].partitions[0].leader
 
@@ -248,7 +248,7 @@ def circle(module: tuple[KafkaCluster, str, ModuleType], tmp_path: Path) -> Iter
     with (
         dg.DagsterInstance.local_temp(str(tmp_path)) as instance,
         psycopg.connect(dsn, autocommit=True) as asking,
-        closing(Backlog(OutboxTables(Database(dsn)))) as backlog,
+        closing(OutboxInspector(OutboxTables(Database(dsn)))) as backlog,
     ):
         made = Circle(tmp_path, cluster, dsn, asking, backlog, instance, delays.defs)
         asking.execute(HOLD.encode())
@@ -279,7 +279,7 @@ def break_it(circle: Circle) -> None:
     circle.ask(f"SELECT pg_advisory_unlock({SECOND})")
     circle.work_until(lambda: circle.rows() > BATCH, "a batch is taken with a broker down")
     circle.tell(f"{circle.rows()} rows were written with the broker down")
-    (other,) = (each for each in harvesters if each.poll() is None)
+    (other,) = (harvester for harvester in harvesters if harvester.poll() is None)
     other.terminate()
     assert other.wait(WAIT_S) == 0
     circle.tell(f"the other harvester was asked to end; {circle.status().rows} rows wait")

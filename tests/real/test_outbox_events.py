@@ -8,16 +8,16 @@ import psycopg
 import pytest
 
 from marshal_dagster._internal.postgres import Database
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.outbox.events import OutgoingEvents
 from marshal_dagster.outbox.schema import OutboxTables
 from tests.sink_conformance import deliver, part, rows_of
-from tests.sink_outputs import POSTGRES_STEPS, TABLE, PostgresOutput, StandInPostgresSink, hook, own_schema
+from tests.sink_outputs import POSTGRES_STEPS, TABLE, FakePostgresSink, PostgresOutput, hook, own_schema
 
 Event = tuple[int, str, str | None, Any]
 
 
-class Killed(BaseException):
+class KilledError(BaseException):
     """A process dies here."""
 
 
@@ -31,10 +31,10 @@ def output(postgres: str) -> PostgresOutput:
 
 def sink_of(
     output: PostgresOutput, events: OutgoingEvents | None = None, reached: Callable[[str], None] | None = None
-) -> StandInPostgresSink:
+) -> FakePostgresSink:
     """Open the output with events of its rows: the value is the key, the whole row the event."""
     events = events or OutgoingEvents("orders.done", key="value", schema=output.schema)
-    sink = StandInPostgresSink(output.dsn, TABLE, schema=output.schema, companion=events, lock_timeout_s=30)
+    sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, companion=events, lock_timeout_s=30)
     hook(sink, reached)
     return sink
 
@@ -70,10 +70,10 @@ def test_rows_and_events_are_there_together_or_not_at_all(output: PostgresOutput
 
     def die(reached: str) -> None:
         if reached == step:
-            raise Killed
+            raise KilledError
 
     ranges = part(0, 0, 3), part(1, 5, 7)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         deliver(output, "a", *ranges, sink=sink_of(output, reached=die))
     assert [row[:2] for row in output.rows()] == sorted(offsets(output))
     deliver(output, "a", *ranges, sink=sink_of(output))
@@ -116,7 +116,7 @@ def test_a_column_can_be_the_event(output: PostgresOutput) -> None:
 def test_an_event_too_large_refuses_the_batch(output: PostgresOutput) -> None:
     """Nothing is written, neither rows nor events."""
     events = OutgoingEvents("orders.done", schema=output.schema, max_bytes=100)
-    with pytest.raises(SinkRefused, match="max_bytes=100"):
+    with pytest.raises(SinkRejectedError, match="max_bytes=100"):
         deliver(output, "x" * 101, part(0, 0, 1), sink=sink_of(output, events))
 
     assert (output.rows(), stashed(output)) == ([], [])

@@ -11,14 +11,14 @@ from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_i
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ClaimLost
+from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.state import Key, Phase
 from tests.conditions import wait_until
 
 GROUP, DATA_TOPIC, TOPIC_ID = "sharers", "orders", "A" * 22
-SETTINGS = Settings(8_000, features=("ranges",))
+SETTINGS = GroupSettings(8_000, features=("ranges",))
 MESSAGES, SIZE = 1_000, 100
 WITHIN_S = 60
 
@@ -40,7 +40,7 @@ class Site:
     def member(self, rationalizer: Rationalizer, name: str) -> RangeClaimer:
         """Begin a tenure."""
         claimer = RangeClaimer(rationalizer, Member(GROUP, name, new_instance_id(name)), DATA_TOPIC, SETTINGS)
-        claimer.agree_on_settings()
+        claimer.ensure_group_settings()
         return claimer
 
     def key(self) -> Key:
@@ -54,7 +54,7 @@ def site(connection: KafkaConnection, coordination_topic: str) -> Iterator[Site]
     with ExitStack() as stack:
         site = Site(connection, coordination_topic, stack)
         first = Claimer(site.reader, Member(GROUP, "first", new_instance_id("first")), DATA_TOPIC, SETTINGS)
-        first.agree_on_settings()
+        first.ensure_group_settings()
         first.claim([0])
         first.name_data_topic(TOPIC_ID)
         first.beat({0: 0})
@@ -94,7 +94,7 @@ def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> Non
 
     def others_are_done() -> bool:
         key = site.key()
-        if any((*each[:2], each.phase) == (SIZE, MESSAGES, Phase.DONE) for each in key.ranges):
+        if any((*range_[:2], range_.phase) == (SIZE, MESSAGES, Phase.DONE) for range_ in key.ranges):
             return True
         assert key.offset == 0, "the dead member's range was taken before the others were done"
         return False
@@ -106,7 +106,7 @@ def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> Non
     assert (site.key().offset, site.key().ranges) == (MESSAGES, ())
     done = sorted(each for of_one in processed.values() for each in of_one)
     assert done == [(0, SIZE, 1), *((start, start + SIZE, 0) for start in range(SIZE, MESSAGES, SIZE))]
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         dead.commit({0: SIZE})
 
 
@@ -128,5 +128,5 @@ def test_a_dead_member_that_is_known_keeps_nobody_waiting(site: Site) -> None:
     assert time.monotonic() - began_s < SETTINGS.heartbeat_interval_ms / 1_000
     other.beat()
     assert site.key().offset == SIZE
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         dead.beat()

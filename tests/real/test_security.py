@@ -21,7 +21,7 @@ from marshal_dagster.coordination.topic_settings import create_coordination_topi
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.service import Coordinator
 from marshal_dagster.coordinator.transport import CoordinatorTopics
-from marshal_dagster.errors import MarshalError, RightMissing
+from marshal_dagster.errors import AuthorizationError, MarshalError
 from marshal_dagster.jobs.batch import build_reprocess_job
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
@@ -33,7 +33,7 @@ from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.sensors import build_stale_claim_sensor
-from marshal_dagster.sinks import KafkaSink, PostgresSink, WriteOutcome
+from marshal_dagster.sinks import KafkaSink, PostgresSink, WriteResult
 from marshal_dagster.sinks.conformance import LocalFrame
 from marshal_dagster.sinks.conformance.target import never, part, rows_of
 from marshal_dagster.sinks.kafka.sink import NOTES_SETTINGS
@@ -179,9 +179,9 @@ def test_a_member_claims_and_commits_and_has_no_other_data(stand: Stand) -> None
     assert offset == 3
     with Topics(stand.connection("member")) as topics:
         assert topics.group_offsets("shops", "orders") == {0: 3}
-        with pytest.raises(RightMissing, match="CREATE on topic 'more'"):
+        with pytest.raises(AuthorizationError, match="CREATE on topic 'more'"):
             topics.create("more", 1, 1)
-        with pytest.raises(RightMissing, match="DELETE on topic '__marshal'"):
+        with pytest.raises(AuthorizationError, match="DELETE on topic '__marshal'"):
             topics.delete("__marshal")
     assert refused(stand, "member", "orders")
 
@@ -211,7 +211,7 @@ def test_a_writer_fills_a_topic_and_no_other(stand: Stand, secured: SecuredKafka
     assert refused(stand, "writer", "orders")
 
 
-def deliver_rows(sink: KafkaSink, ranges: Sequence[ClaimedRange]) -> WriteOutcome:
+def deliver_rows(sink: KafkaSink, ranges: Sequence[ClaimedRange]) -> WriteResult:
     """Do what a batch does."""
     sink.verdicts(ranges)
     frame: Any = LocalFrame(["partition", "offset", "value"], tuple(rows_of("a", *ranges)))
@@ -223,7 +223,7 @@ def wait_until_refused(question: Callable[[], object], said: str) -> str:
     answers: list[str] = []
 
     def answer() -> str | None:
-        with pytest.raises(RightMissing) as raised:
+        with pytest.raises(AuthorizationError) as raised:
             question()
         answers.append(str(raised.value))
         assert "\n" not in answers[-1]
@@ -240,7 +240,10 @@ def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
     assert stand.call("operator", "resume", "shops").code == 0
     nobody = stand.call("operator", *ACT["revoke"])
     assert (nobody.code, "nobody" in nobody.err) == (1, True)
-    with Topics(stand.connection("operator")) as topics, pytest.raises(RightMissing, match="READ on topic 'orders'"):
+    with (
+        Topics(stand.connection("operator")) as topics,
+        pytest.raises(AuthorizationError, match="READ on topic 'orders'"),
+    ):
         topics.require(on_topic("orders", Right.READ))
     assert refused(stand, "operator", "orders")
     assert refused(stand, "operator", "__marshal_snapshot")
@@ -251,9 +254,9 @@ def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
     made = wait_until_ok(lambda: stand.call("maker", "coordinator", "init", "--partitions", "2"))
     assert "__marshal_coordinator_orders" in made.out
     topics = CoordinatorTopics()
-    with pytest.raises(RightMissing, match="on topic '__marshal_coordinator_leader'"):
+    with pytest.raises(AuthorizationError, match="on topic '__marshal_coordinator_leader'"):
         Coordinator(stand.connection("member"), topics).run()
-    with pytest.raises(RightMissing, match="READ on topic '__marshal_coordinator'"):
+    with pytest.raises(AuthorizationError, match="READ on topic '__marshal_coordinator'"):
         topics.check(stand.connection("member"), 2)
     topics.check(stand.connection("coordinator"), 2)
     coordinator = Coordinator(stand.connection("coordinator"), topics)
@@ -271,7 +274,7 @@ def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
         coordinator.stop()
         thread.join(WITHIN_S)
     assert refused(stand, "member", topics.orders)
-    assert refused(stand, "reader", topics.words)
+    assert refused(stand, "reader", topics.messages)
     assert refused(stand, "coordinator", "orders")
     assert refused(stand, "coordinator", "__marshal")
 
@@ -297,7 +300,7 @@ def test_who_makes_the_topics_cannot_use_them(stand: Stand) -> None:
         answer = stand.call("maker", *command)
         assert answer.code == NOT_ALLOWED
         assert "grant this user" in answer.error
-    with pytest.raises(RightMissing, match="grant this user READ on topic '__marshal': kafka-acls"):
+    with pytest.raises(AuthorizationError, match="grant this user READ on topic '__marshal': kafka-acls"):
         tick(stand, "maker")
     assert refused(stand, "maker", "__marshal")
 
@@ -432,7 +435,7 @@ def test_a_secret_is_found_nowhere(
     assert not [each for each in secrets if each in answer.out + answer.err]
 
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
-    leaks = [(each, secret) for each in files for secret in secrets if secret.encode() in each.read_bytes()]
+    leaks = [(file, secret) for file in files for secret in secrets if secret.encode() in file.read_bytes()]
     assert leaks == []
     assert {"spark.driver.memory", "KafkaRelation"} <= words_in(tmp_path / "pages")
     assert {"canary_location.py", "org.apache.spark.deploy.SparkSubmit"} <= words_in(tmp_path / "processes")
@@ -536,11 +539,11 @@ def assert_write_missing(stand: Stand, answer: Answer) -> None:
 def assert_write_missing_in_a_run(stand: Stand, role: str) -> None:
     """A run fails before it claims, with the same line."""
     result = run(stand, role)
-    (event,) = [each for each in result.all_node_events if each.is_step_failure]
+    (event,) = [all_node_event for all_node_event in result.all_node_events if all_node_event.is_step_failure]
     error = event.step_failure_data.error
     assert error is not None
     cause = error.cause or error
-    assert cause.cls_name == RightMissing.__name__
+    assert cause.cls_name == AuthorizationError.__name__
     assert_names_write(stand, role, cause.message)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as f
 
-from marshal_dagster.errors import SinkRefused
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks import DeltaSink
 from marshal_dagster.sinks.conformance import CASES, Case, Target
 from marshal_dagster.sinks.conformance.target import deliver, intervals, never, part, rows_of
@@ -100,7 +100,7 @@ def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tm
     assert sorted(values) == ["fast", "old"]
 
 
-class Crash(BaseException):
+class CrashError(BaseException):
     """Stands for the end of a process."""
 
 
@@ -114,11 +114,11 @@ def test_dying_at_each_step(target: DeltaTarget) -> None:
 
         def reached(at: str, step: str = step) -> None:
             if at == step:
-                raise Crash
+                raise CrashError
 
         sink._reached = reached  # type: ignore[method-assign,assignment]
         read = rows_of("new", *batch)
-        with pytest.raises(Crash):
+        with pytest.raises(CrashError):
             sink.write(target.frame(read), batch, lambda read=read: intervals(read))  # type: ignore[misc]
         before = [row for row in target.found() if row[0] in {number, 10 + number}]
         assert len(before) == (6 if step == "committed" else 4)
@@ -141,7 +141,7 @@ def test_a_writer_that_was_overtaken_adds_nothing(target: DeltaTarget) -> None:
 
     sink._reached = reached  # type: ignore[method-assign]
     read = rows_of("late", late)
-    with pytest.raises(SinkRefused, match="fencing token 21 is lower than 22"):
+    with pytest.raises(SinkRejectedError, match="fencing token 21 is lower than 22"):
         sink.write(target.frame(read), [late], lambda: intervals(read))
     assert target.found() == sorted(rows_of("old", part(0, 0, 2), part(0, 4, 6)) + rows_of("new", late))
 
@@ -165,7 +165,7 @@ def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
     spark.sql(f"DELETE FROM {table} WHERE offset = 0")  # noqa: S608 - the test's own table
     for commit in ("0", "1"):
         (target.path / "_delta_log" / f"{commit:0>20}.json").unlink()
-    with pytest.raises(SinkRefused, match="its history no longer shows"):
+    with pytest.raises(SinkRejectedError, match="its history no longer shows"):
         target.sink().write(target.frame(rows_of("b", part(0, 0, 3))), [part(0, 0, 3)], never)
     assert target.found() == [(0, 1, "a"), (0, 2, "a")]
 
@@ -189,7 +189,7 @@ def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
     table = f"delta.`{str(target.path).replace('`', '``')}`"
     name = "delta.setTransactionRetentionDuration"
     target._session().sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{name}' = 'interval 1 days')")
-    with pytest.raises(SinkRefused, match="UNSET TBLPROPERTIES"):
+    with pytest.raises(SinkRejectedError, match="UNSET TBLPROPERTIES"):
         target.sink().verdicts([part(0, 3, 6)])
     target._session().sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{name}')")
     assert deliver(target, "b", part(0, 3, 6)).taken

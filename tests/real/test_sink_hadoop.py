@@ -10,16 +10,16 @@ import pytest
 from py4j.protocol import Py4JError
 
 from marshal_dagster.coordination.claimer import new_instance_id
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks import FileSink
 from marshal_dagster.sinks.conformance import Case
 from marshal_dagster.sinks.files import commit_log, hadoop_storage
 from marshal_dagster.sinks.files.commit_log import CommitLog
-from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage, OutcomeUnknown
+from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage, PublishOutcomeUnknownError
 from tests.sink_conformance import CrashConformance, deliver, never, part, rows_of
 from tests.sink_kit import SHORT_CASES, OutputTarget
-from tests.sink_outputs import FILE_STEPS, FileOutput, StandInFileSink, counting, hook
+from tests.sink_outputs import FILE_STEPS, FakeFileSink, FileOutput, counting, hook
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ON_HDFS = ("subset_replayed_by_others", "foreign_rows", "judged_when_written", "some_rows_without_offsets")
 
 
-class HadoopSink(StandInFileSink):
+class HadoopSink(FakeFileSink):
     """A sink whose stand-in for Spark writes through Hadoop too."""
 
     @property
@@ -191,7 +191,7 @@ def test_a_commit_whose_answer_was_lost_counts_once(output: HadoopOutput) -> Non
 def test_a_commit_that_may_come_yet_keeps_its_rows(output: HadoopOutput) -> None:
     """Where nobody knows whether a commit was made, nothing is cleared: if it lands later, it is whole."""
     answers = Answers(output, before=False)
-    with pytest.raises(OutcomeUnknown, match="connection lost"):
+    with pytest.raises(PublishOutcomeUnknownError, match="connection lost"):
         deliver(output, "a", part(0, 0, 3), sink=answers.sink)
     output.sweep()
     answers.late[0]()
@@ -202,7 +202,7 @@ def test_a_commit_that_may_come_yet_keeps_its_rows(output: HadoopOutput) -> None
 def test_a_commit_that_comes_too_late_adds_nothing(output: HadoopOutput) -> None:
     """Its number is taken, and what it would have named is swept."""
     answers = Answers(output, before=False)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(PublishOutcomeUnknownError):
         deliver(output, "a", part(0, 0, 3), sink=answers.sink)
     assert deliver(output, "b", part(0, 0, 3, epoch=20)).taken
     with pytest.raises(Py4JError, match="FileAlreadyExists"):
@@ -310,7 +310,7 @@ def test_one_that_is_not_there(spark: "SparkSession") -> None:
             FileSink(uri, session=lambda: spark).verdicts([part(0, 0, 3)])
     with pytest.raises(ConfigurationError, match="exclusive: 'link'"):
         FileSink("hdfs://host/x", exclusive="link")  # type: ignore[arg-type]
-    with pytest.raises(SinkRefused, match="is damaged"):
+    with pytest.raises(SinkRejectedError, match="is damaged"):
         commit_log.load(_Damaged(), "x")  # type: ignore[arg-type]
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as f
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, IdleReason
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.errors import ConfigurationError, SinkRefused, TopicMissing, UnavailableError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.transactions import Notes, StillOpen, Transaction
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.kafka.transactions import NotesReader, Transaction, TransactionStillOpenError
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.sinks import KafkaSink
 from marshal_dagster.sinks.conformance import CASES, Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
@@ -79,14 +79,14 @@ def test_the_sink_conforms(case: Case, output: KafkaOutput) -> None:
 def drain(site: Site, output: KafkaOutput) -> list[ClaimedBatch]:
     """Work until the topic is drained, as one who knows that all others are dead."""
     log = KafkaLog(site.connection, site.coordination_topic, HEARTBEAT_INTERVAL_MS)
-    delivery = Delivery(
+    delivery = BatchSession(
         log=log,
         data=site.topics,
         connection=site.connection,
         group=site.group,
         client="tester",
         run_id="successor",
-        settings=Settings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+        settings=GroupSettings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
         is_dead=lambda _: True,
     )
     orders = sink_worker.Orders.model_validate_json(site.orders(output))
@@ -111,7 +111,7 @@ KILLS = [("evaluated", 1), ("fenced", 1), ("sent", 3), ("noted", 1), ("noted", 5
 def test_a_process_killed_at_each_step(site: Site, output: KafkaOutput, step: str, count: int) -> None:
     """SIGKILL in the first of five ranges, or a later one, and a takeover at once: the output is exactly the input."""
     worker = site.start(output, with_spark=False, halt_at_step=step, halt_at_count=count)
-    worker.wait_until_said(f"halted {step}")
+    worker.wait_until_reported(f"halted {step}")
     worker.kill_all()
 
     done = drain(site, output)
@@ -125,7 +125,7 @@ def test_a_process_killed_at_each_step(site: Site, output: KafkaOutput, step: st
 def test_a_zombie_is_fenced(site: Site, output: KafkaOutput, step: str) -> None:
     """One that is stopped with its transaction open, taken over and continued, fails and adds nothing."""
     stopped = site.start(output, with_spark=False, halt_at_step=step)
-    stopped.wait_until_said(f"halted {step}")
+    stopped.wait_until_reported(f"halted {step}")
     stopped.signal(signal.SIGSTOP)
 
     (batch,) = drain(site, output)
@@ -134,8 +134,8 @@ def test_a_zombie_is_fenced(site: Site, output: KafkaOutput, step: str) -> None:
 
     stopped.signal(signal.SIGCONT)
     stopped.go_on()
-    said = stopped.wait_until_said("failed")
-    assert "ClaimLost" in said or "another run has taken the partition over" in said
+    said = stopped.wait_until_reported("failed")
+    assert "ClaimLostError" in said or "another run has taken the partition over" in said
     assert stopped.wait() == 1
     assert output.rows() == input_rows()
 
@@ -154,7 +154,7 @@ def test_a_zombie_that_believes_in_its_claim_is_fenced(output: KafkaOutput) -> N
     def write() -> None:
         try:
             deliver(KafkaTarget(output), "late", mine, sink=output.sink(reached))
-        except SinkRefused as error:
+        except SinkRejectedError as error:
             failed.append(error)
 
     late = threading.Thread(target=write)
@@ -186,7 +186,7 @@ def transaction(output: KafkaOutput, name: str) -> Transaction:
 def test_notes_behind_an_open_transaction_are_waited_for(output: KafkaOutput, topics: Topics, ends: str) -> None:
     """Another writer's open transaction hides what is committed behind it: that is not taken for missing."""
     notes = KafkaSink(output.connection, output.topic).notes_topic
-    with transaction(output, "other") as other, Notes(output.connection, notes, topics) as reader:
+    with transaction(output, "other") as other, NotesReader(output.connection, notes, topics) as reader:
         other.begin()
         other.send(notes, b"another's", b"other", name="note", partition=0)
         other.flush()
@@ -194,7 +194,7 @@ def test_notes_behind_an_open_transaction_are_waited_for(output: KafkaOutput, to
             mine.begin()
             mine.send(notes, b"mine's", b"mine", name="note", partition=0)
             mine.commit()
-        with pytest.raises(StillOpen, match="has an open transaction at offset 0"):
+        with pytest.raises(TransactionStillOpenError, match="has an open transaction at offset 0"):
             reader.newest(0.3)
         if ends == "commits":
             other.commit()
@@ -209,11 +209,11 @@ def test_notes_behind_an_open_transaction_are_waited_for(output: KafkaOutput, to
 def test_topics_that_are_missing_or_wrong(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> None:
     """What is to be done is said; the notes are made once, replicated as the output is, and never forget."""
     wanted = [part(0, 0, 3)]
-    with pytest.raises(TopicMissing, match="look up topic 'no-such-topic'"):
+    with pytest.raises(TopicNotFoundError, match="look up topic 'no-such-topic'"):
         KafkaSink(connection, "no-such-topic").verdicts(wanted)
     name = topic(1, {"min.insync.replicas": "1"})
     sink = KafkaSink(connection, name)
-    with pytest.raises(TopicMissing, match=r"`create_notes\(\)` makes it, once"):
+    with pytest.raises(TopicNotFoundError, match=r"`create_notes\(\)` makes it, once"):
         sink.verdicts(wanted)
     assert (sink.create_notes(), sink.create_notes()) == (True, False)
     settings = topics.settings(sink.notes_topic)
@@ -239,7 +239,9 @@ def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnec
     large = replace(connection, client_settings={"message.max.bytes": "5000000"})
     for each in (connection, large):
         writer = KafkaTarget(KafkaOutput(each, output.topic))
-        with pytest.raises(SinkRefused, match=r"t/0 offset 1 of group 'g'.*Message size too large; nothing of t/0"):
+        with pytest.raises(
+            SinkRejectedError, match=r"t/0 offset 1 of group 'g'.*Message size too large; nothing of t/0"
+        ):
             deliver(writer, "a", wanted, rows=rows)
         at, end = (topics.offsets(output.topic, [0, 1], committed_only=only) for only in (True, False))
         assert at == end, "it has left its transaction open"
@@ -251,7 +253,9 @@ def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnec
 def test_a_partition_that_is_not_there(output: KafkaOutput, spark: "SparkSession") -> None:
     """The message is named whose record was to go there."""
     frame = spark.range(3).selectExpr("0 AS partition", "id AS offset", "'v' AS value", "int(id) AS output_partition")
-    with pytest.raises(SinkRefused, match=r"t/0 offset 2 of group 'g'.* Unknown partition; nothing of t/0 \[0, 3\)"):
+    with pytest.raises(
+        SinkRejectedError, match=r"t/0 offset 2 of group 'g'.* Unknown partition; nothing of t/0 \[0, 3\)"
+    ):
         output.open().write(frame, [part(0, 0, 3)], never)
 
 
@@ -298,6 +302,6 @@ def test_rows_become_records(
     assert {message.value() for message in found} == {b"\x00\xff", None}
     assert all(message.headers() == [("h", b"x"), ("n", None)] for message in found)
     assert all(message.timestamp()[1] == 1_700_000_000_000 + int(message.key().split(b"/")[1]) for message in found)
-    with pytest.raises(SinkRefused, match="rows of partition 1, which this batch did not read"):
+    with pytest.raises(SinkRejectedError, match="rows of partition 1, which this batch did not read"):
         sink.write(frame, [part(0, 200, 300)], never)
     assert sink.write(frame, batch, never).skipped == tuple(batch)

@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused, UnavailableError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks import PostgresSink
 from tests.sink_conformance import CrashConformance, Frame, ahead, deliver, never, part, rows_of
-from tests.sink_outputs import TABLE, PostgresOutput, StandInLines, StandInPostgresSink, own_schema
+from tests.sink_outputs import TABLE, FakeCopyRows, FakePostgresSink, PostgresOutput, own_schema
 
 NOWHERE = "postgresql://user:hunter2@127.0.0.1:1/db"
 
@@ -44,7 +44,7 @@ class Sealed:
 
 def test_a_database_that_is_down_is_one_line(output: PostgresOutput) -> None:
     """Every method says so within the time-out, in one line without the password."""
-    sink = StandInPostgresSink(Sealed(NOWHERE), TABLE, connect_timeout_s=3)
+    sink = FakePostgresSink(Sealed(NOWHERE), TABLE, connect_timeout_s=3)
     frame = output.frame(rows_of("a", part(0, 0, 2)))
     for use in (
         lambda: sink.verdicts([part(0, 0, 2)]),
@@ -119,7 +119,7 @@ def test_tables_that_a_crash_empties_are_refused(output: PostgresOutput, table: 
     assert deliver(output, "a", part(0, 0, 2)).taken
 
 
-class Looking(StandInPostgresSink):
+class Looking(FakePostgresSink):
     """A sink that notes what its transaction asks of the disk."""
 
     setting = ""
@@ -161,7 +161,7 @@ def test_tables_can_be_made_by_many_at_once_and_again(postgres: str) -> None:
 
 def test_two_tables_of_one_database_keep_apart(output: PostgresOutput) -> None:
     """A batch that goes to two tables is taken by both."""
-    other = StandInPostgresSink(output.dsn, "other", schema=output.schema)
+    other = FakePostgresSink(output.dsn, "other", schema=output.schema)
     other.create_tables(output.frame([]).schema)
     for sink in (output.sink(), other):
         assert deliver(output, "a", part(0, 0, 3), sink=sink).taken
@@ -179,7 +179,7 @@ def test_names_need_no_care(postgres: str) -> None:
     """Names with capitals, quotes, percent signs and braces are names like others."""
     schema, table = f'S "q" {own_schema()}', "Table; %s {x}"
     output = PostgresOutput(postgres, schema)
-    sink = StandInPostgresSink(postgres, table, schema=schema)
+    sink = FakePostgresSink(postgres, table, schema=schema)
     sink.create_tables(output.frame([]).schema)
     assert deliver(output, "a", part(0, 0, 2), sink=sink).taken
     assert deliver(output, "b", part(0, 1, 3, generation=20, epoch=21), sink=sink).taken
@@ -192,7 +192,7 @@ def test_a_key_on_message_offsets_suits_the_sink(output: PostgresOutput) -> None
     deliver(output, "old", part(0, 0, 5))
     deliver(output, "new", part(0, 2, 4, generation=20, epoch=21))
     assert [value for _, _, value in output.rows()] == ["old", "old", "new", "new", "old"]
-    with pytest.raises(SinkRefused, match=r"does not take the rows: duplicate key.*nothing was written"):
+    with pytest.raises(SinkRejectedError, match=r"does not take the rows: duplicate key.*nothing was written"):
         deliver(output, "twice", part(1, 0, 2), rows=[(1, 0, "x"), (1, 0, "y")])
     assert deliver(output, "once", part(1, 0, 2)).taken
 
@@ -200,7 +200,7 @@ def test_a_key_on_message_offsets_suits_the_sink(output: PostgresOutput) -> None
 def test_values_that_do_not_fit_are_refused_whole(output: PostgresOutput) -> None:
     """A value that the column cannot hold undoes the batch, and the error does not show the row."""
     execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN value TYPE integer USING 0")
-    with pytest.raises(SinkRefused, match="does not take the rows: invalid input syntax for type integer"):
+    with pytest.raises(SinkRejectedError, match="does not take the rows: invalid input syntax for type integer"):
         deliver(output, "words", part(0, 0, 2))
     assert output.rows() == []
     assert deliver(output, "7", part(0, 0, 2)).taken
@@ -210,7 +210,7 @@ def test_a_newer_version_is_refused(output: PostgresOutput) -> None:
     """Positions that a newer marshal-dagster has set are not guessed at."""
     deliver(output, "a", part(0, 0, 2))
     execute(output, "UPDATE marshal_ranges SET version = 3")
-    with pytest.raises(SinkRefused, match="has version 3, this marshal-dagster knows 2"):
+    with pytest.raises(SinkRejectedError, match="has version 3, this marshal-dagster knows 2"):
         deliver(output, "b", part(0, 2, 4))
 
 
@@ -227,22 +227,22 @@ def held(output: PostgresOutput) -> Iterator[psycopg.Connection]:
 @pytest.mark.usefixtures("held")
 def test_a_position_held_too_long_is_told(output: PostgresOutput) -> None:
     """A writer waits for another only so long, then says that it can be tried again."""
-    sink = StandInPostgresSink(output.dsn, TABLE, schema=output.schema, lock_timeout_s=0.2)
+    sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, lock_timeout_s=0.2)
     with pytest.raises(UnavailableError, match=r"another writer has held these ranges for 0\.2 s"):
         deliver(output, "b", part(0, 2, 4), sink=sink)
     assert output.rows() == rows_of("a", part(0, 0, 2))
 
 
-class Stalling(StandInPostgresSink):
+class Stalling(FakePostgresSink):
     """A sink whose rows do not come."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[StandInLines]:
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
         with super()._evaluated(frame, done) as lines:
             yield SlowLines(lines.rows)
 
 
-class SlowLines(StandInLines):
+class SlowLines(FakeCopyRows):
     """Rows a second apart."""
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
@@ -287,7 +287,7 @@ def test_a_writer_that_stalls_before_its_last_step_holds_nobody_up(output: Postg
         if at == "copied":
             assert deliver(output, "b", part(0, 0, 2, epoch=20), sink=output.sink()).taken
 
-    with pytest.raises(SinkRefused, match="fencing token"):
+    with pytest.raises(SinkRejectedError, match="fencing token"):
         deliver(output, "a", part(0, 0, 2), sink=output.sink(reached))
     assert time.monotonic() - started < 10
     assert output.rows() == rows_of("b", part(0, 0, 2))
@@ -322,7 +322,7 @@ def test_neighbours_do_not_wait_for_each_other(with_ranges: PostgresOutput, step
     def reached(at: str) -> None:
         if at == step and not stalled:
             stalled.append(at)
-            sink = StandInPostgresSink(with_ranges.dsn, TABLE, schema=with_ranges.schema, lock_timeout_s=2)
+            sink = FakePostgresSink(with_ranges.dsn, TABLE, schema=with_ranges.schema, lock_timeout_s=2)
             assert deliver(with_ranges, "b", ahead(0, 20, 30, generation=20), sink=sink).taken
 
     assert deliver(with_ranges, "a", ahead(0, 10, 20, generation=20), sink=with_ranges.sink(reached)).taken
@@ -351,7 +351,7 @@ def test_what_is_held_when(with_ranges: PostgresOutput, step: str, other: Claime
 
     def reached(at: str) -> None:
         if at == step and not outcomes:
-            sink = StandInPostgresSink(with_ranges.dsn, TABLE, schema=with_ranges.schema, lock_timeout_s=0.3)
+            sink = FakePostgresSink(with_ranges.dsn, TABLE, schema=with_ranges.schema, lock_timeout_s=0.3)
             with pytest.raises(UnavailableError, match="another writer has held") if waits else nullcontext():
                 assert deliver(with_ranges, "b", other, sink=sink).taken
             outcomes.append(at)
@@ -427,7 +427,7 @@ def test_ranges_that_meet_under_a_key_on_message_offsets(output: PostgresOutput)
     for start in (20, 0, 10):
         mine = ahead(0, start, start + 10, generation=20)
         outcomes = CrashConformance.race(output, {"a": [mine], "b": [mine]}, replacing=True)
-        assert sorted(len(each.taken) for each in outcomes.values()) == [0, 1]
+        assert sorted(len(outcome.taken) for outcome in outcomes.values()) == [0, 1]
     assert len(output.rows()) == 100
 
 

@@ -13,7 +13,7 @@ from psycopg import sql
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import FileSink, PostgresSink
 from marshal_dagster.sinks.database import pg_copy
 from marshal_dagster.sinks.files.writer import some_files_at_once
@@ -382,7 +382,7 @@ def test_a_write_lets_go_of_what_spark_kept(spark: "SparkSession", postgres: str
     kept_before = kept()  # an interrupted write of another test leaves its own
     sink = postgres_sink(postgres, "partition int, offset long, value string")
     frame = spark.range(3).selectExpr("5 AS partition", "id AS offset", "'x' AS value")
-    with pytest.raises(SinkRefused, match="which this batch did not read"):
+    with pytest.raises(SinkRejectedError, match="which this batch did not read"):
         sink.write(frame, [part(0, 0, 3)], never)
     assert kept() <= kept_before
     assert sink.write(frame, [part(5, 0, 3)], never).taken

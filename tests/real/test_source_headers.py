@@ -27,7 +27,7 @@ def test_repeated_records_are_told_by_their_headers(spark: "SparkSession", kafka
         written.write.format("kafka").options(**{"kafka.bootstrap.servers": kafka, "topic": output}).save()
     options = {"kafka.bootstrap.servers": kafka, "subscribe": output, "includeHeaders": "true"}
     found = spark.read.format("kafka").options(**options).load().selectExpr("string(value)", "headers").collect()
-    told = [(row.value, {each.key: bytes(each.value).decode() for each in row.headers}) for row in found]
+    told = [(row.value, {header.key: bytes(header.value).decode() for header in row.headers}) for row in found]
     assert len(told) == 18
     assert all(headers.get("mine") == ("x" if int(value) < 3 else None) for value, headers in told)
     names = ("marshal-group", "marshal-topic", "marshal-partition", "marshal-offset", "marshal-generation")

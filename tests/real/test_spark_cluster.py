@@ -76,7 +76,7 @@ def executors(work: Work) -> int:
 def tasks_at_work(work: Work) -> int:
     """How many tasks the executors run."""
     infos = session(work.where).sparkContext._jsc.sc().statusTracker().getExecutorInfos()
-    return sum(int(each.numRunningTasks()) for each in infos)
+    return sum(int(info.numRunningTasks()) for info in infos)
 
 
 def test_effectively_once_through_the_file_sink(driver: Driver, work: Work) -> None:

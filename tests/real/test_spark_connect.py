@@ -18,7 +18,7 @@ import pytest
 from psycopg import sql
 
 from marshal_dagster._internal.ports import free_port
-from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, UnavailableError
+from marshal_dagster.errors import BadRecord, ConfigurationError, DecodeError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.spark_connect import SparkConnectResource
@@ -108,7 +108,7 @@ class Told:
     json: list[Any]
     avro: list[Any]
     protobuf: list[Any]
-    bad: BadRecords
+    bad: DecodeError
     good: list[int]
     no_ddl: str
 
@@ -120,7 +120,7 @@ def decode(work: Work, url: str, avro: Sequence[bytes], protobuf: Sequence[bytes
     avros = decode_avro(batch(spark, avro), schemas, subject="avro")
     protobufs = decode_protobuf(batch(spark, protobuf), schemas, message="shop.Order", subject="protobuf")
     two = decode_json(batch(spark, ['{"a": 1}', "{"]), "a int")
-    with pytest.raises(BadRecords) as bad:
+    with pytest.raises(DecodeError) as bad:
         two.or_fail()
     good = two.or_dead_letter(dead, KafkaConnection(bootstrap_servers=work.bootstrap_servers))
     with pytest.raises(ConfigurationError) as no_ddl:
@@ -163,7 +163,7 @@ def fail_to_read(work: Work, hidden: bool) -> None:
     stop_session()
 
 
-class Interrupted(BaseException):
+class InterruptError(BaseException):
     """As Dagster raises when a run is canceled."""
 
 
@@ -173,7 +173,7 @@ def interrupt_a_batch(work: Work) -> float:
 
     def interrupt(*_: object) -> None:
         interrupted_s.append(time.monotonic())
-        raise Interrupted
+        raise InterruptError
 
     interrupted_s: list[float] = []
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -182,7 +182,7 @@ def interrupt_a_batch(work: Work) -> float:
             mark_when_at_work(spark, batch.batch_id, work.mark)
             threading.Thread(target=alarm_when_at_work, args=(work.mark,), daemon=True).start()
             values(batch.read(spark), 10_000).write.format("noop").mode("append").save()
-    except Interrupted:
+    except InterruptError:
         left_s = time.monotonic() - interrupted_s[0]
         assert session(work.where).range(10).count() == 10
         return left_s

@@ -317,7 +317,9 @@ def connected(spark: "SparkSession", kafka: str) -> set[int]:
 def watermarks(kafka: str, topic: str, partitions: Sequence[int] | range) -> list[int]:
     """The end offset of each partition."""
     with consumer(kafka)() as reader:
-        return [reader.get_watermark_offsets(TopicPartition(topic, each), timeout=30)[1] for each in partitions]
+        return [
+            reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)[1] for partition in partitions
+        ]
 
 
 def remaining(kafka: str, topic: str, partition: int) -> list[int]:

@@ -19,7 +19,7 @@ import dagster as dg
 import psutil
 import pytest
 
-from marshal_dagster.errors import ClaimLost, TopicMissing
+from marshal_dagster.errors import ClaimLostError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.pipes import Submission, handed_over
@@ -74,7 +74,7 @@ def test_the_example_parses_each_order_once_though_its_first_script_is_killed(
     example: ModuleType, topics: Topics, fill: Callable[[str, int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run whose script is killed at work fails, releases and leaves nothing; the next one writes each row once."""
-    with suppress(TopicMissing):  # another test's
+    with suppress(TopicNotFoundError):  # another test's
         topics.delete("orders")
     topics.create("orders", PARTITIONS, 1)
     fill("orders", PARTITIONS, MESSAGES)
@@ -99,7 +99,7 @@ def test_the_example_parses_each_order_once_though_its_first_script_is_killed(
         written = FileSink(example.OUTPUT).committed_files()
         rows = [name for path in written for name in path.read_text().splitlines()]
         assert len(set(rows)) == len(rows) == MESSAGES
-        (output,) = [each for each in done.all_events if each.is_successful_output]
+        (output,) = [all_event for all_event in done.all_events if all_event.is_successful_output]
         assert output.step_output_data.metadata["ranges"].value == PARTITIONS
         lines = [each.message for each in instance.all_logs(done.run_id)]
         assert any(f"{PARTITIONS} ranges were written" in line for line in lines)
@@ -120,7 +120,7 @@ def test_what_becomes_of_a_scripts_batches(work: Work, script: "Script", spark: 
             revoke(work)
             raise ChildProcessError(script.says(20))
 
-    with pytest.raises(ClaimLost, match="held by nobody") as lost:
+    with pytest.raises(ClaimLostError, match="held by nobody") as lost:
         lose()
     assert "was taken back by the run" in str(lost.value.__cause__)
     assert not sink.committed_files()

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, IdleReason
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.errors import ClaimLost
+from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key
 from tests.conditions import wait_for_line, wait_until
 from tests.kafka_outputs import KafkaOutput
 from tests.real.conftest import MakeTopic
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 from tests.real.sink_worker import HalfCommitLog, Orders, value_of
 from tests.real.test_kill_points_sinks import DeltaFolder, Files, HadoopFiles, KafkaTopic, Output, Table, result
 from tests.sink_conformance import Row
@@ -57,22 +57,22 @@ class Site:
         self._started: list[subprocess.Popen[str]] = []
         self._logs: list[KillableLog] = []
 
-    def delivery(self, at: KillPoint | None = None, *, half_commit: bool = False) -> Delivery:
+    def delivery(self, at: KillPoint | None = None, *, half_commit: bool = False) -> BatchSession:
         """Open a member in this process, that dies at `at` or in its first commit."""
         kafka = KafkaLog(self.connection, self.coordination_topic, HEARTBEAT_INTERVAL_MS)
         log = HalfCommitLog(kafka) if half_commit else KillableLog(kafka, at)
         self._logs.append(log)
-        return Delivery(
+        return BatchSession(
             log=log,
             data=self.topics,
             connection=self.connection,
             group=self.group,
             client="tester",
             run_id=f"here{len(self._logs)}",
-            settings=Settings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+            settings=GroupSettings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
         )
 
-    def batch(self, output: Output, delivery: Delivery | None = None, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
+    def batch(self, output: Output, delivery: BatchSession | None = None, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
         """Give a batch of a member in this process, a new one by default."""
         return (delivery or self.delivery()).claimed_batch(BatchRequest(topic=self.topic, **limits), output.open())
 
@@ -98,7 +98,7 @@ class Site:
                 with batch:
                     if batch.idle is None:
                         batch.write(result(batch, spark))
-            except ClaimLost:  # this machine was too busy for the lease: that is another run's turn
+            except ClaimLostError:  # this machine was too busy for the lease: that is another run's turn
                 continue
             if batch.idle is None:
                 done.append(batch)
@@ -172,7 +172,7 @@ class Worker:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def wait_until_said(self, what: str) -> str:
+    def wait_until_reported(self, what: str) -> str:
         """Read what it says up to a line that begins with `what`."""
         return wait_for_line(self.process, what)
 
@@ -253,7 +253,7 @@ def test_half_of_its_partitions_each(
 ) -> None:
     """A run dies between two of its commit records; two others take over at the same time, half each."""
     dead = site.batch(output, site.delivery(half_commit=True))
-    with pytest.raises(Killed), dead:
+    with pytest.raises(KilledError), dead:
         dead.write(result(dead, spark))
     assert [site.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
     site.wait_until_claimable(output)
@@ -276,12 +276,12 @@ def test_half_of_its_partitions_each(
 def test_half_each_of_what_was_not_written(site: Site, output: Output, spark: "SparkSession") -> None:
     """A run dies before its write: two others write its plan, half each, at the same time."""
     dead = site.batch(output, site.delivery(KillPoint(Side.AFTER, "ClaimingMessages")))
-    with pytest.raises(Killed), dead:
+    with pytest.raises(KilledError), dead:
         pytest.fail("entered")
     site.wait_until_claimable(output)
 
     with site.batch(output, partitions=(0, 1)) as one, site.batch(output, partitions=(2, 3, 4)) as two:
-        assert [[each.partition for each in batch.ranges] for batch in (one, two)] == [[0, 1], [2, 3, 4]]
+        assert [[range_.partition for range_ in batch.ranges] for batch in (one, two)] == [[0, 1], [2, 3, 4]]
         assert all(report.is_replay for batch in (one, two) for report in batch.report())
         for batch in (two, one):
             batch.write(result(batch, spark))
@@ -295,22 +295,22 @@ def test_half_each_of_what_was_not_written(site: Site, output: Output, spark: "S
 def test_a_member_stopped_before_its_write(site: Site, output: Output, step: str) -> None:
     """The write with the old fencing token is rejected, the batch fails and says so; the output is its successor's."""
     stopped = site.start(output, with_spark=False, halt_at_step=step)
-    claimed = stopped.wait_until_said("claimed")
-    stopped.wait_until_said(f"halted {step}")
+    claimed = stopped.wait_until_reported("claimed")
+    stopped.wait_until_reported(f"halted {step}")
     stopped.signal(signal.SIGSTOP)
     site.wait_until_claimable(output)
 
     successor = site.start(output, with_spark=False)
-    assert successor.wait_until_said("claimed") == claimed, "it takes over that very plan"
-    successor.wait_until_said("drained")
+    assert successor.wait_until_reported("claimed") == claimed, "it takes over that very plan"
+    successor.wait_until_reported("drained")
     assert successor.wait() == 0
     written = output.rows()
 
     stopped.signal(signal.SIGCONT)
     stopped.go_on()
-    said = stopped.wait_until_said("failed")
-    assert "ClaimLost" in said
-    assert "SinkRefused" in said
+    said = stopped.wait_until_reported("failed")
+    assert "ClaimLostError" in said
+    assert "SinkRejectedError" in said
     assert "fencing token" in said
     assert stopped.wait() == 1
     assert output.rows() == written == input_rows()
@@ -319,7 +319,7 @@ def test_a_member_stopped_before_its_write(site: Site, output: Output, step: str
 def test_a_member_stopped_before_its_commit(site: Site, output: Output) -> None:
     """Its rows are there once, its successor commits them; its own commit is refused, and it says whose it is now."""
     stopped = site.start(output, with_spark=False, halt_when_written=True)
-    stopped.wait_until_said("halted when written")
+    stopped.wait_until_reported("halted when written")
     stopped.signal(signal.SIGSTOP)
     assert output.rows() == input_rows()
     site.wait_until_claimable(output)
@@ -328,8 +328,8 @@ def test_a_member_stopped_before_its_commit(site: Site, output: Output) -> None:
         assert (len(successor.ranges), len(successor.skipped)) == (0, PARTITIONS)
         stopped.signal(signal.SIGCONT)
         stopped.go_on()
-        said = stopped.wait_until_said("failed")
-    assert "ClaimLost" in said
+        said = stopped.wait_until_reported("failed")
+    assert "ClaimLostError" in said
     assert f"held by client 'tester', instance '{successor.batch_id}'" in said
     assert stopped.wait() == 1
     assert successor.committed
@@ -342,8 +342,8 @@ def test_a_member_stopped_before_its_commit(site: Site, output: Output) -> None:
 def test_a_spark_process_killed_at_work(site: Site, output: Output, spark: "SparkSession") -> None:
     """SIGKILL to the whole process group, with the JVM, in the middle of a Spark action: the output is exact."""
     worker = site.start(output, slow_ms=200)
-    claimed = worker.wait_until_said("claimed")
-    worker.wait_until_said("Spark is at work")
+    claimed = worker.wait_until_reported("claimed")
+    worker.wait_until_reported("Spark is at work")
     worker.kill_all()
     assert output.rows() == []
 
@@ -356,7 +356,7 @@ def test_a_spark_process_killed_at_work(site: Site, output: Output, spark: "Spar
 def test_a_spark_process_killed_at_its_commit(site: Site, files: Files, spark: "SparkSession") -> None:
     """SIGKILL to the whole process group between two commit records: what was written is not written again."""
     worker = site.start(files, halt_in_commit=True)
-    worker.wait_until_said("halted between two commit records")
+    worker.wait_until_reported("halted between two commit records")
     worker.kill_all()
     assert [site.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
 
@@ -369,8 +369,8 @@ def test_a_spark_process_killed_at_its_commit(site: Site, files: Files, spark: "
 def test_a_session_whose_jvm_is_killed(site: Site, output: Output, spark: "SparkSession") -> None:
     """SIGKILL to the JVM alone, in the middle of a Spark action: its run releases at once, the next one redoes it."""
     worker = site.start(output, slow_ms=200)
-    claimed = worker.wait_until_said("claimed")
-    worker.wait_until_said("Spark is at work")
+    claimed = worker.wait_until_reported("claimed")
+    worker.wait_until_reported("Spark is at work")
     (jvm,) = [each for each in children(worker.process.pid) if each.name() == "java"]
     jvm.kill()
     killed_s = time.monotonic()
@@ -404,7 +404,7 @@ def test_a_spark_process_killed_at_a_step_of_its_sink(
 ) -> None:
     """SIGKILL to the whole process group, with the JVM that has the rows: what is there is all, and there once."""
     worker = site.start(reached_through_spark, halt_at_step=step)
-    worker.wait_until_said(f"halted {step}")
+    worker.wait_until_reported(f"halted {step}")
     worker.kill_all()
     is_there = step in {"committed", "linked"}
     assert reached_through_spark.rows() == (input_rows() if is_there else [])
@@ -422,7 +422,7 @@ def test_a_spark_process_killed_within_deltas_own_commit(
     """SIGKILL as soon as the first file of rows, or of the commit, is there: the table has all rows or none."""
     output = DeltaFolder(tmp_path / "output", spark)
     worker = site.start(output, halt_at_step="judged")
-    worker.wait_until_said("halted judged")
+    worker.wait_until_reported("halted judged")
     assert not list(output.path.glob(sign))
     worker.go_on()
     worker.kill_all(lambda: any(output.path.glob(sign)))
@@ -438,12 +438,12 @@ def test_a_spark_process_killed_within_deltas_own_commit(
 def test_an_orphaned_spark_process_stops(site: Site, table: Table, spark: "SparkSession") -> None:
     """The run worker alone is killed: its step cancels its Spark jobs and ends; nothing of it is in the output."""
     run_worker = site.start_below(table, slow_ms=500)
-    run_worker.wait_until_said("Spark is at work")
+    run_worker.wait_until_reported("Spark is at work")
     orphans = children(run_worker.process.pid)
     run_worker.signal(signal.SIGKILL)
 
-    said = run_worker.wait_until_said("failed")
-    assert "BatchAborted" in said
+    said = run_worker.wait_until_reported("failed")
+    assert "BatchAbortedError" in said
     assert "the parent process ended" in said
     _, alive = psutil.wait_procs(orphans, DEADLINE_S)
     assert not alive, "the JVM ends with it"

@@ -41,7 +41,7 @@ def test_a_run_is_measured(site: Site, spark: "SparkSession", monkeypatch: pytes
     assert result.success
     assert data is not None
     measured: dict[str, Any] = {
-        each.name: each.data.data_points for each in data.resource_metrics[0].scope_metrics[0].metrics
+        metric.name: metric.data.data_points for metric in data.resource_metrics[0].scope_metrics[0].metrics
     }
     assert [point.value for point in measured["marshal.commits"]] == [PARTITIONS]
     assert [point.value for point in measured["marshal.offsets"]] == [MESSAGES]

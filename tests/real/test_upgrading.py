@@ -18,7 +18,7 @@ from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import RANGES
 from tests.real.conftest import MakeTopic
 from tests.real.test_kill_points_sinks import Files
@@ -117,17 +117,17 @@ def test_each_version_takes_over_from_the_other(previous: Path, group: Group, tm
     for folder in (previous, ROOT):
         member = group.start_version(folder, output, halt_when_written=True)
         if left:
-            assert ranges(member.wait_until_said("claimed")) == left
-            member.wait_until_said("halted")
+            assert ranges(member.wait_until_reported("claimed")) == left
+            member.wait_until_reported("halted")
             member.go_on()
-            member.wait_until_said("committed")
-        left = ranges(member.wait_until_said("claimed"))
-        member.wait_until_said("halted")
+            member.wait_until_reported("committed")
+        left = ranges(member.wait_until_reported("claimed"))
+        member.wait_until_reported("halted")
         member.signal(signal.SIGKILL)
         member.wait()
         group.wait_until_claimable(output)
     last = group.start_version(previous, output)
-    assert ranges(last.wait_until_said("claimed")) == left
+    assert ranges(last.wait_until_reported("claimed")) == left
     assert last.wait() == 0
     assert output.rows() == input_rows()
 
@@ -136,10 +136,10 @@ def test_the_earlier_version_leaves_a_group_alone_whose_settings_it_does_not_kno
     previous: Path, group: Group, tmp_path: Path
 ) -> None:
     """A feature that came later keeps it from claiming, and it says which."""
-    settings = Settings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE, (RANGES,))
+    settings = GroupSettings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE, (RANGES,))
     with closing(KafkaLog(group.connection, group.coordination_topic, HEARTBEAT_INTERVAL_MS)) as log:
         member = Member(group.group, "new", new_instance_id("new"))
-        Claimer(Rationalizer(log), member, group.topic, settings).agree_on_settings()
+        Claimer(Rationalizer(log), member, group.topic, settings).ensure_group_settings()
     earlier = group.start_version(previous, Files(tmp_path / "output"))
-    assert "ranges" in earlier.wait_until_said("failed SettingsDiffer")
+    assert "ranges" in earlier.wait_until_reported("failed SettingsMismatchError")
     assert earlier.wait() == 1

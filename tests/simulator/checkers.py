@@ -40,7 +40,7 @@ FORMER_SNAPSHOTS = frozenset({"1", "2"})
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class ViolationError:
     """A promise that was broken, and how."""
 
     promise: str
@@ -104,9 +104,9 @@ class LogJudge:
 
     def __post_init__(self) -> None:
         """Know nothing yet."""
-        self.start_anew()
+        self.restart()
 
-    def start_anew(self) -> None:
+    def restart(self) -> None:
         """Forget all: the log is another one."""
         self.reader = PlainReader(self.coordination_partitions, 60_000, "go")
         self.history = {number: defaultdict(list) for number in range(self.coordination_partitions)}
@@ -432,7 +432,9 @@ def check_nothing_lost(
     judge: LogJudge, output: Output, messages: Iterable[tuple[int, int]], *, effectively_once: bool
 ) -> None:
     """Judge the output once everything was drained."""
-    done = {(one.range.partition, offset) for one in output.attempts for offset in one.done} | output.elsewhere
+    done = {
+        (attempt.range.partition, offset) for attempt in output.attempts for offset in attempt.done
+    } | output.elsewhere
     for message in sorted(messages):
         if effectively_once:
             count = sum(output.rows[message].values())

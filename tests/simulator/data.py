@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import TakenRanges, Verdict, judge_ranges
-from marshal_dagster.sinks.sink import BeforeCommit, OffsetsRead, WriteOutcome
+from marshal_dagster.sinks.sink import BeforeCommit, OffsetsRead, WriteResult
 from tests.batch_fixtures import Bounds, DataTopics, Description
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Output:
 class SimulatedSink:
     """A transactional output, written by one process: judged by the library's rules, taken in one step."""
 
-    takes_in_any_order = True
+    supports_unordered_ranges = True
 
     def __init__(self, output: Output, wait: Wait, hesitate: Wait) -> None:
         self._output = output
@@ -90,7 +90,7 @@ class SimulatedSink:
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
         """Judge each range."""
         self._wait()
-        return self._judged(ranges)
+        return self._decisions(ranges)
 
     def write(
         self,
@@ -98,13 +98,13 @@ class SimulatedSink:
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,  # noqa: ARG002 - the frame is what was read
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Take all ranges that are not there yet."""
         self._wait()
         before_commit()
         self._hesitate()
-        verdicts = self._judged(ranges)
-        taken = tuple(one for one in ranges if verdicts[one] is not Verdict.SKIP)
+        verdicts = self._decisions(ranges)
+        taken = tuple(range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
         generations = {one.partition: one.generation for one in taken}
         for partition, offset in frame:  # type: ignore[attr-defined] # a list stands for the frame
             if partition in generations:
@@ -117,11 +117,11 @@ class SimulatedSink:
         for one in taken:
             self._output.stored[one.partition].add(one)
         self._wait()
-        return WriteOutcome(taken, tuple(one for one in ranges if one not in taken), {})
+        return WriteResult(taken, tuple(one for one in ranges if one not in taken), {})
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:  # noqa: ARG002 - as `Sink`
         """Rows have offsets: always."""
         return None
 
-    def _judged(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        return {one: judge_ranges(self._output.stored[one.partition].beside(one), one) for one in ranges}
+    def _decisions(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        return {range_: judge_ranges(self._output.stored[range_.partition].beside(range_), range_) for range_ in ranges}

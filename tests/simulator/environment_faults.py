@@ -6,7 +6,7 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
-from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.coordination.claimer import Claimer, new_instance_id
 from marshal_dagster.coordination.claimer import Member as Claimant
 from marshal_dagster.coordination.log import Append
@@ -78,7 +78,7 @@ class Nature:
             EventKind.GO_POSITION: self._set_go_positions,
         }
 
-    def befall(self, event: Event) -> None:
+    def inject_fault(self, event: Event) -> None:
         """Let `event` happen when its time has come, and count it if it did what it is named for.
 
         What waits for a record is counted once that comes. The library's errors reach nobody but the operator who acts.
@@ -408,7 +408,7 @@ class Nature:
         self._world.is_truncated = True
         kept = list(self._world.judge.records)
         self._world.cluster.broker.truncate(self._world.home, cut)
-        self._world.judge.start_anew()
+        self._world.judge.restart()
         self._world.judge.records.clear()
         for partition, offset, timestamp_ms, value, _ in kept:
             if partition != self._world.home or offset < cut:
@@ -455,9 +455,9 @@ class Nature:
     def _set_positions(self, chance: random.Random) -> bool:
         world = self._world
         _, operator = self._operator()
-        unheard: _AtRecord = (b"RangeDone", self._stop_without_answer)
+        unconfirmed: _AtRecord = (b"RangeDone", self._stop_without_answer)
         if world.scenario.ranges is not None and chance.random() < 0.8:
-            self._at_records.append(unheard)
+            self._at_records.append(unconfirmed)
             world.scheduler.sleep(chance.random() * world.hi_ms)
         described = world.data.describe(TOPIC)
         known = described.partitions[:2] if self._has_settings() else ()
@@ -469,8 +469,8 @@ class Nature:
         try:
             operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * world.hi_ms, is_dead=world.is_dead)
         finally:
-            if unheard in self._at_records:
-                self._at_records.remove(unheard)
+            if unconfirmed in self._at_records:
+                self._at_records.remove(unconfirmed)
         if not world.is_truncated:
             world.check_positions(offsets, since)
         return bool(offsets)
@@ -500,10 +500,10 @@ class Nature:
 
         Process(self._world.scheduler, "another operator").spawn(resume)
 
-    def _operator(self) -> tuple[SimulatedClock, Operator]:
+    def _operator(self) -> tuple[SimulatedClock, GroupAdmin]:
         """Open an operator in the present process."""
         clock, reader = self._reader()
-        return clock, Operator(reader, GROUP, "operator", clock=clock)
+        return clock, GroupAdmin(reader, GROUP, "operator", clock=clock)
 
     def _reader(self) -> tuple[SimulatedClock, Rationalizer]:
         """Open a reader in the present process."""
@@ -697,7 +697,7 @@ class Nature:
         """Do what waits for one of these records, which are about to be appended; the same thing once."""
         if not self._at_records:
             return None
-        values = [one.value for one in records if one.partition == self._world.home]
+        values = [record.value for record in records if record.partition == self._world.home]
         due = {act: kind for kind, act in self._at_records if any(value.startswith(kind) for value in values)}
         for act, kind in due.items():
             self._at_records.remove((kind, act))

@@ -50,8 +50,8 @@ MUTANTS: Final = (
     Mutant(
         "a heartbeat rewinds",
         TRANSITIONS,
-        "        return (Note.REWIND,)\n",
-        "        key.move(offset)\n        return (Note.REWIND,)\n",
+        "        return (RecordNote.REWIND,)\n",
+        "        key.move(offset)\n        return (RecordNote.REWIND,)\n",
     ),
     Mutant(
         "a rewinding heartbeat does not refresh the claim",
@@ -70,7 +70,7 @@ MUTANTS: Final = (
     Mutant(
         "a release moves the offset",
         TRANSITIONS,
-        "    return () if event.message.offset == key.offset else (Note.RELEASED_ELSEWHERE,)",
+        "    return () if event.message.offset == key.offset else (RecordNote.RELEASED_ELSEWHERE,)",
         "    key.move(event.message.offset)\n    return ()",
     ),
     Mutant(
@@ -83,8 +83,8 @@ MUTANTS: Final = (
     Mutant(
         "a revocation carries an offset",
         TRANSITIONS,
-        "def revoke(event: Event[RevokingClaim]) -> Notes:\n",
-        "def revoke(event: Event[RevokingClaim]) -> Notes:\n    event.key.move(0)\n",
+        "def revoke(event: GroupEvent[RevokingClaim]) -> NotesReader:\n",
+        "def revoke(event: GroupEvent[RevokingClaim]) -> NotesReader:\n    event.key.move(0)\n",
     ),
     Mutant(
         "a revocation of any epoch",
@@ -145,17 +145,20 @@ MUTANTS: Final = (
     Mutant(
         "claims are kept in a log that is only observed",
         BASE_CLAIMER,
-        "        elif not self._reader.is_certain:\n            self._tenure.lose_all(_OBSERVED)\n",
-        "        elif False:\n            self._tenure.lose_all(_OBSERVED)\n",
+        "        elif not self._reader.is_certain:\n            self._claim_set.lose_all(_OBSERVED)\n",
+        "        elif False:\n            self._claim_set.lose_all(_OBSERVED)\n",
         (
             (
                 BASE_CLAIMER,
-                "        if not self._reader.is_certain:\n            self._fence_what_changed()\n            raise",
+                (
+                    "        if not self._reader.is_certain:\n            self._drop_all_if_log_changed()\n      "
+                    "      raise"
+                ),
                 "        if False:\n            raise",
             ),
             (
                 BASE_CLAIMER,
-                "        self._fence_what_changed()\n        for claim in",
+                "        self._drop_all_if_log_changed()\n        for claim in",
                 "        if not self._reader.is_certain:\n            return\n        for claim in",
             ),
         ),
@@ -169,8 +172,8 @@ MUTANTS: Final = (
     Mutant(
         "a lease counted from the acknowledgement",
         "coordination/appender.py",
-        "        return Sent(sent_ms, messages, offsets, found)",
-        "        return Sent(self._clock.lease_ms() + 500, messages, offsets, found)",
+        "        return AppendResult(sent_ms, messages, offsets, found)",
+        "        return AppendResult(self._clock.lease_ms() + 500, messages, offsets, found)",
     ),
     Mutant(
         "a lease counted from a refused record",
@@ -182,7 +185,7 @@ MUTANTS: Final = (
         (
             (
                 BASE_CLAIMER,
-                '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
+                '                self._claim_set.lose(claim.partition, "it is no longer this instance\'s")',
                 "                pass",
             ),
         ),
@@ -209,15 +212,15 @@ MUTANTS: Final = (
     Mutant(
         "offsets are read before the claim is won",
         WHOLE,
-        "        keys = ground.keys(claim.partition for claim in claims)\n",
+        "        keys = context.keys(claim.partition for claim in claims)\n",
         "        keys = {claim.partition: self.early[claim.partition] for claim in claims}\n",
         (
             (
                 BATCH,
-                "        self._claimer.agree_on_settings()\n",
+                "        self._claimer.ensure_group_settings()\n",
                 (
-                    "        self._whole.early = self._ground.keys(self._ground.existing)\n"
-                    "        self._claimer.agree_on_settings()\n"
+                    "        self._whole.early = self._context.keys(self._context.existing)\n"
+                    "        self._claimer.ensure_group_settings()\n"
                 ),
             ),
         ),
@@ -297,7 +300,7 @@ MUTANTS: Final = (
     Mutant(
         "a displaced instance claims again",
         BASE_CLAIMER,
-        '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
+        '                self._claim_set.lose(claim.partition, "it is no longer this instance\'s")',
         "                from marshal_dagster.protocol.messages import ClaimingPartition\n"
         "                again = ClaimingPartition(partition=claim.partition, **self._sender.signed(self.member))\n"
         "                claim.epoch = self._sender.send([again]).log_offsets[0] or claim.epoch",
@@ -317,7 +320,7 @@ MUTANTS: Final = (
     Mutant(
         "a range is claimed over another",
         TRANSITIONS,
-        "is not None or not any(each.overlaps(start, end) for each in _unspent(event))",
+        "is not None or not any(each.overlaps(start, end) for each in _effective_ranges(event))",
         "is not None or start < end",
     ),
     Mutant(
@@ -348,7 +351,7 @@ MUTANTS: Final = (
     Mutant(
         "the plan of a range is not read back",
         RANGE_CLAIMER,
-        "            self._see_planned(ends, sent)\n",
+        "            self._require_plans_accepted(ends, sent)\n",
         "            self._settle()\n            self._refresh()\n            self._check(ends.keys())\n"
         "            for number, end in new.items():\n                claims[number].plan_end = end\n",
     ),
@@ -429,7 +432,11 @@ MUTANTS: Final = (
                 'b"".join(self.parts[str(part)] for part in range(closing.parts))',
                 'b"".join(self.parts.get(str(part), b"") for part in range(closing.parts))',
             ),
-            (SNAPSHOTS, "text if _checksum(self.name, text) == closing.checksum else Misfit.CHECKSUM", "text"),
+            (
+                SNAPSHOTS,
+                "text if _checksum(self.name, text) == closing.checksum else RejectedSnapshot.CHECKSUM",
+                "text",
+            ),
             (
                 SNAPSHOTS,
                 "return [*records, Record(name.key(_CLOSING), _line(closing).encode())]",
@@ -440,8 +447,8 @@ MUTANTS: Final = (
     Mutant(
         "a group without settings is a native one",
         "protocol/messages.py",
-        "WITHOUT_SETTINGS: Final = Settings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.GO)",
-        "WITHOUT_SETTINGS: Final = Settings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE)",
+        "WITHOUT_SETTINGS: Final = GroupSettings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.GO)",
+        "WITHOUT_SETTINGS: Final = GroupSettings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE)",
     ),
     Mutant(
         "a heartbeat in a Go group lowers no offset",
@@ -483,8 +490,8 @@ MUTANTS: Final = (
     Mutant(
         "members of Go groups revoke from the dead",
         GROUP_READER,
-        "        if is_dead is nobody_is_dead or self.is_go:",
-        "        if is_dead is nobody_is_dead:",
+        "        if is_dead is assume_alive or self.is_go:",
+        "        if is_dead is assume_alive:",
     ),
     Mutant(
         "members of Go groups revoke what has no offset",
@@ -532,7 +539,7 @@ MUTANTS: Final = (
     Mutant(
         "members of a Go group look only before heartbeats",
         "coordination/heartbeats.py",
-        "        else:\n            self._claimer.look()\n",
+        "        else:\n            self._claimer.read_lag()\n",
         "",
     ),
     Mutant(
@@ -544,7 +551,7 @@ MUTANTS: Final = (
     Mutant(
         "a check in a Go group does not look",
         BASE_CLAIMER,
-        "            self.look()\n            self._check(partitions)",
+        "            self.read_lag()\n            self._check(partitions)",
         "            self._check(partitions)",
     ),
     Mutant(
@@ -617,8 +624,9 @@ MUTANTS: Final = (
     Mutant(
         "an own record with its sender's timestamp is forgotten",
         "coordination/rationalizer.py",
-        "        elif isinstance(error, LogChanged | UnavailableError):\n",
-        "        elif isinstance(error, LogChanged | UnavailableError) and type(error) is not TimestampTypeError:\n",
+        "        elif isinstance(error, CoordinationLogChangedError | UnavailableError):\n",
+        "        elif isinstance(error, CoordinationLogChangedError | UnavailableError) and type(error) is "
+        "not TimestampTypeError:\n",
     ),
     Mutant(
         "a former snapshot of a group without settings is read on from",

@@ -100,7 +100,7 @@ class Member:
     slowness: float = 1.0
     is_twin: bool = False
     """Its runs use the instance ids of the first member."""
-    entire_topic: bool = False
+    claim_entire_topic: bool = False
     max_claims: int | None = None
     interval_factor: int = 1
     """Configured with so many times the group's heartbeat interval."""
@@ -307,7 +307,7 @@ def _begun(drawn: Scenario) -> Scenario:
 
 def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:
     wait_s = chance.uniform(0, 1.5) * drawn.hi_ms / 1_000
-    ranges = RangeOptions(size=chance.randint(2, 9), ahead=chance.choice((0, 0, 6, 20)), wait_s=wait_s)
+    ranges = RangeOptions(size=chance.randint(2, 9), prefetch_offsets=chance.choice((0, 0, 6, 20)), wait_s=wait_s)
     mode = random.Random(drawn.seed * 7 + 6).choice((drawn.mode, DeliveryMode.AT_MOST_ONCE))
     drawn = replace(drawn, mode=mode)
     if chance.random() < 0.4:
@@ -340,6 +340,6 @@ def _member(number: int, chance: random.Random) -> Member:
         clock_off_ms=chance.randint(-5_000, 5_000) if 0.1 < odd < 0.2 else 0,
         slowness=chance.choice((5.0, 20.0)) if 0.2 < odd < 0.3 else 1.0,
         is_twin=number > 0 and 0.3 < odd < 0.33,
-        entire_topic=0.4 < odd < 0.45,
+        claim_entire_topic=0.4 < odd < 0.45,
         max_claims=1 if 0.5 < odd < 0.65 else None,
     )

@@ -18,7 +18,7 @@ LEAST_MS: Final = 0.001
 """Less than that nobody waits, so that time moves."""
 
 
-class Killed(BaseException):
+class KilledError(BaseException):
     """This process is dead: what it would still do has no effect."""
 
 
@@ -52,7 +52,7 @@ class Process:
         self.runs_from_ms = max(self.runs_from_ms, until_ms)
 
     def kill(self) -> None:
-        """End it, with all its threads; raises `Killed` in the one that calls."""
+        """End it, with all its threads; raises `KilledError` in the one that calls."""
         self.is_dead = True
         for task in tuple(self.tasks):
             self._scheduler.wake(task)
@@ -70,9 +70,9 @@ class Process:
         return not self.is_dead and self.runs_from_ms <= self._scheduler.now_ms
 
     def require_alive(self) -> None:
-        """Raise `Killed` in a thread of a dead process."""
+        """Raise `KilledError` in a thread of a dead process."""
         if self.is_dead and self._scheduler.current is not None and self._scheduler.current.process is self:
-            raise Killed
+            raise KilledError
 
 
 class Task:
@@ -172,7 +172,7 @@ class Scheduler:
         if task is None:
             raise RuntimeError("only a task can wait")
         if task.process.is_dead:
-            raise Killed
+            raise KilledError
         return task
 
     def _switch(self, task: Task) -> None:
@@ -181,7 +181,7 @@ class Scheduler:
         if self.current is not task:
             self._hand_over()
         if task.process.is_dead:
-            raise Killed
+            raise KilledError
 
     def _hand_over(self) -> None:
         """Let the present task's greenlet go on; one that has not begun begins in the loop."""
@@ -229,7 +229,7 @@ class Scheduler:
         try:
             if not task.process.is_dead:
                 task.work()
-        except Killed:
+        except KilledError:
             pass
         except BaseException as error:  # noqa: BLE001 - it is reported, whatever it is
             self.failures.append((task.process, error))

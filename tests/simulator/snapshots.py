@@ -10,7 +10,7 @@ from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import Read
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol import snapshots as protocol
-from marshal_dagster.protocol.messages import RuleSet, Settings
+from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 from marshal_dagster.protocol.snapshots import Record, render
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import MemorySnapshotTopic
@@ -88,12 +88,12 @@ def render_as_former(
 
     It took a group without settings for a native one.
     """
-    world = PartitionWorld(number, partitions, Settings(60_000, RuleSet.NATIVE), 0)
+    world = PartitionWorld(number, partitions, GroupSettings(60_000, RuleSet.NATIVE), 0)
     last = (-1, 0, b"")
     for offset, timestamp_ms, text in records:
         last = (offset, timestamp_ms, text.encode("utf-8", "surrogateescape"))
         world.apply(*last)
-    world.note_last(last)
+    world.set_last_record(last)
     with patch.multiple(protocol, VERSION=1, VERSION_WITH_RANGES=2):
         return protocol.render(world, topic_id, f"former{chance.getrandbits(32)}", chance.choice(PART_BYTES))
 

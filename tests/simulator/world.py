@@ -11,7 +11,7 @@ from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from marshal_dagster.batches import Advice, BatchRequest, ClaimedBatch, Delivery, RangeOptions
+from marshal_dagster.batches import Advice, BatchRequest, BatchSession, ClaimedBatch, RangeOptions
 from marshal_dagster.coordination import (
     claims as coordination_claims,
 )
@@ -25,16 +25,22 @@ from marshal_dagster.coordination.claims import Claim, RangeClaim
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
-from marshal_dagster.errors import GoGroupError, MarshalError, SettingsDiffer
+from marshal_dagster.errors import GoGroupError, MarshalError, SettingsMismatchError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol import messages, world
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.leases import Lease
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings, coordination_partition, settings_text
+from marshal_dagster.protocol.messages import (
+    DeliveryMode,
+    GroupSettings,
+    RuleSet,
+    coordination_partition,
+    settings_text,
+)
 from marshal_dagster.protocol.state import RANGES, Group, Owner, Range
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.runs.names import run_of
-from marshal_dagster.sensors import partitions_left
+from marshal_dagster.sensors import abandoned_partitions
 from marshal_dagster.testing import MemorySnapshotTopic
 from tests import reference_reader
 from tests.batch_fixtures import DataTopics
@@ -53,7 +59,7 @@ from tests.simulator.checkers import (
     RangeState,
     Seen,
     SnapshotJudge,
-    Violation,
+    ViolationError,
     check_attempts,
     check_beliefs,
     check_nothing_lost,
@@ -102,7 +108,7 @@ class Result:
     """What a seed came to."""
 
     seed: int
-    violations: tuple[Violation, ...]
+    violations: tuple[ViolationError, ...]
     records: int
     steps: int
     befallen: Counter[str]
@@ -124,7 +130,7 @@ class Run:
     """Of the member that started it."""
     process: Process
     clock: SimulatedClock
-    settings: Settings | None = None
+    settings: GroupSettings | None = None
     """How it is configured."""
     batch: ClaimedBatch | None = None
     leases: list[Lease] = field(default_factory=list)
@@ -145,7 +151,7 @@ class Simulation:
     snapshot_judge: SnapshotJudge = field(init=False)
     snapshot_faults: dict[int, SnapshotFault] = field(init=False)
     snapshot_records: int = 0
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[ViolationError] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
     """The runs of which Dagster says that they are over."""
@@ -233,7 +239,7 @@ class Simulation:
             nature = Nature(self)
             for event in self.scenario.events:
                 mishap = Process(scheduler, event.kind.value)
-                mishap.spawn(lambda event=event: nature.befall(event))  # type: ignore[misc]
+                mishap.spawn(lambda event=event: nature.inject_fault(event))  # type: ignore[misc]
             scheduler.run(self.scenario.calm_ms)
             nature.end()
             self._run_until_drained(self.scenario.taken_up_ms)
@@ -288,10 +294,10 @@ class Simulation:
         if beginning is Beginning.FORMER_PLAN:  # somebody does not know that they are refused then
             self._write_settings(GROUP, self.settings(self.scenario.members[0]), [self.home])
         if beginning is Beginning.BESIDE_BOTH:
-            self._write_settings("others", Settings(), self.partitions)
+            self._write_settings("others", GroupSettings(), self.partitions)
         self.is_refused = beginning in {Beginning.GO_KEYS, Beginning.BESIDE_GO}
 
-    def _write_settings(self, group: str, settings: Settings, partitions: Iterable[int]) -> None:
+    def _write_settings(self, group: str, settings: GroupSettings, partitions: Iterable[int]) -> None:
         fields = f"1/1700000000/first.0/operator/{group}//0/{settings_text(settings)}"
         for partition in partitions:
             self.cluster.put(partition, f"GroupSettings/{fields}".encode())
@@ -335,13 +341,13 @@ class Simulation:
         self.runs.append(run)
         self.by_process[process] = run
         process.after_step = partial(self._after_step, run)
-        partitions = self.wanted.pop() if self.wanted and not member.entire_topic else None
+        partitions = self.wanted.pop() if self.wanted and not member.claim_entire_topic else None
         request = BatchRequest(
             topic=TOPIC,
             partitions=partitions,
             max_records=self.scenario.max_records,
             max_claims=None if partitions else member.max_claims,
-            entire_topic=member.entire_topic and self.scenario.ranges is None,
+            claim_entire_topic=member.claim_entire_topic and self.scenario.ranges is None,
             max_attempts=MOST_ATTEMPTS,
         )
         process.spawn(lambda: self._work(run, member, request))
@@ -364,7 +370,7 @@ class Simulation:
         def wait() -> None:
             self.scheduler.sleep(chance.random() * 4 * member.slowness)
 
-        delivery = Delivery(
+        delivery = BatchSession(
             log=self.cluster.open(run.process, member.slowness),
             data=cast("Topics", ProcessTopics(self.data, wait)),
             connection=_CONNECTION,
@@ -388,7 +394,7 @@ class Simulation:
                 batches = delivery.batches(request, sink, max_batches=chance.choice((1, 1, 2, 3)))
                 try:
                     self._work_once(run, batches, chance)
-                except SettingsDiffer:
+                except SettingsMismatchError:
                     break  # the next run is configured as people know by then
                 except GoGroupError:
                     self.befallen["member refused where Go consumers work"] += 1
@@ -457,20 +463,20 @@ class Simulation:
             batch.write(cast("DataFrame", found))
             return
         self._check_permission(batch)
-        for one in batch.ranges:
+        for range_ in batch.ranges:
             began_at = self.cluster.broker.bounds(self.home).end
-            attempt = Attempt(one, (GROUP, TOPIC, one.partition), self._sender_of(run, batch), began_at)
+            attempt = Attempt(range_, (GROUP, TOPIC, range_.partition), self._sender_of(run, batch), began_at)
             self.output.attempts.append(attempt)
             without_lease = 0
-            for _, offset in self.data.read([one]):
+            for _, offset in self.data.read([range_]):
                 self.scheduler.sleep(chance.random() * self._slow_ms())
                 if batch._lost is not None:
                     raise batch._lost
                 self._check_stops(run, batch, attempt)
                 attempt.done.append(offset)
-                without_lease = 0 if _has_lease(run, one.partition) else without_lease + 1
+                without_lease = 0 if _has_lease(run, range_.partition) else without_lease + 1
                 if without_lease > 1:  # the first may be under way when the lease ends, as after a pause
-                    self.fail("no work without a lease", f"{one} by {batch.batch_id} at {offset}")
+                    self.fail("no work without a lease", f"{range_} by {batch.batch_id} at {offset}")
             if self.scenario.rule_set is RuleSet.GO:
                 self._touch_an_output(batch, attempt, chance)
 
@@ -522,10 +528,10 @@ class Simulation:
             self.befallen[fault] += 1
         return fault
 
-    def settings(self, member: Member) -> Settings:
+    def settings(self, member: Member) -> GroupSettings:
         """Say how a member is configured: as people know from the log whether ranges are claimed."""
         features = () if self.scenario.ranges is None or self.are_ranges_off() else (RANGES,)
-        return Settings(self.hi_ms * member.interval_factor, self.scenario.rule_set, self.scenario.mode, features)
+        return GroupSettings(self.hi_ms * member.interval_factor, self.scenario.rule_set, self.scenario.mode, features)
 
     def are_ranges_off(self) -> bool:
         """Tell whether the group's settings in the log do not enable ranges."""
@@ -561,7 +567,7 @@ class Simulation:
                     clock=clock,
                     snapshots=self.snapshots(process, lambda: scheduler.sleep(1)),
                 )
-                left = partitions_left(follower.catch_up(), GROUP, TOPIC, clock.wall_ms())
+                left = abandoned_partitions(follower.catch_up(), GROUP, TOPIC, clock.wall_ms())
                 self.wanted = [tuple(one.partition for one in left)] if left else []
                 self._check_reader(follower)
             except MarshalError:
@@ -572,7 +578,7 @@ class Simulation:
     def fail(self, promise: str, text: str) -> None:
         """Note the first promise that is broken: what comes after it tells nothing more."""
         if not self.violations:
-            self.violations.append(Violation(promise, f"at {self.scheduler.now_ms:.0f} ms: {text}"))
+            self.violations.append(ViolationError(promise, f"at {self.scheduler.now_ms:.0f} ms: {text}"))
             self.scheduler.is_stopped = True
 
     def _after_step(self, run: Run) -> None:
@@ -582,7 +588,7 @@ class Simulation:
         if self.is_truncated:
             self._check_truncation_noticed(run.batch)
             return
-        claims = run.batch._claimer._tenure.claims
+        claims = run.batch._claimer._claim_set.claims
         if not claims and not run.leases:
             return
         self._check_certain(run.batch)
@@ -611,7 +617,7 @@ class Simulation:
 
     def _check_certain(self, batch: ClaimedBatch) -> None:
         """Between steps of its claimer, which has the lock within them, who only observes the log holds nothing."""
-        rationalizer, held = batch._claimer.rationalizer, len(batch._claimer._tenure.claims)
+        rationalizer, held = batch._claimer.rationalizer, len(batch._claimer._claim_set.claims)
         is_within_a_step = cast("SimulatedRLock", rationalizer.lock).is_held
         if held and not is_within_a_step and not rationalizer.world.partition_of(TOPIC).certain:
             self.fail("an observing reader never claims", f"{batch.batch_id} holds {held} partitions")
@@ -621,7 +627,7 @@ class Simulation:
 
         That is a record of its own with its sender's timestamp, or one of a Go consumer in a native group.
         """
-        claims, rationalizer = batch._claimer._tenure.claims, batch._claimer.rationalizer
+        claims, rationalizer = batch._claimer._claim_set.claims, batch._claimer.rationalizer
         log = cast("SimulatedLog", rationalizer.log)
         told_ms = log.told_sender_timed_ms
         if told_ms is not None and told_ms < self.scheduler.now_ms and claims and not self.is_cut:
@@ -697,9 +703,9 @@ class Simulation:
         """At most once nothing is processed by a commit that has its sender's timestamp."""
         if batch.mode is not DeliveryMode.AT_MOST_ONCE:
             return
-        for one in batch.ranges:
-            if self._is_sender_timed(batch, one):
-                self.fail("no permission by a sender's timestamp", f"{one} of {batch.batch_id}")
+        for range_ in batch.ranges:
+            if self._is_sender_timed(batch, range_):
+                self.fail("no permission by a sender's timestamp", f"{range_} of {batch.batch_id}")
 
     def _is_sender_timed(self, batch: ClaimedBatch, one: ClaimedRange) -> bool:
         """Tell whether a range was first committed by a record of the batch that was read with its sender's time."""
@@ -730,7 +736,7 @@ class Simulation:
     def _check_truncation_noticed(self, batch: ClaimedBatch) -> None:
         """Who was told that the log ends before what was read of it holds nothing any more."""
         told_ms = cast("SimulatedLog", batch._claimer.rationalizer.log).told_truncated_ms
-        if told_ms is not None and told_ms < self.scheduler.now_ms and batch._claimer._tenure.claims:
+        if told_ms is not None and told_ms < self.scheduler.now_ms and batch._claimer._claim_set.claims:
             self.fail("a truncated log is noticed", f"{batch.batch_id} was told at {told_ms:.0f} ms")
 
     def _beliefs(self) -> Iterator[Belief]:
@@ -744,7 +750,7 @@ class Simulation:
                 continue
             lease_ms = run.clock.lease_ms()
             name = f"{run.number}: {process.name}"
-            for number, claim in batch._claimer._tenure.claims.items():
+            for number, claim in batch._claimer._claim_set.claims.items():
                 if claim.lease.ends_ms > lease_ms and not claim.is_over:
                     ends_ms = EPOCH_MS + claim.lease.ends_ms if run.clock.rate == 1 and not self._clock_jumps else 0
                     yield Belief(name, (GROUP, TOPIC, number), claim.epoch, *_offsets_held(claim), ends_ms)
@@ -753,7 +759,7 @@ class Simulation:
         """Nothing that waits to be sent outlives its sender's lease."""
         _, _, _, instance, _, _, _, partition, *_ = value.decode().split("/")
         if isinstance(batch, ClaimedBatch) and batch.batch_id == instance:
-            why = batch._claimer._tenure.left.get(int(partition), "")
+            why = batch._claimer._claim_set.left.get(int(partition), "")
             if why.startswith("its lease ended"):
                 self.fail("nothing is sent after self-fencing", value.decode())
 
@@ -830,7 +836,10 @@ class Simulation:
             self._busy_ms.get(number, 0) < self.scenario.calm_ms
             for number, member in enumerate(self.scenario.members)
             if not member.client.startswith(GO_CLIENT)
-            if not member.entire_topic and member.slowness == 1 and member.clock_off_ms >= 0 and member.clock_rate >= 1
+            if not member.claim_entire_topic
+            and member.slowness == 1
+            and member.clock_off_ms >= 0
+            and member.clock_rate >= 1
         )
 
     def _is_stuck(self) -> bool:
@@ -883,7 +892,7 @@ def _seen(read: PartitionWorld) -> Seen:
         for place, key in group.keys.items():
             owner = NOBODY if key.owner is None else (*key.owner, key.last_beat_ms)
             stands = (key.offset, key.plan_end, key.plan_attempts, key.generation, key.data_topic_id)
-            keys[name, *place] = (*owner, *stands, tuple([_range_state(each) for each in key.ranges]))
+            keys[name, *place] = (*owner, *stands, tuple([_range_state(range_) for range_ in key.ranges]))
     return Seen(
         read.next_offset,
         read.log_time_ms,
@@ -900,7 +909,7 @@ def _group_state(group: Group) -> GroupState:
     return (*pause, *how, tuple(settings.features))
 
 
-def _settings_in_words(settings: Settings | None) -> GroupState:
+def _settings_in_words(settings: GroupSettings | None) -> GroupState:
     if settings is None:
         return ()
     features = tuple(settings.features)
@@ -921,7 +930,7 @@ def _offsets_held(claim: Claim | RangeClaim) -> tuple[float, float]:
 
 def _has_lease(run: Run, partition: int) -> bool:
     """Tell whether a process holds a partition, or a range of it, by a lease; what is done needs none."""
-    claim = None if run.batch is None else run.batch._claimer._tenure.claims.get(partition)
+    claim = None if run.batch is None else run.batch._claimer._claim_set.claims.get(partition)
     return claim is not None and (claim.is_over or claim.lease.ends_ms > run.clock.lease_ms())
 
 
@@ -959,8 +968,8 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
     before = [getattr(module, name) for module, name, _ in modules]
     logging.disable(logging.CRITICAL)
     try:
-        for module, name, stand_in in modules:
-            setattr(module, name, stand_in)
+        for module, name, fake in modules:
+            setattr(module, name, fake)
         yield
     finally:
         logging.disable(logging.NOTSET)

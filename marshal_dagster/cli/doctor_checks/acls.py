@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.kafka.acls import Right, on_topic
-from marshal_dagster.kafka.inspection import Standing
+from marshal_dagster.kafka.inspection import TopicInfo
 
 NAME = "rights"
-_TOLD = (Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ, Right.WRITE)
+_RIGHTS_REPORTED = (Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ, Right.WRITE)
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Principal:
     """Who asks which brokers, for a command that grants a right; a principal without a user name is not known here."""
 
     servers: str
@@ -23,72 +23,72 @@ class Asker:
         return on_topic(topic, *rights).command(self.servers, self.user)
 
 
-def of_coordination_topic(standing: Standing, asker: Asker) -> Finding:
+def of_coordination_topic(topic_info: TopicInfo, asker: Principal) -> Finding:
     """Tell what the principal can do with this coordination log: a reader is as right as a member."""
-    if standing.rights is None:
-        return _not_told(standing)
-    if Right.READ not in standing.rights:
+    if topic_info.rights is None:
+        return _rights_not_reported(topic_info)
+    if Right.READ not in topic_info.rights:
         return Finding(
             NAME,
-            State.PROBLEM,
-            f"on {_said(standing)}; not Read",
+            CheckState.PROBLEM,
+            f"on {_rights_text(topic_info)}; not Read",
             "who cannot read the log knows of no claim and can make none",
-            asker.granting([Right.READ], standing.name),
+            asker.granting([Right.READ], topic_info.name),
         )
-    if Right.WRITE in standing.rights:
+    if Right.WRITE in topic_info.rights:
         can = "it can claim, and pause and reposition every group in this log"
     else:
         can = (
             "it can look (doctor, status, tail, sensors that only ask for runs), and cannot claim, pause or reposition"
         )
-    return Finding(NAME, State.OK, f"on {_said(standing)}: {can}")
+    return Finding(NAME, CheckState.OK, f"on {_rights_text(topic_info)}: {can}")
 
 
-def of_snapshot_topic(standing: Standing, asker: Asker, *, is_member: bool) -> Finding:
+def of_snapshot_topic(topic_info: TopicInfo, asker: Principal, *, is_member: bool) -> Finding:
     """Tell whether the principal can start from snapshots, and write them where it is one that writes."""
-    if standing.rights is None:
-        return _not_told(standing)
+    if topic_info.rights is None:
+        return _rights_not_reported(topic_info)
     wanted = [Right.READ, Right.WRITE] if is_member else [Right.READ]
-    missing = [right for right in wanted if right not in standing.rights]
+    missing = [right for right in wanted if right not in topic_info.rights]
     if not missing:
-        return Finding(NAME, State.OK, f"on {_said(standing)}")
+        return Finding(NAME, CheckState.OK, f"on {_rights_text(topic_info)}")
     why = (
         "each of its processes reads the whole log, and can claim nothing once retention has cut that"
         if Right.READ in missing
         else "its runs leave no snapshot behind: if no others do, each process reads the whole log"
     )
-    found = f"on {_said(standing)}; not {' nor '.join(missing)}"
-    return Finding(NAME, State.WARNING, found, why, asker.granting(missing, standing.name))
+    found = f"on {_rights_text(topic_info)}; not {' nor '.join(missing)}"
+    return Finding(NAME, CheckState.WARNING, found, why, asker.granting(missing, topic_info.name))
 
 
-def of_data_topic(standing: Standing, asker: Asker, *, is_member: bool) -> Finding | None:
+def of_data_topic(topic_info: TopicInfo, asker: Principal, *, is_member: bool) -> Finding | None:
     """Tell whether batches of this principal could be read; None where nothing is in their way, or it claims none."""
-    if not is_member or standing.rights is None or Right.READ in standing.rights:
+    if not is_member or topic_info.rights is None or Right.READ in topic_info.rights:
         return None
     return Finding(
         NAME,
-        State.WARNING,
-        f"on {_said(standing)}; not Read",
+        CheckState.WARNING,
+        f"on {_rights_text(topic_info)}; not Read",
         "a batch of this topic would be claimed by this user, and then fail when it is read",
-        asker.granting([Right.READ], standing.name),
+        asker.granting([Right.READ], topic_info.name),
     )
 
 
-def missing_describe(topic: str, asker: Asker, *, is_needed: bool) -> Finding:
+def missing_describe(topic: str, asker: Principal, *, is_needed: bool) -> Finding:
     """Tell that the topic may not even be looked at; `is_needed`: nothing works without."""
     return Finding(
         NAME,
-        State.PROBLEM if is_needed else State.WARNING,
+        CheckState.PROBLEM if is_needed else CheckState.WARNING,
         f"on {topic}: none, not even Describe",
         "nothing of the coordination log can be seen" if is_needed else "its offsets and settings cannot be looked at",
         asker.granting([Right.DESCRIBE, Right.READ], topic),
     )
 
 
-def _not_told(standing: Standing) -> Finding:
-    return Finding(NAME, State.NOT_CHECKED, f"on {standing.name}: the brokers do not tell")
+def _rights_not_reported(topic_info: TopicInfo) -> Finding:
+    return Finding(NAME, CheckState.NOT_CHECKED, f"on {topic_info.name}: the brokers do not tell")
 
 
-def _said(standing: Standing) -> str:
-    held = standing.rights or frozenset()
-    return f"{standing.name}: {', '.join(right for right in _TOLD if right in held) or 'none'}"
+def _rights_text(topic_info: TopicInfo) -> str:
+    held = topic_info.rights or frozenset()
+    return f"{topic_info.name}: {', '.join(right for right in _RIGHTS_REPORTED if right in held) or 'none'}"

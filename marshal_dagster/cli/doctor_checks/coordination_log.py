@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from marshal_dagster.cli import output, world_view
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.log import CoordinationLog, LogIdentity
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
-from marshal_dagster.errors import MarshalError, TopicMissing
+from marshal_dagster.errors import MarshalError, TopicNotFoundError
 from marshal_dagster.protocol.messages import Invalid
 from marshal_dagster.protocol.world import World
 
@@ -25,18 +25,18 @@ def read_log(
     try:
         rationalizer = Rationalizer(log, timeout_s=timeout_s, clock=clock, snapshots=snapshots)
         rationalizer.catch_up()
-    except TopicMissing as error:
+    except TopicNotFoundError as error:
         return missing_topic(error, topic)
     except MarshalError as error:
         return _unreadable(error)
     return rationalizer
 
 
-def missing_topic(error: TopicMissing, topic: str) -> Finding:
+def missing_topic(error: TopicNotFoundError, topic: str) -> Finding:
     """Tell that there is no coordination topic."""
     return Finding(
         "coordination topic",
-        State.PROBLEM,
+        CheckState.PROBLEM,
         str(error),
         "it is the one authority on who holds what: nothing can be claimed",
         f"marshal-dagster topic create --name {topic}",
@@ -45,7 +45,7 @@ def missing_topic(error: TopicMissing, topic: str) -> Finding:
 
 def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Finding]:
     """Check that the log is whole, its time right by the clock `at_ms` (unix ms), and nothing half written."""
-    looked = world_view.survey(world, at_ms=at_ms)
+    looked = world_view.world_view(world, at_ms=at_ms)
     yield _identity(identity)
     yield _placement(looked, identity)
     yield _certainty(looked, identity)
@@ -56,7 +56,7 @@ def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Fin
 def _unreadable(error: MarshalError) -> Finding:
     return Finding(
         "coordination topic",
-        State.PROBLEM,
+        CheckState.PROBLEM,
         str(error),
         "who cannot read the log knows of no claim and can make none",
         "mend what is said, then: marshal-dagster doctor",
@@ -65,17 +65,17 @@ def _unreadable(error: MarshalError) -> Finding:
 
 def _identity(identity: LogIdentity) -> Finding:
     found = f"{identity.topic} has {identity.partitions} coordination partitions and the id {identity.topic_id}"
-    return Finding("coordination topic", State.OK, found)
+    return Finding("coordination topic", CheckState.OK, found)
 
 
-def _placement(looked: world_view.Survey, identity: LogIdentity) -> Finding:
+def _placement(looked: world_view.WorldView, identity: LogIdentity) -> Finding:
     """Tell by the records whether the topic was given more partitions: placement changes with their number."""
     misplaced = looked.invalid.get(str(Invalid.MISPLACED), 0)
     if not misplaced:
-        return Finding("partition count", State.OK, "each record lies in the coordination partition of its topic")
+        return Finding("partition count", CheckState.OK, "each record lies in the coordination partition of its topic")
     return Finding(
         "partition count",
-        State.WARNING,
+        CheckState.WARNING,
         f"{misplaced} records lie in another coordination partition than that of their topic, which is one of "
         f"{identity.partitions}",
         "they count for nothing: the topic was given more partitions, and what was written before is not where members "
@@ -85,14 +85,16 @@ def _placement(looked: world_view.Survey, identity: LogIdentity) -> Finding:
     )
 
 
-def _certainty(looked: world_view.Survey, identity: LogIdentity) -> Finding:
+def _certainty(looked: world_view.WorldView, identity: LogIdentity) -> Finding:
     if not looked.observed:
         return Finding(
-            "certain", State.OK, "the log is whole from offset 0, or from a snapshot, on: its world state is certain"
+            "certain",
+            CheckState.OK,
+            "the log is whole from offset 0, or from a snapshot, on: its world state is certain",
         )
     return Finding(
         "certain",
-        State.PROBLEM,
+        CheckState.PROBLEM,
         f"coordination partitions {world_view.listed(looked.observed)} do not begin at offset 0 and no snapshot "
         "fits: they "
         "are only observed",
@@ -103,17 +105,17 @@ def _certainty(looked: world_view.Survey, identity: LogIdentity) -> Finding:
     )
 
 
-def _clocks(looked: world_view.Survey) -> Finding:
+def _clocks(looked: world_view.WorldView) -> Finding:
     log_time_ms, at_ms = looked.log_time_ms, looked.at_ms
     if log_time_ms is None or at_ms is None:
-        return Finding("log time", State.OK, "the log has no record yet")
+        return Finding("log time", CheckState.OK, "the log has no record yet")
     ahead_ms = log_time_ms - at_ms
     if ahead_ms <= LOG_TIME_AHEAD_MS:
         where = f"{output.duration(ahead_ms)} {'behind' if ahead_ms <= 0 else 'ahead of'} this machine's clock"
-        return Finding("log time", State.OK, f"{output.utc(log_time_ms)}, {where}")
+        return Finding("log time", CheckState.OK, f"{output.utc(log_time_ms)}, {where}")
     return Finding(
         "log time",
-        State.PROBLEM,
+        CheckState.PROBLEM,
         f"log time {output.utc(log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock ("
         f"coordination partitions {world_view.listed(_ahead(looked, at_ms))})",
         "a broker's clock has jumped, or this one is slow: owners may be taken for stale too early (fenced, they redo "
@@ -122,22 +124,22 @@ def _clocks(looked: world_view.Survey) -> Finding:
     )
 
 
-def _ahead(looked: world_view.Survey, at_ms: int) -> list[int]:
+def _ahead(looked: world_view.WorldView, at_ms: int) -> list[int]:
     """Give the coordination partitions whose log time is too far ahead: each is that of the broker that leads it."""
     return [
-        each.number
-        for each in looked.partitions
-        if each.log_time_ms is not None and each.log_time_ms - at_ms > LOG_TIME_AHEAD_MS
+        partition.number
+        for partition in looked.partitions
+        if partition.log_time_ms is not None and partition.log_time_ms - at_ms > LOG_TIME_AHEAD_MS
     ]
 
 
-def _groups(looked: world_view.Survey) -> Finding:
-    halves = [f"group {group.name}: {each}" for group in looked.groups for each in group.differences]
+def _groups(looked: world_view.WorldView) -> Finding:
+    halves = [f"group {group.name}: {difference}" for group in looked.groups for difference in group.differences]
     if not halves:
-        return Finding("groups", State.OK, f"{len(looked.groups)} named in the log; nothing is half written")
+        return Finding("groups", CheckState.OK, f"{len(looked.groups)} named in the log; nothing is half written")
     return Finding(
         "groups",
-        State.PROBLEM,
+        CheckState.PROBLEM,
         "; ".join(halves),
         "its members go by different pauses or settings, depending on the topic",
         "marshal-dagster status (shows them); write the record again from where it was sent",

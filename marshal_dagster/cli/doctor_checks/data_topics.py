@@ -9,10 +9,10 @@ from typing import Final
 
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.doctor_checks import acls
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
-from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import OffsetBounds
-from marshal_dagster.kafka.inspection import Inspection, Standing
+from marshal_dagster.kafka.inspection import KafkaInspector, TopicInfo
 from marshal_dagster.protocol.world import World
 
 RETIRED_MS: Final = 32 * 86_400_000
@@ -39,7 +39,7 @@ class DataTopic:
     where there is no such record; it is empty where nothing is deleted by age.
     """
 
-    standing: Standing
+    topic_info: TopicInfo
     settings: Mapping[str, str]
     bounds: Mapping[int, OffsetBounds]
     ends: Mapping[int, int]
@@ -48,7 +48,7 @@ class DataTopic:
     @property
     def name(self) -> str:
         """Its name."""
-        return self.standing.name
+        return self.topic_info.name
 
     @property
     def policies(self) -> Collection[str]:
@@ -76,13 +76,13 @@ def retired(world: World, at_ms: int) -> dict[str, int]:
     """
     heard_ms: dict[str, int] = {}
     for group, _, _, key in world.keys():  # noqa: SIM118 - no mapping
-        latest_ms = max([key.last_beat_ms, *(each.last_beat_ms for each in key.ranges)])
+        latest_ms = max([key.last_beat_ms, *(range_.last_beat_ms for range_ in key.ranges)])
         heard_ms[group] = max(heard_ms.get(group, 0), latest_ms)
     return {group: last_ms for group, last_ms in heard_ms.items() if 0 < last_ms < at_ms - RETIRED_MS}
 
 
 def check_data_topics(
-    cluster: Inspection, world: World, asker: acls.Asker, at_ms: int, *, is_member: bool
+    cluster: KafkaInspector, world: World, asker: acls.Principal, at_ms: int, *, is_member: bool
 ) -> Iterator[Finding]:
     """Check each data topic that the log names, by the clock `at_ms` (unix ms); then say how many there are.
 
@@ -96,20 +96,20 @@ def check_data_topics(
         if not at:
             continue
         try:
-            standing = cluster.standing(name)
+            topic_info = cluster.topic_info(name)
             settings = _settings(cluster, name)
-            topic = look(cluster, standing, settings, at, at_ms)
-        except RightMissing:
+            topic = read_data_topic(cluster, topic_info, settings, at, at_ms)
+        except AuthorizationError:
             yield acls.missing_describe(name, asker, is_needed=False)
             continue
-        except TopicMissing as error:
+        except TopicNotFoundError as error:
             yield _missing(name, at, error)
             continue
         except MarshalError as error:
-            yield Finding("data topics", State.NOT_CHECKED, str(error))
+            yield Finding("data topics", CheckState.NOT_CHECKED, str(error))
             return
         unseen, held = unseen + (not settings), held + held_back(topic)
-        if (right := acls.of_data_topic(standing, asker, is_member=is_member)) is not None:
+        if (right := acls.of_data_topic(topic_info, asker, is_member=is_member)) is not None:
             yield right
         yield from judge(topic, at, asker.servers)
     yield from (_retired(group, last_ms, named, at_ms) for group, last_ms in sorted(gone.items()))
@@ -120,23 +120,23 @@ def _retired(group: str, last_ms: int, named: Mapping[str, Iterable[Position]], 
     topics = [topic for topic, at in sorted(named.items()) if any(each.group == group for each in at)]
     return Finding(
         f"group {group}",
-        State.OK,
+        CheckState.OK,
         f"it looks retired: last heard of {output.utc(last_ms)}, {output.duration(at_ms - last_ms)} ago; where it "
         f"stands in {', '.join(topics)} is not judged until somebody claims again",
     )
 
 
-def _settings(cluster: Inspection, topic: str) -> Mapping[str, str]:
+def _settings(cluster: KafkaInspector, topic: str) -> Mapping[str, str]:
     try:
         return cluster.settings(topic)
-    except RightMissing:
+    except AuthorizationError:
         return {}
 
 
-def _missing(name: str, at: Iterable[Position], error: TopicMissing) -> Finding:
+def _missing(name: str, at: Iterable[Position], error: TopicNotFoundError) -> Finding:
     return Finding(
         f"data topic {name}",
-        State.WARNING,
+        CheckState.WARNING,
         f"{_where(at)}: {error}",
         "a batch of it fails; if it was deleted for good this says no more than that the log still names it",
         "check the name of the topic and which cluster has it (--data-connection)",
@@ -153,28 +153,32 @@ def _summary(topics: int, unseen: int, held: int) -> Finding:
             f"open transactions hold back {held} offsets: batches end before them, and if it stays so "
             "kafka-transactions find-hanging shows whose they are"
         )
-    return Finding("data topics", State.OK, "; ".join(parts))
+    return Finding("data topics", CheckState.OK, "; ".join(parts))
 
 
-def look(
-    cluster: Inspection, standing: Standing, settings: Mapping[str, str], at: Iterable[Position], at_ms: int
+def read_data_topic(
+    cluster: KafkaInspector, topic_info: TopicInfo, settings: Mapping[str, str], at: Iterable[Position], at_ms: int
 ) -> DataTopic:
     """Look up a data topic at these positions, by the clock `at_ms`. Raises `MarshalError`."""
-    name, partitions = standing.name, {each.partition for each in at} & standing.replicas.keys()
+    name, partitions = topic_info.name, {each.partition for each in at} & topic_info.replicas.keys()
     # The ends come first: of what is written in between nothing may look as if a transaction held it back.
     ends = {number: each.end for number, each in cluster.offsets(name, partitions, committed_only=False).items()}
     bounds = cluster.offsets(name, partitions)
-    topic = DataTopic(standing, settings, bounds, ends)
+    topic = DataTopic(topic_info, settings, bounds, ends)
     kept_ms = topic.limit("retention.ms")
     if kept_ms is None:
         return topic
     young_from = cluster.offsets_at(name, partitions, at_ms - kept_ms // 2)
-    return DataTopic(standing, settings, bounds, ends, {number: young_from.get(number) for number in partitions})
+    return DataTopic(
+        topic_info, settings, bounds, ends, {partition: young_from.get(partition) for partition in partitions}
+    )
 
 
 def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[Finding]:
     """Tell what is wrong with a data topic for the groups that read it; nothing where all is well."""
-    here = [each for each in at if each.partition in topic.bounds and each.topic_id in {None, topic.standing.topic_id}]
+    here = [
+        each for each in at if each.partition in topic.bounds and each.topic_id in {None, topic.topic_info.topic_id}
+    ]
     yield from _other_incarnation(topic, at)
     yield from _missing_partitions(topic, at)
     yield from _beyond_end(topic, here)
@@ -190,23 +194,23 @@ def held_back(topic: DataTopic) -> int:
 
 
 def _other_incarnation(topic: DataTopic, at: Collection[Position]) -> Iterator[Finding]:
-    others = [each for each in at if each.topic_id not in {None, topic.standing.topic_id}]
+    others = [each for each in at if each.topic_id not in {None, topic.topic_info.topic_id}]
     if others:
         yield _problem(
             topic,
             f"{_where(others)} stand in another topic of that name, which was deleted; the one now there has the id "
-            f"{topic.standing.topic_id}",
+            f"{topic.topic_info.topic_id}",
             "an offset of the old topic means nothing in the new one: every batch of these partitions fails",
             _SET_POSITION,
         )
 
 
 def _missing_partitions(topic: DataTopic, at: Collection[Position]) -> Iterator[Finding]:
-    missing = [each for each in at if each.partition not in topic.standing.replicas]
+    missing = [each for each in at if each.partition not in topic.topic_info.replicas]
     if missing:
         yield _problem(
             topic,
-            f"{_where(missing)} are named in the log, but the topic has {len(topic.standing.replicas)} partitions",
+            f"{_where(missing)} are named in the log, but the topic has {len(topic.topic_info.replicas)} partitions",
             "partitions are never taken away from a topic: it was made anew, and offsets of the old one mean nothing",
             _SET_POSITION,
         )
@@ -245,7 +249,7 @@ def _soon_lost(topic: DataTopic, at: Collection[Position], servers: str) -> Iter
     if old and kept_ms is not None:
         yield Finding(
             _name(topic),
-            State.WARNING,
+            CheckState.WARNING,
             f"{_where(each for each, _ in old)} have {sum(records for _, records in old)} unread records older "
             f"than half of retention.ms ({output.duration(kept_ms)})",
             why,
@@ -256,7 +260,7 @@ def _soon_lost(topic: DataTopic, at: Collection[Position], servers: str) -> Iter
     if large and kept_bytes is not None:
         yield Finding(
             _name(topic),
-            State.WARNING,
+            CheckState.WARNING,
             f"{_where(large)} stand in the older half of what retention.bytes={kept_bytes} has left",
             why,
             f"run the job more often, or longer; or {_alter(topic, servers, f'retention.bytes={2 * kept_bytes}')}",
@@ -282,7 +286,7 @@ def _compaction(topic: DataTopic, servers: str) -> Iterator[Finding]:
     if "compact" in topic.policies:
         yield Finding(
             _name(topic),
-            State.WARNING,
+            CheckState.WARNING,
             f"cleanup.policy is {topic.settings['cleanup.policy']}",
             "of records with the same key only the newest is kept: older ones may be gone before they are read, a plan "
             "that is redone may find fewer than the first time, and lag counts offsets that hold no record",
@@ -294,7 +298,7 @@ def _unclean_election(topic: DataTopic, servers: str) -> Iterator[Finding]:
     if topic.settings.get("unclean.leader.election.enable") == "true":
         yield Finding(
             _name(topic),
-            State.WARNING,
+            CheckState.WARNING,
             "unclean.leader.election.enable is true",
             "such an election can lose records and give their offsets to others, which then count as done",
             _alter(topic, servers, "unclean.leader.election.enable=false"),
@@ -302,7 +306,7 @@ def _unclean_election(topic: DataTopic, servers: str) -> Iterator[Finding]:
 
 
 def _problem(topic: DataTopic, found: str, why: str, mend: str) -> Finding:
-    return Finding(_name(topic), State.PROBLEM, found, why, mend)
+    return Finding(_name(topic), CheckState.PROBLEM, found, why, mend)
 
 
 def _name(topic: DataTopic) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """What a check came to."""
 
     OK = "ok"
@@ -18,7 +18,7 @@ class Finding:
     """One check: what was found; where that is not right, why it matters and the command that mends it."""
 
     name: str
-    state: State
+    state: CheckState
     found: str
     why: str = ""
     mend: str = ""

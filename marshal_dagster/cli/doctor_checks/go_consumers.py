@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.kafka.inspection import FROM_4, Broker
 from marshal_dagster.protocol.state import Group
 from marshal_dagster.protocol.world import World
@@ -15,10 +15,10 @@ def check_go_consumers(world: World, brokers: Collection[Broker], topic: str, at
 
     `at_ms` (unix ms) is the clock by which a consumer is taken for live.
     """
-    groups = [(name, group) for each in world.partitions.values() for name, group in each.groups.items()]
+    groups = [(name, group) for partition in world.partitions.values() for name, group in partition.groups.items()]
     go = sorted({name for name, group in groups if _is_used_by_go(group)})
     if not go:
-        yield Finding(_NAME, State.OK, f"none uses {topic}, as far as its log shows")
+        yield Finding(_NAME, CheckState.OK, f"none uses {topic}, as far as its log shows")
         return
     native = sorted({name for name, group in groups if group.settings_accepted and not group.is_go})
     named = f"groups of Go consumers: {', '.join(go)}"
@@ -26,7 +26,7 @@ def check_go_consumers(world: World, brokers: Collection[Broker], topic: str, at
         is_live = any(_has_live_owner(world, name, at_ms) for name in go)
         yield Finding(
             _NAME,
-            State.PROBLEM if is_live else State.WARNING,
+            CheckState.PROBLEM if is_live else CheckState.WARNING,
             f"{named}; beside them groups with settings of this library: {', '.join(native)}",
             "a Go consumer that starts takes a coordination partition as read at the first record that it does not "
             "know, and may begin far before its group's offset",
@@ -34,11 +34,11 @@ def check_go_consumers(world: World, brokers: Collection[Broker], topic: str, at
             f"Go consumers for good: marshal-dagster settings set {go[0]} --go-consumers-stopped {go[0]}",
         )
     else:
-        yield Finding(_NAME, State.OK, f"{named}; no other group writes records that they do not know")
-    if any(each.version == FROM_4 for each in brokers):
+        yield Finding(_NAME, CheckState.OK, f"{named}; no other group writes records that they do not know")
+    if any(broker.version == FROM_4 for broker in brokers):
         yield Finding(
             "Go consumers and brokers",
-            State.PROBLEM,
+            CheckState.PROBLEM,
             f"{named}; a broker is of Kafka {FROM_4}",
             "Kafka 4 no longer takes the requests and the message format of the Go library's client: its consumers "
             "cannot connect",
@@ -56,7 +56,7 @@ def _is_used_by_go(group: Group) -> bool:
 
 
 def _has_live_owner(world: World, name: str, at_ms: int) -> bool:
-    found = ((each.log_time_ms, each.groups.get(name)) for each in world.partitions.values())
+    found = ((partition.log_time_ms, partition.groups.get(name)) for partition in world.partitions.values())
     return any(
         group is not None and any(True for _ in group.live_keys(group.advice_time_ms(log_time_ms, at_ms)))
         for log_time_ms, group in found

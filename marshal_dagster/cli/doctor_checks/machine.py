@@ -11,7 +11,7 @@ from typing import Final
 
 from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.connector import CONNECTOR, connector_jars
 
@@ -35,10 +35,10 @@ def _versions() -> Finding:
         except PackageNotFoundError:
             missing.append(package)
     if not missing:
-        return Finding("versions", State.OK, ", ".join(found))
+        return Finding("versions", CheckState.OK, ", ".join(found))
     return Finding(
         "versions",
-        State.PROBLEM,
+        CheckState.PROBLEM,
         f"not installed: {', '.join(missing)}",
         "marshal-dagster does not work without them",
         "pip install --upgrade marshal-dagster",
@@ -51,12 +51,12 @@ def _java(environ: Mapping[str, str]) -> Finding:
     except ConfigurationError as error:
         return Finding(
             "java",
-            State.PROBLEM,
+            CheckState.PROBLEM,
             str(error),
             "Spark, and a Kafka for this machine, run on Java 17 or newer",
             "apt-get install openjdk-17-jre-headless (or your system's way), or export JAVA_HOME=/path/to/java-17",
         )
-    return Finding("java", State.OK, f"Java {java.version} at {java.executable}")
+    return Finding("java", CheckState.OK, f"Java {java.version} at {java.executable}")
 
 
 def _spark(environ: Mapping[str, str]) -> Finding:
@@ -67,7 +67,7 @@ def _spark(environ: Mapping[str, str]) -> Finding:
     if core is None or connector is None:
         return Finding(
             "spark",
-            State.PROBLEM,
+            CheckState.PROBLEM,
             f"no Spark in {home}" if home else "PySpark is not installed",
             "batches are read with Spark",
             "unset SPARK_HOME"
@@ -80,12 +80,12 @@ def _spark(environ: Mapping[str, str]) -> Finding:
     if (core["scala"], core["release"]) != (connector["scala"], connector["release"]):
         return Finding(
             "spark",
-            State.PROBLEM,
+            CheckState.PROBLEM,
             f"{found}, but the connector is {CONNECTOR}",
             "a connector for another Spark or Scala fails when a batch is read, after it was claimed",
             "unset SPARK_HOME" if environ.get("SPARK_HOME") else f"pip install 'pyspark=={connector['release']}.*'",
         )
-    return Finding("spark", State.OK, f"{found}; connector {CONNECTOR}, {_fetched(environ)}")
+    return Finding("spark", CheckState.OK, f"{found}; connector {CONNECTOR}, {_fetched(environ)}")
 
 
 def _spark_home(environ: Mapping[str, str]) -> Path | None:

@@ -10,12 +10,12 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from marshal_dagster.cli import output, world_view
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.coordination.appender import GO_TIME_SHIFT_S
-from marshal_dagster.coordination.log import CoordinationLog, PositionLost
+from marshal_dagster.coordination.log import CoordinationLog, PositionLostError
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS
 from marshal_dagster.protocol.messages import (
-    GroupSettings,
+    GroupSettingsRecord,
     Heartbeat,
     InvalidMessage,
     Message,
@@ -39,7 +39,7 @@ _SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentRecord:
     """A valid record: where it lies, when the broker took it, and what it says."""
 
     partition: int
@@ -55,38 +55,38 @@ class Sent:
         return self.timestamp_ms - self.message.time_s * _SECOND_MS
 
 
-def newest(log: CoordinationLog, timeout_s: float, at_ms: int) -> list[Sent]:
+def newest(log: CoordinationLog, timeout_s: float, at_ms: int) -> list[SentRecord]:
     """Read the newest records of a log; those that retention takes meanwhile are left out. Raises `MarshalError`."""
     bounds = log.bounds(range(log.identity().partitions))
     log.follow({number: max(each.start, each.end - NEWEST) for number, each in bounds.items()})
-    sent: list[Sent] = []
+    sent: list[SentRecord] = []
     try:
         for chunk in log.read_until({number: each.end for number, each in bounds.items()}, timeout_s):
             for offset, timestamp_ms, value in chunk.records:
                 message = parse(value)
                 if not isinstance(message, InvalidMessage) and timestamp_ms >= at_ms - RECENT_MS:
                     is_sender_timed = offset in chunk.sender_timed
-                    sent.append(Sent(chunk.partition, offset, timestamp_ms, message, is_sender_timed))
-    except PositionLost:
+                    sent.append(SentRecord(chunk.partition, offset, timestamp_ms, message, is_sender_timed))
+    except PositionLostError:
         pass
     return sent
 
 
-def check_senders(sent: Collection[Sent], world: World, at_ms: int) -> Iterator[Finding]:
+def check_senders(sent: Collection[SentRecord], world: World, at_ms: int) -> Iterator[Finding]:
     """Tell of clocks that disagree, and of members that go by other settings or rules than those in force."""
     yield _timestamps(sent)
     yield _clocks(sent, world)
     yield _members([*_other_settings(sent, world), *_other_intervals(sent, world), *_other_rules(world, at_ms)])
 
 
-def _timestamps(sent: Collection[Sent]) -> Finding:
+def _timestamps(sent: Collection[SentRecord]) -> Finding:
     wrong = [each for each in sent if each.is_sender_timed]
     if not wrong:
-        return Finding("timestamps", State.OK, f"{len(sent)} records of the last day have the broker's timestamps")
+        return Finding("timestamps", CheckState.OK, f"{len(sent)} records of the last day have the broker's timestamps")
     last = max(wrong, key=lambda each: (each.timestamp_ms, each.offset))
     return Finding(
         "timestamps",
-        State.PROBLEM,
+        CheckState.PROBLEM,
         f"{len(wrong)} of {len(sent)} records of the last day have their sender's timestamp, the last at offset "
         f"{last.offset} of coordination partition {last.partition}",
         "log time is then a sender's clock: one that is wrong takes over live claims, so members end what they hold "
@@ -96,7 +96,7 @@ def _timestamps(sent: Collection[Sent]) -> Finding:
     )
 
 
-def _clocks(sent: Collection[Sent], world: World) -> Finding:
+def _clocks(sent: Collection[SentRecord], world: World) -> Finding:
     delays: dict[tuple[str, int], list[int]] = defaultdict(list)
     for each in sent:
         # Members of Go groups date their records back on purpose; Go consumers do not.
@@ -111,11 +111,13 @@ def _clocks(sent: Collection[Sent], world: World) -> Finding:
             apart[client][number] = least_ms
     if not apart:
         return Finding(
-            "clocks", State.OK, f"{len(sent)} records of the last day: their senders' clocks and the brokers' agree"
+            "clocks",
+            CheckState.OK,
+            f"{len(sent)} records of the last day: their senders' clocks and the brokers' agree",
         )
     return Finding(
         "clocks",
-        State.WARNING,
+        CheckState.WARNING,
         _listed(_apart(client, where) for client, where in sorted(apart.items())),
         "a sender's clock, or that of the broker that leads these coordination partitions, is wrong: the end of a "
         "pause is reckoned by the one and judged by the other; leases go by neither",
@@ -135,11 +137,11 @@ def _apart(client: str, where: dict[int, int]) -> str:
 def _members(differences: list[str]) -> Finding:
     if not differences:
         return Finding(
-            "members", State.OK, "none is seen in the log's last day that goes by other settings than its group"
+            "members", CheckState.OK, "none is seen in the log's last day that goes by other settings than its group"
         )
     return Finding(
         "members",
-        State.WARNING,
+        CheckState.WARNING,
         _listed(differences),
         "a member that is configured otherwise than its group claims nothing; one that beats too seldom is taken for "
         "stale, and its partitions are taken over; a Go consumer goes on with what others took over",
@@ -148,12 +150,12 @@ def _members(differences: list[str]) -> Finding:
     )
 
 
-def _other_settings(sent: Collection[Sent], world: World) -> Iterator[str]:
+def _other_settings(sent: Collection[SentRecord], world: World) -> Iterator[str]:
     """Find settings that were asked for after those in force, and are not: the log refused them."""
     asked = [
         (each, each.message, group.settings)
         for each in sent
-        if isinstance(each.message, GroupSettings)
+        if isinstance(each.message, GroupSettingsRecord)
         and (group := world.partitions[each.partition].groups.get(each.message.group)) is not None
     ]
     in_force_from = {
@@ -171,7 +173,7 @@ def _other_settings(sent: Collection[Sent], world: World) -> Iterator[str]:
         yield f"group {name}: client {client} asked for settings that are not in force, {settings}, {where}"
 
 
-def _other_intervals(sent: Iterable[Sent], world: World) -> Iterator[str]:
+def _other_intervals(sent: Iterable[SentRecord], world: World) -> Iterator[str]:
     """Find members whose heartbeats come further apart than the group's interval, each time."""
     slowest: dict[tuple[str, str], tuple[int, int]] = {}
     for tenure, times in _beats(sent).items():
@@ -205,7 +207,7 @@ def _other_rules(world: World, at_ms: int) -> Iterator[str]:
         )
 
 
-class _Tenure(NamedTuple):
+class _Holding(NamedTuple):
     """Who holds what: a key, or the range of that epoch."""
 
     home: int
@@ -217,15 +219,15 @@ class _Tenure(NamedTuple):
     epoch: int
 
 
-def _beats(sent: Iterable[Sent]) -> Mapping[_Tenure, list[int]]:
+def _beats(sent: Iterable[SentRecord]) -> Mapping[_Holding, list[int]]:
     """Give when each tenure beat, in order."""
-    beats: dict[_Tenure, list[int]] = defaultdict(list)
+    beats: dict[_Holding, list[int]] = defaultdict(list)
     for each in sorted(sent, key=lambda one: one.offset):
         message = each.message
         if isinstance(message, Heartbeat | RangeHeartbeat):
             epoch = message.epoch if isinstance(message, RangeHeartbeat) else -1
             what = (message.topic, message.partition, epoch)
-            tenure = _Tenure(each.partition, message.group, message.client, message.instance, *what)
+            tenure = _Holding(each.partition, message.group, message.client, message.instance, *what)
             beats[tenure].append(each.timestamp_ms)
     return beats
 

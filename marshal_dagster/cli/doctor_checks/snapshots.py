@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.cli import world_view
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.coordination.log import Bounds, CoordinationLog
-from marshal_dagster.coordination.snapshots import Head, Snapshots, snapshot_topic_of
-from marshal_dagster.errors import MarshalError, TopicMissing
+from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots, snapshot_topic_of
+from marshal_dagster.errors import MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.protocol.messages import MAX_VALUE_BYTES
 
@@ -39,30 +39,30 @@ def check_snapshots(log: CoordinationLog, snapshots: Snapshots, retention: Reten
         topic = identity.topic
         heads = snapshots.heads(identity)
         bounds = log.bounds(range(identity.partitions))
-    except TopicMissing as error:
+    except TopicNotFoundError as error:
         if topic is not None:  # else it was told already
             yield Finding(
                 "snapshots",
-                State.WARNING,
+                CheckState.WARNING,
                 str(error),
                 "each process reads the whole log, and should retention ever cut it, nothing can be claimed",
                 f"marshal-dagster topic create --name {topic}",
             )
         return
     except MarshalError as error:
-        yield Finding("snapshots", State.NOT_CHECKED, str(error))
+        yield Finding("snapshots", CheckState.NOT_CHECKED, str(error))
         return
     yield _snapshots(heads, bounds, retention, at_ms, identity.topic)
 
 
 def _snapshots(
-    heads: Mapping[int, Head | None], bounds: Mapping[int, Bounds], retention: Retention, at_ms: int, topic: str
+    heads: Mapping[int, SnapshotHead | None], bounds: Mapping[int, Bounds], retention: Retention, at_ms: int, topic: str
 ) -> Finding:
     overtaken = [number for number, at in bounds.items() if _is_soon_overtaken(heads[number], at, retention, at_ms)]
     if overtaken:
         return Finding(
             "snapshots",
-            State.PROBLEM,
+            CheckState.PROBLEM,
             f"coordination partitions {world_view.listed(overtaken)} have no snapshot from which the log can still be "
             "read for long: its start is, or will soon be, behind the newest one",
             "then they can only be observed, and nothing can be claimed from them",
@@ -74,19 +74,21 @@ def _snapshots(
     if missing:
         return Finding(
             "snapshots",
-            State.OK,
+            CheckState.OK,
             f"none yet of coordination partitions {world_view.listed(missing)}; the next run writes them at its end",
         )
     behind = [(bounds[number].end - head.offset, head) for number, head in heads.items() if head is not None]
     most = max((records for records, _ in behind), default=0)
-    return Finding("snapshots", State.OK, f"at most {most} records lie behind the newest of a coordination partition")
+    return Finding(
+        "snapshots", CheckState.OK, f"at most {most} records lie behind the newest of a coordination partition"
+    )
 
 
 _MOST_RECORD_BYTES: Final = MAX_VALUE_BYTES + 150
 """What a valid record takes in the log at most, with Kafka's own overhead."""
 
 
-def _is_soon_overtaken(head: Head | None, at: Bounds, retention: Retention, at_ms: int) -> bool:
+def _is_soon_overtaken(head: SnapshotHead | None, at: Bounds, retention: Retention, at_ms: int) -> bool:
     """Tell whether a limited retention has, or will have in half its time or size again, deleted what comes next."""
     if retention == Retention() or at.end == 0:
         return False

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.cli.topic import with_servers
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.coordination.topic_settings import (
@@ -13,7 +13,7 @@ from marshal_dagster.coordination.topic_settings import (
     Severity,
     check_coordination_topic,
 )
-from marshal_dagster.errors import MarshalError, TopicMissing
+from marshal_dagster.errors import MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 
 
@@ -21,18 +21,18 @@ def check_topic_settings(topics: Topics, topic: str, servers: str) -> Iterator[F
     """Check the coordination topic's settings: under some the protocol does not hold."""
     try:
         problems = check_coordination_topic(topics, topic)
-    except TopicMissing:
+    except TopicNotFoundError:
         return  # told already
     except MarshalError as error:
-        yield Finding("topic settings", State.NOT_CHECKED, str(error))
+        yield Finding("topic settings", CheckState.NOT_CHECKED, str(error))
         return
     for problem in problems:
-        state = State.WARNING if problem.severity is Severity.WARNING else State.PROBLEM
+        state = CheckState.WARNING if problem.severity is Severity.WARNING else CheckState.PROBLEM
         found = f"{problem.setting} of {topic} is {problem.found}, should be {problem.wanted}"
         mend = with_servers(problem, servers).mend
         yield Finding("topic settings", state, found, problem.why, mend)
     if not problems:
-        yield Finding("topic settings", State.OK, f"{topic} has the settings that the protocol needs")
+        yield Finding("topic settings", CheckState.OK, f"{topic} has the settings that the protocol needs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,17 @@ def check_snapshot_topic(topics: Topics, topic: str, servers: str, *, log_is_cut
         partitions = len(topics.describe(topic).partitions)
         found = len(topics.describe(name).partitions)
         settings = topics.settings(name)
-    except TopicMissing:
+    except TopicNotFoundError:
         return  # told with the snapshots
     except MarshalError as error:
-        yield Finding(_SNAPSHOT_SETTINGS, State.NOT_CHECKED, str(error))
+        yield Finding(_SNAPSHOT_SETTINGS, CheckState.NOT_CHECKED, str(error))
         return
     wrong = [
         *judge_snapshot_settings(name, settings, servers, log_is_cut=log_is_cut),
         *judge_snapshot_partitions(name, found, partitions, servers),
     ]
     yield from wrong or [
-        Finding(_SNAPSHOT_SETTINGS, State.OK, f"{name} is compacted, with a partition for each of the log's")
+        Finding(_SNAPSHOT_SETTINGS, CheckState.OK, f"{name} is compacted, with a partition for each of the log's")
     ]
 
 
@@ -101,7 +101,7 @@ def judge_snapshot_settings(
             continue
         yield Finding(
             _SNAPSHOT_SETTINGS,
-            State.PROBLEM if log_is_cut and check.matters_more_when_cut else State.WARNING,
+            CheckState.PROBLEM if log_is_cut and check.matters_more_when_cut else CheckState.WARNING,
             f"{check.setting} of {name} is {settings[check.setting]}, should be {wanted}",
             check.why,
             f"kafka-configs --bootstrap-server {servers} --alter --entity-type topics --entity-name {name} "
@@ -114,7 +114,7 @@ def judge_snapshot_partitions(name: str, found: int, wanted: int, servers: str) 
     if found < wanted:
         yield Finding(
             _SNAPSHOT_SETTINGS,
-            State.WARNING,
+            CheckState.WARNING,
             f"{name} has {found} partitions, the coordination topic {wanted}",
             f"there is no place for snapshots of coordination partitions {found} and on",
             f"kafka-topics --bootstrap-server {servers} --alter --topic {name} --partitions {wanted}",

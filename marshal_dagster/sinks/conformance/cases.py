@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks.conformance.case import case_of
@@ -21,7 +21,7 @@ from marshal_dagster.sinks.conformance.target import (
     part,
     rows_of,
 )
-from marshal_dagster.sinks.sink import WriteOutcome
+from marshal_dagster.sinks.sink import WriteResult
 
 
 def first_batch(target: Target) -> None:
@@ -124,7 +124,7 @@ def judged_when_written(target: Target) -> None:
     deliver(target, "new", part(0, 0, 5, epoch=20))
     try:
         outcome = early.write(target.frame(rows_of("late", mine)), [mine], never)
-    except SinkRefused:
+    except SinkRejectedError:
         pass
     else:
         raise AssertionError(f"one that was overtaken after verdicts() was not refused by write(), but {outcome}")
@@ -140,9 +140,9 @@ def groups_and_topics_apart(target: Target) -> None:
     """Two groups, and two topics, have positions of their own in one output, whatever their names."""
     odd = "h'; \\' \"%s\" `x` \u00e9"
     ours = [part(0, 0, 5), part(0, 0, 5, group=odd, epoch=3), part(0, 7, 9, topic="u", epoch=4)]
-    for each in ours:
-        outcome = deliver(target, each.group + each.topic, each)
-        expect(outcome.taken == (each,), f"{each} of group {each.group} was not taken beside the others")
+    for our in ours:
+        outcome = deliver(target, our.group + our.topic, our)
+        expect(outcome.taken == (our,), f"{our} of group {our.group} was not taken beside the others")
     expected = [row for each in ours for row in rows_of(each.group + each.topic, each)]
     expect_rows(target, expected, "with three groups and topics")
 
@@ -177,7 +177,7 @@ def foreign_rows(target: Target) -> None:
         frame = target.frame([*rows_of("a", mine), foreign])
         try:
             target.sink().write(frame, [mine], never)
-        except SinkRefused:
+        except SinkRejectedError:
             pass
         else:
             raise AssertionError(f"a row of partition {foreign[0]}, which the batch did not read, was not refused")
@@ -214,7 +214,7 @@ def many_partitions(target: Target) -> None:
 def batch_says_no(target: Target) -> None:
     """What `before_commit` raises, once the rows were read, leaves nothing written."""
 
-    class ClaimGone(Exception):
+    class ClaimGoneError(Exception):
         """The batch has lost its claim."""
 
     mine = part(0, 0, 3)
@@ -223,11 +223,11 @@ def batch_says_no(target: Target) -> None:
 
     def before_commit() -> None:
         seen.append(not isinstance(frame, LocalFrame) or bool(frame.reads))
-        raise ClaimGone
+        raise ClaimGoneError
 
     try:
         target.sink().write(frame, [mine], never, before_commit)
-    except ClaimGone:
+    except ClaimGoneError:
         pass
     else:
         raise AssertionError("before_commit() was not called, or what it raised did not come through")
@@ -273,7 +273,7 @@ def overtaken_at_any_step(target: Target) -> None:
             deliver(target, "new", again)
             deliver(target, "new", following)
 
-        def overtaken(mine: ClaimedRange = mine) -> WriteOutcome:
+        def overtaken(mine: ClaimedRange = mine) -> WriteResult:
             return deliver(target, "late", mine)
 
         late, new = stalls(target, number, overtaken, meanwhile)
@@ -289,7 +289,7 @@ def overtaken_at_any_step(target: Target) -> None:
             sorted(found) == rows_of(value, again) + rows_of("new", following),
             f"one that stalled at step {number} and was overtaken, which came to {late!r}: the output has {found}",
         )
-        is_taken = isinstance(late, WriteOutcome) and bool(late.taken)
+        is_taken = isinstance(late, WriteResult) and bool(late.taken)
         expect(
             is_taken == (value == "late"),
             f"one that was overtaken at step {number} was told {late!r}, and the rows are {value!r}",
@@ -300,9 +300,9 @@ def two_at_once(target: Target) -> None:
     """Of two that come to the end of the same range together one takes it; the other finds it done, or fails."""
     for start in (0, 20, 40):
         mine = part(0, start, start + 20)
-        came_to = race(target, {"a": [mine], "b": [mine]})
-        takers = [value for value, each in came_to.items() if isinstance(each, WriteOutcome) and each.taken]
-        expect(len(takers) == 1, f"of two writers of {mine} {takers} were told that they wrote it: {came_to}")
+        result_text = race(target, {"a": [mine], "b": [mine]})
+        takers = [value for value, each in result_text.items() if isinstance(each, WriteResult) and each.taken]
+        expect(len(takers) == 1, f"of two writers of {mine} {takers} were told that they wrote it: {result_text}")
         found = [row for row in target.found() if row[1] >= start]
         expect(found == rows_of(takers[0], mine), f"{takers[0]} wrote {mine}, and the output has {found}")
 
@@ -311,9 +311,9 @@ def batches_that_share_ranges(target: Target) -> None:
     """Each range is taken once, whichever of the batches that have it comes first."""
     parts = [part(number, 0, 5) for number in range(5)]
     batches = {"a": parts[:3], "b": parts[1:4], "c": parts[2:]}
-    came_to = race(target, batches)
-    for value, each in came_to.items():
-        if not isinstance(each, WriteOutcome):
+    result_text = race(target, batches)
+    for value, each in result_text.items():
+        if not isinstance(each, WriteResult):
             deliver(target, value, *batches[value])  # it could not go on beside the others
     found = target.found()
     owners = {row[0]: row[2] for row in found}
@@ -341,11 +341,11 @@ def race(target: Target, batches: Mapping[str, Sequence[ClaimedRange]]) -> dict[
     frames = {value: target.frame(rows_of(value, *ranges)) for value, ranges in batches.items()}
     with ThreadPoolExecutor(len(batches)) as pool:
         running = {value: pool.submit(write, value, ranges) for value, ranges in batches.items()}
-        came_to = {value: future.result(120) for value, future in running.items()}
-    for each in came_to.values():
+        result_text = {value: future.result(120) for value, future in running.items()}
+    for each in result_text.values():
         if isinstance(each, AssertionError):
             raise each
-    return came_to
+    return result_text
 
 
 def _goes_on(target: Target, generation: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.conformance.case import case_of
 from marshal_dagster.sinks.conformance.interrupts import dies, steps_of
@@ -167,7 +167,7 @@ def some_rows_without_offsets(target: Target) -> None:
 def batch_says_no_to_the_offsets(target: Target) -> None:
     """`before_commit` is called once more behind `offsets_read`, and what it raises leaves everything as it was."""
 
-    class TopicMadeAnew(Exception):
+    class TopicRecreatedError(Exception):
         """The topic that was read is another than that of the rows."""
 
     old, newer = part(0, 0, 6), part(0, 0, 3, generation=20, epoch=21)
@@ -182,11 +182,11 @@ def batch_says_no_to_the_offsets(target: Target) -> None:
 
     def before_commit() -> None:
         if asked:
-            raise TopicMadeAnew
+            raise TopicRecreatedError
 
     try:
         target.sink().write(target.frame(rows), [newer], offsets_read, before_commit)
-    except TopicMadeAnew:
+    except TopicRecreatedError:
         expect_rows(target, rows_of("old", old), "after before_commit() had raised behind offsets_read()")
         return
     expect(bool(asked), "offsets_read() was not called, though older rows were to be replaced")
@@ -226,7 +226,7 @@ def replaced(
         return False
     try:
         outcome = deliver(target, value, newer, without=without, rows=rows)
-    except SinkRefused as refused:
+    except SinkRejectedError as refused:
         raise AssertionError(f"can_replace() gives no reason, and {newer} was refused: {refused}") from refused
     expect(outcome.taken == (newer,), f"{newer} of a new generation was not taken")
     return True

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from marshal_dagster.errors import SinkRefused
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.conformance.case import case_of
 from marshal_dagster.sinks.conformance.target import Row, Target, deliver, expect, expect_rows, intervals, part, rows_of
@@ -20,7 +20,7 @@ class Model:
         self._dice = dice
         self._partitions = range(first_partition, first_partition + _PARTITIONS)
         self._can_replace = can_replace
-        self._stands: dict[int, tuple[int, int, int]] = {}
+        self._positions: dict[int, tuple[int, int, int]] = {}
 
     def batch(self) -> list[ClaimedRange]:
         """Return ranges of one batch: mostly what a correct member would have, sometimes not."""
@@ -41,11 +41,11 @@ class Model:
         self.rows = [row for row in self.rows if row[:2] not in gone] + [row for row in written if row[0] in taken]
         for each in batch:
             if each.partition in taken:
-                self._stands[each.partition] = each.generation, each.epoch, each.end
+                self._positions[each.partition] = each.generation, each.epoch, each.end
 
     def _range(self, partition: int) -> ClaimedRange:
         dice = self._dice
-        generation, epoch, position = self._stands.get(partition, (0, 10, 0))
+        generation, epoch, position = self._positions.get(partition, (0, 10, 0))
         chance = dice.random()
         if chance < 0.15 and self._can_replace:  # noqa: PLR2004 - chances
             generation, position = generation + 5, dice.randint(0, max(1, position))
@@ -62,9 +62,9 @@ class Model:
         return part(partition, start, end, generation=max(0, generation), epoch=epoch, readable=readable)
 
     def _is_new(self, wanted: ClaimedRange) -> bool | None:
-        if wanted.partition not in self._stands:
+        if wanted.partition not in self._positions:
             return True
-        generation, epoch, position = self._stands[wanted.partition]
+        generation, epoch, position = self._positions[wanted.partition]
         if wanted.generation < generation or wanted.epoch < epoch:
             return None
         if wanted.generation > generation:
@@ -96,7 +96,7 @@ def _one_step(target: Target, model: Model, dice: Random, value: str) -> None:
     taken = model.taken(batch)
     try:
         outcome = target.sink().write(target.frame(written), batch, lambda: intervals(read))
-    except SinkRefused as refused:
+    except SinkRejectedError as refused:
         if taken is not None:
             raise AssertionError(f"{batch} was refused: {refused}") from refused
         return

@@ -19,7 +19,7 @@ _LONGEST_REPORT_BYTES = 60_000
 _MOST_WITH_SPARK = 40
 
 
-class Death(BaseException):
+class SimulatedDeathError(BaseException):
     """Stands for the end of a process where it cannot be ended."""
 
 
@@ -62,8 +62,8 @@ def steps_of(target: Target, write: Callable[[], object]) -> list[int]:
 def dies(target: Target, number: int, write: Callable[[], object]) -> str | None:
     """Carry out `write` by one who dies ahead of a line; return the line, None if it was never come to.
 
-    Without Spark that is a process, of which nothing is run afterwards. With Spark `Death` is raised, as a JVM cannot
-    be forked: what the sink does in `finally` is done.
+    Without Spark that is a process, of which nothing is run afterwards. With Spark `SimulatedDeathError` is raised, as
+    a JVM cannot be forked: what the sink does in `finally` is done.
     """
     if target.spark is None:
         return _dies_alone(target, number, write)
@@ -71,12 +71,12 @@ def dies(target: Target, number: int, write: Callable[[], object]) -> str | None
 
     def die(at: str) -> None:
         died_at.append(at)
-        raise Death
+        raise SimulatedDeathError
 
     try:
         with at_line(target.source_files(), number, die):
             write()
-    except Death:
+    except SimulatedDeathError:
         pass
     return died_at[0] if died_at else None
 
@@ -131,13 +131,13 @@ def stalls(
         other.join(target.patience_s)
 
     with at_line(target.source_files(), number, stall):
-        came_to = _result(late)
+        result_text = _result(late)
     if other.ident is None:
-        return came_to, _result(meanwhile)
+        return result_text, _result(meanwhile)
     other.join(120)
     if not results:
         raise AssertionError("a writer that met another one has not ended within 120 s")
-    return came_to, results[0]
+    return result_text, results[0]
 
 
 def _result(call: Callable[[], object]) -> object:

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from marshal_dagster.errors import SinkRefused
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.sink import BeforeCommit, Intervals, Sink, WriteOutcome
+from marshal_dagster.sinks.sink import BeforeCommit, Intervals, Sink, WriteResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -148,9 +148,9 @@ def rows_of(value: str, *ranges: ClaimedRange, without: Iterable[int] = ()) -> l
     """Return a row for each offset that can be read, but for those `without`."""
     gone = set(without)
     return [
-        (each.partition, offset, value)
-        for each in ranges
-        for offset in range(each.first_readable, each.end)
+        (range_.partition, offset, value)
+        for range_ in ranges
+        for offset in range(range_.first_readable, range_.end)
         if offset not in gone
     ]
 
@@ -180,7 +180,7 @@ def deliver(
     without: Iterable[int] = (),
     sink: Sink | None = None,
     before_commit: BeforeCommit = lambda: None,
-) -> WriteOutcome:
+) -> WriteResult:
     """Do what a batch does: ask, process, write."""
     sink = sink or target.sink()
     sink.verdicts(ranges)
@@ -211,10 +211,10 @@ def expect_refused(target: Target, value: str, *ranges: ClaimedRange, why: str) 
     before = target.found()
     try:
         target.sink().verdicts(ranges)
-    except SinkRefused:
+    except SinkRejectedError:
         pass
     else:
-        raise AssertionError(f"{why}: verdicts() did not raise SinkRefused for {listed(ranges)}")
+        raise AssertionError(f"{why}: verdicts() did not raise SinkRejectedError for {listed(ranges)}")
     expect_write_refused(target, value, *ranges, why=why)
     expect_rows(target, before, f"{why}, refused")
 
@@ -224,14 +224,14 @@ def expect_write_refused(target: Target, value: str, *ranges: ClaimedRange, why:
     read = rows_of(value, *ranges)
     try:
         outcome = target.sink().write(target.frame(read), ranges, lambda: intervals(read))
-    except SinkRefused:
+    except SinkRejectedError:
         return
-    raise AssertionError(f"{why}: write() did not raise SinkRefused, but {outcome}")
+    raise AssertionError(f"{why}: write() did not raise SinkRejectedError, but {outcome}")
 
 
 def listed(ranges: Iterable[ClaimedRange]) -> str:
     """Name the ranges."""
-    return ", ".join(sorted(str(each) for each in ranges)) or "no range"
+    return ", ".join(sorted(str(range_) for range_ in ranges)) or "no range"
 
 
 def _ddl(columns: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from marshal_dagster.sinks.conformance.target import (
     part,
     rows_of,
 )
-from marshal_dagster.sinks.sink import WriteOutcome
+from marshal_dagster.sinks.sink import WriteResult
 
 
 def ranges_in_any_order(target: Target) -> None:
@@ -86,11 +86,11 @@ def ranges_of_a_new_generation(target: Target) -> None:
 def neighbours_at_once(target: Target) -> None:
     """Writers of different ranges of one partition come to the end together, and all are taken sooner or later."""
     ranges = {f"v{start}": ahead(0, start, start + 5, epoch=90 - start) for start in (15, 0, 10, 5)}
-    came_to = race(target, {value: [each] for value, each in ranges.items()})
-    for value, outcome in came_to.items():
-        if not isinstance(outcome, WriteOutcome):
+    result_text = race(target, {value: [each] for value, each in ranges.items()})
+    for value, outcome in result_text.items():
+        if not isinstance(outcome, WriteResult):
             deliver(target, value, ranges[value])  # it could not go on beside the others
-    expected = [row for value, each in ranges.items() for row in rows_of(value, each)]
+    expected = [row for value, range_ in ranges.items() for row in rows_of(value, range_)]
     expect_rows(target, expected, "after four neighbours came together")
 
 

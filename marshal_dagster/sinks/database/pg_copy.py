@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.caching import kept, without
+from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
 
 if TYPE_CHECKING:
@@ -116,12 +116,12 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
 
     partition = f.col(PARTITION_COLUMN)
     has_offset = f.col(OFFSET_COLUMN).isNotNull() if OFFSET_COLUMN in frame.columns else f.lit(False)  # noqa: FBT003
-    rendered = without(frame, done).select(
+    rendered = without_partitions(frame, done).select(
         partition.alias("partition"),
         copy_line(frame.schema, frame.columns).alias("line"),
         has_offset.alias("has_offset"),
     )
-    with kept(rendered) as lines:
+    with persisted(rendered) as lines:
         totals = (
             lines.groupBy("partition").agg(f.count("*"), f.sum(f.length("line")), f.bool_and("has_offset")).collect()
         )

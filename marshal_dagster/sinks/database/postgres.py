@@ -16,24 +16,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
 
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database, Secret, be_only_creator, check_name, identifier
-from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRefused, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks.database.pg_copy import evaluated, postgres_type
-from marshal_dagster.sinks.database.postgres_ranges import IN_ORDER, VERSION, Hold, JudgeAnew, RangeTables, may_share
+from marshal_dagster.sinks.database.postgres_ranges import (
+    IN_ORDER,
+    VERSION,
+    LockMode,
+    LocksOutdatedError,
+    RangeTables,
+    may_share_lock,
+)
 from marshal_dagster.sinks.sink import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
     BeforeCommit,
     Intervals,
     OffsetsRead,
-    WriteOutcome,
+    WriteResult,
     changed_result,
     check_columns,
     check_ranges,
+    checked_after_read,
     judge_all,
     refuse_foreign_rows,
-    then_checked,
     unreplaceable,
 )
 
@@ -99,7 +106,7 @@ _CREATE: tuple[LiteralString, ...] = (
 )
 
 
-class Companion(Protocol):
+class TransactionHook(Protocol):
     """What is written in the same transaction as the rows: all of it is there, or none.
 
     The rows are in the temporary table `pg_temp.marshal_rows`, with the output's columns and `marshal_range`.
@@ -110,11 +117,11 @@ class Companion(Protocol):
         ...
 
     def write(self, connection: "Connection", columns: Sequence[str], ranges: Sequence[int]) -> None:
-        """Write what belongs to the rows whose `marshal_range` is one of `ranges`. Raises `SinkRefused`."""
+        """Write what belongs to the rows whose `marshal_range` is one of `ranges`. Raises `SinkRejectedError`."""
         ...
 
 
-class Lines(Protocol):
+class CopyRows(Protocol):
     """The rows of an evaluated frame as COPY text, each with its partition; they can be gone through repeatedly."""
 
     @property
@@ -133,7 +140,7 @@ class Lines(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _RangeDecisions:
     """What is done with each range, and which of those to take lie over rows of older generations."""
 
     verdicts: Mapping[ClaimedRange, Verdict]
@@ -144,7 +151,7 @@ class _Judged:
         return tuple(each for each, verdict in self.verdicts.items() if verdict is not Verdict.SKIP)
 
 
-class _OffsetsNeeded(Exception):
+class _OffsetsNeededError(Exception):
     """Older rows are to be replaced, and the offsets read are not known yet."""
 
 
@@ -156,7 +163,7 @@ class PostgresSink:
     Arrays, maps and structs go to jsonb. `create_tables` makes all of it. The role must be allowed temporary tables.
     """
 
-    takes_in_any_order = True
+    supports_unordered_ranges = True
 
     def __init__(
         self,
@@ -164,7 +171,7 @@ class PostgresSink:
         table: str,
         *,
         schema: str = DEFAULT_SCHEMA,
-        companion: Companion | None = None,
+        companion: TransactionHook | None = None,
         connect_timeout_s: int = 10,
         lock_timeout_s: float = 60.0,
         statement_timeout_s: float = 600.0,
@@ -228,7 +235,7 @@ class PostgresSink:
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write the rows of each range that is not yet there, in one transaction (`Sink.write`).
 
         The frame is evaluated once, by all executors, before the transaction begins; its rows then come through this
@@ -241,25 +248,25 @@ class PostgresSink:
             judged = self._judge(connection, ranges)
             self._check_table(connection, columns)
         if not judged.open:
-            return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
-        done = [each.partition for each in ranges if each not in judged.open]
+            return WriteResult(taken=(), skipped=tuple(ranges), rows={})
+        done = [range_.partition for range_ in ranges if range_ not in judged.open]
         with self._evaluated(frame, done) as lines:
             refuse_foreign_rows(["null" if each is None else each for each in lines.counts], judged.open)
             self._reached("evaluated")
             before_commit()
-            taken = self._take(judged.open, columns, lines, then_checked(offsets_read, before_commit))
-        return WriteOutcome(
+            taken = self._take(judged.open, columns, lines, checked_after_read(offsets_read, before_commit))
+        return WriteResult(
             taken=taken,
             skipped=tuple(each for each in ranges if each not in taken),
             rows={each.partition: lines.counts.get(each.partition, 0) for each in taken},
         )
 
-    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[Lines]:
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[CopyRows]:
         """Evaluate the rows, but for those of the partitions `done`; tests put other rows in their place."""
         return evaluated(frame, done)
 
     def _take(
-        self, wanted: Sequence[ClaimedRange], columns: Sequence[str], lines: Lines, offsets_read: OffsetsRead
+        self, wanted: Sequence[ClaimedRange], columns: Sequence[str], lines: CopyRows, offsets_read: OffsetsRead
     ) -> tuple[ClaimedRange, ...]:
         """Take, in one transaction, those of `wanted` that are not done meanwhile."""
         read: Mapping[int, Intervals] | None = None
@@ -267,9 +274,9 @@ class PostgresSink:
             try:
                 with self._transaction() as connection:
                     return self._take_in(connection, wanted, columns, lines=lines, read=read)
-            except _OffsetsNeeded:
+            except _OffsetsNeededError:
                 read = offsets_read()
-            except JudgeAnew:
+            except LocksOutdatedError:
                 continue
 
     def _take_in(
@@ -278,11 +285,11 @@ class PostgresSink:
         wanted: Sequence[ClaimedRange],
         columns: Sequence[str],
         *,
-        lines: Lines,
+        lines: CopyRows,
         read: Mapping[int, Intervals] | None,
     ) -> tuple[ClaimedRange, ...]:
         if read is None and self._judge(connection, wanted).over_older:
-            raise _OffsetsNeeded
+            raise _OffsetsNeededError
         ids = self._enter(connection, wanted, lines)
         self._copy(connection, ids, columns, lines)
         self._reached("copied")
@@ -291,7 +298,7 @@ class PostgresSink:
         self._reached("locked")
         if judged.over_older:
             if read is None:
-                raise _OffsetsNeeded
+                raise _OffsetsNeededError
             self._note_offsets(connection, judged.over_older, read)
             if OFFSET_COLUMN in columns:
                 self._note_own_offsets(connection, judged.over_older)
@@ -303,7 +310,7 @@ class PostgresSink:
             self._companion.write(connection, _column_names(columns), taken)
         self._reached("moved")
         self._leave_out(connection, [ids[each.partition] for each in wanted if each not in judged.open])
-        if hold is Hold.SHARED:
+        if hold is LockMode.SHARED:
             self._ranges.look_once_more(connection, judged.open, own=ids.values())
         else:
             self._set_positions(connection, judged.open)
@@ -314,26 +321,26 @@ class PostgresSink:
         self,
         connection: "Connection",
         ranges: Sequence[ClaimedRange],
-        hold: Hold = Hold.NOT,
+        hold: LockMode = LockMode.NOT,
         own: Collection[int] = (),
-    ) -> _Judged:
+    ) -> _RangeDecisions:
         """Judge all by what is stored beside the entries `own`, held until the transaction ends.
 
         Refuses also where older rows could not be replaced.
         """
         rows = self._ranges.rows(connection, ranges, hold)
-        if hold is Hold.SHARED:
+        if hold is LockMode.SHARED:
             self._ranges.lock_starts(connection, ranges)
         stored = self._ranges.stored(connection, ranges, rows, own)
         verdicts = judge_all(lambda wanted: stored.get(wanted.partition), ranges)
-        if hold is Hold.SHARED and not may_share(rows, ranges):
-            raise JudgeAnew
+        if hold is LockMode.SHARED and not may_share_lock(rows, ranges):
+            raise LocksOutdatedError
         wanted = [each for each, verdict in verdicts.items() if verdict is not Verdict.SKIP]
         older = self._held(connection, wanted, only_older=True)
         for each, generation, has_offsets in older:
             if not has_offsets:
-                raise SinkRefused(unreplaceable(each, generation, f"table {self._output}"))
-        return _Judged(verdicts, tuple(dict.fromkeys(each for each, _, _ in older)))
+                raise SinkRejectedError(unreplaceable(each, generation, f"table {self._output}"))
+        return _RangeDecisions(verdicts, tuple(dict.fromkeys(each for each, _, _ in older)))
 
     def _held(
         self, connection: "Connection", ranges: Sequence[ClaimedRange], *, only_older: bool
@@ -342,7 +349,7 @@ class PostgresSink:
 
         That is the range, the rows' generation, and whether all of them have offsets.
         """
-        readable = {each.partition: each for each in ranges if each.first_readable < each.end}
+        readable = {range_.partition: range_ for range_ in ranges if range_.first_readable < range_.end}
         if not readable:
             return []
         wanted = list(readable.values())
@@ -371,7 +378,7 @@ class PostgresSink:
         )
         return [(readable[partition], generation, offsets) for partition, generation, offsets in found]
 
-    def _enter(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: Lines) -> dict[int, int]:
+    def _enter(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: CopyRows) -> dict[int, int]:
         """Enter the ranges as taken and return what their rows name them by, by partition."""
         found = connection.execute(
             self._named(
@@ -399,7 +406,7 @@ class PostgresSink:
         )
         return dict(found.fetchall())
 
-    def _copy(self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], lines: Lines) -> None:
+    def _copy(self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], lines: CopyRows) -> None:
         """Copy all rows to a temporary table of the rows' types."""
         names = _names(columns)
         connection.execute(
@@ -612,14 +619,14 @@ class PostgresSink:
                 self._reached("committed")
         except psycopg.Error as error:
             # Not chained: a connection's errors can hold the connection string, and a row's the row.
-            raise self._told(error) from None
+            raise self._translated_error(error) from None
 
-    def _told(self, error: "psycopg.Error") -> MarshalError:
+    def _translated_error(self, error: "psycopg.Error") -> MarshalError:
         """Return the error as one of ours, in one line, without the password."""
         import psycopg
         from psycopg import errors
 
-        said = self._database.said(error)
+        said = self._database.error_text(error)
         if isinstance(error, errors.LockNotAvailable):
             return UnavailableError(
                 f"table {self._output}: another writer has held these ranges for {self._lock_timeout_s} s: try again"
@@ -638,7 +645,7 @@ class PostgresSink:
             )
         if isinstance(error, psycopg.ProgrammingError):
             return ConfigurationError(f"table {self._output}: {said}")
-        return SinkRefused(f"table {self._output} does not take the rows: {said}; nothing was written")
+        return SinkRejectedError(f"table {self._output} does not take the rows: {said}; nothing was written")
 
     def _reached(self, step: str) -> None:
         """Do nothing; tests crash here."""

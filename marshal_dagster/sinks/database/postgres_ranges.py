@@ -36,7 +36,7 @@ _MOST_SHARED = 64
 """Ranges of one batch: each lock of a shared partition takes room in a table of the server that all sessions share."""
 
 
-class Hold(Enum):
+class LockMode(Enum):
     """How a transaction holds its partitions from judging until it ends."""
 
     NOT = ""
@@ -56,7 +56,7 @@ class Row:
     position: int | None
 
 
-class JudgeAnew(Exception):
+class LocksOutdatedError(Exception):
     """Another writer has changed what the transaction's locks were chosen by."""
 
 
@@ -67,13 +67,15 @@ class RangeTables:
         """Take what puts the tables' names into a statement, the output's name there, and that of the positions."""
         self._named, self._output, self._table = named, output, table
 
-    def hold_for(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> Hold:
+    def hold_for(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> LockMode:
         """Choose how to hold the partitions of `wanted`: shared where that leaves all rows as they are."""
         if len(wanted) > _MOST_SHARED or not all(each.in_any_order for each in wanted):
-            return Hold.ALONE
-        return Hold.SHARED if may_share(self.rows(connection, wanted, Hold.NOT), wanted) else Hold.ALONE
+            return LockMode.ALONE
+        return (
+            LockMode.SHARED if may_share_lock(self.rows(connection, wanted, LockMode.NOT), wanted) else LockMode.ALONE
+        )
 
-    def rows(self, connection: "Connection", ranges: Sequence[ClaimedRange], hold: Hold) -> dict[int, Row]:
+    def rows(self, connection: "Connection", ranges: Sequence[ClaimedRange], hold: LockMode) -> dict[int, Row]:
         """Read what stands for each partition, and hold it; always from the lowest partition on."""
         from psycopg import sql
 
@@ -81,7 +83,7 @@ class RangeTables:
             return {}
         key = (self._output, ranges[0].group, ranges[0].topic)
         partitions = [each.partition for each in ranges]
-        if hold is Hold.ALONE:
+        if hold is LockMode.ALONE:
             connection.execute(
                 self._named(
                     "INSERT INTO {positions} (output, member_group, topic, partition, version) "
@@ -119,20 +121,20 @@ class RangeTables:
             if (row := rows.get(each.partition)) and (each.in_any_order or row.version != IN_ORDER)
         ]
         overlapping = self._overlapping(connection, with_ranges, own)
-        in_order_after = [each for each in with_ranges if not each.in_any_order]
-        stands = self._stands(connection, in_order_after, own)
+        in_order_after = [with_range for with_range in with_ranges if not with_range.in_any_order]
+        stands = self._output_position(connection, in_order_after, own)
         stored = {}
-        for each in ranges:
-            if row := rows.get(each.partition):
-                position, epoch = stands.get(each.partition, (row.position, row.epoch))
-                stored[each.partition] = StoredRanges(
+        for range_ in ranges:
+            if row := rows.get(range_.partition):
+                position, epoch = stands.get(range_.partition, (row.position, row.epoch))
+                stored[range_.partition] = StoredRanges(
                     coordination_topic_id=row.coordination_topic_id,
                     data_topic_id=row.data_topic_id,
                     generation=row.generation,
                     epoch=epoch,
                     below=row.position or 0,
                     position=position,
-                    overlapping=overlapping.get(each.partition),
+                    overlapping=overlapping.get(range_.partition),
                 )
         return stored
 
@@ -169,7 +171,7 @@ class RangeTables:
         )
         return {partition: (start, end) for partition, start, end in found}
 
-    def _stands(
+    def _output_position(
         self, connection: "Connection", ranges: Sequence[ClaimedRange], own: Collection[int]
     ) -> dict[int, tuple[int | None, int]]:
         """Return where the output stands, by partition (None: there are gaps), and the highest token there."""
@@ -199,11 +201,11 @@ class RangeTables:
         """See that nobody has added what overlaps these ranges, and that nobody does before they are seen."""
         self._lock_names(connection, [self._name(each) for each in taken])
         if self._overlapping(connection, taken, own):
-            raise JudgeAnew
+            raise LocksOutdatedError
 
     def lock_starts(self, connection: "Connection", ranges: Sequence[ClaimedRange]) -> None:
         """Have whoever comes with one of these ranges wait until the transaction ends."""
-        self._lock_names(connection, [self._name(each, each.generation, each.start) for each in ranges])
+        self._lock_names(connection, [self._name(range_, range_.generation, range_.start) for range_ in ranges])
 
     def _name(self, wanted: ClaimedRange, *further: int) -> str:
         return json.dumps([self._output, wanted.group, wanted.topic, wanted.partition, *further])
@@ -222,7 +224,7 @@ class RangeTables:
         return True
 
 
-def may_share(rows: Mapping[int, Row], wanted: Sequence[ClaimedRange]) -> bool:
+def may_share_lock(rows: Mapping[int, Row], wanted: Sequence[ClaimedRange]) -> bool:
     """Say whether `rows` stay as they are with `wanted`, which come in any order: such have come in each generation."""
     return all(
         (row := rows.get(each.partition)) is not None and row.version != IN_ORDER and row.generation == each.generation

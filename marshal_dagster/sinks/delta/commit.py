@@ -27,7 +27,7 @@ _Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class DeltaPosition:
     """What is known of one partition: where it stands, and the first generation that it was written in."""
 
     position: StoredPosition
@@ -40,7 +40,7 @@ class Commit:
 
     number: int = 0
     attempt: str = ""
-    kept: Mapping[_Key, Kept] = field(default_factory=dict)
+    kept: Mapping[_Key, DeltaPosition] = field(default_factory=dict)
 
     def then(self, attempt: str, taken: Sequence[ClaimedRange]) -> "Commit":
         """Return the commit that follows on this one and takes these ranges."""
@@ -62,7 +62,7 @@ class Commit:
     def from_metadata(cls, text: str | None) -> "Commit | None":
         """Return what `to_metadata` wrote, None for what others write into their commits.
 
-        Raises `SinkRefused` for a newer version.
+        Raises `SinkRejectedError` for a newer version.
         """
         try:
             said = json.loads(text or "null")
@@ -141,11 +141,11 @@ def partition_key(wanted: ClaimedRange) -> _Key:
     return wanted.group, wanted.topic, wanted.partition
 
 
-def _kept(before: Kept | None, taken: ClaimedRange) -> Kept:
-    return Kept(position_after(taken), before.first_generation if before else taken.generation)
+def _kept(before: DeltaPosition | None, taken: ClaimedRange) -> DeltaPosition:
+    return DeltaPosition(position_after(taken), before.first_generation if before else taken.generation)
 
 
-def _kept_from(common: Mapping[str, Any], epoch: int, position: int) -> Kept:
+def _kept_from(common: Mapping[str, Any], epoch: int, position: int) -> DeltaPosition:
     stored = StoredPosition(
         coordination_topic_id=common["coordination_topic_id"],
         data_topic_id=common["data_topic_id"],
@@ -153,4 +153,4 @@ def _kept_from(common: Mapping[str, Any], epoch: int, position: int) -> Kept:
         epoch=epoch,
         position=position,
     )
-    return Kept(stored, common["first_generation"])
+    return DeltaPosition(stored, common["first_generation"])

@@ -11,19 +11,19 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
-from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, Kept, Rows, Table, partition_key
+from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition, Rows, Table, partition_key
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
     OffsetsRead,
-    WriteOutcome,
+    WriteResult,
     check_columns,
     check_ranges,
+    checked_after_read,
     refuse_foreign_rows,
-    then_checked,
     unreplaceable,
     within,
 )
@@ -44,7 +44,7 @@ class DeltaSink:
     The session needs Delta Lake (`delta_settings`). The frame is kept on the executors while it is written.
     """
 
-    takes_in_any_order = False
+    supports_unordered_ranges = False
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class DeltaSink:
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write the rows of each range that is not yet there, in one commit (`Sink.write`)."""
         check_columns(frame.schema, {MARSHAL_COLUMN})
         check_ranges(ranges)
@@ -105,15 +105,15 @@ class DeltaSink:
         newest = _newest(table)
         wanted = _open(_judge(newest, ranges))
         if not wanted:
-            return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
+            return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         self._refuse_unreplaceable(table, wanted, newest)
-        done = [each.partition for each in ranges if each not in wanted]
+        done = [range_.partition for range_ in ranges if range_ not in wanted]
         with table.evaluated(frame, done) as rows:
             refuse_foreign_rows(["null" if each is None else each for each in rows.counts], wanted)
             self._reached("evaluated")
             before_commit()
-            taken = self._take(table, wanted, rows, then_checked(offsets_read, before_commit))
-        return WriteOutcome(
+            taken = self._take(table, wanted, rows, checked_after_read(offsets_read, before_commit))
+        return WriteResult(
             taken=taken,
             skipped=tuple(each for each in ranges if each not in taken),
             rows={each.partition: rows.counts.get(each.partition, 0) for each in taken},
@@ -153,7 +153,7 @@ class DeltaSink:
         replaced |= {each: _spanning(replaced[each], older.get(each.partition, ())) for each in gappy}
         count = sum(len(offsets) for offsets in replaced.values())
         if count > MOST_INTERVALS:
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"table {self.path}: a new generation replaces rows at {count} places between which others stay, as "
                 f"their messages are gone; one commit can name {MOST_INTERVALS} places, and nothing was written. "
                 "Set the group's position anew and take smaller batches (max_records), or write to a new output"
@@ -181,7 +181,7 @@ class DeltaSink:
                 break
         if failure is not None:
             raise failure
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"table {self.path} has commits of marshal-dagster that its history no longer shows: nothing was written. "
             "The table was restored, or its log was cleaned (delta.logRetentionDuration) while the sink's last commit "
             "was older than that; write to a new output, and keep the log longer"
@@ -195,16 +195,16 @@ class DeltaSink:
         held = table.held(later, only_older=True) if later else []
         for wanted, generation, has_offsets in held:
             if not has_offsets:
-                raise SinkRefused(unreplaceable(wanted, generation, f"table {self.path}"))
+                raise SinkRejectedError(unreplaceable(wanted, generation, f"table {self.path}"))
         refusal = self._append_only(table) if held else None
         if refusal is not None:
-            raise SinkRefused(refusal)
+            raise SinkRejectedError(refusal)
         return tuple(dict.fromkeys(wanted for wanted, _, _ in held))
 
     def _refuse_forgetful(self, table: Table) -> None:
         """Refuse a table that forgets the sink's number, by which a late commit is left out."""
         if _FORGETS in table.properties():
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"table {self.path} has the property {_FORGETS}, after which Delta no longer knows the sink's commits, "
                 f"and writes a range twice: nothing was written; ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES "
                 f"('{_FORGETS}')"
@@ -234,7 +234,7 @@ def _newest(table: Table) -> Commit:
 
 
 def _judge(newest: Commit, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-    kept = {each: newest.kept.get(partition_key(each)) for each in ranges}
+    kept = {range_: newest.kept.get(partition_key(range_)) for range_ in ranges}
     return {each: judge(known.position if known else None, each) for each, known in kept.items()}
 
 
@@ -243,10 +243,10 @@ def _open(verdicts: Mapping[ClaimedRange, Verdict]) -> tuple[ClaimedRange, ...]:
 
 
 def _readable(ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
-    return [each for each in ranges if each.first_readable < each.end]
+    return [range_ for range_ in ranges if range_.first_readable < range_.end]
 
 
-def _is_later(kept: Kept | None, wanted: ClaimedRange) -> bool:
+def _is_later(kept: DeltaPosition | None, wanted: ClaimedRange) -> bool:
     return kept is not None and wanted.generation > kept.first_generation
 
 

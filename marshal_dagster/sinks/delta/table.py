@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from marshal_dagster._internal.file_lock import locked
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.caching import kept, without
+from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Commit, Rows
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.spark.connector import connector_jars
@@ -87,7 +87,7 @@ class DeltaTable:
     @contextmanager
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[Rows]:
         """Have the executors keep the rows, and count them."""
-        with kept(without(frame, done)) as rows:
+        with persisted(without_partitions(frame, done)) as rows:
             counts = {row[0]: row[1] for row in rows.groupBy(PARTITION_COLUMN).count().collect()}
             yield KeptRows(rows, counts)
 
@@ -101,7 +101,7 @@ class DeltaTable:
         if MARSHAL_COLUMN not in table.columns:
             return []
         offset = f.col(OFFSET_COLUMN) if OFFSET_COLUMN in table.columns else f.lit(None)
-        conditions = [f.expr(_rows_at(each, only_older=only_older)) for each in ranges]
+        conditions = [f.expr(_rows_at(range_, only_older=only_older)) for range_ in ranges]
         found = (
             table.where(reduce(_or, conditions))
             .groupBy(PARTITION_COLUMN)
@@ -117,7 +117,7 @@ class DeltaTable:
 
         from marshal_dagster.spark.reader import offsets_read
 
-        conditions = [f.expr(_rows_at(each, only_older=True)) for each in ranges]
+        conditions = [f.expr(_rows_at(range_, only_older=True)) for range_ in ranges]
         table = self._spark.read.format("delta").load(self._path)
         found = offsets_read(table.where(reduce(_or, conditions)).where(f"{OFFSET_COLUMN} IS NOT NULL"))
         return {each.partition: within(each, found.get(each.partition, ())) for each in ranges}

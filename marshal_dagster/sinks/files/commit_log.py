@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marshal_dagster.errors import SinkRefused
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredRanges, TakenRanges
 from marshal_dagster.sinks.files.storage import Storage
@@ -69,7 +69,7 @@ class Commit:
 
 
 @dataclass(slots=True)
-class View:
+class CommitView:
     """All commits up to `number`, as far as judging and reading need them."""
 
     number: int = 0
@@ -135,37 +135,37 @@ class CommitLog:
     def __init__(self, storage: Storage) -> None:
         """Name the place; nothing is read or made yet."""
         self._storage = storage
-        self._view = View()
+        self._view = CommitView()
         self._seen = 0
         self._held = 0
         self._checkpoint = 0
 
-    def refresh(self) -> View:
+    def refresh(self) -> CommitView:
         """Read what was committed since the last call and return all of it.
 
-        Raises `SinkRefused` for files that are missing, damaged, or of a newer version.
+        Raises `SinkRejectedError` for files that are missing, damaged, or of a newer version.
         """
         view = self._take_view()
-        self._storage.look_again(_COMMITS)
+        self._storage.refresh_folder(_COMMITS)
         newest = self._seen or max(self._numbers(_COMMITS), default=0)
         if not view.number:
             self._load_checkpoint(view)
         while (found := load(self._storage, _name(_COMMITS, view.number + 1))) is not None:
             view.add(_commit_from(found, self._full(_COMMITS, view.number + 1)))
         if self._seen and not self._storage.exists(_name(_COMMITS, self._seen)):
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"commit file {self._full(_COMMITS, self._seen)} was there and is gone: the output was removed or set "
                 "back while this process used it; restore it, or start anew"
             )
         if view.number < newest:
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"commit file {self._full(_COMMITS, view.number + 1)} is missing, but there are later ones: "
                 "restore it; until then nothing is written"
             )
         self._keep_view(view)
         return view
 
-    def settled(self) -> View:
+    def settled(self) -> CommitView:
         """Do as `refresh`, and have the storage hold what is returned.
 
         A writer may have died between its commit and seeing to that; what is decided by the commit must not outlive it.
@@ -204,12 +204,12 @@ class CommitLog:
         for older in sorted(self._numbers(_CHECKPOINTS))[:-_KEPT_CHECKPOINTS]:
             self._storage.remove(_name(_CHECKPOINTS, older))
 
-    def _take_view(self) -> View:
+    def _take_view(self) -> CommitView:
         """Return the view to be added to: one that an interrupt leaves half-way is not kept, all is read anew."""
-        view, self._view = self._view, View()
+        view, self._view = self._view, CommitView()
         return view
 
-    def _keep_view(self, view: View) -> None:
+    def _keep_view(self, view: CommitView) -> None:
         self._view = view
         self._seen = view.number
 
@@ -220,7 +220,7 @@ class CommitLog:
         self._storage.hold(_COMMITS, with_above=not self._held)
         self._held = number
 
-    def _load_checkpoint(self, view: View) -> None:
+    def _load_checkpoint(self, view: CommitView) -> None:
         for number in sorted(self._numbers(_CHECKPOINTS), reverse=True):
             found = load(self._storage, _name(_CHECKPOINTS, number))
             if found is not None:  # else removed in favour of a newer one
@@ -261,7 +261,7 @@ def decided(stored: StoredRanges | None, wanted: ClaimedRange) -> bool:
 
 def version_of(ranges: Iterable[ClaimedRange]) -> int:
     """Return the version in which these ranges can be written."""
-    return VERSION if any(each.in_any_order for each in ranges) else 1
+    return VERSION if any(range_.in_any_order for range_ in ranges) else 1
 
 
 def range_to(wanted: ClaimedRange) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def as_bytes(document: Mapping[str, Any]) -> bytes:
 def load(storage: Storage, name: str) -> dict[str, Any] | None:
     """Return the JSON object in a file, None if there is no such file.
 
-    Raises `SinkRefused` if it is damaged or of a newer version.
+    Raises `SinkRejectedError` if it is damaged or of a newer version.
     """
     text = storage.read(name)
     if text is None:
@@ -293,7 +293,7 @@ def load(storage: Storage, name: str) -> dict[str, Any] | None:
         found = json.loads(text)
         version = found["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise SinkRefused(
+        raise SinkRejectedError(
             f"{storage.full(name)} is damaged ({error}): restore it; until then nothing is written"
         ) from error
     if version not in range(1, VERSION + 1):
@@ -322,7 +322,7 @@ def _entry_to(entry: Entry) -> dict[str, Any]:
     document = range_to(entry.taken)
     document |= {"files": list(entry.files), "rows": entry.rows, "has_offsets": entry.has_offsets}
     if entry.replaces:
-        document["replaces"] = [list(each) for each in entry.replaces]
+        document["replaces"] = [list(replace) for replace in entry.replaces]
     return document
 
 
@@ -335,7 +335,7 @@ def _commit_from(found: Mapping[str, Any], path: str) -> Commit:
             entries=tuple(_entry_from(each) for each in found["ranges"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise SinkRefused(f"{path} is damaged ({error!r}): restore it; until then nothing is written") from error
+        raise SinkRejectedError(f"{path} is damaged ({error!r}): restore it; until then nothing is written") from error
 
 
 def _entry_from(found: Mapping[str, Any]) -> Entry:
@@ -369,7 +369,7 @@ def _checkpoint_from(found: Mapping[str, Any], path: str) -> list[Commit]:
         commits = [dict(each) | {"schema": schemas[each["schema"]]} for each in found["commits"]]
         whole = len(commits) == found["number"]
     except (KeyError, TypeError, IndexError) as error:
-        raise SinkRefused(f"{path} is damaged ({error!r}): remove it, the commit files hold the same") from error
+        raise SinkRejectedError(f"{path} is damaged ({error!r}): remove it, the commit files hold the same") from error
     if not whole:
-        raise SinkRefused(f"{path} is damaged (not all commits): remove it, the commit files hold the same")
-    return [_commit_from(each, path) for each in commits]
+        raise SinkRejectedError(f"{path} is damaged (not all commits): remove it, the commit files hold the same")
+    return [_commit_from(commit, path) for commit in commits]

@@ -47,7 +47,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class OutcomeUnknown(OSError):
+class PublishOutcomeUnknownError(OSError):
     """Whether a file was published is not known, and it may be yet."""
 
 
@@ -160,8 +160,8 @@ class HadoopStorage:
             reader.close()
 
     @_apart
-    def look_again(self, folder: str) -> None:  # noqa: ARG002
-        """Have an observer NameNode catch up, where reads go to one (`Storage.look_again`)."""
+    def refresh_folder(self, folder: str) -> None:  # noqa: ARG002
+        """Have an observer NameNode catch up, where reads go to one (`Storage.refresh_folder`)."""
         from pyspark.errors import UnsupportedOperationException
 
         with contextlib.suppress(UnsupportedOperationException):
@@ -190,7 +190,7 @@ class HadoopStorage:
             # It may be there already, or be ours, the answer lost, or may come to be there yet.
             found = self._found(name, error)
             if found is None:
-                raise OutcomeUnknown(f"{self.full(name)}: {_said(error)}") from error
+                raise PublishOutcomeUnknownError(f"{self.full(name)}: {_said(error)}") from error
             return found == content
         return True
 
@@ -226,7 +226,7 @@ class HadoopStorage:
 
     def is_settled(self, error: BaseException) -> bool:
         """After an interrupt the JVM goes on with what it is at (`Storage.is_settled`)."""
-        return isinstance(error, Exception) and not isinstance(error, OutcomeUnknown)
+        return isinstance(error, Exception) and not isinstance(error, PublishOutcomeUnknownError)
 
     # What follows is called in the storage's own thread.
 
@@ -314,7 +314,7 @@ class HadoopStorage:
         try:
             return self._content(name)
         except _java_errors() as unread:
-            raise OutcomeUnknown(f"{self.full(name)}: {_said(error)}") from unread
+            raise PublishOutcomeUnknownError(f"{self.full(name)}: {_said(error)}") from unread
 
     def _listed(self, folder: str) -> list[str]:
         """Return the names in a folder, by one call for all of them."""

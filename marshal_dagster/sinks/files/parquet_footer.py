@@ -14,29 +14,29 @@ _ROWS_FIELD = 3
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 
 
-class NotParquet(ValueError):
+class NotParquetError(ValueError):
     """The file does not end as a Parquet file must."""
 
 
 def parquet_rows(path: Path) -> int:
-    """Return the number of rows in the Parquet file at `path`; raises `NotParquet` if it is not a whole one."""
+    """Return the number of rows in the Parquet file at `path`; raises `NotParquetError` if it is not a whole one."""
     with path.open("rb") as file:
         footer = _footer(file)
     try:
         return _Compact(footer).integer_field(_ROWS_FIELD)
     except IndexError as error:
-        raise NotParquet(f"{path}: the footer is cut off") from error
+        raise NotParquetError(f"{path}: the footer is cut off") from error
 
 
 def _footer(file: BinaryIO) -> bytes:
     size = file.seek(0, os.SEEK_END)
     if size < len(_MAGIC) + _TAIL:
-        raise NotParquet(f"{file.name}: {size} bytes are no Parquet file")
+        raise NotParquetError(f"{file.name}: {size} bytes are no Parquet file")
     file.seek(-_TAIL, os.SEEK_END)
     tail = file.read(_TAIL)
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != _MAGIC or length > size - _TAIL:
-        raise NotParquet(f"{file.name}: no Parquet footer at the end")
+        raise NotParquetError(f"{file.name}: no Parquet footer at the end")
     file.seek(-_TAIL - length, os.SEEK_END)
     return file.read(length)
 
@@ -57,7 +57,7 @@ class _Compact:
             if field_id == wanted:
                 return self._integer()
             self._skip(kind)
-        raise NotParquet(f"the footer has no field {wanted}")
+        raise NotParquetError(f"the footer has no field {wanted}")
 
     def _byte(self) -> int:
         self._at += 1
@@ -95,7 +95,7 @@ class _Compact:
         elif kind == _STRUCT:
             self._skip_struct()
         else:
-            raise NotParquet(f"the footer has a field of unknown type {kind}")
+            raise NotParquetError(f"the footer has a field of unknown type {kind}")
 
     def _skip_list(self) -> None:
         header = self._byte()

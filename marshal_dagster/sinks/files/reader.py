@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.files.commit_log import Entry, View
+from marshal_dagster.sinks.files.commit_log import CommitView, Entry
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
 from marshal_dagster.spark.reader import offsets_read
 
@@ -27,7 +27,7 @@ class _Part:
 
 
 def read_committed(
-    spark: "SparkSession", view: View, path_of: Callable[[str], str], options: Mapping[str, str]
+    spark: "SparkSession", view: CommitView, path_of: Callable[[str], str], options: Mapping[str, str]
 ) -> "DataFrame":
     """Return the rows that count by the commits of `view`; `path_of` gives the path of each of their files.
 
@@ -42,8 +42,8 @@ def read_committed(
     if not frames:
         return spark.createDataFrame([], schema)
     whole = frames[0]
-    for each in frames[1:]:
-        whole = whole.unionByName(each)
+    for frame in frames[1:]:
+        whole = whole.unionByName(frame)
     return whole
 
 
@@ -58,7 +58,7 @@ def offsets_in(
     return offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, _HIGHEST_OFFSET)))
 
 
-def _parts(view: View, path_of: Callable[[str], str]) -> list[_Part]:
+def _parts(view: CommitView, path_of: Callable[[str], str]) -> list[_Part]:
     parts: dict[tuple[object, ...], _Part] = {}
     for commit in view.commits:
         for entry in commit.entries:
@@ -106,7 +106,7 @@ def _bucket(offset: "Column") -> "Column":
     return f.floor(offset / _OFFSETS_PER_BUCKET)
 
 
-def _schema(view: View) -> "StructType":
+def _schema(view: CommitView) -> "StructType":
     """Return the columns of all commits, the newest's first."""
     from pyspark.sql.types import StructField, StructType
 

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
-from marshal_dagster.sinks.caching import without
+from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.files import commit_log
-from marshal_dagster.sinks.files.commit_log import Commit, CommitLog, Entry, View, decided
+from marshal_dagster.sinks.files.commit_log import Commit, CommitLog, CommitView, Entry, decided
 from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage
 from marshal_dagster.sinks.files.storage import LocalStorage, Storage
 from marshal_dagster.sinks.files.writer import some_files_at_once
@@ -38,12 +38,12 @@ from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
     OffsetsRead,
-    WriteOutcome,
+    WriteResult,
     check_columns,
     check_ranges,
+    checked_after_read,
     judge_all,
     refuse_foreign_rows,
-    then_checked,
     unreplaceable,
     within,
 )
@@ -70,29 +70,29 @@ _COMMITTER_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _WrittenFiles:
     """The files of one range in an attempt, and their rows if known."""
 
     files: tuple[str, ...] = ()
     rows: int | None = 0
     has_offsets: bool = True
 
-    def beside(self, others: "_Written") -> "_Written":
+    def beside(self, others: "_WrittenFiles") -> "_WrittenFiles":
         """Return these files and the `others` of the same range."""
-        return _Written(
+        return _WrittenFiles(
             files=(*others.files, *self.files),
             rows=None if self.rows is None or others.rows is None else self.rows + others.rows,
             has_offsets=self.has_offsets and others.has_offsets,
         )
 
 
-_NOTHING = _Written()
+_NOTHING = _WrittenFiles()
 
 
 class FileSink:
     """Files in the folder `path`, readable through `read` and `committed_files`."""
 
-    takes_in_any_order = True
+    supports_unordered_ranges = True
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class FileSink:
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write the rows of each range that is not yet there, in one commit (`Sink.write`).
 
         The frame is evaluated once, and not at all when every range is there. `rows` are told for Parquet alone.
@@ -159,8 +159,8 @@ class FileSink:
             verdicts = self._judge(self._log.settled(), ranges)
         wanted = tuple(each for each in ranges if verdicts[each] is not Verdict.SKIP)
         if not wanted:
-            return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
-        done = [each.partition for each in ranges if each not in wanted]
+            return WriteResult(taken=(), skipped=tuple(ranges), rows={})
+        done = [range_.partition for range_ in ranges if range_ not in wanted]
         attempt = self._begin(wanted)
         try:
             folder = _of_attempt(attempt)
@@ -169,14 +169,14 @@ class FileSink:
             self._reached("rows written")
             written = self._collect(folder, wanted)
             before_commit()
-            replaced = self._replaced(frame, folder, written, then_checked(offsets_read, before_commit))
+            replaced = self._replaced(frame, folder, written, checked_after_read(offsets_read, before_commit))
             taken = self._commit(attempt, frame, wanted, written=written, offsets_replaced=replaced)
         except BaseException as error:
             if self._storage.is_settled(error):
                 self._clear_quietly(attempt)
             raise
         self._clear_quietly(attempt)
-        return WriteOutcome(
+        return WriteResult(
             taken=taken,
             skipped=tuple(each for each in ranges if each not in taken),
             rows={each.partition: rows for each in taken if (rows := _of(written, each).rows) is not None},
@@ -186,7 +186,8 @@ class FileSink:
         """Return the rows that count: of the commit files alone, without those that a newer generation replaced.
 
         Columns that only some commits have are null in the others; one whose type has changed is a
-        `ConfigurationError`. Raises `SinkRefused` for an output that is damaged or was written by a newer version.
+        `ConfigurationError`. Raises `SinkRejectedError` for an output that is damaged or was written by a newer
+        version.
         """
         from marshal_dagster.sinks.files.reader import read_committed
 
@@ -227,11 +228,11 @@ class FileSink:
         with self._lock:
             return self._sweep()
 
-    def _judge(self, view: View, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+    def _judge(self, view: CommitView, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Judge all, and refuse also where older rows could not be replaced, or are of another format."""
         verdicts = judge_all(view.stored, ranges)
         if view.commits and view.commits[-1].format != self.format:
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"format: {self.path} holds {view.commits[-1].format} files, not {self.format}: nothing was written; "
                 "give the format of the output, or another path"
             )
@@ -240,7 +241,7 @@ class FileSink:
                 continue
             for entry in view.at_offsets_of(wanted, below_generation=wanted.generation):
                 if not entry.has_offsets:
-                    raise SinkRefused(unreplaceable(wanted, entry.taken.generation, str(self.path)))
+                    raise SinkRejectedError(unreplaceable(wanted, entry.taken.generation, str(self.path)))
         return verdicts
 
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:
@@ -259,7 +260,7 @@ class FileSink:
         """Have Spark write the rows, but for those of the partitions `done`, a folder for each partition."""
         from pyspark.sql import functions as f
 
-        frame = without(frame, done)
+        frame = without_partitions(frame, done)
         name = f.col(PARTITION_COLUMN).cast("string")
         if OFFSET_COLUMN in frame.columns:
             of_no_offset = f.concat(name, f.lit(_WITHOUT_OFFSET))
@@ -273,9 +274,9 @@ class FileSink:
         with some_files_at_once(frame.sparkSession):
             writer.save(self._storage.to_write(folder))
 
-    def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, _Written]:
+    def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, _WrittenFiles]:
         """List what Spark has committed below `folder`, by partition, and have the storage hold it."""
-        written: dict[int, _Written] = {}
+        written: dict[int, _WrittenFiles] = {}
         foreign: list[str] = []
         expected = {each.partition for each in wanted}
         for place, names in self._places(folder).items():
@@ -285,9 +286,9 @@ class FileSink:
                 foreign.append("null" if value == _NO_PARTITION else unquote(found[1] if found else value))
                 continue
             counts = [self._storage.rows(f"{folder}/{name}") for name in names] if self.format == _COUNTED else None
-            added = _Written(tuple(names), None if counts is None else sum(counts), has_offsets=found[2] is None)
+            added = _WrittenFiles(tuple(names), None if counts is None else sum(counts), has_offsets=found[2] is None)
             number = int(found[1])
-            written[number] = added.beside(written.get(number, _Written(rows=None if counts is None else 0)))
+            written[number] = added.beside(written.get(number, _WrittenFiles(rows=None if counts is None else 0)))
         refuse_foreign_rows(foreign, wanted)
         self._storage.hold_below(folder)
         return written
@@ -296,7 +297,7 @@ class FileSink:
         """Return the files of each of Spark's folders below `folder`."""
         files = self._storage.files_below(folder)
         if files is None:
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"Spark has written the rows to another place than {self._storage.full(folder)}: nothing was committed"
             )
         places: dict[str, list[str]] = {}
@@ -312,7 +313,7 @@ class FileSink:
         frame: "DataFrame",
         wanted: Sequence[ClaimedRange],
         *,
-        written: Mapping[int, _Written],
+        written: Mapping[int, _WrittenFiles],
         offsets_replaced: OffsetsRead,
     ) -> tuple[ClaimedRange, ...]:
         """Add a commit with the ranges of `wanted` that are not done meanwhile, and return these."""
@@ -341,7 +342,7 @@ class FileSink:
             replaced = offsets_replaced()
 
     def _replaced(
-        self, frame: "DataFrame", folder: str, written: Mapping[int, _Written], offsets_read: OffsetsRead
+        self, frame: "DataFrame", folder: str, written: Mapping[int, _WrittenFiles], offsets_read: OffsetsRead
     ) -> OffsetsRead:
         """Return what works out at which offsets older rows give way.
 
@@ -391,14 +392,14 @@ class FileSink:
             swept += 1
         return swept
 
-    def _is_decided(self, attempt: str, view: View) -> bool:
+    def _is_decided(self, attempt: str, view: CommitView) -> bool:
         note = commit_log.load(self._storage, _note_of(attempt))
         if note is None:
             return False  # its writer has just cleared it
         wanted = [commit_log.range_from(each) for each in note["ranges"]]
         return all(decided(view.stored(each), each) for each in wanted)
 
-    def _clear(self, attempt: str, view: View) -> None:
+    def _clear(self, attempt: str, view: CommitView) -> None:
         """Remove what of an attempt does not count, and then its note."""
         self._storage.remove_below(_of_attempt(attempt), view.files_of(attempt) or ())
         self._reached("cleared")
@@ -424,13 +425,13 @@ def _note_of(attempt: str) -> str:
     return _of_attempt(attempt + _NOTE)
 
 
-def _of(written: Mapping[int, _Written], taken: ClaimedRange) -> _Written:
+def _of(written: Mapping[int, _WrittenFiles], taken: ClaimedRange) -> _WrittenFiles:
     return written.get(taken.partition, _NOTHING)
 
 
 def _entry(
     taken: ClaimedRange,
-    written: Mapping[int, _Written],
+    written: Mapping[int, _WrittenFiles],
     replaced: Mapping[int, Intervals],
     *,
     has_offsets: bool,

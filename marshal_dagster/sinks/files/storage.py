@@ -66,7 +66,7 @@ class Storage(Protocol):
         """Return how many rows a Parquet file has."""
         ...
 
-    def look_again(self, folder: str) -> None:
+    def refresh_folder(self, folder: str) -> None:
         """Make sure that what others have done in a folder before this call is seen."""
         ...
 
@@ -160,7 +160,7 @@ class LocalStorage:
         """Count rows by the footer (`Storage.rows`)."""
         return parquet_rows(self._folder / name)
 
-    def look_again(self, folder: str) -> None:
+    def refresh_folder(self, folder: str) -> None:
         """Have a network file system ask its server for what is there: it remembers until a folder is opened."""
         with contextlib.suppress(FileNotFoundError):
             os.close(os.open(self._folder / folder, os.O_RDONLY))

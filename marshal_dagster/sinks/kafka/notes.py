@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from marshal_dagster.errors import SinkRefused
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition
 from marshal_dagster.sinks.sink import newer_version, position_after
@@ -17,7 +17,7 @@ _MOST_INTERVALS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class PositionNote:
     """What the newest transaction of a partition says.
 
     `covered` are the offsets of the data topic of which the output topic may have records; of very many intervals the
@@ -48,8 +48,8 @@ class Note:
         ).encode()
 
     @classmethod
-    def from_json(cls, text: bytes, where: str) -> "Note":
-        """Return what `to_json` wrote. Raises `SinkRefused` for a newer version, and for what is none."""
+    def from_json(cls, text: bytes, where: str) -> "PositionNote":
+        """Return what `to_json` wrote. Raises `SinkRejectedError` for a newer version, and for what is none."""
         try:
             said: dict[str, Any] = json.loads(text)
             version = said["version"]
@@ -64,13 +64,15 @@ class Note:
                 covered = tuple((start, end) for start, end in said["covered"])
                 return cls(said["output_topic_id"], position, covered, said["attempt"])
         except (ValueError, KeyError, TypeError) as error:
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"{where} is damaged ({error!r}): nothing was written; somebody else writes to that topic"
             ) from None
         raise newer_version(where, version, VERSION)
 
     @classmethod
-    def after(cls, before: "Note | None", taken: ClaimedRange, output_topic_id: str, *, has_rows: bool) -> "Note":
+    def after(
+        cls, before: "PositionNote | None", taken: ClaimedRange, output_topic_id: str, *, has_rows: bool
+    ) -> "PositionNote":
         """Return the note that follows when a range is taken."""
         covered: tuple[tuple[int, int], ...] = ()
         if before is not None and before.is_of(taken, output_topic_id):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.caching import kept, without
+from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class FrameRecords:
                 offset,
                 _bytes(value),
                 _bytes(key),
-                None if headers is None else [(each[0], _bytes(each[1])) for each in headers],
+                None if headers is None else [(header[0], _bytes(header[1])) for header in headers],
                 timestamp_ms,
                 output_partition,
             )
@@ -96,14 +96,14 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
     """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its records."""
     from pyspark.sql import functions as f
 
-    wanted = without(frame, done)
+    wanted = without_partitions(frame, done)
     columns = _columns(frame.columns)
     size = f.lit(_ROW_BYTES) + _bytes_of(f.col(VALUE)) + _bytes_of(f.col(KEY))
     in_headers = f.aggregate(
         HEADERS, f.lit(0), lambda total, each: total + _bytes_of(each["key"]) + _bytes_of(each["value"])
     )
     size = size + f.coalesce(in_headers, f.lit(0))
-    with kept(wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE))) as rows:
+    with persisted(wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE))) as rows:
         totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.sum(size)).collect()
         yield FrameRecords(counts={row[0]: row[1] for row in totals}, _rows=rows, _size=sum(row[2] for row in totals))
 

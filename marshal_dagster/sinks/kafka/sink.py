@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import TYPE_CHECKING, Final, Protocol
 
-from marshal_dagster._internal.enums import one_of
+from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.errors import (
+    AuthorizationError,
     ConfigurationError,
     MarshalError,
-    RightMissing,
-    SinkRefused,
-    TopicMissing,
+    SinkRejectedError,
+    TopicNotFoundError,
     UnavailableError,
 )
 from marshal_dagster.kafka.acls import Right, on_topic
@@ -29,12 +29,12 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.partitioner import Partitioner
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
-from marshal_dagster.sinks.kafka.notes import Note
+from marshal_dagster.sinks.kafka.notes import PositionNote
 from marshal_dagster.sinks.kafka.records import Record, check_record_columns, evaluated
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     OffsetsRead,
-    WriteOutcome,
+    WriteResult,
     changed_result,
     check_columns,
     check_ranges,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from marshal_dagster.kafka.admin_client import Topics
-    from marshal_dagster.kafka.transactions import Notes, Transaction
+    from marshal_dagster.kafka.transactions import NotesReader, Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class _Place:
     """The topics of an output as they were found, and how to reach them."""
 
     topic_id: str
-    notes: "Notes"
+    notes: "NotesReader"
 
 
 class _Step(Enum):
@@ -129,7 +129,7 @@ class KafkaSink:
     another; each counts by itself. `create_notes` makes the topic in which the sink notes what it has taken.
     """
 
-    takes_in_any_order = False
+    supports_unordered_ranges = False
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class KafkaSink:
         self.notes_topic = notes_topic or f"{topic}{NOTES_SUFFIX}"
         self.transaction_timeout_s = transaction_timeout_s
         self.partitioner = Partitioner.of(partitioner)
-        self.on_new_generation = one_of(NewGeneration, "on_new_generation", on_new_generation)
+        self.on_new_generation = enum_member(NewGeneration, "on_new_generation", on_new_generation)
         self._connection = connection
         self._is_checked = self._is_tried = False
 
@@ -172,14 +172,15 @@ class KafkaSink:
     def create_notes(self) -> bool:
         """Make the topic of notes, replicated as the output topic is; False when it was there, as it should be.
 
-        Raises `TopicMissing` for the output topic, `ConfigurationError`, `RightMissing`, `UnavailableError`.
+        Raises `TopicNotFoundError` for the output topic, `ConfigurationError`, `AuthorizationError`,
+        `UnavailableError`.
         """
         with self._topics() as topics:
             found = topics.describe(self.topic)
             settings = dict(NOTES_SETTINGS)
             try:
                 settings["min.insync.replicas"] = topics.settings(self.topic)["min.insync.replicas"]
-            except RightMissing as missing:
+            except AuthorizationError as missing:
                 logger.info("the topic of notes gets the brokers' min.insync.replicas: %s", missing)
             created = topics.create(self.notes_topic, 1, found.replication, settings)
             if not created:
@@ -216,7 +217,7 @@ class KafkaSink:
         ranges: Sequence[ClaimedRange],
         offsets_read: OffsetsRead,  # noqa: ARG002 - nothing is replaced
         before_commit: BeforeCommit = lambda: None,
-    ) -> WriteOutcome:
+    ) -> WriteResult:
         """Write the records of each range that is not yet there, in one transaction each (`Sink.write`).
 
         The frame is evaluated once, by all executors, before the first transaction begins; `before_commit` is called
@@ -229,8 +230,8 @@ class KafkaSink:
             verdicts = self._judge_all(place, ranges)
             wanted = sorted((each for each in ranges if verdicts[each] is not Verdict.SKIP), key=_partition_of)
             if not wanted:
-                return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
-            done = [each.partition for each in ranges if each not in wanted]
+                return WriteResult(taken=(), skipped=tuple(ranges), rows={})
+            done = [range_.partition for range_ in ranges if range_ not in wanted]
             with self._evaluated(frame, done) as records:
                 counts = {each: records.counts.get(each.partition, 0) for each in wanted}
                 refuse_foreign_rows(["null" if each is None else each for each in records.counts], wanted)
@@ -239,7 +240,7 @@ class KafkaSink:
                 queue = _Queue(records)
                 steps = {each: self._take(place, each, counts[each], queue, before_commit) for each in wanted}
         taken = tuple(each for each in ranges if steps.get(each))
-        return WriteOutcome(
+        return WriteResult(
             taken=taken,
             skipped=tuple(each for each in ranges if each not in taken),
             rows={each.partition: counts[each] for each in taken},
@@ -261,7 +262,7 @@ class KafkaSink:
         self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
     ) -> "_Step | None":
         """Write the records of a range in one transaction; None where another has taken it meanwhile."""
-        from marshal_dagster.kafka.transactions import Fenced, RecordRefused
+        from marshal_dagster.kafka.transactions import ProducerFencedError, RecordRejectedError
 
         try:
             with self._transaction(wanted) as transaction:
@@ -269,7 +270,7 @@ class KafkaSink:
                 before = self._note(place, wanted)
                 if self._judge(place, wanted, before) is Verdict.SKIP:
                     return None
-                note = Note.after(before, wanted, place.topic_id, has_rows=count > 0)
+                note = PositionNote.after(before, wanted, place.topic_id, has_rows=count > 0)
                 transaction.begin()
                 self._send(transaction, queue.of(wanted.partition), wanted, count)
                 self._reached("sent")
@@ -278,14 +279,14 @@ class KafkaSink:
                 self._reached("noted")
                 self._commit(transaction, place, wanted, note)
                 self._reached("committed")
-        except Fenced as fenced:
-            raise self._told_fenced(wanted, fenced.took_s) from None
-        except RecordRefused as refused:
+        except ProducerFencedError as fenced:
+            raise self._fenced_error(wanted, fenced.took_s) from None
+        except RecordRejectedError as refused:
             hint = (
                 ": make it smaller, or raise max.message.bytes of the topic and message.max.bytes in the connection's "
                 "client_settings"
             )
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"{refused.name} of group {wanted.group!r}: topic {self.topic} does not take the record made of it: "
                 f"{refused.reason}; nothing of {wanted} was written{hint if refused.is_too_large else ''}"
             ) from None
@@ -318,7 +319,7 @@ class KafkaSink:
         if sent != count:
             raise changed_result(f"{wanted} of group {wanted.group!r}", count, sent)
 
-    def _send_note(self, transaction: "Transaction", wanted: ClaimedRange, note: Note) -> None:
+    def _send_note(self, transaction: "Transaction", wanted: ClaimedRange, note: PositionNote) -> None:
         """Send what says that the range is taken; last of all, since it holds up whoever reads notes until the end."""
         from marshal_dagster.kafka.transactions import NOTES_PARTITION
 
@@ -327,15 +328,15 @@ class KafkaSink:
             self.notes_topic, note.to_json(), key.encode(), name=f"the note of {key}", partition=NOTES_PARTITION
         )
 
-    def _commit(self, transaction: "Transaction", place: _Place, wanted: ClaimedRange, note: Note) -> None:
+    def _commit(self, transaction: "Transaction", place: _Place, wanted: ClaimedRange, note: PositionNote) -> None:
         """Commit. What became of it the topic of notes alone knows, not the answer, which may have been lost."""
-        from marshal_dagster.kafka.transactions import Fenced
+        from marshal_dagster.kafka.transactions import ProducerFencedError
 
         try:
             transaction.commit()
-        except (Fenced, MarshalError) as error:
+        except (ProducerFencedError, MarshalError) as error:
             try:
-                if not isinstance(error, Fenced):
+                if not isinstance(error, ProducerFencedError):
                     self._end_open([wanted])
                 newest = self._note(place, wanted)
             except MarshalError as unknown:
@@ -346,43 +347,43 @@ class KafkaSink:
             if newest != note:
                 raise
 
-    def _told_fenced(self, wanted: ClaimedRange, took_s: float) -> MarshalError:
+    def _fenced_error(self, wanted: ClaimedRange, took_s: float) -> MarshalError:
         nothing = f"{wanted} of group {wanted.group!r}: nothing of it was written to topic {self.topic}"
         if took_s >= self.transaction_timeout_s:
             return UnavailableError(
                 f"{nothing}: its records were not sent within transaction_timeout_s={self.transaction_timeout_s:g}: "
                 "take smaller batches, or a longer time-out"
             )
-        return SinkRefused(f"{nothing}: another run has taken the partition over; this one must stop")
+        return SinkRejectedError(f"{nothing}: another run has taken the partition over; this one must stop")
 
     def _judge_all(self, place: _Place, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Judge all by the newest notes; ends what dead writers of these very partitions have left open, if need be."""
-        from marshal_dagster.kafka.transactions import StillOpen
+        from marshal_dagster.kafka.transactions import TransactionStillOpenError
 
         try:
             notes = place.notes.newest(_GLANCE_S)
-        except StillOpen:
+        except TransactionStillOpenError:
             self._end_open(ranges)
             notes = place.notes.newest(self._patience_s)
-        return {each: self._judge(place, each, self._found(notes, each)) for each in ranges}
+        return {range_: self._judge(place, range_, self._found(notes, range_)) for range_ in ranges}
 
     def _end_open(self, ranges: Sequence[ClaimedRange]) -> None:
-        for each in ranges:
-            with self._transaction(each):
+        for range_ in ranges:
+            with self._transaction(range_):
                 pass
 
-    def _judge(self, place: _Place, wanted: ClaimedRange, note: Note | None) -> Verdict:
+    def _judge(self, place: _Place, wanted: ClaimedRange, note: PositionNote | None) -> Verdict:
         verdict = judge(note.position if note else None, wanted)
         if note is None:
             return verdict
         if note.output_topic_id != place.topic_id and verdict is not Verdict.REPLACE:
-            raise SinkRefused(
+            raise SinkRejectedError(
                 f"{wanted} of group {wanted.group!r}: output topic {self.topic} was made anew since the range before "
                 "was written: nothing was written; set the position to where the new topic should begin"
             )
         refuses = self.on_new_generation is NewGeneration.REFUSE
         if refuses and verdict is not Verdict.SKIP and note.covers(wanted, place.topic_id):
-            raise SinkRefused(self._unreplaceable(wanted))
+            raise SinkRejectedError(self._unreplaceable(wanted))
         return verdict
 
     def _unreplaceable(self, wanted: ClaimedRange) -> str:
@@ -392,13 +393,17 @@ class KafkaSink:
             f"behind the old ones (on_new_generation={NewGeneration.APPEND.value!r})"
         )
 
-    def _note(self, place: _Place, wanted: ClaimedRange) -> Note | None:
+    def _note(self, place: _Place, wanted: ClaimedRange) -> PositionNote | None:
         """Read the newest note of the range's partition, waiting for what others are just committing."""
         return self._found(place.notes.newest(self._patience_s), wanted)
 
-    def _found(self, notes: Mapping[str, bytes], wanted: ClaimedRange) -> Note | None:
+    def _found(self, notes: Mapping[str, bytes], wanted: ClaimedRange) -> PositionNote | None:
         key = self._key(wanted)
-        return Note.from_json(notes[key], f"the note of {key} in topic {self.notes_topic}") if key in notes else None
+        return (
+            PositionNote.from_json(notes[key], f"the note of {key} in topic {self.notes_topic}")
+            if key in notes
+            else None
+        )
 
     @property
     def _patience_s(self) -> float:
@@ -428,9 +433,9 @@ class KafkaSink:
     @contextmanager
     def _place(self) -> Iterator[_Place]:
         """Look at the topics, and give them with what is noted; connections are gone behind the block."""
-        from marshal_dagster.kafka.transactions import Notes
+        from marshal_dagster.kafka.transactions import NotesReader
 
-        with self._topics() as topics, Notes(self._connection, self.notes_topic, topics) as notes:
+        with self._topics() as topics, NotesReader(self._connection, self.notes_topic, topics) as notes:
             found = topics.describe(self.topic)
             if not self._is_checked:
                 topics.require(on_topic(self.topic, Right.WRITE))
@@ -442,12 +447,12 @@ class KafkaSink:
         try:
             topics.require(on_topic(self.notes_topic, Right.READ, Right.WRITE))
             policy = topics.settings(self.notes_topic).get("cleanup.policy")
-        except TopicMissing as missing:
-            raise TopicMissing(
+        except TopicNotFoundError as missing:
+            raise TopicNotFoundError(
                 f"{missing}. It holds what KafkaSink({self.topic!r}) has taken: `create_notes()` makes it, once; if it "
                 "was deleted, restore it or begin a new output"
             ) from None
-        except RightMissing as missing:
+        except AuthorizationError as missing:
             if Right.DESCRIBE_CONFIGS.name not in str(missing):
                 raise
             logger.info("the settings of topic %s are not checked: %s", self.notes_topic, missing)

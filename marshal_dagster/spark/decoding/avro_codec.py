@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.spark.decoding import confluent_wire_format
-from marshal_dagster.spark.decoding.decoded_batch import Decoded, Nulls, read_once
+from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.error_text import first_line
 
@@ -28,8 +28,8 @@ def decode_avro(
     *,
     schema: str | None = None,
     subject: str | None = None,
-    nulls: Nulls = Nulls.BAD,
-) -> Decoded:
+    nulls: NullPolicy = NullPolicy.BAD,
+) -> DecodedBatch:
     """Decode values that are each one Avro record, and read them by one schema.
 
     Each value has Confluent's frame, whose schema id says in `schemas` how it was written; with `schemas` None values
@@ -52,7 +52,7 @@ def decode_avro(
     if schemas is None:
         found: Mapping[int, Schema | str] = {}
         value = _read(f.col("value"), reader, reader)
-        reason = f.when(f.col("value").isNull(), f.lit("null value") if nulls is Nulls.BAD else f.lit(None)).when(
+        reason = f.when(f.col("value").isNull(), f.lit("null value") if nulls is NullPolicy.BAD else f.lit(None)).when(
             f.length("value") == 0, f.lit("empty value")
         )
         told: Column = f.lit("it ends too early, or is not of the schema")
@@ -69,7 +69,7 @@ def decode_avro(
         read, value = read_once(frame, value)
         is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
         decoded = f.when(is_there, value.dropFields(_READ_WHOLE))
-        return Decoded(read, decoded, reason.when(is_there & ~is_whole, told), columns=frame.columns)
+        return DecodedBatch(read, decoded, reason.when(is_there & ~is_whole, told), columns=frame.columns)
     except MarshalError:
         raise
     except Exception as error:  # the JVM's, about a schema or a function that is not there
@@ -126,9 +126,9 @@ def _short(name: object) -> str:
 def _is_unbounded(schema: object) -> bool:
     """Say whether it has an array whose items take no bytes: their count is all that a record says of them."""
     nodes = list(_nodes(schema))
-    named = {_short(each["name"]): each for each in nodes if isinstance(each, dict) and "name" in each}
+    named = {_short(node["name"]): node for node in nodes if isinstance(node, dict) and "name" in node}
     arrays = (each for each in nodes if isinstance(each, dict) and each.get("type") == "array")
-    return any(_takes_no_bytes(each.get("items"), named, frozenset()) for each in arrays)
+    return any(_takes_no_bytes(array.get("items"), named, frozenset()) for array in arrays)
 
 
 def _nodes(node: object) -> Iterator[object]:

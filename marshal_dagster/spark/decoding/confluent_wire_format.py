@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.spark.decoding.decoded_batch import Nulls
+from marshal_dagster.spark.decoding.decoded_batch import NullPolicy
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ def payload() -> "Column":
 def schemas_of(frame: "DataFrame", schemas: Schemas, kind: SchemaKind) -> Mapping[int, Schema | str]:
     """Give for each schema id in `frame` that is known its schema, or why it is none of `kind`, in one pass over it.
 
-    Raises what `look_up` raises.
+    Raises what `load_schemas` raises.
     """
     from pyspark.sql import functions as f
 
     ids = frame.select(schema_id().alias("id")).where(f.col("id") <= schemas.largest_id).distinct()
-    return look_up([row["id"] for row in ids.limit(MOST_LOOKUPS + 1).collect()], schemas, kind)
+    return load_schemas([row["id"] for row in ids.limit(MOST_LOOKUPS + 1).collect()], schemas, kind)
 
 
-def look_up(ids: Collection[int], schemas: Schemas, kind: SchemaKind) -> Mapping[int, Schema | str]:
+def load_schemas(ids: Collection[int], schemas: Schemas, kind: SchemaKind) -> Mapping[int, Schema | str]:
     """Give for each of `ids` that is known its schema, or why it is none of `kind`.
 
     Raises what `schemas` raises when it cannot be asked, `UnavailableError` when that takes too long, and
@@ -76,13 +76,13 @@ def look_up(ids: Collection[int], schemas: Schemas, kind: SchemaKind) -> Mapping
     return found
 
 
-def frame_reason(found: Mapping[int, Schema | str], nulls: Nulls) -> "Column":
+def frame_reason(found: Mapping[int, Schema | str], nulls: NullPolicy) -> "Column":
     """Say why a record cannot be decoded already by its frame, else null."""
     from pyspark.sql import functions as f
 
     number = schema_id()
     reason = (
-        f.when(f.col("value").isNull(), f.lit("null value") if nulls is Nulls.BAD else f.lit(None))
+        f.when(f.col("value").isNull(), f.lit("null value") if nulls is NullPolicy.BAD else f.lit(None))
         .when(f.length("value") == 0, f.lit("empty value"))
         .when(f.length("value") < _FRAME_BYTES, f.lit("shorter than a frame"))
         .when(number.isNull(), f.lit("no frame: it does not begin with a zero byte"))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, Protocol
 
-from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError
+from marshal_dagster.errors import BadRecord, ConfigurationError, DecodeError
 from marshal_dagster.spark import connect
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _LARGE_LETTERS: Final = {"kafka.max.request.size": str(128 * 1024**2), "kafka.bu
 _HEADERS = ("topic", "partition", "offset", "timestamp", "key", "reason")
 
 
-class Nulls(Enum):
+class NullPolicy(Enum):
     """What a record without a value is: a tombstone of a compacted topic, or a mistake."""
 
     BAD = auto()
@@ -38,7 +38,7 @@ class Connection(Protocol):
         ...
 
 
-class Decoded:
+class DecodedBatch:
     """The records of a batch, decoded; take the rows by the method that says what becomes of the bad records.
 
     Each record is in exactly one of good and bad, however often the frames are evaluated: the reason follows from the
@@ -68,7 +68,7 @@ class Decoded:
     def or_fail(self) -> "DataFrame":
         """Give the rows, after one pass over all of them that finds none bad.
 
-        Raises `BadRecords`, which says how many are bad and names the first one of each partition.
+        Raises `DecodeError`, which says how many are bad and names the first one of each partition.
         """
         self._raise_if_bad()
         return self.or_fail_at_first()
@@ -151,7 +151,7 @@ class Decoded:
         rows = bad.groupBy("topic", "partition").agg(f.count("*").alias("count"), first).collect()
         if rows:
             firsts = sorted((row["topic"], row["partition"], *row["first"]) for row in rows)
-            raise BadRecords(sum(row["count"] for row in rows), [BadRecord(*each) for each in firsts])
+            raise DecodeError(sum(row["count"] for row in rows), [BadRecord(*each) for each in firsts])
 
 
 def read_once(frame: "DataFrame", read: "Column") -> tuple["DataFrame", "Column"]:

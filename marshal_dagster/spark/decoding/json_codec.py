@@ -4,8 +4,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from marshal_dagster.errors import ConfigurationError, SchemaDrift
-from marshal_dagster.spark.decoding.decoded_batch import Decoded, Nulls, read_once
+from marshal_dagster.errors import ConfigurationError, SchemaDriftError
+from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, read_once
 from marshal_dagster.spark.error_text import first_line
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ def decode_json(
     schema: "StructType | str",
     *,
     options: Mapping[str, str] | None = None,
-    nulls: Nulls = Nulls.BAD,
+    nulls: NullPolicy = NullPolicy.BAD,
     new_fields: Literal["ignore", "fail"] = "ignore",
-) -> Decoded:
+) -> DecodedBatch:
     """Decode values that are each one JSON object, by `schema`: a `StructType`, or DDL such as `id bigint NOT NULL`.
 
     Bad is a value that is null (but see `nulls`), empty, not UTF-8, not exactly one JSON object, or has another type in
@@ -37,9 +37,9 @@ def decode_json(
     of Spark's `from_json`. Where `schema` has a decimal, a number with an exponent of 10,000 or more makes a value bad.
     A number in a timestamp is seconds, and bad if it has more than 11 digits, as milliseconds have.
 
-    With `new_fields="fail"` the batch is looked at first, in a pass of its own: `SchemaDrift` is raised where objects
-    have fields that `schema` lacks. Raises `ConfigurationError` for a schema or options that cannot be, `tinyint` among
-    them: Spark takes 200 for -56.
+    With `new_fields="fail"` the batch is looked at first, in a pass of its own: `SchemaDriftError` is raised where
+    objects have fields that `schema` lacks. Raises `ConfigurationError` for a schema or options that cannot be,
+    `tinyint` among them: Spark takes 200 for -56.
     """
     from pyspark.sql import functions as f
 
@@ -61,7 +61,7 @@ def decode_json(
     value = entries[_VALUE]
     is_one = (f.size(entries) == 2) & f.map_contains_key(entries, end)  # noqa: PLR2004
     reason = (
-        f.when(f.col("value").isNull(), f.lit("null value") if nulls is Nulls.BAD else f.lit(None))
+        f.when(f.col("value").isNull(), f.lit("null value") if nulls is NullPolicy.BAD else f.lit(None))
         .when(f.length("value") == 0, f.lit("empty value"))
         .when(text.isNull(), f.lit("not UTF-8"))
         .when(is_huge, f.lit("a number with an exponent of 10,000 or more"))
@@ -72,7 +72,7 @@ def decode_json(
     )
     for path, is_missing in _missing(value, declared):
         reason = reason.when(is_missing, f.lit(f"field {path} is missing or null"))
-    return Decoded(read, value, reason, columns=frame.columns)
+    return DecodedBatch(read, value, reason, columns=frame.columns)
 
 
 def infer_json_schema(frame: "DataFrame") -> "StructType":
@@ -218,7 +218,7 @@ def _missing(value: "Column", declared: "StructType", above: str = "") -> Iterat
 def _refuse_new_fields(frame: "DataFrame", declared: "StructType") -> None:
     new = sorted(_new_fields(infer_json_schema(frame), declared))
     if new:
-        raise SchemaDrift(
+        raise SchemaDriftError(
             f"the batch has fields that the schema lacks: {', '.join(new)}. Declare them, or have them left out "
             "(new_fields='ignore')"
         )

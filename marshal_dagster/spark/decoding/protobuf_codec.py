@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.decoding import confluent_wire_format
-from marshal_dagster.spark.decoding.decoded_batch import Decoded, Nulls
+from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def decode_protobuf(
     message: str,
     descriptors: str | os.PathLike[str] | bytes | None = None,
     subject: str | None = None,
-    nulls: Nulls = Nulls.BAD,
-) -> Decoded:
+    nulls: NullPolicy = NullPolicy.BAD,
+) -> DecodedBatch:
     """Decode values that are each one Protobuf message in Confluent's frame, and read them as `message`, a full name.
 
     `message` is taken from `descriptors`, the file that `protoc --include_imports --descriptor_set_out=...` writes or
@@ -79,7 +79,7 @@ def decode_protobuf(
     is_there = early.isNull() & f.col("value").isNotNull()
     both = "_marshal_both"
     framed = frame.withColumn(both, read(f.when(is_there, f.col("value"))))
-    return Decoded(
+    return DecodedBatch(
         framed,
         f.when(is_there, f.col(both).getField("value")),
         f.coalesce(early, f.when(is_there, f.col(both).getField("reason"))),
@@ -144,10 +144,10 @@ def _names(file: "FileDescriptorProto") -> dict[Place, str]:
 
 
 def _nested(messages: "Iterable[DescriptorProto]", above: Place, prefix: str) -> Iterator[tuple[Place, str]]:
-    for index, each in enumerate(messages):
-        name = f"{prefix}.{each.name}".lstrip(".")
+    for index, message in enumerate(messages):
+        name = f"{prefix}.{message.name}".lstrip(".")
         yield (*above, index), name
-        yield from _nested(each.nested_type, (*above, index), name)
+        yield from _nested(message.nested_type, (*above, index), name)
 
 
 def _message(files: bytes, message: str) -> "Descriptor":

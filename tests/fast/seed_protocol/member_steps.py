@@ -4,7 +4,7 @@ from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.heartbeats import Heartbeats
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import GroupSettings
 from tests.members import GROUP, SETTINGS, TOPIC, Site
 
 
@@ -12,7 +12,7 @@ def member_named(site: Site, client: str, instance: str, *, group: str = GROUP, 
     """Open a member of that client and instance id, which has agreed on the settings."""
     rationalizer = Rationalizer(site.log(), topics=[topic], clock=site.clock)
     claimer = Claimer(rationalizer, Member(group, client, instance), topic, SETTINGS, clock=site.clock)
-    claimer.agree_on_settings()
+    claimer.ensure_group_settings()
     return claimer
 
 
@@ -32,7 +32,7 @@ def beats_ms(site: Site) -> list[int]:
 def site_of(heartbeat_interval_ms: int) -> tuple[Site, Claimer]:
     """Give a coordination topic and a member of a group of that interval, which holds partition 0."""
     site = Site()
-    return site, site.owner_of(0, settings=Settings(heartbeat_interval_ms))
+    return site, site.owner_of(0, settings=GroupSettings(heartbeat_interval_ms))
 
 
 def _ignore(_: MarshalError) -> None:

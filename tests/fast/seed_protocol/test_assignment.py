@@ -20,7 +20,7 @@ from tests.batch_fixtures import Scene
 from tests.fast.seed_protocol.member_steps import member_named
 from tests.fast.seed_protocol.sentences import sentence
 from tests.faulty_log import Fault
-from tests.members import GROUP, HI_MS, TOPIC, Site, about, faulty, sent_by
+from tests.members import GROUP, HI_MS, TOPIC, Site, about, faulty, messages_sent_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def test_consuming_a_new_partition_1_a_batch_chooses_the_largest_lag() -> None:
         scene.data.append(partition, messages)
 
     chosen = [scene.work(scene.delivery(), max_claims=1).all_ranges for _ in range(2)]
-    assert [[one.partition for one in ranges] for ranges in chosen] == [[1], [0]]
+    assert [[range_.partition for range_ in ranges] for ranges in chosen] == [[1], [0]]
 
 
 @sentence(NEW, "1.1", "How it is chosen is everybody's own affair")
@@ -101,7 +101,7 @@ def test_consuming_a_new_partition_3_1_a_held_partition_is_passed_over(site: Sit
         second, third = (scene.work(scene.delivery()) for _ in range(2))
         scene.process(first)
         assert [one.partition for one in first.all_ranges] == [0]
-    assert [one.partition for one in second.all_ranges] == [1]
+    assert [range_.partition for range_ in second.all_ranges] == [1]
     assert third.idle is not None
     assert third.idle.reason == "held"
 
@@ -318,7 +318,7 @@ def test_consuming_recently_used_partitions_on_restart_2_what_a_dead_instance_he
     assert restarted.claimable([0]) == []
     assert restarted.claim([0], is_dead=lambda owner: owner.instance == dead.member.instance)
 
-    assert sent_by(site, "run9.0") == ["RevokingClaim", "ClaimingPartition"]
+    assert messages_sent_by(site, "run9.0") == ["RevokingClaim", "ClaimingPartition"]
     site.say(about(Heartbeat, dead.member.instance, offset=9))
     assert (site.owner(), site.key().offset) == ("run9.0", 0)
 

@@ -8,29 +8,29 @@ import pytest
 
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.topic_settings import Severity, check_coordination_topic, settings_for
-from marshal_dagster.errors import ClaimLost, ConfigurationError, PlanRejected
+from marshal_dagster.errors import ClaimLostError, ConfigurationError, PlanRejectedError
 from marshal_dagster.kafka.admin_client import TopicDescription
-from marshal_dagster.protocol.messages import DeliveryMode, Heartbeat, RevokingClaim, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, Heartbeat, RevokingClaim, RuleSet
 from tests.batch_fixtures import HI_MS, MeddledLog, Scene
 from tests.fast.seed_protocol.member_steps import stay
 from tests.fast.seed_protocol.sentences import sentence
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import Site, about
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
 
 AMO, ALO, FAILURE = "At Most Once", "At Least Once", "Consumer Failure"
 AT_MOST_ONCE, AT_LEAST_ONCE = DeliveryMode.AT_MOST_ONCE, DeliveryMode.AT_LEAST_ONCE
-AMO_SETTINGS = Settings(HI_MS, delivery=AT_MOST_ONCE)
+AMO_SETTINGS = GroupSettings(HI_MS, delivery=AT_MOST_ONCE)
 A_BATCH_IS_A_PLAN = ("6, Plan", "a batch is a range of offsets, fixed in the log before any of its messages is read")
 ALL = {(0, offset): 1 for offset in range(5)}
 
 
 def die(scene: Scene, mode: DeliveryMode, at: KillPoint, max_records: int | None = None) -> None:
     """Let a member work until it dies at `at`, and time pass until it is stale."""
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         scene.work(scene.delivery(mode, log=KillableLog(scene.log(), at)), max_records=max_records)
     assert scene.work(scene.delivery(mode)).idle is not None
     scene.wait_until_stale()
@@ -63,9 +63,9 @@ def test_consumption_sentence_2_without_a_claim_nothing_is_planned_or_committed(
     member.release([1])
     before = site.values()
     for number in (0, 1, 2):
-        with pytest.raises(ClaimLost):
+        with pytest.raises(ClaimLostError):
             member.plan({number: 5})
-        with pytest.raises(ClaimLost):
+        with pytest.raises(ClaimLostError):
             member.commit({number: 5})
     assert site.values() == before
 
@@ -83,7 +83,7 @@ def test_at_most_once_sentence_1_no_message_is_processed_twice_wherever_a_member
             log = KillableLog(scene.log(), KillPoint(side, record, count))
             try:
                 scene.drain(scene.delivery(AT_MOST_ONCE, log=log), max_records=2)
-            except Killed:
+            except KilledError:
                 scene.wait_until_stale()
                 scene.drain(scene.delivery(AT_MOST_ONCE), max_records=2)
             assert set(scene.processed.values()) == {1}
@@ -113,9 +113,9 @@ def test_at_most_once_1_who_lost_the_claim_does_not_begin(site: Site) -> None:
     member = site.owner_of(0, settings=AMO_SETTINGS)
     site.clock.advance(2 * HI_MS)
     before = site.values()
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.plan({0: 5})
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.commit_before_processing({0: 5})
     assert site.values() == before
 
@@ -174,7 +174,7 @@ def test_at_most_once_4_the_log_is_read_past_the_plan_before_the_commit(site: Si
 def test_at_most_once_4_1_who_was_revoked_behind_its_plan_does_not_commit(scene: Scene) -> None:
     """The plan is accepted, the claim is over: no commit is sent and nothing is processed."""
     with (
-        pytest.raises(ClaimLost),
+        pytest.raises(ClaimLostError),
         scene.batch(scene.delivery(AT_MOST_ONCE, log=revoked_behind(scene, "ClaimingMessages"))) as batch,
     ):
         scene.process(batch)
@@ -187,7 +187,7 @@ def test_at_most_once_4_2_without_its_plan_in_the_log_nothing_is_committed(scene
     """The plan did not reach the log: an error, no commit, nothing processed; the next member does it all."""
     log = FaultyLog(scene.log())
     log.fail(Fault.FAILED, of_type("ClaimingMessages"))
-    with pytest.raises(PlanRejected), scene.batch(scene.delivery(AT_MOST_ONCE, log=log)) as batch:
+    with pytest.raises(PlanRejectedError), scene.batch(scene.delivery(AT_MOST_ONCE, log=log)) as batch:
         scene.process(batch)
     assert not scene.processed
     assert committed_by(scene, batch) == ["0"]
@@ -237,7 +237,7 @@ def test_at_most_once_sentence_3_settings_that_could_lose_records_are_dangers() 
     ):
         topic.wrong = (setting, value)
         problems = check_coordination_topic(cast("Topics", topic))
-        assert [(one.setting, one.severity) for one in problems] == [(setting, severity)]
+        assert [(problem.setting, problem.severity) for problem in problems] == [(setting, severity)]
 
 
 @sentence(AMO, "sentence 4", "A failure before the commit is retried by others, one after it drops the batch")
@@ -257,9 +257,9 @@ def test_at_most_once_sentence_4_the_commit_divides_what_is_retried_from_what_is
 @sentence(ALO, "1", "Make sure that the claim is still one's own")
 def test_at_least_once_1_who_lost_the_claim_does_not_begin(scene: Scene) -> None:
     """Revoked behind its plan there is no batch; when its lease ends before it is read, reading it is an error."""
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         scene.work(scene.delivery(log=revoked_behind(scene, "ClaimingMessages")))
-    with pytest.raises(ClaimLost), scene.batch(scene.delivery()) as batch:
+    with pytest.raises(ClaimLostError), scene.batch(scene.delivery()) as batch:
         scene.wait_until_stale()
         scene.process(batch)
     assert not scene.processed
@@ -320,7 +320,7 @@ def test_at_least_once_sentence_2_exactly_the_open_plan_is_processed_again(scene
 
     with scene.batch(scene.delivery(), max_records=1) as replay:
         scene.process(replay)
-    assert [(one.start, one.end) for one in replay.all_ranges] == [(0, 3)]
+    assert [(range_.start, range_.end) for range_ in replay.all_ranges] == [(0, 3)]
     scene.drain(scene.delivery())
     assert scene.processed == {(0, offset): 2 if offset < 3 else 1 for offset in range(7)}
 
@@ -359,7 +359,7 @@ def test_consumer_failure_sentence_3_two_work_on_the_same_batch_and_one_commits_
     (claim,) = successor.claim([0])
     successor.beat()
     assert (claim.offset, claim.plan_end) == (0, 5)
-    with pytest.raises(PlanRejected):
+    with pytest.raises(PlanRejectedError):
         successor.plan({0: 9})
 
     for record in (f"Heartbeat/1/0/{late.member.instance}/c/etl/orders/0/5", "ClaimingMessages/1/0/x/c/etl/orders/0/9"):
@@ -379,7 +379,7 @@ def test_consumer_failure_sentence_4_at_most_once_gives_the_permission_to_one(si
     successor.claim([0])
     successor.beat()
     assert successor.commit_before_processing({0: 5}) == {0}
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         late.commit_before_processing({0: 5})
 
     slept = site.owner_of(1, settings=AMO_SETTINGS)
@@ -408,4 +408,4 @@ def test_todo_sentence_1_members_hold_ranges_of_a_partition_that_nobody_holds(si
     second.check([0])
     assert site.owner() is None
     with pytest.raises(ConfigurationError, match="ranges"):
-        site.claimer(settings=Settings(60_000, RuleSet.GO, features=("ranges",)))
+        site.claimer(settings=GroupSettings(60_000, RuleSet.GO, features=("ranges",)))

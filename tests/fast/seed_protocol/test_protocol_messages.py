@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 
-from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, GroupPaused
+from marshal_dagster.errors import ConfigurationError, GroupPausedError
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -21,7 +21,7 @@ from tests.batch_fixtures import Scene
 from tests.fast.seed_protocol.member_steps import beats_ms, member_named, site_of, stay
 from tests.fast.seed_protocol.sentences import sentence
 from tests.faulty_log import Fault, of_type
-from tests.members import GROUP, HI_MS, TOPIC, Site, about, faulty, sent_by
+from tests.members import GROUP, HI_MS, TOPIC, Site, about, faulty, messages_sent_by
 
 SECTION = "Protocol Messages"
 MORE_FIELDS = ("1", "it also carries a version, the sender's clock and the instance id, which alone counts")
@@ -155,7 +155,7 @@ def test_protocol_messages_parameter_5_an_offset_is_the_next_to_read(scene: Scen
     """Of messages 0 to 4 the plan ends at 5, the commit is at 5, and the next batch begins with message 5."""
     scene.work(scene.delivery())
     messages = [parse(value.encode()) for value in scene.values()]
-    assert [each.plan_end for each in messages if isinstance(each, ClaimingMessages)] == [5]
+    assert [message.plan_end for message in messages if isinstance(message, ClaimingMessages)] == [5]
     assert [each.offset for each in messages if isinstance(each, Heartbeat)] == [0, 5]
 
     scene.data.append(0, 1)
@@ -178,7 +178,7 @@ def test_protocol_messages_parameter_5b_no_offset_lies_outside_of_what_kafka_tol
     scene.drain(scene.delivery(), max_records=3)
 
     messages = [parse(value.encode()) for value in scene.values()]
-    offsets = [each.offset for each in messages if isinstance(each, Heartbeat | ReleasingPartition)]
+    offsets = [message.offset for message in messages if isinstance(message, Heartbeat | ReleasingPartition)]
     ends = [each.plan_end for each in messages if isinstance(each, ClaimingMessages)]
     assert (min(offsets), max(offsets)) == (2, 12)
     assert (min(ends), max(ends)) == (5, 12)
@@ -258,7 +258,7 @@ def test_protocol_messages_message_2_a_claim_is_the_first_that_is_said_about_a_p
     member = member_named(site, "nightly", "nightly.0")
     member.claim([3])
     assert last_record(site) == "ClaimingPartition/1/T/nightly.0/nightly/etl/orders/3"
-    assert sent_by(site, "nightly.0") == ["ClaimingPartition"]
+    assert messages_sent_by(site, "nightly.0") == ["ClaimingPartition"]
 
 
 @sentence(SECTION, "message 3", "What a release says: it gives a partition up at once", overridden_by=MORE_FIELDS)
@@ -298,7 +298,7 @@ def test_protocol_messages_message_4_every_mode_plans_before_it_processes(site: 
 @sentence(SECTION, "message 5", "What a pause says", overridden_by=MORE_FIELDS)
 def test_protocol_messages_message_5_the_fields_of_a_pause(site: Site) -> None:
     """Client, group and the time until which it holds; version 0, no topic, partition 0, as Go writes it."""
-    Operator(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=site.clock).pause(1_800_000_000)
+    GroupAdmin(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=site.clock).pause(1_800_000_000)
     kind, version, _, instance, *rest = site.values()[-1].split("/")
     assert (kind, version, rest) == ("ReleaseGroup", "0", ["ops", "etl", "", "0", "1800000000"])
     assert instance
@@ -309,13 +309,13 @@ def test_protocol_messages_message_5b_a_pause_holds_everywhere_until_its_time(si
     """In every coordination partition nothing is claimed until then, by others neither; then it is over by itself."""
     member = site.member()
     until_s = site.clock.wall_ms() // 1_000 + 60
-    Operator(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=site.clock).pause(until_s)
+    GroupAdmin(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=site.clock).pause(until_s)
     found = [partition.groups[GROUP].paused_until_s for partition in site.world().partitions.values()]
     assert found == [until_s] * site.partitions
 
     site.clock.advance(59_999)
     member.rationalizer.catch_up()
-    with pytest.raises(GroupPaused):
+    with pytest.raises(GroupPausedError):
         member.claim([0])
     site.say(about(ClaimingPartition, "rude.0"))
     assert site.owner() is None

@@ -5,13 +5,13 @@ from contextlib import suppress
 import pytest
 
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
-from marshal_dagster.errors import ClaimLost, LogChanged
+from marshal_dagster.errors import ClaimLostError, CoordinationLogChangedError
 from marshal_dagster.protocol.messages import DeliveryMode, Heartbeat
 from tests.batch_fixtures import Scene
 from tests.fast.seed_protocol.sentences import sentence
 from tests.faulty_log import Fault
 from tests.members import HI_MS, Site, about, faulty
-from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 
 APPENDS = ("GroupSettings", "ClaimingPartition", "DataTopic", "Heartbeat", "ClaimingMessages", "ReleasingPartition")
 
@@ -25,7 +25,7 @@ def test_synopsis_sentence_1_members_share_nothing_but_the_log(site: Site) -> No
         member.claim(member.claimable(range(10)), max_claims=2)
     assert site.member().claim(range(10)) == []
 
-    held = [(number, member.member.instance) for member in members for number in member.claims]
+    held = [(claim, member.member.instance) for member in members for claim in member.claims]
     assert sorted(held) == [(number, site.owner(number)) for number in range(10)]
 
 
@@ -52,7 +52,7 @@ def test_synopsis_sentence_3_nothing_counts_that_is_not_in_the_log(site: Site) -
     assert (claim.offset, claim.plan_end, claim.epoch) == (key.offset, key.plan_end, key.owner and key.owner.epoch)
 
     faulty(member).fail(Fault.FAILED)
-    with pytest.raises(ClaimLost):
+    with pytest.raises(ClaimLostError):
         member.commit({0: 5})
     assert (site.key().offset, site.key().plan_end) == (0, 5)
     assert DEFAULT_COORDINATION_TOPIC == "__marshal"
@@ -71,9 +71,9 @@ def test_synopsis_sentence_4_order_decides_and_a_truncated_log_ends_every_claim(
     assert list(first.claims) == [0]
 
     site.broker.truncate(site.home, site.broker.bounds(site.home).end - 2)
-    with pytest.raises(LogChanged):
+    with pytest.raises(CoordinationLogChangedError):
         second.rationalizer.catch_up()
-    with pytest.raises(LogChanged):
+    with pytest.raises(CoordinationLogChangedError):
         first.beat({0: 0})
     assert not first.claims
 
@@ -85,7 +85,7 @@ def test_synopsis_sentence_5_a_member_may_die_at_any_step() -> None:
         scene = Scene()
         scene.data.make(partitions=2, messages=5)
         log = KillableLog(scene.log(), at)
-        with suppress(Killed):
+        with suppress(KilledError):
             scene.drain(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE, log=log), max_records=4)
         assert log.dead, at
         scene.wait_until_stale()

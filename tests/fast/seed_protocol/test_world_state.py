@@ -5,7 +5,7 @@ import random
 import pytest
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ClaimLost, NotCertain
+from marshal_dagster.errors import ClaimLostError, IncompleteLogError
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -96,7 +96,7 @@ def test_determining_world_state_sentence_4_it_takes_the_whole_log_and_is_as_old
 
     site.broker.retain_from(site.home, 1)
     assert site.key().provisional
-    with pytest.raises(NotCertain):
+    with pytest.raises(IncompleteLogError):
         site.claimer().claim([1])
 
 
@@ -125,7 +125,7 @@ def test_heartbeats_sentence_1_who_sends_none_stops_by_itself_before_others_may_
     site.clock.advance(1.9 * HI_MS - 1)
     owner.check([0])
     site.clock.advance(1)
-    with pytest.raises(ClaimLost, match="lease ended"):
+    with pytest.raises(ClaimLostError, match="lease ended"):
         owner.check([0])
     other.rationalizer.catch_up()
     assert other.claimable([0]) == []
