@@ -144,8 +144,8 @@ dev: java $(READY) ## the Dagster UI on this deployment, with a Kafka beside it
 bench: $(READY) ## lists the benchmarks (python -m benchmarks NAME --json runs one)
 	@$(BIN)/python -m benchmarks
 
-.PHONY: lint lint-style lint-types lint-floors lint-tree
-lint: lint-style lint-types lint-floors lint-tree ## style, types, the floors of the house, what must not be committed
+.PHONY: lint lint-style lint-types lint-layers lint-tree
+lint: lint-style lint-types lint-layers lint-tree ## style, types, the layers of the house, what must not be committed
 
 lint-style: $(READY)
 	$(BIN)/ruff check $(SOURCES)
@@ -154,7 +154,7 @@ lint-style: $(READY)
 lint-types: $(READY)
 	$(BIN)/mypy $(SOURCES)
 
-lint-floors: $(READY)
+lint-layers: $(READY)
 	$(BIN)/lint-imports
 
 lint-tree: $(READY)

@@ -16,9 +16,8 @@ from marshal_dagster.admin.position_spec import ToOffsets
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.errors import ConfigurationError, PositionNotSetError, UnavailableError
-from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
-from marshal_dagster.protocol.state import RANGES, Key, Owner
+from marshal_dagster.protocol.state import RANGES, Key, Owner, stale_after_ms
 
 _LOOK_MS: Final = 500
 

@@ -1,6 +1,6 @@
 """Claimed batches: exact offset ranges held by a run, in the three delivery modes (protocol.md, section 6).
 
-Floor 3: stands on `coordination`, `kafka` and `spark`, knows nothing of Dagster. A `BatchSession` is what one process
+It imports `coordination`, `kafka` and `spark`, knows nothing of Dagster. A `BatchSession` is what one process
 needs for batch after batch; each `ClaimedBatch` is a tenure of its own: claim, plan, process, commit, release. It
 holds whole partitions (`partition_source`) or ranges of them (`range_source`).
 """

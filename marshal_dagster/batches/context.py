@@ -20,9 +20,8 @@ from marshal_dagster.protocol.batch_planning import (
     position,
     reach,
 )
-from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.state import Key, Owner, enables_ranges
+from marshal_dagster.protocol.state import Key, Owner, enables_ranges, stale_after_ms
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics

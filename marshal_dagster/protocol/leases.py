@@ -6,10 +6,7 @@ caller and arrives here as a number.
 
 from dataclasses import dataclass, field
 
-
-def stale_after_ms(heartbeat_interval_ms: int) -> int:
-    """Return for how long after its last heartbeat an owner is live: to the millisecond, later it is stale."""
-    return 2 * heartbeat_interval_ms
+from marshal_dagster.protocol.state import stale_after_ms
 
 
 def safety_margin_ms(heartbeat_interval_ms: int) -> float:

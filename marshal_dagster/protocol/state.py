@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 
 DataPartitionId = tuple[str, int]
@@ -25,6 +24,11 @@ class Freshness(StrEnum):
     FRESH = "fresh"
     UNKNOWN = "unknown"
     STALE = "stale"
+
+
+def stale_after_ms(heartbeat_interval_ms: int) -> int:
+    """Return for how long after its last heartbeat an owner is live; a millisecond later it is stale."""
+    return 2 * heartbeat_interval_ms
 
 
 def freshness(silent_ms: int, heartbeat_interval_ms: int) -> Freshness:

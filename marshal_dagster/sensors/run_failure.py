@@ -18,9 +18,8 @@ from dagster import (
 
 from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError, UnavailableError
 from marshal_dagster.jobs.batch import AnyJob
-from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name
-from marshal_dagster.protocol.state import GO_ALLOWANCE_MS, DataPartitionId, Key
+from marshal_dagster.protocol.state import GO_ALLOWANCE_MS, DataPartitionId, Key, stale_after_ms
 from marshal_dagster.resources.claimer import ClaimerResource, Revocation
 from marshal_dagster.runs.abandoned_work import AbandonedPartition, abandoned_partition, abandoned_range, listed
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, run_of, sensor_name

@@ -1,5 +1,5 @@
 """What the library tells of its work: metrics through OpenTelemetry, and log lines with fields.
 
-Floor 3, and needed by none below: `coordination` and `delivery` know an observer, which `observer` makes of `metrics`
+No lower layer needs it: `coordination` and `batches` know an observer, which `observer` makes of `metrics`
 and `log_lines`. OpenTelemetry is imported here only, and only where somebody has set it up in this process.
 """
