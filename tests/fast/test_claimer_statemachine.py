@@ -51,7 +51,7 @@ def greedy(self: ClaimSet[Any], partition: int, _: str) -> None:
     ("of", "name", "instead"),
     [
         (Lease, "holds", lambda *_: True),
-        (Claimer, "_fence_what_ended", forgetful),
+        (Claimer, "_drop_ended_leases", forgetful),
         (ClaimSet, "lose", greedy),
         (ClaimSet, "ask", lambda *_: None),
         (ClaimSet, "give_up", lambda *_: []),

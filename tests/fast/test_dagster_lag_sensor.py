@@ -422,7 +422,7 @@ def _nothing() -> None: ...
         ({}, "needs max_lag_records, max_lag_age_s, or both"),
         ({"max_lag_records": -1}, "max_lag_records is -1; it must be 0 or more"),
         ({"max_lag_age_s": float("nan")}, "max_lag_age_s is nan; it must be 0 or more"),
-        ({"max_lag_records": 5, "rearm_records": 6}, "rearm_records is 6; it must be between 0 and more_than_rec"),
+        ({"max_lag_records": 5, "rearm_records": 6}, "rearm_records is 6; it must be between 0 and max_lag_rec"),
         ({"max_lag_records": 5, "rearm_s": 1}, "rearm_s is 1, but max_lag_age_s is not given"),
         ({"max_lag_records": 5, "max_runs_per_tick": 0}, "max_runs_per_tick is 0; it must be at least 1"),
         ({"max_lag_records": 5, "group": "a/b"}, "group 'a/b' cannot be a name"),

@@ -83,8 +83,8 @@ MUTANTS: Final = (
     Mutant(
         "a revocation carries an offset",
         TRANSITIONS,
-        "def revoke(event: GroupEvent[RevokingClaim]) -> NotesReader:\n",
-        "def revoke(event: GroupEvent[RevokingClaim]) -> NotesReader:\n    event.key.move(0)\n",
+        "def revoke(event: Event[RevokingClaim]) -> Notes:\n",
+        "def revoke(event: Event[RevokingClaim]) -> Notes:\n    event.key.move(0)\n",
     ),
     Mutant(
         "a revocation of any epoch",
@@ -539,7 +539,7 @@ MUTANTS: Final = (
     Mutant(
         "members of a Go group look only before heartbeats",
         "coordination/heartbeats.py",
-        "        else:\n            self._claimer.read_lag()\n",
+        "        else:\n            self._claimer.look()\n",
         "",
     ),
     Mutant(
@@ -551,7 +551,7 @@ MUTANTS: Final = (
     Mutant(
         "a check in a Go group does not look",
         BASE_CLAIMER,
-        "            self.read_lag()\n            self._check(partitions)",
+        "            self.look()\n            self._check(partitions)",
         "            self._check(partitions)",
     ),
     Mutant(
