@@ -11,9 +11,8 @@ from marshal_dagster.cli.command import Command, command_group, help_text
 from marshal_dagster.cli.exit_codes import HELP, ExitCode
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
+    FROM_ENVIRONMENT,
     AsJson,
-    BootstrapServers,
-    ConnectionFile,
     ConnectionOptions,
     CoordinationTopic,
     DataConnection,
@@ -23,8 +22,8 @@ from marshal_dagster.cli.options import (
     GoConsumersStoppedForPause,
     GroupName,
     NewGroup,
-    Timeout,
     Yes,
+    with_connection,
 )
 
 app = command_group("What a person does to a group.")
@@ -61,6 +60,7 @@ AllowOutOfRange = Annotated[
         "pause flights --until 2026-01-31T18:00:00Z --dry-run",
     ),
 )
+@with_connection
 def _pause(  # noqa: PLR0917 - typer gives options by name
     group: GroupName,
     until: Annotated[
@@ -71,9 +71,7 @@ def _pause(  # noqa: PLR0917 - typer gives options by name
         str | None,
         typer.Option("--for", metavar="DURATION", help="A length of time: 90s, 30m, 2h, 1d12h.", show_default=False),
     ] = None,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     new_group: NewGroup = False,
     go_consumers_stopped: GoConsumersStoppedForPause = None,
@@ -84,10 +82,9 @@ def _pause(  # noqa: PLR0917 - typer gives options by name
 
     if (until is None) == (length is None):
         raise typer.BadParameter("give one of --until and --for")
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
     pause.pause(
         pause.PauseRequest(
-            options, coordination_topic, group, dry_run, as_json, go_consumers_stopped, until, length, new_group
+            connection, coordination_topic, group, dry_run, as_json, go_consumers_stopped, until, length, new_group
         )
     )
 
@@ -99,11 +96,10 @@ def _pause(  # noqa: PLR0917 - typer gives options by name
     epilog=HELP,
     help=help_text("End a group's pause, whoever began it.", "resume flights", "resume flights --dry-run --json"),
 )
+@with_connection
 def _resume(  # noqa: PLR0917 - by name
     group: GroupName,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     go_consumers_stopped: GoConsumersStoppedForPause = None,
     dry_run: DryRun = False,
@@ -111,8 +107,7 @@ def _resume(  # noqa: PLR0917 - by name
 ) -> None:
     from marshal_dagster.cli import pause
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    pause.resume(pause.ResumeRequest(options, coordination_topic, group, dry_run, as_json, go_consumers_stopped))
+    pause.resume(pause.ResumeRequest(connection, coordination_topic, group, dry_run, as_json, go_consumers_stopped))
 
 
 @position_app.command(
@@ -127,22 +122,20 @@ def _resume(  # noqa: PLR0917 - by name
         "position get flights flights --json",
     ),
 )
+@with_connection
 def _get(  # noqa: PLR0917 - by name
     group: GroupName,
     topic: Annotated[
         str | None, typer.Argument(metavar="TOPIC", help="This data topic only.", show_default=False)
     ] = None,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
     as_json: AsJson = False,
 ) -> None:
     from marshal_dagster.cli import position_get
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    position_get.run(position_get.GetRequest(options, coordination_topic, data_connection, group, topic, as_json))
+    position_get.run(position_get.GetRequest(connection, coordination_topic, data_connection, group, topic, as_json))
 
 
 @position_app.command(
@@ -161,6 +154,7 @@ def _get(  # noqa: PLR0917 - by name
         "position set flights flights --back 1000 --partitions 0,2-3 --yes",
     ),
 )
+@with_connection
 def _set(  # noqa: PLR0917 - by name
     group: GroupName,
     topic: TopicArgument,
@@ -188,9 +182,7 @@ def _set(  # noqa: PLR0917 - by name
     partitions: Partitions = None,
     wait: Wait = "5m",
     allow_out_of_range: AllowOutOfRange = False,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
     new_group: NewGroup = False,
@@ -207,7 +199,7 @@ def _set(  # noqa: PLR0917 - by name
     if where.given != 1:
         raise typer.BadParameter("give one of --offsets, --timestamp, --earliest, --latest and --back")
     moving = PositionOptions(
-        connection=ConnectionOptions(bootstrap_servers, connection, timeout),
+        connection=connection,
         coordination_topic=coordination_topic,
         data_connection=data_connection,
         group=group,
@@ -237,6 +229,7 @@ def _set(  # noqa: PLR0917 - by name
         "adopt flights flights --checkpoint /data/checkpoints/flights --yes",
     ),
 )
+@with_connection
 def _adopt(  # noqa: PLR0917 - by name
     group: GroupName,
     topic: TopicArgument,
@@ -264,9 +257,7 @@ def _adopt(  # noqa: PLR0917 - by name
     partitions: Partitions = None,
     wait: Wait = "5m",
     allow_out_of_range: AllowOutOfRange = False,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
     go_consumers_stopped: GoConsumersStopped = None,
@@ -282,7 +273,7 @@ def _adopt(  # noqa: PLR0917 - by name
     if not given.is_one:
         raise typer.BadParameter("give one of --consumer-group and --checkpoint")
     moving = PositionOptions(
-        connection=ConnectionOptions(bootstrap_servers, connection, timeout),
+        connection=connection,
         coordination_topic=coordination_topic,
         data_connection=data_connection,
         group=group,
@@ -312,6 +303,7 @@ def _adopt(  # noqa: PLR0917 - by name
         "reprocess flights flights --partition 0 --from 1500 --to 1720 --within 2h --yes",
     ),
 )
+@with_connection
 def _reprocess(  # noqa: PLR0917 - by name
     group: GroupName,
     topic: TopicArgument,
@@ -328,9 +320,7 @@ def _reprocess(  # noqa: PLR0917 - by name
         str, typer.Option("--within", metavar="DURATION", help="How long the members have for it.")
     ] = "1h",
     wait: Wait = "5m",
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
     dry_run: DryRun = False,
@@ -341,7 +331,7 @@ def _reprocess(  # noqa: PLR0917 - by name
 
     return reprocess.run(
         reprocess.ReprocessRequest(
-            connection=ConnectionOptions(bootstrap_servers, connection, timeout),
+            connection=connection,
             coordination_topic=coordination_topic,
             data_connection=data_connection,
             group=group,
@@ -370,18 +360,16 @@ def _reprocess(  # noqa: PLR0917 - by name
         "settings show flights --json",
     ),
 )
-def _settings_show(  # noqa: PLR0917 - by name
+@with_connection
+def _settings_show(
     group: GroupName,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import settings
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return settings.show(settings.SettingsRequest(options, coordination_topic, group, as_json))
+    return settings.show(settings.SettingsRequest(connection, coordination_topic, group, as_json))
 
 
 @settings_app.command(
@@ -398,6 +386,7 @@ def _settings_show(  # noqa: PLR0917 - by name
         "settings set flights --ranges --dry-run",
     ),
 )
+@with_connection
 def _settings_set(  # noqa: PLR0917 - typer gives options by name
     group: GroupName,
     heartbeat_interval: Annotated[
@@ -420,9 +409,7 @@ def _settings_set(  # noqa: PLR0917 - typer gives options by name
     ] = None,
     ranges: Annotated[bool, typer.Option("--ranges", help="Let members claim ranges of a partition.")] = False,
     wait: Wait = "5m",
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     new_group: NewGroup = False,
     go_consumers_stopped: GoConsumersStoppedForGood = None,
@@ -434,9 +421,8 @@ def _settings_set(  # noqa: PLR0917 - typer gives options by name
     from marshal_dagster.cli import settings
 
     change = SettingsChange(heartbeat_interval, rules, delivery, ranges=ranges)
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
     request = settings.ChangeRequest(
-        options, coordination_topic, group, as_json, wait, dry_run, yes, change, new_group, go_consumers_stopped
+        connection, coordination_topic, group, as_json, wait, dry_run, yes, change, new_group, go_consumers_stopped
     )
     return settings.set_settings(request)
 
@@ -453,12 +439,11 @@ def _settings_set(  # noqa: PLR0917 - typer gives options by name
         "settings disable-ranges flights --dry-run",
     ),
 )
+@with_connection
 def _disable_ranges(  # noqa: PLR0917 - by name
     group: GroupName,
     wait: Wait = "5m",
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -466,9 +451,8 @@ def _disable_ranges(  # noqa: PLR0917 - by name
 ) -> ExitCode:
     from marshal_dagster.cli import settings
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
     return settings.switch_ranges_off(
-        settings.WritingRequest(options, coordination_topic, group, as_json, wait, dry_run, yes)
+        settings.WritingRequest(connection, coordination_topic, group, as_json, wait, dry_run, yes)
     )
 
 
@@ -487,6 +471,7 @@ def _disable_ranges(  # noqa: PLR0917 - by name
         "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e.0f1e2d3c4b5a --partitions 0-3",
     ),
 )
+@with_connection
 def _revoke(  # noqa: PLR0917 - by name
     group: GroupName,
     topic: TopicArgument,
@@ -501,9 +486,7 @@ def _revoke(  # noqa: PLR0917 - by name
         ),
     ],
     partitions: Partitions = None,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -511,7 +494,6 @@ def _revoke(  # noqa: PLR0917 - by name
 ) -> ExitCode:
     from marshal_dagster.cli import revoke
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
     return revoke.run(
-        revoke.RevokeRequest(options, coordination_topic, group, topic, instance, partitions, dry_run, yes, as_json)
+        revoke.RevokeRequest(connection, coordination_topic, group, topic, instance, partitions, dry_run, yes, as_json)
     )

@@ -11,15 +11,14 @@ from marshal_dagster.cli.command import Command, command_group, help_text
 from marshal_dagster.cli.exit_codes import HELP, ExitCode
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
+    FROM_ENVIRONMENT,
     AsJson,
-    BootstrapServers,
-    ConnectionFile,
     ConnectionOptions,
     CoordinationTopic,
     DataConnection,
     GroupName,
     Health,
-    Timeout,
+    with_connection,
 )
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 
@@ -51,20 +50,18 @@ CoordinatorTopic = Annotated[
         "coordinator init --partitions 16",
     ),
 )
-def _init(  # noqa: PLR0917 - typer gives options by name
+@with_connection
+def _init(
     topic: CoordinatorTopic = DEFAULT_TOPIC,
     partitions: Annotated[
         int, typer.Option("--partitions", metavar="N", min=1, max=1_000, help="Partitions of each topic.")
     ] = 8,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     as_json: AsJson = False,
 ) -> None:
     from marshal_dagster.cli import coordinator
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    coordinator.init(coordinator.CoordinatorTopicOptions(topic, options), partitions, as_json=as_json)
+    coordinator.init(coordinator.CoordinatorTopicOptions(topic, connection), partitions, as_json=as_json)
 
 
 @app.command(
@@ -80,6 +77,7 @@ def _init(  # noqa: PLR0917 - typer gives options by name
         "coordinator run --strategy weighted --json",
     ),
 )
+@with_connection
 def _run(  # noqa: PLR0917 - by name
     topic: CoordinatorTopic = DEFAULT_TOPIC,
     strategy: Annotated[
@@ -111,20 +109,17 @@ def _run(  # noqa: PLR0917 - by name
     max_retries: Annotated[
         int, typer.Option("--max-retries", metavar="N", min=0, help="How often a rebalance is tried again at once.")
     ] = 4,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     data_connection: DataConnection = None,
-    timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import coordinator
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
     manner = coordinator.CoordinatorRunOptions(
         strategy, coordination_topic, min_session, max_failed_pings, backoff, max_retries
     )
     return coordinator.run(
-        coordinator.CoordinatorTopicOptions(topic, options, data_connection), manner, health, as_json=as_json
+        coordinator.CoordinatorTopicOptions(topic, connection, data_connection), manner, health, as_json=as_json
     )
 
 
@@ -140,17 +135,15 @@ def _run(  # noqa: PLR0917 - by name
         "coordinator status --json",
     ),
 )
+@with_connection
 def _status(
     topic: CoordinatorTopic = DEFAULT_TOPIC,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import coordinator
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return coordinator.status(coordinator.CoordinatorTopicOptions(topic, options), as_json=as_json)
+    return coordinator.status(coordinator.CoordinatorTopicOptions(topic, connection), as_json=as_json)
 
 
 @app.command(
@@ -164,15 +157,13 @@ def _status(
         "coordinator assignments shops",
     ),
 )
-def _assignments(  # noqa: PLR0917 - by name
+@with_connection
+def _assignments(
     group: GroupName,
     topic: CoordinatorTopic = DEFAULT_TOPIC,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import coordinator
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return coordinator.assignments(coordinator.CoordinatorTopicOptions(topic, options), group, as_json=as_json)
+    return coordinator.assignments(coordinator.CoordinatorTopicOptions(topic, connection), group, as_json=as_json)

@@ -19,13 +19,12 @@ from marshal_dagster.cli.command import PROGRAM, Command, command_group, help_te
 from marshal_dagster.cli.exit_codes import HELP, ExitCode, code_of
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
+    FROM_ENVIRONMENT,
     AsJson,
-    BootstrapServers,
-    ConnectionFile,
     ConnectionOptions,
     CoordinationTopic,
     DataConnection,
-    Timeout,
+    with_connection,
 )
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS
 
@@ -109,18 +108,16 @@ def _options(
         "doctor --bootstrap-servers localhost:9092",
     ),
 )
-def _doctor(  # noqa: PLR0917 - typer gives options by name
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+@with_connection
+def _doctor(
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import doctor
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return doctor.run(doctor.DoctorRequest(options, coordination_topic, data_connection, as_json))
+    return doctor.run(doctor.DoctorRequest(connection, coordination_topic, data_connection, as_json))
 
 
 @app.command(
@@ -136,10 +133,9 @@ def _doctor(  # noqa: PLR0917 - typer gives options by name
         "status --group flights --topic flights --json",
     ),
 )
+@with_connection
 def _status(  # noqa: PLR0917 - typer gives options by name
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
     group: WantedGroup = None,
@@ -148,8 +144,7 @@ def _status(  # noqa: PLR0917 - typer gives options by name
 ) -> None:
     from marshal_dagster.cli import status
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    status.run(status.StatusRequest(options, coordination_topic, data_connection, group, topic, as_json))
+    status.run(status.StatusRequest(connection, coordination_topic, data_connection, group, topic, as_json))
 
 
 @app.command(
@@ -166,10 +161,9 @@ def _status(  # noqa: PLR0917 - typer gives options by name
         "top --json --interval 10",
     ),
 )
+@with_connection
 def _top(  # noqa: PLR0917 - by name
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
     group: WantedGroup = None,
@@ -182,9 +176,10 @@ def _top(  # noqa: PLR0917 - by name
 ) -> None:
     from marshal_dagster.cli import top
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
     top.run(
-        top.TopRequest(options, coordination_topic, data_connection, group, topic, interval, once=once, as_json=as_json)
+        top.TopRequest(
+            connection, coordination_topic, data_connection, group, topic, interval, once=once, as_json=as_json
+        )
     )
 
 
@@ -201,10 +196,9 @@ def _top(  # noqa: PLR0917 - by name
         "tail --json > log.jsonl",
     ),
 )
+@with_connection
 def _tail(  # noqa: PLR0917 - by name
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with the records that come.")] = False,
     from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the log's first record.")] = False,
@@ -219,8 +213,7 @@ def _tail(  # noqa: PLR0917 - by name
         raise typer.BadParameter("--from-start and -n contradict each other: give one of them")
     if lines is None and not from_start and not as_json:
         lines = tail.DEFAULT_LINES
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    tail.run(tail.TailRequest(options, coordination_topic, lines, follow, as_json))
+    tail.run(tail.TailRequest(connection, coordination_topic, lines, follow, as_json))
 
 
 @app.command(
@@ -285,10 +278,9 @@ def _replay(  # noqa: PLR0917 - by name
         "recover --offset flights/flights/0=1500 --heartbeat-interval 120",
     ),
 )
+@with_connection
 def _recover(  # noqa: PLR0917 - by name
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
     heartbeat_interval: Annotated[
@@ -325,10 +317,9 @@ def _recover(  # noqa: PLR0917 - by name
 ) -> ExitCode:
     from marshal_dagster.cli import recover
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
     return recover.run(
         recover.RecoverRequest(
-            options,
+            connection,
             coordination_topic,
             data_connection,
             heartbeat_interval,
@@ -354,10 +345,9 @@ def _recover(  # noqa: PLR0917 - by name
         "topic create --name __marshal --partitions 8 --replication 3",
     ),
 )
+@with_connection
 def _create(  # noqa: PLR0917 - by name
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     name: TopicName = DEFAULT_COORDINATION_TOPIC,
     partitions: Annotated[
         int, typer.Option("--partitions", "-p", metavar="N", help="Coordination partitions; this can never change.")
@@ -381,8 +371,7 @@ def _create(  # noqa: PLR0917 - by name
 ) -> None:
     from marshal_dagster.cli import topic
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    topic.create(topic.CreateRequest(options, name, partitions, replication, allow_unsafe, as_json))
+    topic.create(topic.CreateRequest(connection, name, partitions, replication, allow_unsafe, as_json))
 
 
 @topic_app.command(
@@ -396,17 +385,15 @@ def _create(  # noqa: PLR0917 - by name
         "topic check --json",
     ),
 )
+@with_connection
 def _check(
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     name: TopicName = DEFAULT_COORDINATION_TOPIC,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import topic
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return topic.check(options, name, as_json=as_json)
+    return topic.check(connection, name, as_json=as_json)
 
 
 @kafka_app.command(

@@ -1,8 +1,11 @@
 """The options that several commands have, and what they say together."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -111,3 +114,46 @@ class ConnectionOptions:
     bootstrap_servers: str | None = None
     file: Path | None = None
     timeout_s: float | None = None
+
+
+FROM_ENVIRONMENT: Final = ConnectionOptions()
+"""The connection of a command line that says nothing of it."""
+
+R = TypeVar("R")
+
+
+def with_connection(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the options of the connection: its parameter `connection` is made of them.
+
+    typer makes options of a function's parameters, so the parameter is replaced in the signature that typer reads.
+    """
+    signature = inspect.signature(command)
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in (
+            ("bootstrap_servers", BootstrapServers),
+            ("connection", ConnectionFile),
+            ("timeout", Timeout),
+        )
+    ]
+    parameters = [
+        shown
+        for parameter in signature.parameters.values()
+        for shown in (
+            options if parameter.name == "connection" else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        )
+    ]
+
+    @wraps(command)
+    def run(
+        *,
+        bootstrap_servers: str | None,
+        connection: Path | None,
+        timeout: float | None,
+        **others: Any,  # noqa: ANN401
+    ) -> R:
+        return command(connection=ConnectionOptions(bootstrap_servers, connection, timeout), **others)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run

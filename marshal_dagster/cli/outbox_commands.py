@@ -11,13 +11,12 @@ from marshal_dagster._internal.postgres import DEFAULT_SCHEMA
 from marshal_dagster.cli.command import Command, command_group, help_text
 from marshal_dagster.cli.exit_codes import HELP, ExitCode
 from marshal_dagster.cli.options import (
+    FROM_ENVIRONMENT,
     AsJson,
-    BootstrapServers,
-    ConnectionFile,
     ConnectionOptions,
     Health,
-    Timeout,
     Yes,
+    with_connection,
 )
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.outbox.backoff import HarvestLimits
@@ -114,6 +113,7 @@ PartitionerName = Annotated[
         "outbox init --name billing --schema events --no-notify",
     ),
 )
+@with_connection
 def _init(  # noqa: PLR0917 - typer gives options by name
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
@@ -135,15 +135,12 @@ def _init(  # noqa: PLR0917 - typer gives options by name
             show_default=False,
         ),
     ] = None,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     as_json: AsJson = False,
 ) -> None:
     from marshal_dagster.cli import outbox
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    request = outbox.InitRequest(outbox.OutboxLocation(dsn, name, schema), options, notify, replication, as_json)
+    request = outbox.InitRequest(outbox.OutboxLocation(dsn, name, schema), connection, notify, replication, as_json)
     outbox.init(request)
 
 
@@ -159,6 +156,7 @@ def _init(  # noqa: PLR0917 - typer gives options by name
         "outbox harvest --name billing --max-in-flight 5000 --transaction-timeout 30",
     ),
 )
+@with_connection
 def _harvest(  # noqa: PLR0917 - by name
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
@@ -171,14 +169,11 @@ def _harvest(  # noqa: PLR0917 - by name
     receive_deadline: ReceiveDeadline = DEFAULT_OPTIONS.timing.receive_deadline_ms / 1_000,
     transaction_timeout: TransactionTimeout = DEFAULT_OPTIONS.transaction_timeout_s,
     partitioner: PartitionerName = DEFAULT_OPTIONS.partitioner,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import outbox, outbox_harvest
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
     work = HarvesterOptions(
         HarvestLimits(max_in_flight_records=max_in_flight, max_attempts=max_attempts, topic_patience_s=topic_patience),
         Timing(receive_deadline_ms=receive_deadline * 1_000),
@@ -187,7 +182,7 @@ def _harvest(  # noqa: PLR0917 - by name
         partitioner,
     )
     return outbox_harvest.harvest(
-        outbox_harvest.HarvestRequest(outbox.OutboxLocation(dsn, name, schema), options, work, as_json), health
+        outbox_harvest.HarvestRequest(outbox.OutboxLocation(dsn, name, schema), connection, work, as_json), health
     )
 
 
@@ -202,6 +197,7 @@ def _harvest(  # noqa: PLR0917 - by name
         "outbox drain",
     ),
 )
+@with_connection
 def _drain(  # noqa: PLR0917 - by name
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
@@ -211,21 +207,18 @@ def _drain(  # noqa: PLR0917 - by name
     topic_patience: TopicPatience = DEFAULT_OPTIONS.limits.topic_patience_s,
     transaction_timeout: TransactionTimeout = DEFAULT_OPTIONS.transaction_timeout_s,
     partitioner: PartitionerName = DEFAULT_OPTIONS.partitioner,
-    bootstrap_servers: BootstrapServers = None,
-    connection: ConnectionFile = None,
-    timeout: Timeout = None,
+    connection: ConnectionOptions = FROM_ENVIRONMENT,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import outbox, outbox_harvest
 
-    options = ConnectionOptions(bootstrap_servers, connection, timeout)
     work = HarvesterOptions(
         HarvestLimits(max_in_flight_records=max_in_flight, max_attempts=max_attempts, topic_patience_s=topic_patience),
         transaction_timeout_s=transaction_timeout,
         partitioner=partitioner,
     )
     return outbox_harvest.drain(
-        outbox_harvest.HarvestRequest(outbox.OutboxLocation(dsn, name, schema), options, work, as_json)
+        outbox_harvest.HarvestRequest(outbox.OutboxLocation(dsn, name, schema), connection, work, as_json)
     )
 
 
