@@ -131,7 +131,7 @@ def retry(place: OutboxLocation, ids: Sequence[int] | None, *, as_json: bool) ->
 def drop(place: OutboxLocation, ids: Sequence[int], *, yes: bool, as_json: bool) -> ExitCode:
     """Show rows, ask, and delete them. Raises as `status`."""
     if as_json and not yes:
-        raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with `outbox parked`")
+        raise output.cannot_ask("with `outbox parked`")
     with _backlog(place) as backlog:
         if not yes:
             rows = backlog.parked(len(ids), ids)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from marshal_dagster.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -41,6 +43,16 @@ def one_line(text: str) -> str:
 def write_error(message: str) -> None:
     """Write one line to stderr: what is wrong."""
     print(f"marshal-dagster: {one_line(message)}", file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks
+
+
+def cannot_ask(look: str) -> ConfigurationError:
+    """Return the error for a command with --json that needs consent; `look` says how to see its effect."""
+    return ConfigurationError(f"--json cannot ask for consent: give --yes too, after a look {look}")
+
+
+def write_nothing_written() -> None:
+    """Report that a dry run, or an operator's refusal, has left everything as it was."""
+    write_note("nothing was written")
 
 
 def write_note(message: str) -> None:

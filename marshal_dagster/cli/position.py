@@ -58,7 +58,7 @@ class PositionOptions(PositionRequest):
                 output.Table(_COLUMNS, [_row(change) for change in moves], may_fold={"note"}),
             )
         if not self.dry_run and not (self.yes or typer.confirm(ask, err=True)):
-            output.write_note("nothing was written")
+            output.write_nothing_written()
             return ExitCode.PROBLEMS
         self._report(moves, {} if self.dry_run else self._carry_out(work, moves))
         return ExitCode.OK

@@ -8,6 +8,7 @@ from pathlib import Path
 from marshal_dagster.admin.go_groups import are_stopped
 from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.times import duration_s
+from marshal_dagster.cli import output
 from marshal_dagster.cli.connections import (
     READING,
     WRITING,
@@ -20,7 +21,6 @@ from marshal_dagster.cli.connections import (
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.admin_client import Topics
 
 
@@ -47,7 +47,7 @@ class PositionRequest:
         duration_s(self.wait, "--wait")
         are_stopped(self.go_consumers_stopped, self.group)
         if self.as_json and not (self.yes or self.dry_run):
-            raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
+            raise output.cannot_ask("with --dry-run")
         check_topic("TOPIC", self.topic)
 
     @contextmanager

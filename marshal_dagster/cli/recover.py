@@ -78,7 +78,7 @@ class OffsetProposal:
 def run(request: RecoverRequest) -> ExitCode:
     """Show what is known and what cannot be, ask, and write the first snapshots. Raises `MarshalError`."""
     if request.as_json and not request.yes:
-        raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look without --json")
+        raise output.cannot_ask("without --json")
     given, named = offsets_of(request.offsets), settings_of(request.settings)
     connection, name = connection_of(request.connection), request.coordination_topic
     data_connection = data_connection_of(request.data_connection, connection)
@@ -95,7 +95,7 @@ def run(request: RecoverRequest) -> ExitCode:
         if not request.as_json:
             _show(observed, proposals, named, go_groups)
         if observed and not (request.yes or _agreed()):
-            output.write_note("nothing was written")
+            output.write_nothing_written()
             return ExitCode.PROBLEMS
         if observed:
             output.write_note("waiting for more than 2 heartbeat intervals of log time, in which nobody may write")

@@ -36,7 +36,7 @@ def run(request: ReprocessRequest) -> ExitCode:
         if not request.as_json:
             _show(request, redo)
         if not request.dry_run and not (request.yes or _agreed()):
-            output.write_note("nothing was written")
+            output.write_nothing_written()
             return ExitCode.PROBLEMS
         redone = (
             None if request.dry_run else work.carry_out(redo, wait_s=wait_s, within_s=within_s, tell=output.write_note)

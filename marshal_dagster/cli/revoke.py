@@ -15,7 +15,6 @@ from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.state import Freshness
 
 _COLUMNS: Final = ("partition", "owner", "last beat", "", "#epoch")
@@ -39,7 +38,7 @@ class RevokeRequest:
 def run(request: RevokeRequest) -> ExitCode:
     """Show what the owner holds, ask, and revoke it. Raises `MarshalError`."""
     if request.as_json and not (request.yes or request.dry_run):
-        raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
+        raise output.cannot_ask("with --dry-run")
     check_topic("TOPIC", request.topic)
     named = None if request.partitions is None else partitions_of(request.partitions, "--partitions")
     connection = connection_of(request.connection)
@@ -56,7 +55,7 @@ def run(request: RevokeRequest) -> ExitCode:
         is_go = work.is_go
         _show(request, claims, is_go=is_go)
         if not request.dry_run and not (request.yes or _agreed()):
-            output.write_note("nothing was written")
+            output.write_nothing_written()
             return ExitCode.PROBLEMS
         taken = [] if request.dry_run else work.carry_out(claims)
         if is_go and taken:

@@ -22,7 +22,7 @@ from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.protocol.messages import GroupSettings
 
@@ -51,7 +51,7 @@ class WritingRequest(SettingsRequest):
     def wait_s(self) -> int:
         """Read the wait. Raises `ConfigurationError`, also where nobody can be asked."""
         if self.as_json and not (self.yes or self.dry_run):
-            raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
+            raise output.cannot_ask("with --dry-run")
         return duration_s(self.wait, "--wait")
 
 
@@ -105,7 +105,7 @@ def set_settings(request: ChangeRequest) -> ExitCode:
                 _show(request, before)
                 _show(request, after, "to be")
             if not (request.dry_run or request.yes or _is_agreed_to_change()):
-                output.write_note("nothing was written")
+                output.write_nothing_written()
                 return ExitCode.PROBLEMS
             if not request.dry_run:
                 if work.owners():
@@ -150,7 +150,7 @@ def switch_ranges_off(request: WritingRequest) -> ExitCode:
             _show(request, before)
             _show_forgotten(forgotten)
         if not (dry_run or yes or _is_agreed()):
-            output.write_note("nothing was written")
+            output.write_nothing_written()
             return ExitCode.PROBLEMS
         after = (
             {number: each.without_ranges() for number, each in before.items()}

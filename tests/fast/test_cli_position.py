@@ -174,7 +174,7 @@ def test_a_person_is_asked(
 
 
 def test_what_was_set_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the generation that it began; nobody can be asked."""
+    """With the generation that it began; it cannot ask."""
     refused = act(capsys, *SET, "--earliest", "--json")
     assert (refused.code, "give --yes too" in refused.error) == (2, True)
     answer = act(capsys, *SET, "--offsets", "0=30", "--json", "--yes")

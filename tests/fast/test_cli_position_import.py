@@ -157,7 +157,7 @@ def test_a_dry_run_of_adoption_writes_nothing(site: Site, capsys: pytest.Capture
 def test_a_person_is_asked_before_adoption(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who does not agree changes nothing; with --json nobody can be asked."""
+    """Who does not agree changes nothing; with --json it cannot ask."""
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     answer = act(capsys, *ADOPT, *LOADER)
     assert (answer.code, answer.error, site.values()) == (1, "nothing was written", BEFORE)

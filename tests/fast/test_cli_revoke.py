@@ -82,7 +82,7 @@ def test_who_was_heard_of_a_moment_ago_is_warned_of(site: Site, capsys: pytest.C
 def test_a_person_says_that_the_owner_is_dead(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, agreed: bool
 ) -> None:
-    """Who does not changes nothing; with JSON nobody can be asked."""
+    """Who does not changes nothing; with JSON it cannot ask."""
     owner = site.owner_of(0)
     before = site.values()
     monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)

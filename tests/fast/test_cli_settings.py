@@ -119,7 +119,7 @@ def test_a_dry_run_of_switching_off_writes_nothing(site: Site, capsys: pytest.Ca
 def test_a_person_is_asked_before_ranges_go(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, agreed: bool, left: set[str]
 ) -> None:
-    """Who does not agree changes nothing; with --json nobody can be asked."""
+    """Who does not agree changes nothing; with --json it cannot ask."""
     site.begin(0, settings=RANGES)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
     assert "give --yes too" in act(capsys, *OFF, "--json").error
