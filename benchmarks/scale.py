@@ -19,7 +19,7 @@ from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate, round
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol import snapshots
-from marshal_dagster.protocol.messages import GroupSettings
+from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, GroupSettings
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 
@@ -186,7 +186,7 @@ def _snapshot_figures(world: PartitionWorld) -> dict[str, float | int]:
     rendered_s = time.perf_counter() - began_s
     (stored,), _ = snapshots.collect((record.key, record.value) for record in records)
     began_s = time.perf_counter()
-    if not isinstance(snapshots.load(stored, GroupSettings()), PartitionWorld):
+    if not isinstance(snapshots.load(stored, WITHOUT_SETTINGS), PartitionWorld):
         sys.exit("the snapshot could not be read back")
     loaded_s = time.perf_counter() - began_s
     return {

@@ -28,6 +28,7 @@ from marshal_dagster.protocol.messages import (
 )
 from tests.cli import COMMAND, REPOSITORY, Answer, environ, start
 from tests.real.conftest import MakeTopic
+from tests.real.test_coordination_topic import alter
 
 PARTITIONS = 4
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
@@ -221,9 +222,10 @@ def test_the_topic_is_created_once_and_checked(kafka: str, topics: Topics) -> No
 
 
 def test_a_topic_with_dangerous_settings_is_refused(kafka: str, topic: MakeTopic) -> None:
-    """An existing topic with a sender's clock and retention is refused with both reasons, unless accepted.
+    """An existing topic with senders' timestamps and retention is refused with both reasons; the first is never allowed.
 
-    Then it has a topic for snapshots beside it, with which a week of retention is no more than a warning.
+    Once the timestamps are the broker's, the retention can be allowed. Then the topic has one for snapshots beside it,
+    with which a week of retention is no more than a warning.
     """
     name = topic(2)
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": name}
@@ -231,12 +233,19 @@ def test_a_topic_with_dangerous_settings_is_refused(kafka: str, topic: MakeTopic
     assert (refused.code, refused.out) == (1, "")
     assert "message.timestamp.type is CreateTime" in refused.error
     assert "retention.ms is 604800000" in refused.error
+    still_refused = start("topic", "create", "--partitions", "2", "--allow-unsafe", environment=environment)
+    assert (still_refused.code, still_refused.out) == (1, "")
+    check = start("topic", "check", "--json", environment=environment)
+    found = {each["setting"]: each["severity"] for each in check.json["problems"]}
+    assert found == {"message.timestamp.type": "unusable", "retention.ms": "danger", "replication factor": "warning"}
+    alter(KafkaConnection(bootstrap_servers=kafka), name, "message.timestamp.type", "LogAppendTime")
     accepted = start("topic", "create", "--partitions", "2", "--allow-unsafe", environment=environment)
     assert (accepted.code, accepted.err) == (0, "")
+    alter(KafkaConnection(bootstrap_servers=kafka), name, "unclean.leader.election.enable", "true")
     check = start("topic", "check", "--json", environment=environment)
     assert (check.code, check.json["ok"]) == (1, False)
     found = {each["setting"]: each["severity"] for each in check.json["problems"]}
-    assert found == {"message.timestamp.type": "danger", "retention.ms": "warning", "replication factor": "warning"}
+    assert found["retention.ms"] == "warning"
     assert f"kafka-configs --bootstrap-server {kafka} --alter" in start("topic", "check", environment=environment).out
     doctor = start("doctor", "--json", environment=environment)
     wrong = [each for each in doctor.json["findings"] if each["state"] == "problem"]
