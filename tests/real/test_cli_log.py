@@ -222,7 +222,7 @@ def test_the_topic_is_created_once_and_checked(kafka: str, topics: Topics) -> No
 
 
 def test_a_topic_with_dangerous_settings_is_refused(kafka: str, topic: MakeTopic) -> None:
-    """An existing topic with senders' timestamps and retention is refused with both reasons; the first is never allowed.
+    """An existing topic with senders' timestamps and retention is refused with both reasons, the first always.
 
     Once the timestamps are the broker's, the retention can be allowed. Then the topic has one for snapshots beside it,
     with which a week of retention is no more than a warning.
