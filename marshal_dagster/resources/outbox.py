@@ -59,7 +59,7 @@ class OutboxResource(CheckedResource):
         description=TOPIC_PATIENCE_TEXT,
     )
     partitioner: str = Field(
-        default=DEFAULT_OPTIONS.partitioner,
+        default=str(DEFAULT_OPTIONS.partitioner),
         description=PARTITIONER_TEXT,
     )
 

@@ -260,8 +260,9 @@ def test_a_second_tick_reads_only_new_records(site: Site) -> None:
 
 
 def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: MakeTopic) -> None:
-    """A coordination topic with a sender's timestamps fails the run with the reason; accepted, it is used."""
-    unsafe = topic(1, {"message.timestamp.type": "CreateTime", "retention.ms": "-1"})
+    """A coordination topic with a dangerous setting fails the run with the reason; accepted, it is used."""
+    settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
+    unsafe = topic(1, {**settings, "unclean.leader.election.enable": "true"})
 
     @dg.op
     def claim(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None:
@@ -276,7 +277,7 @@ def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: 
     strict, lax = (site.claimer(coordination_topic=unsafe, allow_unsafe_topic=accept) for accept in (False, True))
     refused = work.execute_in_process(instance=site.instance, resources={"claimer": strict}, raise_on_error=False)
     assert UnsafeTopicError.__name__ in _error(refused, "claim")
-    assert "message.timestamp.type is CreateTime, it must be LogAppendTime" in _error(refused, "claim")
+    assert "unclean.leader.election.enable is true, it must be false" in _error(refused, "claim")
     accepted = work.execute_in_process(instance=site.instance, resources={"claimer": lax})
     lines = [entry.user_message for entry in site.instance.all_logs(accepted.run_id) if not entry.is_dagster_event]
     assert any("accepted, though dangerous" in line for line in lines)
