@@ -146,10 +146,11 @@ class Worker:
         try:
             claimer.check(claimer.claims.keys())
             claims = dict(claimer.claims)
-            ends = {number: (claim.offset or 0) + 1 for number, claim in claims.items()}
+            ends = {number: claim.plan_end or (claim.offset or 0) + 1 for number, claim in claims.items()}
             signed = {number: (claimer.topic, number, claimer.member.instance, claims[number].epoch) for number in ends}
             self.journal.write(*(Line(at_ms, Did.WORKS, *signed[number], end - 1) for number, end in ends.items()))
             if ends:
+                claimer.plan(ends)
                 claimer.commit(ends)
                 at_ms = now_ms()
                 self.journal.write(*(Line(at_ms, Did.COMMITTED, *signed[n], end) for n, end in ends.items()))

@@ -145,7 +145,7 @@ def test_many_offsets_are_not_asked_of_the_admin_client(
     def refuse(*_: object) -> None:
         raise KeyError("the admin client was asked")
 
-    monkeypatch.setattr("marshal_dagster.kafka.admin_client._Asking._ask", refuse)
+    monkeypatch.setattr("marshal_dagster.kafka.admin_client._OffsetQuery._ask", refuse)
     monkeypatch.setattr("marshal_dagster.kafka.offsets.AT_ONCE", 2)
     if asked_of._many_offsets(IsolationLevel.READ_COMMITTED, [0]) is None:
         with pytest.raises(KeyError, match="admin"):

@@ -285,7 +285,7 @@ def test_offsets_of_many_partitions_take_the_right_to_describe_alone(
         wait_until(
             lambda: answers(lambda: topics.offsets("described", [0, 1])), "the right to describe is known", WITHIN_S
         )
-        monkeypatch.setattr("marshal_dagster.kafka.admin_client._Asking._ask", None)
+        monkeypatch.setattr("marshal_dagster.kafka.admin_client._OffsetQuery._ask", None)
         assert topics.offsets("described", [0, 1]) == dict.fromkeys((0, 1), OffsetBounds(0, 0))
 
 
