@@ -145,6 +145,9 @@ class Worker:
         at_ms = now_ms()
         try:
             claimer.check(claimer.claims.keys())
+            starts = {number: 0 for number, claim in claimer.claims.items() if claim.offset is None}
+            if starts:
+                claimer.beat(starts)
             claims = dict(claimer.claims)
             ends = {number: claim.plan_end or (claim.offset or 0) + 1 for number, claim in claims.items()}
             signed = {number: (claimer.topic, number, claimer.member.instance, claims[number].epoch) for number in ends}
