@@ -141,5 +141,5 @@ def test_the_earlier_version_leaves_a_group_alone_whose_settings_it_does_not_kno
         member = Member(group.group, "new", new_instance_id("new"))
         Claimer(Rationalizer(log), member, group.topic, settings).ensure_group_settings()
     earlier = group.start_version(previous, Files(tmp_path / "output"))
-    assert "ranges" in earlier.wait_until_reported("failed SettingsMismatchError")
+    assert "ranges" in earlier.wait_until_reported("failed SettingsDiffer")
     assert earlier.wait() == 1
