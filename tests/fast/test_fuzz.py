@@ -20,7 +20,7 @@ from tests.fuzz import promises, world
 from tests.fuzz.counts import Count, read_count
 from tests.fuzz.logs import Log
 from tests.fuzz.parser import check_value
-from tests.fuzz.promises import PromiseError, in_time
+from tests.fuzz.promises import PromiseError, TooSlowError, check_repeatedly, in_time
 from tests.fuzz.supply import Supply
 from tests.fuzz.targets import CORPUS, TARGETS
 
@@ -207,6 +207,24 @@ def test_what_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promises, "CPU_MS_PER_RECORD", 1)
     with pytest.raises(PromiseError, match="work takes no longer"):
         in_time("work", lambda: sum(range(1_000_000)))
+
+
+def test_an_input_is_too_slow_only_if_it_is_so_each_time() -> None:
+    """A pause of the machine is no finding; work that is slow again and again is one."""
+    slow_runs = [True, True, False]
+
+    def sometimes(_: bytes) -> int:
+        if slow_runs.pop(0):
+            raise TooSlowError("slow")
+        return 7
+
+    assert check_repeatedly(sometimes, b"") == 7
+
+    def always(_: bytes) -> int:
+        raise TooSlowError("slow")
+
+    with pytest.raises(TooSlowError):
+        check_repeatedly(always, b"")
 
 
 # The command

@@ -12,6 +12,7 @@ from typing import Final
 import atheris
 
 from tests.fuzz.counts import Counter
+from tests.fuzz.promises import check_repeatedly
 
 INSTRUMENTED: Final = ("messages", "state", "rules", "world", "snapshots")
 
@@ -26,7 +27,7 @@ def main() -> None:
     counter = Counter(Path(counts))
 
     def run(data: bytes) -> None:
-        counter.add(check(data))
+        counter.add(check_repeatedly(check, data))
 
     atheris.Setup(arguments, run, enable_python_coverage=True)
     atheris.Fuzz()
