@@ -124,16 +124,19 @@ def _quietly(process: psutil.Process, ask: Callable[[psutil.Process], None]) -> 
 
 
 def kill_tree(pid: int) -> int:
-    """Kill a process and all that it started, at once: each is stopped first, so that none can react. Give how many."""
+    """Kill a process and all that it started, at once; return how many.
+
+    Each is stopped first, so that none can react. One that ends by itself meanwhile counts too.
+    """
     root = psutil.Process(pid)
     tree = [root, *root.children(recursive=True)]
     for process in tree:
-        process.send_signal(signal.SIGSTOP)
+        _quietly(process, lambda found: found.send_signal(signal.SIGSTOP))
     for process in root.children(recursive=True):
         if process not in tree:
             tree.append(process)
     for process in tree:
-        process.kill()
+        _quietly(process, psutil.Process.kill)
     psutil.wait_procs(tree, timeout=STOP_S)
     return len(tree)
 
