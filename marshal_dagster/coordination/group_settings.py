@@ -134,7 +134,7 @@ def _without_settings(rationalizer: Rationalizer, member: Member, settings: Grou
 
 
 def _may_be_settled(group: Group | None) -> bool:
-    """Tell whether first settings can be accepted: no plan is open, and no owner is there that is not stale."""
+    """Return whether no open plan forbids first settings; a live owner may be stale when they reach the log."""
     return group is None or all(key.plan_end is None for key in group.keys.values())
 
 

@@ -206,10 +206,6 @@ class Mark(GroupMessage):
 
 GROUP_MESSAGES: Final[frozenset[type[Message]]] = frozenset({ReleaseGroup, GroupSettingsRecord, Mark})
 """The types of records about a whole group, or about none."""
-GO_MESSAGES: Final[frozenset[type[Message]]] = frozenset(
-    {ClaimingPartition, Heartbeat, ReleasingPartition, ClaimingMessages}
-)
-"""The types that every Go consumer knows: members of Go groups write no other (protocol.md, section 7)."""
 
 
 class Invalid(StrEnum):
