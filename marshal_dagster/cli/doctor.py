@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
 from marshal_dagster.cli import output
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of
 from marshal_dagster.cli.doctor_checks import acls, brokers
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, missing_topic, read_log
@@ -18,7 +18,7 @@ from marshal_dagster.cli.doctor_checks.senders import check_senders, newest
 from marshal_dagster.cli.doctor_checks.snapshots import Retention, check_snapshots, retention_of
 from marshal_dagster.cli.doctor_checks.topic_settings import check_snapshot_topic, check_topic_settings
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import DataLogOptions
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.kafka_log import CLIENT_ID, KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
@@ -35,37 +35,37 @@ from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import Broker, KafkaInspector, TopicInfo
 
-
-@dataclass(frozen=True, slots=True)
-class DoctorRequest:
-    """What is looked at, and where; without `data_connection` the data topics are where the coordination log is."""
-
-    connection: ConnectionOptions
-    coordination_topic: str
-    data_connection: Path | None = None
-    as_json: bool = False
+app = command_group("Check what a deployment needs.")
 
 
-def run(request: DoctorRequest) -> ExitCode:
+@command(
+    app,
+    "doctor",
+    "Check what a deployment needs. That is: versions, Java, Spark's connector, the connection, this user's rights, "
+    "the coordination topic and its log, the data topics that it names. Each problem is shown with why it matters and "
+    "the command that fixes it; the exit code is then 1.",
+    "doctor --bootstrap-servers localhost:9092",
+)
+def doctor(options: DataLogOptions) -> ExitCode:
     """Check everything and show it; the exit code says whether something is wrong.
 
     Raises `ConfigurationError` when the command line itself is wrong.
     """
-    check_topic("--coordination-topic", request.coordination_topic)
-    findings = [*check_machine(), *check_kafka(request)]
+    check_topic("--coordination-topic", options.coordination_topic)
+    findings = [*check_machine(), *check_kafka(options)]
     wrong = any(finding.state is CheckState.PROBLEM for finding in findings)
-    if request.as_json:
+    if options.as_json:
         output.write_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
     else:
         _show(findings)
     return ExitCode.PROBLEMS if wrong else ExitCode.OK
 
 
-def check_kafka(request: DoctorRequest) -> Iterator[Finding]:
+def check_kafka(options: DataLogOptions) -> Iterator[Finding]:
     """Check the connection, then the coordination topic, what its log says, and the data topics that it names."""
     try:
-        connection = connection_of(request.connection)
-        data_connection = data_connection_of(request.data_connection, connection)
+        connection = connection_of(options)
+        data_connection = data_connection_of(options.data_connection, connection)
         check_reachable(connection, client_id="marshal-dagster-doctor")
     except (ConfigurationError, UnavailableError) as error:
         yield Finding(
@@ -89,7 +89,7 @@ def check_kafka(request: DoctorRequest) -> Iterator[Finding]:
                 data_connection, stack.enter_context(KafkaInspector(data_connection, client_id=CLIENT_ID))
             )
         try:
-            yield from Deployment(request.coordination_topic, home, data).check()
+            yield from Deployment(options.coordination_topic, home, data).check()
         except MarshalError as error:
             yield Finding("coordination topic", CheckState.NOT_CHECKED, str(error))
         throttled_s = max(home.cluster.throttled_s, data.cluster.throttled_s)

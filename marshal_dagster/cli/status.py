@@ -2,41 +2,39 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
 
 from marshal_dagster.admin.pause import group_names, unknown_group
 from marshal_dagster.cli import output, tables, world_view
 from marshal_dagster.cli.assignments import AssignmentCache
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.log import LogIdentity
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
 
-
-@dataclass(frozen=True, slots=True)
-class StatusRequest:
-    """What is looked at, and where."""
-
-    connection: ConnectionOptions
-    coordination_topic: str
-    data_connection: Path | None = None
-    group: str | None = None
-    topic: str | None = None
-    as_json: bool = False
+app = command_group("Show the world state.")
 
 
-def run(request: StatusRequest) -> None:
-    """Read the log to its present end and show what it says. Raises `MarshalError`."""
-    connection = connection_of(request.connection)
-    data_connection = data_connection_of(request.data_connection, connection)
-    if request.topic is not None:
-        check_topic("--topic", request.topic)
-    wanted = world_view.ViewFilter(request.group, request.topic)
-    followed = None if request.topic is None else [request.topic]
-    with closing(open_reader(connection, request.coordination_topic, followed)) as rationalizer:
+@command(
+    app,
+    "status",
+    "Show the world state, by group and key. That is what the coordination log leads to: groups, pauses, settings, and "
+    "each key with its owner, offset and plan. Freshness and lag are as of now. Where a coordinator leads a group, the "
+    "owner that each partition is assigned to is shown too.",
+    "status",
+    "status --group flights --topic flights --json",
+)
+def status(*, group: OnlyGroup = None, topic: OnlyTopic = None, options: DataLogOptions) -> None:
+    """Read the log to its present end and show the world state. Raises `MarshalError`."""
+    connection = connection_of(options)
+    data_connection = data_connection_of(options.data_connection, connection)
+    if topic is not None:
+        check_topic("--topic", topic)
+    wanted = world_view.ViewFilter(group, topic)
+    followed = None if topic is None else [topic]
+    with closing(open_reader(connection, options.coordination_topic, followed)) as rationalizer:
         world = rationalizer.catch_up()
         at_ms = SystemClock().wall_ms()
         with Topics(data_connection, client_id="marshal-dagster-status") as topics:
@@ -44,12 +42,12 @@ def run(request: StatusRequest) -> None:
         looked = world_view.world_view(world, at_ms=at_ms, data=data, wanted=wanted)
         assignments = AssignmentCache(connection)
         looked = world_view.with_assignments(looked, assignments.of([group.name for group in looked.groups]))
-        if request.as_json:
+        if options.as_json:
             output.write_json(_identity_json(rationalizer.identity) | world_view.to_json(world, looked))
         else:
             _show(rationalizer.identity, looked)
-        if request.group is not None and request.group not in group_names(world):
-            output.write_note(unknown_group(world, request.group))
+        if group is not None and group not in group_names(world):
+            output.write_note(unknown_group(world, group))
 
 
 def read_data_topics(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, world_view.DataTopicEnds]:
