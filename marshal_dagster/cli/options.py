@@ -108,6 +108,11 @@ Health = Annotated[
         show_default=False,
     ),
 ]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False)]
+Partitions = Annotated[
+    str | None,
+    typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
+]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
 
 

@@ -17,7 +17,7 @@ from marshal_dagster.protocol.world import World
 
 RETIRED_MS: Final = 32 * 86_400_000
 """For how long nobody was heard of in a group that looks retired: longer than a monthly job is silent."""
-_SET_POSITION: Final = "look at what was done, then set the position: marshal-dagster position set"
+_SET_POSITION: Final = "look at what was done, then set the position: marshal-dagster position reset"
 
 
 @dataclass(frozen=True, slots=True)
