@@ -1,4 +1,4 @@
-"""To whom partitions are assigned, where a coordinator leads their group: for `status` and `top`."""
+"""The member that each partition is assigned to, if a coordinator leads the group: for `status` and `top`."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from marshal_dagster.cli.coordinator_commands import TOPIC_VARIABLE
+from marshal_dagster.cli.options import COORDINATOR_TOPIC_VARIABLE
 from marshal_dagster.cli.world_view import Assigned, Assignee
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.coordinator.assignment_reader import SILENT_SESSIONS
@@ -17,27 +17,30 @@ from marshal_dagster.kafka.connection import KafkaConnection
 
 _OLD_S: Final = 5.0
 _TIMEOUT_S: Final = 3.0
-"""What is only shown beside the rest keeps nobody waiting for long."""
+"""Short, because `status` and `top` wait for an answer that is only an addition to what they show."""
 
 
 @dataclass(slots=True)
 class AssignmentCache:
-    """Reads them anew after some seconds; where there is no coordinator it asks once and never again."""
+    """Assignments, which are read again after some seconds.
+
+    Without a coordinator's topics it looks once only.
+    """
 
     connection: KafkaConnection
     topics: CoordinatorTopics = field(
-        default_factory=lambda: CoordinatorTopics(os.environ.get(TOPIC_VARIABLE, DEFAULT_TOPIC))
+        default_factory=lambda: CoordinatorTopics(os.environ.get(COORDINATOR_TOPIC_VARIABLE, DEFAULT_TOPIC))
     )
     _found: Assigned = field(default_factory=dict)
     _read_at_s: float | None = None
     _has_topics: bool = True
 
     def __post_init__(self) -> None:
-        """Wait for no answer longer than for what is shown beside the rest."""
+        """Shorten the time-out of the connection."""
         self.connection = replace(self.connection, timeout_s=min(self.connection.timeout_s, _TIMEOUT_S))
 
     def of(self, groups: Collection[str]) -> Assigned:
-        """Give the member of each partition, by group, where a coordinator leads; what cannot be read is left out."""
+        """Return the member of each partition, by group; groups that no coordinator leads are left out."""
         is_new = self._read_at_s is not None and time.monotonic() - self._read_at_s < _OLD_S
         if is_new or not self._has_topics:
             return self._found

@@ -1,39 +1,80 @@
-"""`kafka up|down|status`: the Kafka for one machine."""
+"""`kafka`: a real Kafka on this machine, for development and tests."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from marshal_dagster.cli import output
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.options import AsJson
 from marshal_dagster.devkafka import BrokerStatus, KafkaCluster, KafkaStatus
 
+app = command_group("Start, show and stop a real Kafka on this machine.")
 
-@dataclass(frozen=True, slots=True)
-class UpRequest:
-    """What is to be up; None: as the directory holds it, else one broker on port 9092."""
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--directory",
+        "-d",
+        help="The cluster's directory; by default MARSHAL_KAFKA_DIR, else one in the user's state folder.",
+        show_default=False,
+    ),
+]
 
-    directory: Path | None = None
-    brokers: int | None = None
-    port: int | None = None
-    as_json: bool = False
 
-
-def up(request: UpRequest) -> None:
+@command(
+    app,
+    "up",
+    "Start a Kafka on this machine. If some of its brokers run already, the others are started. It listens on "
+    "127.0.0.1 only and runs until `kafka down`. The first time its jars are downloaded.",
+    "kafka up",
+    "kafka up --brokers 3 --port 19092 --directory /tmp/kafka",
+)
+def up(
+    *,
+    brokers: Annotated[
+        int | None, typer.Option("--brokers", metavar="1|3", help="How many brokers.", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            metavar="PORT",
+            help="The first broker's port, 9092 by default; others take the next ones. 0: any free ones.",
+            show_default=False,
+        ),
+    ] = None,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
     """Start the brokers that do not run, and show the cluster. Raises `ConfigurationError`, `DevKafkaError`."""
-    cluster = KafkaCluster(request.directory, brokers=request.brokers, port=request.port, report=output.write_note)
-    status = cluster.up()
-    if request.as_json:
-        output.write_json(_to_json(status))
+    found = KafkaCluster(directory, brokers=brokers, port=port, report=output.write_note).up()
+    if as_json:
+        output.write_json(_to_json(found))
         return
-    was = "" if status.started else "already "
     output.show(
-        f"Kafka is {was}up at {status.bootstrap_servers}, its data in {output.clean(str(status.directory))}",
-        f"export MARSHAL_BOOTSTRAP_SERVERS={status.bootstrap_servers}",
+        f"Kafka is {'' if found.started else 'already '}up at {found.bootstrap_servers}, its data in "
+        f"{output.clean(str(found.directory))}",
+        f"export MARSHAL_BOOTSTRAP_SERVERS={found.bootstrap_servers}",
     )
 
 
-def down(directory: Path | None, *, wipe: bool, as_json: bool) -> None:
+@command(
+    app,
+    "down",
+    "Stop the Kafka, and delete its data if asked. These are the brokers that `kafka up` started. Without --wipe their "
+    "data is kept.",
+    "kafka down",
+    "kafka down --wipe",
+)
+def down(
+    *,
+    wipe: Annotated[bool, typer.Option("--wipe", help="Delete the topics and all other data of the brokers.")] = False,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
     """Stop the brokers, and with `wipe` delete their data. Raises `ConfigurationError`, `DevKafkaError`."""
     cluster = KafkaCluster(directory)
     before = cluster.status()
@@ -41,23 +82,30 @@ def down(directory: Path | None, *, wipe: bool, as_json: bool) -> None:
     if as_json:
         output.write_json(_to_json(after))
         return
-    place = output.clean(str(after.directory))
+    shown = output.clean(str(after.directory))
     if not before.brokers:
-        output.show(f"There is no Kafka in {place}")
+        output.show(f"There is no Kafka in {shown}")
         return
-    what = "was stopped" if before.is_running else "was not running"
-    output.show(f"Kafka in {place} {what}; its data is {'deleted' if wipe else 'kept'}")
+    was = "was stopped" if before.is_running else "was not running"
+    output.show(f"Kafka in {shown} {was}; its data is {'deleted' if wipe else 'kept'}")
 
 
-def status(directory: Path | None, *, as_json: bool) -> ExitCode:
-    """Show each broker as it is now; the exit code says whether all of them answer. Raises `DevKafkaError`."""
+@command(
+    app,
+    "status",
+    "Show each broker. That is: its address, its process, whether it answers. The exit code is 3 unless all do.",
+    "kafka status --json",
+)
+def status(*, directory: Directory = None, as_json: AsJson = False) -> ExitCode:
+    """Show each broker; the exit code shows whether all of them answer. Raises `DevKafkaError`."""
     found = KafkaCluster(directory).status()
+    shown = output.clean(str(found.directory))
     if as_json:
         output.write_json(_to_json(found))
     elif not found.brokers:
-        output.show(f"There is no Kafka in {output.clean(str(found.directory))}; `marshal-dagster kafka up` starts one")
+        output.show(f"There is no Kafka in {shown}; `marshal-dagster kafka up` starts one")
     else:
-        output.show(f"Kafka in {output.clean(str(found.directory))}, cluster id {found.cluster_id}", _table(found))
+        output.show(f"Kafka in {shown}, cluster id {found.cluster_id}", _table(found))
     return ExitCode.OK if found.is_up else ExitCode.UNAVAILABLE
 
 

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
+
+COORDINATOR_TOPIC_VARIABLE: Final = "MARSHAL_COORDINATOR_TOPIC"
 
 BootstrapServers = Annotated[
     str | None,
