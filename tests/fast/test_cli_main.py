@@ -293,7 +293,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(replay_command, "run", fail)
+    monkeypatch.setattr(replay_command, "RuleSet", fail)
 
 
 def test_an_error_is_one_line_whatever_it_says(
