@@ -1,7 +1,7 @@
 """The world state as tables for a person."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from marshal_dagster.cli import output
@@ -13,13 +13,27 @@ from marshal_dagster.cli.world_view import (
     KeyOverview,
     LastHeartbeat,
     PartitionLag,
-    RangeOverview,
     WorldView,
     listed,
+    pause_text,
     settings_text,
 )
-from marshal_dagster.protocol.state import DataPartitionId, Freshness, Owner, Phase
+from marshal_dagster.protocol.state import Freshness, Owner, Phase
 
+ASSIGNED: Final = "assigned to"
+"""The column that is shown only where a coordinator leads a group."""
+_COLUMNS: Final = (
+    "partition",
+    ASSIGNED,
+    "owner",
+    "last heartbeat",
+    "#offset",
+    "#plan end",
+    "#lag",
+    "#epoch",
+    "#generation",
+)
+_MAY_FOLD: Final = frozenset({"group", "partition", ASSIGNED, "owner"})
 _STYLES: Final[Mapping[Freshness, str]] = {
     Freshness.FRESH: "green",
     Freshness.UNKNOWN: "yellow",
@@ -28,26 +42,60 @@ _STYLES: Final[Mapping[Freshness, str]] = {
 _WARNING: Final = "yellow"
 _NEW_FOR_MS: Final = 600_000
 
+Row = Mapping[str, str | Line]
+"""The cells of a row by column."""
 
-def overview(looked: WorldView) -> Iterator[str | Line | Table]:
+
+def overview(view: WorldView) -> Iterator[str | Line | Table]:
     """Show the log in a few lines, then each group with its keys."""
-    yield from _log(looked)
-    if not looked.groups:
-        yield looked.nothing
-    for group in looked.groups:
-        yield from _group(group, looked)
+    yield from _log(view)
+    if not view.groups:
+        yield view.nothing
+    for group in view.groups:
+        yield from _group(group, view.at_ms)
 
 
-def _log(looked: WorldView) -> Iterator[str | Line | Table]:
-    log_time_ms = looked.log_time_ms
-    if log_time_ms is not None:
-        yield f"Log time {output.utc(log_time_ms)}{_distance(log_time_ms, looked.at_ms)}"
-    for what, counts in (("invalid", looked.invalid), ("refused", looked.refused)):
+def key_rows(key: KeyOverview, at_ms: int | None) -> Iterator[Row]:
+    """Give the row of a key, then those of its ranges: a range starts at its offset and ends where its plan does."""
+    name, assigned = f"{key.place[0]}/{key.place[1]}", _assignee_text(key.assigned, at_ms)
+    state = key.key
+    yield {
+        "partition": name + (" (provisional)" if state.provisional else ""),
+        ASSIGNED: assigned,
+        **_owner_cells(state.owner, key.last_heartbeat),
+        "#offset": output.number(state.offset),
+        "#plan end": _plan_text(state.plan_end, state.plan_attempts),
+        "#lag": _lag_text(key.lag or PartitionLag()),
+        "#generation": str(state.generation),
+    }
+    for part in key.ranges:
+        range_ = part.range
+        yield {
+            "partition": f"{name} [{range_.start}, {range_.end}) {range_.phase}",
+            ASSIGNED: assigned,
+            **_owner_cells(range_.owner, part.last_heartbeat),
+            "#offset": str(range_.start),
+            "#plan end": _plan_text(range_.end if range_.phase is Phase.PLANNED else None, range_.attempts),
+        }
+
+
+def key_table(rows: Collection[Row], columns: Sequence[str]) -> Table:
+    """Build a table of these columns; a cell that a row does not have is shown as empty."""
+    if all(row[ASSIGNED] == output.NOTHING for row in rows):
+        columns = [column for column in columns if column != ASSIGNED]
+    cells = [[row.get(column, output.NOTHING) for column in columns] for row in rows]
+    return Table(columns, cells, may_fold=_MAY_FOLD)
+
+
+def _log(view: WorldView) -> Iterator[str | Line | Table]:
+    if view.log_time_ms is not None:
+        yield f"Log time {output.utc(view.log_time_ms)}{_distance(view.log_time_ms, view.at_ms)}"
+    for what, counts in (("invalid", view.invalid), ("refused", view.refused)):
         reasons = "; ".join(f"{count} {reason}" for reason, count in counts.items())
         yield f"{sum(counts.values())} {what}" + (f": {reasons}" if reasons else "")
-    if looked.observed:
+    if view.observed:
         yield output.styled(
-            f"Only observed: coordination partitions {listed(looked.observed)}. They do not begin at offset 0: their "
+            f"Only observed: coordination partitions {listed(view.observed)}. They do not begin at offset 0: their "
             "keys are provisional, and nothing can be claimed from them.",
             _WARNING,
         )
@@ -59,81 +107,38 @@ def _distance(log_time_ms: int, at_ms: int | None) -> str:
     return f" ({output.duration(at_ms - log_time_ms)} {'ago' if log_time_ms <= at_ms else 'ahead of this clock'})"
 
 
-def _group(group: GroupOverview, looked: WorldView) -> Iterator[str | Line | Table]:
+def _group(group: GroupOverview, at_ms: int | None) -> Iterator[str | Line | Table]:
     yield ""
     yield output.styled(f"Group {group.name}", "bold")
-    unwritten = "" if group.settings_accepted else f" ({NO_SETTINGS})"
-    yield f"  {settings_text(group.settings)}{unwritten}"
+    by_default = "" if group.settings_accepted else f" ({NO_SETTINGS})"
+    yield f"  {settings_text(group.settings)}{by_default}"
     if group.paused_until_s is not None:
-        tense = "" if looked.at_ms is None else " (paused now)" if group.is_paused else " (over)"
-        until = output.utc(group.paused_until_s * 1_000)
-        line = f"  paused until {until} by {group.paused_by}{tense}"
-        yield output.styled(line, _WARNING if group.is_paused else "")
+        tense = "" if at_ms is None else " (paused now)" if group.is_paused else " (over)"
+        text = f"  paused until {pause_text(group.paused_until_s, group.paused_by)}{tense}"
+        yield output.styled(text, _WARNING if group.is_paused else "")
     for difference in group.differences:
         yield output.styled(f"  half written: {difference}", _WARNING)
     if group.keys:
-        yield _keys(group.keys, looked.at_ms)
+        has_lag = any(key.lag is not None for key in group.keys)
+        columns = [column for column in _COLUMNS if has_lag or column != "#lag"]
+        yield key_table([row for key in group.keys for row in key_rows(key, at_ms)], columns)
 
 
-def _keys(keys: tuple[KeyOverview, ...], at_ms: int | None) -> Table:
-    with_lag = any(each.lag is not None for each in keys)
-    with_assigned = any(each.assigned is not None for each in keys)
-    columns = [
-        "partition",
-        *(["assigned to"] if with_assigned else []),
-        "owner",
-        "last beat" if at_ms is None else "heard of",
-        "#offset",
-        "#plan end",
-    ]
-    columns += ["#lag"] if with_lag else []
-    columns += ["#epoch", "#generation"]
-    rows = [
-        row
-        for key in keys
-        for row in (_row(key, with_lag=with_lag), *(_range_row(range_, key.place, with_lag) for range_ in key.ranges))
-    ]
-    if with_assigned:
-        members = [assignee_text(each.assigned, at_ms) for each in keys for _ in range(1 + len(each.ranges))]
-        rows = [[row[0], member, *row[1:]] for row, member in zip(rows, members, strict=True)]
-    return Table(columns, rows, may_fold={"partition", "owner", "assigned to"})
+def _owner_cells(owner: Owner | None, last_heartbeat: LastHeartbeat | None) -> Row:
+    if owner is None or last_heartbeat is None:
+        return {}
+    heartbeat: str | Line = output.utc(last_heartbeat.last_beat_ms)
+    if last_heartbeat.freshness is not None and last_heartbeat.silent_ms is not None:
+        text = f"{last_heartbeat.freshness}, {output.duration(last_heartbeat.silent_ms)}"
+        heartbeat = output.styled(text, _STYLES[last_heartbeat.freshness])
+    return {
+        "owner": f"{owner.instance} ({owner.client})",
+        "last heartbeat": heartbeat,
+        "#epoch": output.number(owner.epoch),
+    }
 
 
-def _row(each: KeyOverview, *, with_lag: bool) -> list[str | Line]:
-    key, owner = each.key, each.key.owner
-    return [
-        f"{each.place[0]}/{each.place[1]}" + (" (provisional)" if key.provisional else ""),
-        owner_text(owner),
-        last_heartbeat_text(each.last_heartbeat),
-        output.number(key.offset),
-        plan_text(key.plan_end, key.plan_attempts),
-        *([lag_text(each.lag or PartitionLag())] if with_lag else []),
-        output.number(None if owner is None else owner.epoch),
-        str(key.generation),
-    ]
-
-
-def _range_row(each: RangeOverview, place: DataPartitionId, with_lag: bool) -> list[str | Line]:
-    """Show a range below its key: where it begins stands for the offset, where it ends for the end of its plan."""
-    one, owner = each.range, each.range.owner
-    return [
-        f"{place[0]}/{place[1]} [{one.start}, {one.end}) {one.phase}",
-        owner_text(owner),
-        last_heartbeat_text(each.last_heartbeat),
-        str(one.start),
-        plan_text(one.end if one.phase is Phase.PLANNED else None, one.attempts),
-        *([output.NOTHING] if with_lag else []),
-        output.number(None if owner is None else owner.epoch),
-        output.NOTHING,
-    ]
-
-
-def owner_text(owner: Owner | None) -> str:
-    """Name an owner."""
-    return output.NOTHING if owner is None else f"{owner.instance} ({owner.client})"
-
-
-def assignee_text(assignee: Assignee | None, at_ms: int | None) -> str:
+def _assignee_text(assignee: Assignee | None, at_ms: int | None) -> str:
     """Name the member that is to claim a partition, and since when, for a while after it was given it."""
     if assignee is None:
         return output.NOTHING
@@ -141,22 +146,9 @@ def assignee_text(assignee: Assignee | None, at_ms: int | None) -> str:
     return assignee.member if for_ms > _NEW_FOR_MS else f"{assignee.member}, for {output.duration(max(0, for_ms))}"
 
 
-def last_heartbeat_text(last_heartbeat: LastHeartbeat | None) -> str | Line:
-    """Say when an owner was heard of, and how that looks."""
-    if last_heartbeat is None:
-        return output.NOTHING
-    if last_heartbeat.freshness is None or last_heartbeat.silent_ms is None:
-        return output.utc(last_heartbeat.last_beat_ms)
-    return output.styled(
-        f"{last_heartbeat.freshness}, {output.duration(last_heartbeat.silent_ms)}", _STYLES[last_heartbeat.freshness]
-    )
-
-
-def plan_text(end: int | None, attempts: int) -> str:
-    """Write where a plan ends, and how often it was tried."""
+def _plan_text(end: int | None, attempts: int) -> str:
     return output.NOTHING if end is None else f"{end} ({attempts} attempt{'' if attempts == 1 else 's'})"
 
 
-def lag_text(lag: PartitionLag) -> str | Line:
-    """Write a lag, or why it is not known."""
+def _lag_text(lag: PartitionLag) -> str | Line:
     return output.number(lag.records) if lag.unknown is None else output.styled(lag.unknown, _WARNING)

@@ -8,7 +8,7 @@ import pytest
 
 from marshal_dagster.cli.connections import connection_of, data_connection_of
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.status import read_data_topics
+from marshal_dagster.cli.world_reader import read_data_topics
 from marshal_dagster.cli.world_view import DataTopicEnds, LagUnknownReason
 from marshal_dagster.errors import (
     AuthorizationError,

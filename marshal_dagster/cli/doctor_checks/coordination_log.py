@@ -45,12 +45,12 @@ def missing_topic(error: TopicNotFoundError, topic: str) -> Finding:
 
 def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Finding]:
     """Check that the log is whole, its time right by the clock `at_ms` (unix ms), and nothing half written."""
-    looked = world_view.world_view(world, at_ms=at_ms)
+    view = world_view.world_view(world, at_ms=at_ms)
     yield _identity(identity)
-    yield _placement(looked, identity)
-    yield _certainty(looked, identity)
-    yield _clocks(looked)
-    yield _groups(looked)
+    yield _placement(view, identity)
+    yield _certainty(view, identity)
+    yield _clocks(view)
+    yield _groups(view)
 
 
 def _unreadable(error: MarshalError) -> Finding:
@@ -68,9 +68,9 @@ def _identity(identity: LogIdentity) -> Finding:
     return Finding("coordination topic", CheckState.OK, found)
 
 
-def _placement(looked: world_view.WorldView, identity: LogIdentity) -> Finding:
+def _placement(view: world_view.WorldView, identity: LogIdentity) -> Finding:
     """Tell by the records whether the topic was given more partitions: placement changes with their number."""
-    misplaced = looked.invalid.get(str(Invalid.MISPLACED), 0)
+    misplaced = view.invalid.get(str(Invalid.MISPLACED), 0)
     if not misplaced:
         return Finding("partition count", CheckState.OK, "each record lies in the coordination partition of its topic")
     return Finding(
@@ -85,8 +85,8 @@ def _placement(looked: world_view.WorldView, identity: LogIdentity) -> Finding:
     )
 
 
-def _certainty(looked: world_view.WorldView, identity: LogIdentity) -> Finding:
-    if not looked.observed:
+def _certainty(view: world_view.WorldView, identity: LogIdentity) -> Finding:
+    if not view.observed:
         return Finding(
             "certain",
             CheckState.OK,
@@ -95,7 +95,7 @@ def _certainty(looked: world_view.WorldView, identity: LogIdentity) -> Finding:
     return Finding(
         "certain",
         CheckState.PROBLEM,
-        f"coordination partitions {world_view.listed(looked.observed)} do not begin at offset 0 and no snapshot "
+        f"coordination partitions {world_view.listed(view.observed)} do not begin at offset 0 and no snapshot "
         "fits: they "
         "are only observed",
         "what was deleted may hold a pause, a plan or a live claim, so nothing can be claimed from them",
@@ -105,8 +105,8 @@ def _certainty(looked: world_view.WorldView, identity: LogIdentity) -> Finding:
     )
 
 
-def _clocks(looked: world_view.WorldView) -> Finding:
-    log_time_ms, at_ms = looked.log_time_ms, looked.at_ms
+def _clocks(view: world_view.WorldView) -> Finding:
+    log_time_ms, at_ms = view.log_time_ms, view.at_ms
     if log_time_ms is None or at_ms is None:
         return Finding("log time", CheckState.OK, "the log has no record yet")
     ahead_ms = log_time_ms - at_ms
@@ -117,26 +117,26 @@ def _clocks(looked: world_view.WorldView) -> Finding:
         "log time",
         CheckState.PROBLEM,
         f"log time {output.utc(log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock ("
-        f"coordination partitions {world_view.listed(_ahead(looked, at_ms))})",
+        f"coordination partitions {world_view.listed(_ahead(view, at_ms))})",
         "a broker's clock has jumped, or this one is slow: owners may be taken for stale too early (fenced, they redo "
         "work) or too late",
         "on the brokers that lead these and here: timedatectl status (the clock must be synchronised)",
     )
 
 
-def _ahead(looked: world_view.WorldView, at_ms: int) -> list[int]:
+def _ahead(view: world_view.WorldView, at_ms: int) -> list[int]:
     """Give the coordination partitions whose log time is too far ahead: each is that of the broker that leads it."""
     return [
         partition.number
-        for partition in looked.partitions
+        for partition in view.partitions
         if partition.log_time_ms is not None and partition.log_time_ms - at_ms > LOG_TIME_AHEAD_MS
     ]
 
 
-def _groups(looked: world_view.WorldView) -> Finding:
-    halves = [f"group {group.name}: {difference}" for group in looked.groups for difference in group.differences]
+def _groups(view: world_view.WorldView) -> Finding:
+    halves = [f"group {group.name}: {difference}" for group in view.groups for difference in group.differences]
     if not halves:
-        return Finding("groups", CheckState.OK, f"{len(looked.groups)} named in the log; nothing is half written")
+        return Finding("groups", CheckState.OK, f"{len(view.groups)} named in the log; nothing is half written")
     return Finding(
         "groups",
         CheckState.PROBLEM,
