@@ -74,26 +74,6 @@ GoConsumersStopped = Annotated[
         show_default=False,
     ),
 ]
-GoConsumersStoppedForPause = Annotated[
-    str | None,
-    typer.Option(
-        "--go-consumers-stopped",
-        metavar="GROUP",
-        help="No Go consumer newer than January 2017 will start on this coordination topic again: it would not know "
-        "the record. Repeat the group's name to confirm it.",
-        show_default=False,
-    ),
-]
-GoConsumersStoppedForGood = Annotated[
-    str | None,
-    typer.Option(
-        "--go-consumers-stopped",
-        metavar="GROUP",
-        help="No Go consumer, of any group, will use this coordination topic again. Repeat the group's name to confirm "
-        "it.",
-        show_default=False,
-    ),
-]
 OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="This group only.", show_default=False)]
 OnlyTopic = Annotated[
     str | None,
@@ -114,6 +94,9 @@ TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The data to
 Partitions = Annotated[
     str | None,
     typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
+]
+Wait = Annotated[
+    str, typer.Option("--wait", metavar="DURATION", help="How long the owners of partitions have to leave.")
 ]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
 

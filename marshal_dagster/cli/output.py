@@ -125,6 +125,11 @@ def styled(text: str, style: str) -> Line:
     return Line(((text, style),))
 
 
+def notes_cell(notes: Sequence[str]) -> str | Line:
+    """Return the cell of a table that shows `notes`."""
+    return styled("; ".join(notes), "yellow") if notes else NOTHING
+
+
 def is_terminal() -> bool:
     """Tell whether a person looks at stdout."""
     return sys.stdout.isatty()

@@ -34,6 +34,7 @@ from marshal_dagster.cli.options import (
     NewGroup,
     Partitions,
     TopicArgument,
+    Wait,
     Yes,
 )
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -53,9 +54,6 @@ _HOW: Final = {
 
 app = command_group("Show and set a group's positions.")
 
-Wait = Annotated[
-    str, typer.Option("--wait", metavar="DURATION", help="How long the owners of partitions have to leave.")
-]
 AllowOutOfRange = Annotated[
     bool, typer.Option("--allow-out-of-range", help="Also offsets that the topic does not hold.")
 ]
@@ -343,7 +341,7 @@ def _position_row(position: Position) -> list[str | output.Line]:
     key, bounds = position.key, position.bounds
     start, end = (None, None) if bounds is None else (bounds.start, bounds.end)
     numbers = (start, end, key.offset, position.lag, position.data.committed.get(position.partition), key.generation)
-    return [f"{position.topic}/{position.partition}", *map(output.number, numbers), notes_cell(position.notes)]
+    return [f"{position.topic}/{position.partition}", *map(output.number, numbers), output.notes_cell(position.notes)]
 
 
 def _position_json(position: Position) -> dict[str, Any]:
@@ -359,11 +357,6 @@ def _position_json(position: Position) -> dict[str, Any]:
         "generation": position.key.generation,
         "notes": position.notes,
     }
-
-
-def notes_cell(notes: Sequence[str]) -> str | output.Line:
-    """Return the cell of a table that shows `notes`."""
-    return output.styled("; ".join(notes), "yellow") if notes else output.NOTHING
 
 
 def _write_notes(notes: Sequence[str]) -> None:
@@ -438,7 +431,7 @@ def _change_row(change: PositionChange) -> list[str | output.Line]:
     before = change.key.offset
     by = output.NOTHING if before is None or change.is_other else f"{change.offset - before:+d}"
     numbers = (change.extent.start, change.extent.end, before, change.offset)
-    return [str(change.partition), *map(output.number, numbers), by, notes_cell(change.notes)]
+    return [str(change.partition), *map(output.number, numbers), by, output.notes_cell(change.notes)]
 
 
 def _change_json(change: PositionChange, done: Mapping[int, int | None]) -> dict[str, Any]:

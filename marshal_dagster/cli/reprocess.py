@@ -9,7 +9,7 @@ from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.position import SettingOptions, notes_cell
+from marshal_dagster.cli.position import SettingOptions
 
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#again from", "#up to", "note")
 
@@ -19,8 +19,8 @@ app = command_group("Have a range of offsets done again.")
 @command(
     app,
     "reprocess",
-    "Have a range of offsets done again. The group's own members do it, who have done it before: shows the range, asks, "
-    "sets the position back to the range's start, waits until the members have reached its end, and sets the group to "
+    "Have a range of offsets done again. The group's own members do it, who did it before: shows the range, asks, sets "
+    "the position back to the range's start, waits until the members have reached its end, and sets the group to "
     "its former position. The command runs until then; if it is interrupted, the group continues at its former "
     "position. The exit code is 1 when the members did not finish in time.",
     "reprocess flights flights --partition 0 --from 1500 --to 1720 --dry-run",
@@ -78,7 +78,9 @@ def _show(options: SettingOptions, partition: int, plan: ReprocessPlan) -> None:
     numbers = (extent.start, extent.end, plan.position_before, plan.back.offset, plan.end)
     output.show(
         output.styled(f"Group {options.group}, topic {options.topic}", "bold"),
-        output.Table(_COLUMNS, [[str(partition), *map(str, numbers), notes_cell(plan.back.notes)]], may_fold={"note"}),
+        output.Table(
+            _COLUMNS, [[str(partition), *map(str, numbers), output.notes_cell(plan.back.notes)]], may_fold={"note"}
+        ),
     )
 
 

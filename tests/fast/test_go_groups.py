@@ -530,7 +530,7 @@ def test_a_dead_go_owner_is_taken_over_and_released(site: Site, capsys: pytest.C
     answer = act(capsys, "revoke", GROUP, TOPIC, "--instance", instance, "--yes")
     assert answer.code == 1
     assert "takes its partitions back with its next heartbeat" in answer.err
-    assert "Nobody holds partitions 0-1 now" in answer.out
+    assert "No member holds partitions 0-1 now" in answer.out
     assert "partitions 2 were not freed: they have no offset" in answer.err
     assert [site.owner(number) for number in range(3)] == [None, None, instance]
     assert [site.key(number).offset for number in range(3)] == [50, 50, None]
@@ -552,7 +552,7 @@ def test_a_live_go_owner_that_is_back_is_no_success(
     monkeypatch.setattr(ClaimRevoker, "carry_out", beats)
     answer = act(capsys, "revoke", GROUP, TOPIC, "--instance", instance, "--yes", "--json")
     assert (answer.code, [each["revoked"] for each in answer.json["claims"]]) == (1, [False])
-    assert "their owner lives and took them back" in answer.err
+    assert "their owner is alive and took them back" in answer.err
 
 
 # Timestamps
