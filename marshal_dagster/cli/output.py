@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LEAST_WIDTH: Final = 100
 NOTHING: Final = "-"
+DRY_RUN: Final = "A dry run: nothing was written."
 
 
 class PipeClosedError(Exception):

@@ -75,7 +75,8 @@ def pause(
         until_s = pausing.end_after(length_s or 0) if until_ms is None else -(-until_ms // _SECOND_MS)
         pausing.require_future(until_s, "--for" if until_ms is None else "--until")
         if pausing.ends_s is not None and pausing.ends_s > until_s:
-            output.write_note(f"this ends earlier than the pause in force, which goes on until {_utc(pausing.ends_s)}")
+            ends = output.utc(pausing.ends_s * _SECOND_MS)
+            output.write_note(f"this ends earlier than the pause in force, which ends at {ends}")
         _show(options, pausing.preview(until_s) if options.dry_run else pausing.pause(until_s))
 
 
@@ -122,7 +123,7 @@ def _show(options: PauseOptions, changes: Sequence[PauseChange]) -> None:
         output.Table(["coordination partitions", "before", "after"], list(_rows(changes)), may_fold={"before"}),
     )
     if options.dry_run:
-        output.show("A dry run: nothing was written.")
+        output.show(output.DRY_RUN)
 
 
 def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
@@ -137,11 +138,7 @@ def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
 def _text(pause: Pause) -> str:
     if not pause.is_in_force or pause.until_s is None:
         return "not paused"
-    return f"paused until {_utc(pause.until_s)}" + ("" if pause.by is None else f" by {pause.by}")
-
-
-def _utc(at_s: int) -> str:
-    return output.utc(at_s * _SECOND_MS)
+    return f"paused until {world_view.pause_text(pause.until_s, pause.by)}"
 
 
 def _to_json(pause: Pause) -> dict[str, Any]:

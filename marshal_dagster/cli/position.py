@@ -387,7 +387,7 @@ def _confirm_and_set(
             {"group": options.group, "topic": options.topic, "dry_run": options.dry_run, "positions": rows}
         )
     elif options.dry_run:
-        output.show("A dry run: nothing was written.")
+        output.show(output.DRY_RUN)
     else:
         partitions = world_view.listed([change.partition for change in changes])
         output.show(f"The positions of partitions {partitions} were set.")

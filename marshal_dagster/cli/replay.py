@@ -12,7 +12,7 @@ from typing import IO, Annotated, Final
 
 import typer
 
-from marshal_dagster.cli import output, tables
+from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.options import AsJson
 from marshal_dagster.cli.world_view import world_view
@@ -92,7 +92,7 @@ def replay(
     if as_json:
         output.write_json(summary(world))
     elif not at_each:
-        output.show(*tables.overview(world_view(world)))
+        output.show(*world_tables.overview(world_view(world)))
 
 
 def _interval_ms(seconds: float) -> int:

@@ -102,6 +102,6 @@ def _report(options: SettingOptions, partition: int, plan: ReprocessPlan, result
             }
         )
     elif result is None:
-        output.show("A dry run: nothing was written.")
+        output.show(output.DRY_RUN)
     elif result.reached >= plan.end:
         output.show(f"Done again up to {plan.end}.")

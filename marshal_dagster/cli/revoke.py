@@ -118,7 +118,7 @@ def _report(options: RevokeOptions, claims: Sequence[HeldClaim], taken: Collecti
     if options.as_json:
         output.write_json(_to_json(options, claims, taken))
     elif options.dry_run:
-        output.show("A dry run: nothing was written.")
+        output.show(output.DRY_RUN)
     elif taken:
         output.show(
             f"No member holds partitions {_listed(taken)} now; look again in a minute: a live Go owner would be back "

@@ -266,7 +266,7 @@ def _report(
             {"group": options.group, "dry_run": options.dry_run, "coordination_partitions": rows, "positions": keys}
         )
     elif options.dry_run:
-        output.show("A dry run: nothing was written.")
+        output.show(output.DRY_RUN)
     elif done:
         output.show(done)
 

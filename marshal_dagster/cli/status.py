@@ -1,7 +1,7 @@
 """`status`: the world state as the log has it now, and how far the data topics are ahead of it."""
 
 from marshal_dagster.admin.pause import group_names, unknown_group
-from marshal_dagster.cli import output, tables
+from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.world_reader import open_world_reader
@@ -31,7 +31,7 @@ def status(*, group: OnlyGroup = None, topic: OnlyTopic = None, options: DataLog
         which = f"{log.partitions}" if len(read) == log.partitions else f"{listed(read)} of the {log.partitions}"
         output.show(
             f"Coordination log {log.topic} (id {log.topic_id}), {which} coordination partitions",
-            *tables.overview(view),
+            *world_tables.overview(view),
         )
     if group is not None and group not in group_names(view.world):
         output.write_note(unknown_group(view.world, group))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_dagster.cli import output, tables
+from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.output import Line, Table
@@ -35,7 +35,7 @@ _GROUPS: Final = ("group", "#owners", "#partitions", "#held", "#stale", "#lag", 
 _KEYS: Final = (
     "group",
     "partition",
-    tables.ASSIGNED,
+    world_tables.ASSIGNED,
     "owner",
     "last heartbeat",
     "#offset",
@@ -170,7 +170,7 @@ def page(
     keys = [(group.name, key) for group in view.groups for key in group.keys]
     room = len(keys) if lines is None else max(_LEAST_ROWS, lines - len(head) - len(view.groups) - 4)
     shown = keys if len(keys) <= room else sorted(keys, key=lambda key: _urgency(key[1]))[: room - 1]
-    yield tables.key_table([row for group, key in shown for row in _key_rows(group, key, view, rates)], _KEYS)
+    yield world_tables.key_table([row for group, key in shown for row in _key_rows(group, key, view, rates)], _KEYS)
     if len(shown) < len(keys):
         yield f"{len(keys) - len(shown)} more, that lag less; --group and --topic narrow it down"
 
@@ -211,8 +211,8 @@ def _group_row(group: GroupOverview, rates: PositionRates) -> list[str | Line]:
     ]
 
 
-def _key_rows(group: str, key: KeyOverview, view: WorldView, rates: PositionRates) -> Iterator[tables.Row]:
-    first, *ranges = tables.key_rows(key, view.at_ms)
+def _key_rows(group: str, key: KeyOverview, view: WorldView, rates: PositionRates) -> Iterator[world_tables.Row]:
+    first, *ranges = world_tables.key_rows(key, view.at_ms)
     yield {"group": group, **first, "#per second": _rate_text(rates.per_second(group, key.place))}
     yield from ({"group": group, **row} for row in ranges)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from marshal_dagster.cli import output, tables
+from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.world_view import (
     Assignee,
     DataTopicEnds,
@@ -74,7 +74,7 @@ def settings(interval_ms: int) -> Message:
 
 def text(looked: WorldView) -> str:
     """Give what a person is shown."""
-    return "\n".join(str(part) for part in tables.overview(looked))
+    return "\n".join(str(part) for part in world_tables.overview(looked))
 
 
 @pytest.fixture
