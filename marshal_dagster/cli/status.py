@@ -15,7 +15,7 @@ app = command_group("Show the world state.")
     "status",
     "Show the world state, by group and key. That is what the coordination log leads to: groups, pauses, settings, and "
     "each key with its owner, offset and plan. Freshness and lag are as of now. Where a coordinator leads a group, the "
-    "owner that each partition is assigned to is shown too.",
+    "member that each partition is assigned to is shown too.",
     "status",
     "status --group flights --topic flights --json",
 )

@@ -55,7 +55,7 @@ app = command_group("Watch who works on what.")
     "Watch who works on what. That is: claims and their owners, the last heartbeat of each, lag, how fast positions "
     "move, paused groups. It only reads. `q` ends it, as Ctrl-C does. If stdout is no terminal, and with --once or "
     "--json, it looks twice, an interval apart, shows the second look, and ends. Where a coordinator leads a group, "
-    "the owner that each partition is assigned to is shown too.",
+    "the member that each partition is assigned to is shown too.",
     "top --group flights",
     "top --json --interval 10",
 )
