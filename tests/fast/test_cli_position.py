@@ -91,7 +91,8 @@ def test_what_to_think_of_stands_beside_a_position(
     assert [row["notes"] for row in rows] == [["planned up to 70"], [], []]
     topics.topic_id = OTHER_TOPIC_ID
     rows = act(capsys, "position", "get", GROUP, "--json").json["positions"]
-    assert [(row["lag"], row["notes"][0]) for row in rows[:2]] == [(None, "the topic was deleted and created again")] * 2
+    note = "the topic was deleted and created again"
+    assert [(row["lag"], row["notes"][0]) for row in rows[:2]] == [(None, note)] * 2
 
 
 def test_positions_are_shown_though_the_topic_is_missing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
