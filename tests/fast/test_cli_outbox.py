@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.cli import outbox
+from marshal_dagster.cli import outbox, service
 from marshal_dagster.election.rules import Term, Timing
 from marshal_dagster.errors import MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -343,7 +343,7 @@ def test_changes_of_role_are_lines_of_json(
 ) -> None:
     """It starts, stands by, leads, stands by again, and ends."""
     reported: queue.Queue[str] = queue.Queue()
-    report_event = outbox.report_event
+    report_event = service.report_event
 
     def report(event: str, text: str, **fields: Any) -> None:  # noqa: ANN401 - JSON values
         report_event(event, text, **fields)
