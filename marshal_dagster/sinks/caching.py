@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from marshal_dagster.sinks.sink import PARTITION_COLUMN
+from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -14,8 +15,6 @@ def without_partitions(frame: "DataFrame", done: Sequence[int]) -> "DataFrame":
     """Leave out the rows of the partitions `done`; those without a partition stay, to be found and refused."""
     if not done:
         return frame
-    from pyspark.sql import functions as f
-
     partition = f.col(PARTITION_COLUMN)
     return frame.where(partition.isNull() | ~partition.isin(list(done)))
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, check_ranges, quoted
+from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,8 +27,6 @@ def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "
     of the batch; a row of another partition, or of none, fails the job that writes it, as no record may be missing.
     Raises `ValueError` for ranges of more than one group or topic.
     """
-    from pyspark.sql import functions as f
-
     check_ranges(ranges)
     known = frame.sparkSession.createDataFrame(
         [(range_.partition, range_.group, range_.topic, range_.generation, range_.epoch) for range_ in ranges],

@@ -8,6 +8,8 @@ from uuid import uuid4
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark import connect
+from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.session import runs_tasks_once, shares_consumers
 
 if TYPE_CHECKING:
@@ -85,8 +87,6 @@ def run_once(frame: "DataFrame") -> "DataFrame":
     twice (`SINGLE_EXECUTION`, which at most once asks for) is such a frame. It holds for the tasks up to the next
     shuffle: put it around what follows one, too, in at most once.
     """
-    from pyspark.sql import functions as f
-
     # Where a task runs stands in the name of its thread alone, as far as SQL goes. Once for each task is enough.
     thread = f.call_function("reflect", f.lit("java.lang.Thread"), f.lit("currentThread"))
     is_first_row = f.monotonically_increasing_id().bitwiseAND(f.lit(_ROWS_OF_A_TASK)) == 0
@@ -102,8 +102,6 @@ def check_min_partitions(min_partitions: int | None) -> None:
 
 def read_schema() -> "StructType":
     """Return the columns of a batch: key, value, topic, partition, offset, timestamp, headers."""
-    from pyspark.sql import types as t
-
     header = t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
     return t.StructType(
         [
@@ -130,7 +128,6 @@ def offsets_read(frame: "DataFrame") -> dict[int, list[tuple[int, int]]]:
     row for each interval.
     """
     from pyspark.sql import Window
-    from pyspark.sql import functions as f
 
     in_order = Window.partitionBy("partition").orderBy("offset")
     runs = (

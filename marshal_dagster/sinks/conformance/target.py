@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.sink import BeforeCommit, Intervals, Sink, WriteResult
+from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,10 +39,8 @@ class LocalFrame:
     @property
     def schema(self) -> "StructType":
         """The columns' types."""
-        from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
-
-        types = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}
-        return StructType([StructField(name, types[name]) for name in self.columns])
+        types = {"partition": t.IntegerType(), "offset": t.LongType(), "value": t.StringType()}
+        return t.StructType([t.StructField(name, types[name]) for name in self.columns])
 
     def collect(self) -> list["SparkRow"]:
         """Return all rows."""

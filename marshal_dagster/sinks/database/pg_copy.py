@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
+from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -43,9 +45,7 @@ _TYPES: Mapping[str, str] = {
 
 def postgres_type(name: str, data_type: "DataType") -> str:
     """Return PostgreSQL's type for a column; raises `ConfigurationError` where there is none."""
-    from pyspark.sql.types import DecimalType
-
-    if isinstance(data_type, DecimalType):
+    if isinstance(data_type, t.DecimalType):
         return f"numeric({data_type.precision},{data_type.scale})"
     found = _TYPES.get(data_type.typeName())
     if found is None:
@@ -57,8 +57,6 @@ def postgres_type(name: str, data_type: "DataType") -> str:
 
 def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":
     """Return one line of COPY text, without its end, of the columns `names`."""
-    from pyspark.sql import functions as f
-
     fields = [
         f.coalesce(_text(name, schema[name].dataType)(f.col(f"`{name.replace('`', '``')}`")), f.lit(_NULL))
         for name in names
@@ -67,8 +65,6 @@ def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":
 
 
 def _text(name: str, data_type: "DataType") -> Callable[["Column"], "Column"]:
-    from pyspark.sql import functions as f
-
     target = postgres_type(name, data_type)
     if target == "text":
         return _escaped
@@ -82,8 +78,6 @@ def _text(name: str, data_type: "DataType") -> Callable[["Column"], "Column"]:
 
 
 def _escaped(column: "Column") -> "Column":
-    from pyspark.sql import functions as f
-
     for plain, escaped in _ESCAPES:
         column = f.replace(column, f.lit(plain), f.lit(escaped))
     return column
@@ -112,8 +106,6 @@ class FrameLines:
 @contextmanager
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
     """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its lines."""
-    from pyspark.sql import functions as f
-
     partition = f.col(PARTITION_COLUMN)
     has_offset = f.col(OFFSET_COLUMN).isNotNull() if OFFSET_COLUMN in frame.columns else f.lit(False)  # noqa: FBT003
     rendered = without_partitions(frame, done).select(

@@ -15,6 +15,7 @@ from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Commit, Rows
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.spark.connector import connector_jars
+from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -93,8 +94,6 @@ class DeltaTable:
 
     def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
         """Return where the table holds rows (`Table.held`)."""
-        from pyspark.sql import functions as f
-
         if not ranges or not self._history(" LIMIT 1"):
             return []
         table = self._spark.read.format("delta").load(self._path)
@@ -113,8 +112,6 @@ class DeltaTable:
 
     def older_offsets(self, ranges: Sequence[ClaimedRange]) -> Mapping[int, Intervals]:
         """Return where rows of older generations are (`Table.older_offsets`)."""
-        from pyspark.sql import functions as f
-
         from marshal_dagster.spark.reader import offsets_read
 
         conditions = [f.expr(_rows_at(range_, only_older=True)) for range_ in ranges]
@@ -126,8 +123,6 @@ class DeltaTable:
         self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
         """Add the rows in one commit of that number (`Table.commit`)."""
-        from pyspark.sql import functions as f
-
         assert isinstance(rows, KeptRows)  # noqa: S101 - made by `evaluated`
         fields = [
             (each.partition, each.group, each.topic, each.data_topic_id, each.generation, each.first_readable, each.end)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.files.commit_log import CommitView, Entry
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
+from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import types as t
 from marshal_dagster.spark.reader import offsets_read
 
 if TYPE_CHECKING:
@@ -51,8 +53,6 @@ def offsets_in(
     spark: "SparkSession", paths: Sequence[str], format_name: str, options: Mapping[str, str], schema: "StructType"
 ) -> dict[int, list[tuple[int, int]]]:
     """Return the offsets at which there are rows in the files `paths`, as `offsets_read` does."""
-    from pyspark.sql import functions as f
-
     rows = spark.read.format(format_name).options(**options).schema(schema).load(list(paths))
     # Numbers that no message can have would overflow there.
     return offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, _HIGHEST_OFFSET)))
@@ -79,8 +79,6 @@ def _class(entry: Entry) -> tuple[object, ...]:
 
 def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int, int, int]]) -> "DataFrame":
     """Leave out the rows at `replaced`; buckets of offsets make it a join by equality, however many there are."""
-    from pyspark.sql import functions as f
-
     first, last = f.col("start"), f.col("end") - 1
     bucket = f.explode(f.sequence(_bucket(first), _bucket(last))).alias("bucket")
     gone = (
@@ -101,22 +99,18 @@ def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int,
 
 
 def _bucket(offset: "Column") -> "Column":
-    from pyspark.sql import functions as f
-
     return f.floor(offset / _OFFSETS_PER_BUCKET)
 
 
 def _schema(view: CommitView) -> "StructType":
     """Return the columns of all commits, the newest's first."""
-    from pyspark.sql.types import StructField, StructType
-
-    fields: dict[str, StructField] = {}
+    fields: dict[str, t.StructField] = {}
     for text in dict.fromkeys(commit.schema for commit in reversed(view.commits)):
-        for column in StructType.fromJson(json.loads(text)).fields:
-            known = fields.setdefault(column.name, StructField(column.name, column.dataType, nullable=True))
+        for column in t.StructType.fromJson(json.loads(text)).fields:
+            known = fields.setdefault(column.name, t.StructField(column.name, column.dataType, nullable=True))
             if known.dataType != column.dataType:
                 raise ConfigurationError(
                     f"column {column.name!r}: its type changed from {column.dataType.simpleString()} to "
                     f"{known.dataType.simpleString()} between commits of this output; read `committed_files` yourself"
                 )
-    return StructType(list(fields.values()))
+    return t.StructType(list(fields.values()))

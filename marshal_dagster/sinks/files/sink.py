@@ -47,6 +47,7 @@ from marshal_dagster.sinks.sink import (
     unreplaceable,
     within,
 )
+from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -258,8 +259,6 @@ class FileSink:
 
     def _write_rows(self, frame: "DataFrame", folder: str, done: Sequence[int]) -> None:
         """Have Spark write the rows, but for those of the partitions `done`, a folder for each partition."""
-        from pyspark.sql import functions as f
-
         frame = without_partitions(frame, done)
         name = f.col(PARTITION_COLUMN).cast("string")
         if OFFSET_COLUMN in frame.columns:

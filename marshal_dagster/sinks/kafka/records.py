@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
+from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -94,8 +95,6 @@ class FrameRecords:
 @contextmanager
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]:
     """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its records."""
-    from pyspark.sql import functions as f
-
     wanted = without_partitions(frame, done)
     columns = _columns(frame.columns)
     size = f.lit(_ROW_BYTES) + _bytes_of(f.col(VALUE)) + _bytes_of(f.col(KEY))
@@ -109,8 +108,6 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
 
 
 def _bytes_of(column: "Column") -> "Column":
-    from pyspark.sql import functions as f
-
     return f.coalesce(f.octet_length(column), f.lit(0))
 
 
@@ -120,7 +117,6 @@ def _bytes(value: bytearray | None) -> bytes | None:
 
 def _columns(names: Sequence[str]) -> "list[Column]":
     """Give the columns of a record, in the order in which they are read."""
-    from pyspark.sql import functions as f
 
     def given(name: str, kind: str) -> "Column":
         column = f.col(name) if name in names else f.lit(None)

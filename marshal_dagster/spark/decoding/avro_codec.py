@@ -9,6 +9,7 @@ from marshal_dagster.spark.decoding import confluent_wire_format
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.error_text import first_line
+from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -44,8 +45,6 @@ def decode_avro(
     also for a schema that cannot be used, for more schema ids than are looked up, and for a session without
     `AVRO_PACKAGE`.
     """
-    from pyspark.sql import functions as f
-
     reader = _reader(schemas, schema, subject)
     if schemas is None and _is_unbounded(reader):
         raise ConfigurationError(f"schema: it {_UNBOUNDED}")
@@ -159,8 +158,6 @@ def _takes_no_bytes(node: object, named: Mapping[str, Mapping[str, Any]], within
 
 
 def _read_by_id(found: Mapping[int, Schema | str], reader: Mapping[str, Any]) -> "Column":
-    from pyspark.sql import functions as f
-
     number, value = confluent_wire_format.schema_id(), None
     for each, schema in found.items():
         if isinstance(schema, str):

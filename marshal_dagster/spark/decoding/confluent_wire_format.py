@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.spark.decoding.decoded_batch import NullPolicy
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
+from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -24,16 +25,12 @@ _ALL = 2**31 - 1
 
 def schema_id() -> "Column":
     """Give the schema id of a record, null where its value has no frame."""
-    from pyspark.sql import functions as f
-
     is_framed = (f.length("value") >= _FRAME_BYTES) & (f.substring("value", 1, 1) == f.lit(b"\x00"))
     return f.when(is_framed, f.conv(f.hex(f.substring("value", 2, 4)), 16, 10).cast("long"))
 
 
 def payload() -> "Column":
     """Give what stands behind the frame."""
-    from pyspark.sql import functions as f
-
     return f.substring("value", _FRAME_BYTES + 1, _ALL)
 
 
@@ -42,8 +39,6 @@ def schemas_of(frame: "DataFrame", schemas: Schemas, kind: SchemaKind) -> Mappin
 
     Raises what `load_schemas` raises.
     """
-    from pyspark.sql import functions as f
-
     ids = frame.select(schema_id().alias("id")).where(f.col("id") <= schemas.largest_id).distinct()
     return load_schemas([row["id"] for row in ids.limit(MOST_LOOKUPS + 1).collect()], schemas, kind)
 
@@ -78,8 +73,6 @@ def load_schemas(ids: Collection[int], schemas: Schemas, kind: SchemaKind) -> Ma
 
 def frame_reason(found: Mapping[int, Schema | str], nulls: NullPolicy) -> "Column":
     """Say why a record cannot be decoded already by its frame, else null."""
-    from pyspark.sql import functions as f
-
     number = schema_id()
     reason = (
         f.when(f.col("value").isNull(), f.lit("null value") if nulls is NullPolicy.BAD else f.lit(None))

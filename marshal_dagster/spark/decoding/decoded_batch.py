@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from marshal_dagster.errors import BadRecord, ConfigurationError, DecodeError
 from marshal_dagster.spark import connect
+from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -78,8 +79,6 @@ class DecodedBatch:
 
         Spark's error names that one record.
         """
-        from pyspark.sql import functions as f
-
         told = f.concat_ws("", f.lit("bad record at "), _coordinates(), f.lit(": "), f.col(_REASON))
         value = f.when(f.col(_REASON).isNull(), f.col(_VALUE)).otherwise(f.raise_error(told))
         return self._with_value(self._frame, value)
@@ -92,8 +91,6 @@ class DecodedBatch:
         once: a batch that is repeated writes its dead letters again, under the same keys. Raises `ConfigurationError`
         for a bad record of `topic` itself.
         """
-        from pyspark.sql import functions as f
-
         looped = f"dead letters of topic {topic!r} cannot go to that topic itself"
         key = f.when(f.col("topic") == topic, f.raise_error(f.lit(looped))).otherwise(_coordinates())
         bad = self._frame.where(f.col(_REASON).isNotNull())
@@ -121,8 +118,6 @@ class DecodedBatch:
         What becomes of both is yours. A bad record is known by topic, partition and offset; a batch that is repeated
         gives it again.
         """
-        from pyspark.sql import functions as f
-
         good = self._with_value(self._frame.where(f.col(_REASON).isNull()), f.col(_VALUE))
         bad = self._frame.where(f.col(_REASON).isNotNull()).select(*self._columns, f.col(_REASON).alias(REASON))
         return good, bad
@@ -133,8 +128,6 @@ class DecodedBatch:
         Behind the columns of the good rows come `raw`, the bytes of a bad record's value, and `reason`; in good rows
         both are null. Of a bad record `value` is null.
         """
-        from pyspark.sql import functions as f
-
         is_bad = f.col(_REASON).isNotNull()
         rows = self._frame.withColumn(RAW, f.when(is_bad, f.col("value"))).withColumn(REASON, f.col(_REASON))
         value = f.when(~is_bad, f.col(_VALUE)).alias("value")
@@ -144,8 +137,6 @@ class DecodedBatch:
         return frame.select(*(value.alias("value") if name == "value" else name for name in self._columns))
 
     def _raise_if_bad(self) -> None:
-        from pyspark.sql import functions as f
-
         bad = self._frame.where(f.col(_REASON).isNotNull())
         first = f.min(f.struct("offset", f.col(_REASON).alias(REASON))).alias("first")
         rows = bad.groupBy("topic", "partition").agg(f.count("*").alias("count"), first).collect()
@@ -160,21 +151,15 @@ def read_once(frame: "DataFrame", read: "Column") -> tuple["DataFrame", "Column"
     Spark would put it in each place that uses it, below a filter once more; what depends on the row's number in its
     task, if only by its form, it leaves where it is.
     """
-    from pyspark.sql import functions as f
-
     once = f.when(f.monotonically_increasing_id() >= 0, read)
     return frame.withColumn(_READ, once), f.col(_READ)
 
 
 def _coordinates() -> "Column":
-    from pyspark.sql import functions as f
-
     return f.concat_ws("/", "topic", f.col("partition").cast("string"), f.col("offset").cast("string"))
 
 
 def _header(name: str) -> "Column":
-    from pyspark.sql import functions as f
-
     if name == "timestamp":
         return f.unix_millis("timestamp").cast("string").cast("binary")
     if name == "key":

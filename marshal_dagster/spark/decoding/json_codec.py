@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from marshal_dagster.errors import ConfigurationError, SchemaDriftError
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, read_once
 from marshal_dagster.spark.error_text import first_line
+from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -41,8 +43,6 @@ def decode_json(
     objects have fields that `schema` lacks. Raises `ConfigurationError` for a schema or options that cannot be,
     `tinyint` among them: Spark takes 200 for -56.
     """
-    from pyspark.sql import functions as f
-
     declared = _declared(schema)
     given = dict(options or {})
     wrong = [name for name in given if name.lower() in _OURS]
@@ -81,39 +81,33 @@ def infer_json_schema(frame: "DataFrame") -> "StructType":
     Each batch holds other fields, so a schema that each batch finds by itself gives each one other columns. Values that
     are no JSON object are left out. A field of several types is a `variant`, one that is always null is `void`.
     """
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import DataType, StructType
-
     text = f.try_validate_utf8(f.col("value").cast("string"))
     value = f.try_parse_json(text)
     is_object = f.schema_of_variant(value).startswith("OBJECT")
     found = frame.select(f.schema_of_variant_agg(f.when(is_object, value))).first()
     told = str(found[0]) if found is not None else "VOID"
     if not told.startswith("OBJECT<"):
-        return StructType()
-    inferred = DataType.fromDDL(_as_struct(told))
-    assert isinstance(inferred, StructType)  # noqa: S101 - what begins with STRUCT is one
+        return t.StructType()
+    inferred = t.DataType.fromDDL(_as_struct(told))
+    assert isinstance(inferred, t.StructType)  # noqa: S101 - what begins with STRUCT is one
     return inferred
 
 
 def _declared(schema: "StructType | str") -> "StructType":
     from pyspark.errors import PySparkException
-    from pyspark.sql.types import ByteType, DataType, StructType
 
     try:
-        declared = DataType.fromDDL(schema) if isinstance(schema, str) else schema
+        declared = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
     except PySparkException as error:
         raise ConfigurationError(f"schema: {schema!r} is no DDL ({first_line(error)})") from error
-    if not isinstance(declared, StructType) or not declared.fields:
+    if not isinstance(declared, t.StructType) or not declared.fields:
         raise ConfigurationError(f"schema: {schema!r}; give the fields of an object, as a StructType or as DDL")
-    if _holds(declared, ByteType):
+    if _holds(declared, t.ByteType):
         raise ConfigurationError("schema: Spark takes 200 in a tinyint of JSON for -56; declare a smallint")
     return declared
 
 
 def _holds(declared: "DataType", kind: "type[DataType]") -> bool:
-    from pyspark.sql import types as t
-
     match declared:
         case t.StructType():
             return any(_holds(field.dataType, kind) for field in declared.fields)
@@ -133,13 +127,10 @@ def _is_huge(
     hold one is looked at closely: numbers without the strings around them, then the strings of decimal fields. What
     cannot be looked at, or hides one field behind another of the same name, is taken for one that does.
     """
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import DecimalType, StringType
-
-    if not _holds(declared, DecimalType):
+    if not _holds(declared, t.DecimalType):
         return f.lit(False)  # noqa: FBT003
     bare = f.regexp_replace(f.regexp_replace(text, r"(?s)\\.", ""), r'"[^"]*+"', "")
-    found = _parse(wrapped, end, _only(declared, DecimalType, StringType()), options)
+    found = _parse(wrapped, end, _only(declared, t.DecimalType, t.StringType()), options)
     texts = f.regexp_replace(f.to_json(found), _NAME_OR_TEXT, "$1")
     is_huge = bare.rlike(_HUGE) | texts.rlike(_HUGE_IN_STRING)
     is_hidden = found[_CORRUPT].isNotNull() | f.try_parse_json(wrapped).isNull()
@@ -154,20 +145,15 @@ def _is_far(
 
     Spark would give a far year for milliseconds, and any time at all for microseconds, whose product overflows.
     """
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import TimestampType, VariantType
-
-    if not _holds(declared, TimestampType):
+    if not _holds(declared, t.TimestampType):
         return f.lit(False)  # noqa: FBT003
-    found = f.to_json(_parse(wrapped, end, _only(declared, TimestampType, VariantType()), options))
+    found = f.to_json(_parse(wrapped, end, _only(declared, t.TimestampType, t.VariantType()), options))
     bare = f.regexp_replace(f.regexp_replace(found, r"(?s)\\.", ""), r'"[^"]*+"', "")
     return text.rlike(_FAR) & f.coalesce(bare.rlike(_FAR), f.lit(False))  # noqa: FBT003
 
 
 def _only(declared: "DataType", kind: "type[DataType]", instead: "DataType") -> "DataType":
     """Give the type with what it holds of `kind` alone, and `instead` in the place of that."""
-    from pyspark.sql import types as t
-
     match declared:
         case t.StructType():
             held = (field for field in declared.fields if _holds(field.dataType, kind))
@@ -186,15 +172,10 @@ def _wrapped(text: "Column", end: str) -> "Column":
     one value leaves this map without its second entry, or with a third. No text can write these by itself: it does not
     know their name.
     """
-    from pyspark.sql import functions as f
-
     return f.concat(f.lit(f'{{"{end}":{{"{_VALUE}":'), text, f.lit(f'\n,"{end}":{{}}}}}}'))
 
 
 def _parse(wrapped: "Column", end: str, declared: "DataType", options: Mapping[str, str]) -> "Column":
-    from pyspark.sql import functions as f
-    from pyspark.sql import types as t
-
     outer = t.StructType(
         [t.StructField(end, t.MapType(t.StringType(), declared)), t.StructField(_CORRUPT, t.StringType())]
     )
@@ -205,13 +186,11 @@ def _parse(wrapped: "Column", end: str, declared: "DataType", options: Mapping[s
 
 def _missing(value: "Column", declared: "StructType", above: str = "") -> Iterator[tuple[str, "Column"]]:
     """Give each field that must be there, with when it is not: only an object that is there can lack one."""
-    from pyspark.sql.types import StructType
-
     for field in declared.fields:
         path, inner = f"{above}{field.name}", value.getField(field.name)
         if not field.nullable:
             yield path, inner.isNull() & value.isNotNull()
-        if isinstance(field.dataType, StructType):
+        if isinstance(field.dataType, t.StructType):
             yield from _missing(inner, field.dataType, f"{path}.")
 
 
@@ -225,11 +204,9 @@ def _refuse_new_fields(frame: "DataFrame", declared: "StructType") -> None:
 
 
 def _new_fields(found: "DataType", declared: "DataType", above: str = "") -> Iterator[str]:
-    from pyspark.sql.types import ArrayType, StructType
-
-    if isinstance(found, ArrayType) and isinstance(declared, ArrayType):
+    if isinstance(found, t.ArrayType) and isinstance(declared, t.ArrayType):
         yield from _new_fields(found.elementType, declared.elementType, f"{above}[].")
-    if not isinstance(found, StructType) or not isinstance(declared, StructType):
+    if not isinstance(found, t.StructType) or not isinstance(declared, t.StructType):
         return
     known = {field.name: field.dataType for field in declared.fields}
     for field in found.fields:

@@ -19,6 +19,8 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.decoding import confluent_wire_format
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
+from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -61,9 +63,6 @@ def decode_protobuf(
     its name (of an unknown one, the number), uint64 is a decimal, a `google.protobuf.Timestamp` a timestamp. Spark's
     Python workers need marshal_dagster.
     """
-    from pyspark.sql import functions as f
-    from pyspark.sql import types as t
-
     files = _reader_files(schemas, descriptors, subject)
     descriptor = _message(files, message)
     found = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.PROTOBUF)
@@ -197,8 +196,6 @@ def _well_known(name: str) -> "FileDescriptorProto":
 
 
 def _struct(message: "Descriptor", above: frozenset[str] = frozenset()) -> "StructType":
-    from pyspark.sql import types as t
-
     if message.full_name in above:
         raise ConfigurationError(f"message {message.full_name!r} holds itself: a column has no such type")
     below = above | {message.full_name}
@@ -206,8 +203,6 @@ def _struct(message: "Descriptor", above: frozenset[str] = frozenset()) -> "Stru
 
 
 def _type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
-    from pyspark.sql import types as t
-
     if _is_map(field):
         entry = field.message_type.fields_by_name
         return t.MapType(_single_type(entry["key"], above), _single_type(entry["value"], above))
@@ -216,8 +211,6 @@ def _type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
 
 
 def _single_type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
-    from pyspark.sql import types as t
-
     if field.message_type is not None:
         return t.TimestampType() if field.message_type.full_name == _TIMESTAMP else _struct(field.message_type, above)
     if field.type == field.TYPE_BYTES:
