@@ -46,7 +46,7 @@ class FakeKafkaSink(KafkaSink):
     """A Kafka sink whose rows come without Spark."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeRecords]:
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeRecords]:  # type: ignore[override]
         rows = frame.rows if hasattr(frame.rows, "append") else [row.asDict() for row in frame.collect()]
         yield FakeRecords([row for row in rows if row["partition"] not in done])
 

@@ -198,7 +198,7 @@ class FakePostgresSink(PostgresSink):
     """A Postgres sink whose rows come without Spark."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:  # type: ignore[override]
         yield FakeCopyRows([row for row in frame.rows if row["partition"] not in done])
 
 

@@ -1,7 +1,7 @@
 """What a sink is: the questions that a batch asks of its output, and what it tells in return."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -112,7 +112,8 @@ def check_ranges(ranges: Sequence[ClaimedRange]) -> None:
     """Raise `ValueError` unless `ranges` are of one group and topic, each partition once."""
     if len({(range_.coordination_topic_id, range_.group, range_.topic) for range_ in ranges}) > 1:
         raise ValueError("ranges of more than one group or topic in one call")
-    twice = [partition for partition, count in Counter(each.partition for each in ranges).items() if count > 1]
+    counts = Counter(range_.partition for range_ in ranges)
+    twice = [partition for partition, count in counts.items() if count > 1]
     if twice:
         raise ValueError(f"partitions {twice} have more than one range in one call")
 
@@ -124,7 +125,7 @@ def quoted(name: str) -> str:
 
 def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[ClaimedRange]) -> None:
     """Raise `SinkRejectedError` when there are rows of `partitions` that none of `ranges` has."""
-    foreign = sorted(str(each) for each in set(partitions) - {range_.partition for range_ in ranges})
+    foreign = sorted(map(str, set(partitions) - {range_.partition for range_ in ranges}))
     if foreign:
         raise SinkRejectedError(
             f"the result has rows of partition {', '.join(foreign)}, which this batch did not read: nothing was "
@@ -136,25 +137,33 @@ def checked_after_read(offsets_read: OffsetsRead, before_commit: BeforeCommit) -
     """Return `offsets_read` with `before_commit` behind it: the topic read may be another than that of the rows."""
 
     def read() -> Mapping[int, Intervals]:
-        found = offsets_read()
+        offsets = offsets_read()
         before_commit()
-        return found
+        return offsets
 
     return read
 
 
 def within(taken: ClaimedRange, offsets: Intervals) -> tuple[tuple[int, int], ...]:
     """Return those of `offsets` that `taken` could read, as rising intervals that do not meet."""
-    found: list[tuple[int, int]] = []
-    for first, behind in sorted(offsets):
-        start, end = max(first, taken.first_readable), min(behind, taken.end)
-        if start >= end:
-            continue
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+    readable = [(max(start, taken.first_readable), min(end, taken.end)) for start, end in offsets]
+    return tuple(joined((start, end) for start, end in readable if start < end))
+
+
+def joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the intervals in rising order; those that overlap or touch become one."""
+    rising: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if rising and start <= rising[-1][1]:
+            rising[-1] = rising[-1][0], max(rising[-1][1], end)
         else:
-            found.append((start, end))
-    return tuple(found)
+            rising.append((start, end))
+    return rising
+
+
+def both(one: Mapping[int, Intervals], other: Mapping[int, Intervals]) -> dict[int, Intervals]:
+    """Return the intervals of both, by partition."""
+    return {partition: (*one.get(partition, ()), *other.get(partition, ())) for partition in one.keys() | other.keys()}
 
 
 def judge_all(
@@ -191,10 +200,16 @@ def changed_result(what: str, expected: int, fetched: int) -> SinkRejectedError:
     )
 
 
-def unreplaceable(wanted: ClaimedRange, older_generation: int, where: str) -> str:
-    """Say why rows without offsets cannot be replaced, and what to do."""
-    return (
-        f"{wanted} of group {wanted.group!r}: {where} holds rows of generation {older_generation} there that have no "
-        f"column {OFFSET_COLUMN!r}, or nothing in it, so a new generation cannot replace them offset by offset; remove "
-        "these rows and what the output knows of the group, or write to a new output"
-    )
+def unreplaceable(held: Iterable[tuple[ClaimedRange, int, bool]], where: str) -> str | None:
+    """Return why rows without offsets cannot be replaced, and what to do; None if all rows have offsets.
+
+    `held` are ranges where the output has rows, with the generation of these, and whether all of them have offsets.
+    """
+    for wanted, older_generation, has_offsets in held:
+        if not has_offsets:
+            return (
+                f"{wanted} of group {wanted.group!r}: {where} holds rows of generation {older_generation} there that "
+                f"have no column {OFFSET_COLUMN!r}, or nothing in it, so a new generation cannot replace them offset "
+                "by offset; remove these rows and what the output knows of the group, or write to a new output"
+            )
+    return None

@@ -18,7 +18,7 @@ from marshal_dagster.sinks import DeltaSink
 from marshal_dagster.sinks.conformance import Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, intervals, never, part, rows_of
 from marshal_dagster.sinks.delta import sink as delta_sink
-from marshal_dagster.sinks.delta.commit import Commit, Rows, Table
+from marshal_dagster.sinks.delta.commit import Commit
 from marshal_dagster.sinks.delta.table import DeltaTable, alone_on_this_machine
 from marshal_dagster.sinks.sink import Intervals
 from tests.sink_kit import ALL_CASES
@@ -84,7 +84,7 @@ class FakeTable:
                 yield commit
 
     @contextmanager
-    def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[Rows]:
+    def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[FakeRows]:
         """The rows of a local frame."""
         rows = [row.asDict() for row in frame.collect() if row["partition"] not in done]
         found = [(row["partition"], row.get("offset"), row["value"]) for row in rows]
@@ -119,10 +119,9 @@ class FakeTable:
             )
 
     def commit(
-        self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
+        self, rows: FakeRows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
         """Add the rows, if no commit has that number."""
-        assert isinstance(rows, FakeRows)
         self.replaced = replaced
         with self.opened() as database:
             (newest,) = database.execute("SELECT coalesce(max(number), 0) FROM history").fetchone()
@@ -156,8 +155,8 @@ class FakeSink(DeltaSink):
         super().__init__(str(path))
         self.table = table or FakeTable(path)
 
-    def _table(self) -> Table:
-        return self.table
+    def _table(self) -> DeltaTable:
+        return cast("DeltaTable", self.table)
 
 
 class DeltaTarget(Target):
@@ -198,7 +197,7 @@ class Told(FakeTable):
         self._told = told
 
     def commit(
-        self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
+        self, rows: FakeRows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
         """Answer so."""
         self._told(lambda: FakeTable.commit(self, rows, taken, commit, replaced))

@@ -22,7 +22,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, Sink
-from marshal_dagster.sinks.kafka.sink import Records
+from marshal_dagster.sinks.kafka.records import FrameRecords
 from tests.kafka_outputs import KafkaOutput
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
@@ -126,7 +126,7 @@ class DeltaFolder:
 class Keyed(KafkaSink):
     """A sink whose records say in their keys which message they come from."""
 
-    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[Records]:
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameRecords]:
         from pyspark.sql import functions as f
 
         return super()._evaluated(frame.withColumn("key", f.concat_ws("/", "partition", "offset")), done)

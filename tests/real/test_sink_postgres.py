@@ -237,7 +237,7 @@ class Stalling(FakePostgresSink):
     """A sink whose rows do not come."""
 
     @contextmanager
-    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:  # type: ignore[override]
         with super()._evaluated(frame, done) as lines:
             yield SlowLines(lines.rows)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.caching import persisted, without_partitions
-from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 
@@ -47,20 +47,17 @@ def postgres_type(name: str, data_type: "DataType") -> str:
     """Return PostgreSQL's type for a column; raises `ConfigurationError` where there is none."""
     if isinstance(data_type, t.DecimalType):
         return f"numeric({data_type.precision},{data_type.scale})"
-    found = _TYPES.get(data_type.typeName())
-    if found is None:
+    target = _TYPES.get(data_type.typeName())
+    if target is None:
         raise ConfigurationError(
             f"column {name!r} is of type {data_type.simpleString()}, which a Postgres sink does not write: cast it"
         )
-    return found
+    return target
 
 
 def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":
     """Return one line of COPY text, without its end, of the columns `names`."""
-    fields = [
-        f.coalesce(_text(name, schema[name].dataType)(f.col(f"`{name.replace('`', '``')}`")), f.lit(_NULL))
-        for name in names
-    ]
+    fields = [f.coalesce(_text(name, schema[name].dataType)(f.col(quoted(name))), f.lit(_NULL)) for name in names]
     return f.concat_ws("\t", *fields)
 
 

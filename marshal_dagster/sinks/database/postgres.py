@@ -19,13 +19,14 @@ from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database, Secret,
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
-from marshal_dagster.sinks.database.pg_copy import evaluated, postgres_type
+from marshal_dagster.sinks.database.pg_copy import FrameLines, evaluated, postgres_type
 from marshal_dagster.sinks.database.postgres_ranges import (
     IN_ORDER,
     VERSION,
     LockMode,
     LocksOutdatedError,
     RangeTables,
+    columns_of,
     may_share_lock,
 )
 from marshal_dagster.sinks.sink import (
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    Connection = psycopg.Connection[tuple[Any, ...]]
+    from marshal_dagster._internal.postgres import Connection
 
 _POSITIONS = "marshal_ranges"
 _TAKEN = "marshal_taken_ranges"
@@ -121,24 +122,6 @@ class TransactionHook(Protocol):
         ...
 
 
-class CopyRows(Protocol):
-    """The rows of an evaluated frame as COPY text, each with its partition; they can be gone through repeatedly."""
-
-    @property
-    def counts(self) -> Mapping[int | None, int]:
-        """Rows by partition."""
-        ...
-
-    @property
-    def all_have_offsets(self) -> bool:
-        """Whether each row has an offset."""
-        ...
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        """Yield the lines, without their ends."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _RangeDecisions:
     """What is done with each range, and which of those to take lie over rows of older generations."""
@@ -148,7 +131,7 @@ class _RangeDecisions:
 
     @property
     def open(self) -> tuple[ClaimedRange, ...]:
-        return tuple(each for each, verdict in self.verdicts.items() if verdict is not Verdict.SKIP)
+        return tuple(wanted for wanted, verdict in self.verdicts.items() if verdict is not Verdict.SKIP)
 
 
 class _OffsetsNeededError(Exception):
@@ -197,7 +180,7 @@ class PostgresSink:
         self._statement_timeout_s = statement_timeout_s
         self._companion = companion
         self._output = f"{schema}.{table}"
-        self._ranges = RangeTables(self._named, self._output, f"{schema}.{_POSITIONS}")
+        self._ranges = RangeTables(self._execute, self._output, f"{schema}.{_POSITIONS}")
 
     def __repr__(self) -> str:
         return f"PostgresSink(table={self.table!r}, schema={self.schema!r})"
@@ -210,7 +193,7 @@ class PostgresSink:
         with self._transaction() as connection:
             be_only_creator(connection)
             for statement in _CREATE:
-                connection.execute(self._named(statement), ())
+                self._execute(connection, statement)
             if rows is not None:
                 self._create_rows(connection, rows)
 
@@ -224,10 +207,7 @@ class PostgresSink:
         """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
         with self._transaction() as connection:
             held = self._held(connection, ranges, only_older=False)
-        for wanted, generation, has_offsets in held:
-            if not has_offsets:
-                return unreplaceable(wanted, generation, f"table {self._output}")
-        return None
+        return unreplaceable(held, f"table {self._output}")
 
     def write(
         self,
@@ -251,22 +231,22 @@ class PostgresSink:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         done = [range_.partition for range_ in ranges if range_ not in judged.open]
         with self._evaluated(frame, done) as lines:
-            refuse_foreign_rows(["null" if each is None else each for each in lines.counts], judged.open)
+            refuse_foreign_rows(["null" if partition is None else partition for partition in lines.counts], judged.open)
             self._reached("evaluated")
             before_commit()
             taken = self._take(judged.open, columns, lines, checked_after_read(offsets_read, before_commit))
         return WriteResult(
             taken=taken,
-            skipped=tuple(each for each in ranges if each not in taken),
-            rows={each.partition: lines.counts.get(each.partition, 0) for each in taken},
+            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
+            rows={range_.partition: lines.counts.get(range_.partition, 0) for range_ in taken},
         )
 
-    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[CopyRows]:
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameLines]:
         """Evaluate the rows, but for those of the partitions `done`; tests put other rows in their place."""
         return evaluated(frame, done)
 
     def _take(
-        self, wanted: Sequence[ClaimedRange], columns: Sequence[str], lines: CopyRows, offsets_read: OffsetsRead
+        self, wanted: Sequence[ClaimedRange], columns: Sequence[str], lines: FrameLines, offsets_read: OffsetsRead
     ) -> tuple[ClaimedRange, ...]:
         """Take, in one transaction, those of `wanted` that are not done meanwhile."""
         read: Mapping[int, Intervals] | None = None
@@ -285,7 +265,7 @@ class PostgresSink:
         wanted: Sequence[ClaimedRange],
         columns: Sequence[str],
         *,
-        lines: CopyRows,
+        lines: FrameLines,
         read: Mapping[int, Intervals] | None,
     ) -> tuple[ClaimedRange, ...]:
         if read is None and self._judge(connection, wanted).over_older:
@@ -304,12 +284,12 @@ class PostgresSink:
                 self._note_own_offsets(connection, judged.over_older)
             self._replace(connection, judged.over_older)
             self._reached("replaced")
-        taken = [ids[each.partition] for each in judged.open]
+        taken = [ids[range_.partition] for range_ in judged.open]
         self._move(connection, columns, taken)
         if self._companion is not None and taken:
             self._companion.write(connection, _column_names(columns), taken)
         self._reached("moved")
-        self._leave_out(connection, [ids[each.partition] for each in wanted if each not in judged.open])
+        self._leave_out(connection, [ids[range_.partition] for range_ in wanted if range_ not in judged.open])
         if hold is LockMode.SHARED:
             self._ranges.look_once_more(connection, judged.open, own=ids.values())
         else:
@@ -335,12 +315,11 @@ class PostgresSink:
         verdicts = judge_all(lambda wanted: stored.get(wanted.partition), ranges)
         if hold is LockMode.SHARED and not may_share_lock(rows, ranges):
             raise LocksOutdatedError
-        wanted = [each for each, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        wanted = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
         older = self._held(connection, wanted, only_older=True)
-        for each, generation, has_offsets in older:
-            if not has_offsets:
-                raise SinkRejectedError(unreplaceable(each, generation, f"table {self._output}"))
-        return _RangeDecisions(verdicts, tuple(dict.fromkeys(each for each, _, _ in older)))
+        if reason := unreplaceable(older, f"table {self._output}"):
+            raise SinkRejectedError(reason)
+        return _RangeDecisions(verdicts, tuple(dict.fromkeys(over for over, _, _ in older)))
 
     def _held(
         self, connection: "Connection", ranges: Sequence[ClaimedRange], *, only_older: bool
@@ -353,68 +332,52 @@ class PostgresSink:
         if not readable:
             return []
         wanted = list(readable.values())
-        found = connection.execute(
-            self._named(
-                "SELECT t.partition, t.generation, bool_and(t.has_offsets) "
-                "FROM {taken} AS t JOIN unnest(%s::integer[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[]) "
-                "AS w (partition, data_topic_id, generation, first_readable, end_offset) "
-                "ON t.partition = w.partition AND t.data_topic_id = w.data_topic_id "
-                "AND t.first_readable < w.end_offset AND t.end_offset > w.first_readable "
-                "WHERE t.output = %s AND t.member_group = %s AND t.topic = %s AND t.row_count > 0 "
-                "AND (t.generation < w.generation OR NOT %s) "
-                "GROUP BY t.partition, t.generation ORDER BY t.partition, t.generation"
-            ),
+        found = self._execute(
+            connection,
+            "SELECT t.partition, t.generation, bool_and(t.has_offsets) "
+            "FROM {taken} AS t JOIN unnest(%s::integer[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[]) "
+            "AS w (partition, data_topic_id, generation, first_readable, end_offset) "
+            "ON t.partition = w.partition AND t.data_topic_id = w.data_topic_id "
+            "AND t.first_readable < w.end_offset AND t.end_offset > w.first_readable "
+            "WHERE t.output = %s AND t.member_group = %s AND t.topic = %s AND t.row_count > 0 "
+            "AND (t.generation < w.generation OR NOT %s) "
+            "GROUP BY t.partition, t.generation ORDER BY t.partition, t.generation",
             (
-                [each.partition for each in wanted],
-                [each.data_topic_id for each in wanted],
-                [each.generation for each in wanted],
-                [each.first_readable for each in wanted],
-                [each.end for each in wanted],
-                self._output,
-                wanted[0].group,
-                wanted[0].topic,
+                *columns_of(wanted, "partition", "data_topic_id", "generation", "first_readable", "end"),
+                *self._ranges.key(wanted),
                 only_older,
             ),
         )
         return [(readable[partition], generation, offsets) for partition, generation, offsets in found]
 
-    def _enter(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: CopyRows) -> dict[int, int]:
+    def _enter(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: FrameLines) -> dict[int, int]:
         """Enter the ranges as taken and return what their rows name them by, by partition."""
-        found = connection.execute(
-            self._named(
-                "INSERT INTO {taken} (output, member_group, topic, partition, coordination_topic_id, data_topic_id, "
-                "generation, epoch, start_offset, first_readable, end_offset, row_count, has_offsets, version) "
-                "SELECT %s, %s, %s, w.*, %s, %s FROM unnest(%s::integer[], %s::text[], %s::text[], %s::bigint[], "
-                "%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) AS w RETURNING partition, id"
-            ),
+        entries = self._execute(
+            connection,
+            "INSERT INTO {taken} (output, member_group, topic, partition, coordination_topic_id, data_topic_id, "
+            "generation, epoch, start_offset, first_readable, end_offset, row_count, has_offsets, version) "
+            "SELECT %s, %s, %s, w.*, %s, %s FROM unnest(%s::integer[], %s::text[], %s::text[], %s::bigint[], "
+            "%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) AS w RETURNING partition, id",
             (
-                self._output,
-                wanted[0].group,
-                wanted[0].topic,
+                *self._ranges.key(wanted),
                 lines.all_have_offsets,
                 IN_ORDER,
-                [each.partition for each in wanted],
-                [each.coordination_topic_id for each in wanted],
-                [each.data_topic_id for each in wanted],
-                [each.generation for each in wanted],
-                [each.epoch for each in wanted],
-                [each.start for each in wanted],
-                [each.first_readable for each in wanted],
-                [each.end for each in wanted],
-                [lines.counts.get(each.partition, 0) for each in wanted],
+                *columns_of(wanted, "partition", "coordination_topic_id", "data_topic_id", "generation", "epoch"),
+                *columns_of(wanted, "start", "first_readable", "end"),
+                [lines.counts.get(range_.partition, 0) for range_ in wanted],
             ),
         )
-        return dict(found.fetchall())
+        return dict(entries.fetchall())
 
-    def _copy(self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], lines: CopyRows) -> None:
+    def _copy(
+        self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], lines: FrameLines
+    ) -> None:
         """Copy all rows to a temporary table of the rows' types."""
         names = _names(columns)
-        connection.execute(
-            self._named(
-                "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
-                columns=names,
-            ),
-            (),
+        self._execute(
+            connection,
+            "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
+            columns=names,
         )
         prefixes = {partition: f"{taken}\t" for partition, taken in ids.items()}
         text = (f"{prefixes[partition]}{line}\n" for partition, line in lines)
@@ -428,13 +391,11 @@ class PostgresSink:
 
     def _move(self, connection: "Connection", columns: Sequence[str], ids: Sequence[int]) -> None:
         """Move the rows of these ranges over to where they are seen."""
-        connection.execute(
-            self._named(
-                "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows "
-                "WHERE marshal_range = ANY(%s)",
-                columns=_names(columns),
-            ),
+        self._execute(
+            connection,
+            "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)",
             (list(ids),),
+            columns=_names(columns),
         )
 
     def _note_offsets(
@@ -446,9 +407,9 @@ class PostgresSink:
             "ON COMMIT DROP"
         )
         with connection.cursor().copy("COPY pg_temp.marshal_offsets FROM STDIN") as copy:
-            for each in wanted:
-                for start, end in read.get(each.partition, ()):
-                    copy.write_row((each.partition, start, end))
+            for range_ in wanted:
+                for start, end in read.get(range_.partition, ()):
+                    copy.write_row((range_.partition, start, end))
 
     def _note_own_offsets(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
         """Add those of the rows to be written: the offsets were read after them, and compaction may have taken some."""
@@ -459,81 +420,61 @@ class PostgresSink:
             "JOIN unnest(%s::integer[], %s::bigint[], %s::bigint[]) AS w (partition, first_readable, end_offset) "
             "ON r.kafka_partition = w.partition AND r.kafka_offset >= w.first_readable "
             "AND r.kafka_offset < w.end_offset) AS own GROUP BY kafka_partition, run",
-            (
-                [each.partition for each in wanted],
-                [each.first_readable for each in wanted],
-                [each.end for each in wanted],
-            ),
+            columns_of(wanted, "partition", "first_readable", "end"),
         )
 
     def _replace(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
         """Delete what older generations hold at the very offsets noted."""
-        connection.execute(
-            self._named(
-                "WITH gone AS MATERIALIZED ("
-                "SELECT w.partition, w.data_topic_id, w.generation, "
-                "range_agg(int8range(o.first_offset, o.end_offset)) AS offsets "
-                "FROM unnest(%s::integer[], %s::text[], %s::bigint[]) AS w (partition, data_topic_id, generation) "
-                "JOIN pg_temp.marshal_offsets AS o ON o.partition = w.partition "
-                "GROUP BY w.partition, w.data_topic_id, w.generation) "
-                "DELETE FROM {rows} AS r USING {taken} AS t, gone WHERE r.marshal_range = t.id "
-                "AND t.output = %s AND t.member_group = %s AND t.topic = %s AND t.partition = gone.partition "
-                "AND t.data_topic_id = gone.data_topic_id AND t.generation < gone.generation "
-                "AND r.kafka_partition = gone.partition AND r.kafka_offset <@ gone.offsets"
-            ),
-            (
-                [each.partition for each in wanted],
-                [each.data_topic_id for each in wanted],
-                [each.generation for each in wanted],
-                self._output,
-                wanted[0].group,
-                wanted[0].topic,
-            ),
+        self._execute(
+            connection,
+            "WITH gone AS MATERIALIZED ("
+            "SELECT w.partition, w.data_topic_id, w.generation, "
+            "range_agg(int8range(o.first_offset, o.end_offset)) AS offsets "
+            "FROM unnest(%s::integer[], %s::text[], %s::bigint[]) AS w (partition, data_topic_id, generation) "
+            "JOIN pg_temp.marshal_offsets AS o ON o.partition = w.partition "
+            "GROUP BY w.partition, w.data_topic_id, w.generation) "
+            "DELETE FROM {rows} AS r USING {taken} AS t, gone WHERE r.marshal_range = t.id "
+            "AND t.output = %s AND t.member_group = %s AND t.topic = %s AND t.partition = gone.partition "
+            "AND t.data_topic_id = gone.data_topic_id AND t.generation < gone.generation "
+            "AND r.kafka_partition = gone.partition AND r.kafka_offset <@ gone.offsets",
+            (*columns_of(wanted, "partition", "data_topic_id", "generation"), *self._ranges.key(wanted)),
         )
 
     def _leave_out(self, connection: "Connection", ids: Sequence[int]) -> None:
         """Strike the entries of ranges that another writer has taken meanwhile."""
         if ids:
-            connection.execute(self._named("DELETE FROM {taken} WHERE id = ANY(%s)"), (list(ids),))
+            self._execute(connection, "DELETE FROM {taken} WHERE id = ANY(%s)", (list(ids),))
 
     def _set_positions(self, connection: "Connection", taken: Sequence[ClaimedRange]) -> None:
         if not taken:
             return
-        connection.execute(
-            self._named(
-                "UPDATE {positions} AS p SET coordination_topic_id = w.coordination_topic_id, "
-                "data_topic_id = w.data_topic_id, generation = w.generation, epoch = w.epoch, "
-                "position = CASE WHEN NOT w.in_any_order THEN w.position "
-                "WHEN p.generation = w.generation THEN p.position END, "
-                "version = CASE WHEN w.in_any_order THEN %s WHEN p.generation = w.generation THEN p.version "
-                "ELSE %s END, changed_at = now() "
-                "FROM unnest(%s::integer[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], "
-                "%s::boolean[]) "
-                "AS w (partition, coordination_topic_id, data_topic_id, generation, epoch, position, in_any_order) "
-                "WHERE p.output = %s AND p.member_group = %s AND p.topic = %s AND p.partition = w.partition"
-            ),
+        self._execute(
+            connection,
+            "UPDATE {positions} AS p SET coordination_topic_id = w.coordination_topic_id, "
+            "data_topic_id = w.data_topic_id, generation = w.generation, epoch = w.epoch, "
+            "position = CASE WHEN NOT w.in_any_order THEN w.position "
+            "WHEN p.generation = w.generation THEN p.position END, "
+            "version = CASE WHEN w.in_any_order THEN %s WHEN p.generation = w.generation THEN p.version "
+            "ELSE %s END, changed_at = now() "
+            "FROM unnest(%s::integer[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], "
+            "%s::boolean[]) "
+            "AS w (partition, coordination_topic_id, data_topic_id, generation, epoch, position, in_any_order) "
+            "WHERE p.output = %s AND p.member_group = %s AND p.topic = %s AND p.partition = w.partition",
             (
                 VERSION,
                 IN_ORDER,
-                [each.partition for each in taken],
-                [each.coordination_topic_id for each in taken],
-                [each.data_topic_id for each in taken],
-                [each.generation for each in taken],
-                [each.epoch for each in taken],
-                [each.end for each in taken],
-                [each.in_any_order for each in taken],
-                self._output,
-                taken[0].group,
-                taken[0].topic,
+                *columns_of(taken, "partition", "coordination_topic_id", "data_topic_id", "generation", "epoch"),
+                *columns_of(taken, "end", "in_any_order"),
+                *self._ranges.key(taken),
             ),
         )
 
     def _check_table(self, connection: "Connection", columns: Sequence[str]) -> None:
-        found = connection.execute(
+        existing = connection.execute(
             "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s",
             (self.schema, self.table),
         )
-        there = {name for (name,) in found}
+        there = {name for (name,) in existing}
         missing = [name for name in _column_names(columns) if name not in there]
         if not there:
             raise ConfigurationError(
@@ -547,13 +488,13 @@ class PostgresSink:
 
     def _check_logged(self, connection: "Connection") -> None:
         """Refuse tables that PostgreSQL empties after a crash: rows would be gone whose ranges count as taken."""
-        found = connection.execute(
+        unlogged = connection.execute(
             "SELECT c.relname FROM pg_catalog.pg_class AS c "
             "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
             "WHERE n.nspname = %s AND c.relname = ANY(%s) AND c.relpersistence = 'u'",
             (self.schema, [self.table, _POSITIONS, _TAKEN]),
         )
-        for (name,) in found:
+        for (name,) in unlogged:
             raise ConfigurationError(
                 f"table: {self.schema}.{name} is unlogged, so a crash of the server empties it: ALTER TABLE ... SET "
                 "LOGGED first"
@@ -573,16 +514,23 @@ class PostgresSink:
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(identifier(name), sql.SQL(kind)) for name, kind in kinds.items()
         )
-        connection.execute(self._named("CREATE TABLE IF NOT EXISTS {rows} ({columns})", columns=columns), ())
+        self._execute(connection, "CREATE TABLE IF NOT EXISTS {rows} ({columns})", columns=columns)
         # Ranges follow each other in the table, so an index of a few pages finds them.
         index = identifier(f"marshal_range_{zlib.crc32(self.table.encode()):08x}")
-        connection.execute(
-            self._named("CREATE INDEX IF NOT EXISTS {index} ON {rows} USING brin (marshal_range)", index=index),
-            (),
-        )
+        statement: LiteralString = "CREATE INDEX IF NOT EXISTS {index} ON {rows} USING brin (marshal_range)"
+        self._execute(connection, statement, index=index)
+
+    def _execute(
+        self,
+        connection: "Connection",
+        statement: LiteralString,
+        parameters: Sequence[object] = (),
+        **names: "Composable",
+    ) -> "psycopg.Cursor[tuple[Any, ...]]":
+        """Execute a statement into which the tables' names, and `names`, are put."""
+        return connection.execute(self._named(statement, **names), parameters)
 
     def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":
-        """Put the tables' names, and `names`, into a statement."""
         from psycopg import sql
 
         return sql.SQL(statement).format(

@@ -19,10 +19,9 @@ from marshal_dagster.protocol.idempotence import StoredRanges
 from marshal_dagster.sinks.sink import newer_version
 
 if TYPE_CHECKING:
-    import psycopg
-    from psycopg.sql import Composed
+    from psycopg import Cursor
 
-    Connection = psycopg.Connection[tuple[Any, ...]]
+    from marshal_dagster._internal.postgres import Connection
 
 VERSION = 2
 """The newest of what is in the sink's own tables; a newer one is refused.
@@ -63,17 +62,20 @@ class LocksOutdatedError(Exception):
 class RangeTables:
     """The two tables as they stand in a transaction's connection, for the ranges of one batch."""
 
-    def __init__(self, named: "Callable[..., Composed]", output: str, table: str) -> None:
-        """Take what puts the tables' names into a statement, the output's name there, and that of the positions."""
-        self._named, self._output, self._table = named, output, table
+    def __init__(self, execute: "Callable[..., Cursor[tuple[Any, ...]]]", output: str, table: str) -> None:
+        """Take what executes statements with the tables' names, the output's name there, and that of the positions."""
+        self._execute, self._output, self._table = execute, output, table
+
+    def key(self, ranges: Sequence[ClaimedRange]) -> tuple[str, str, str]:
+        """Return output, group and topic, which all entries of a batch's ranges have in common."""
+        return self._output, ranges[0].group, ranges[0].topic
 
     def hold_for(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> LockMode:
         """Choose how to hold the partitions of `wanted`: shared where that leaves all rows as they are."""
-        if len(wanted) > _MOST_SHARED or not all(each.in_any_order for each in wanted):
+        if len(wanted) > _MOST_SHARED or not all(range_.in_any_order for range_ in wanted):
             return LockMode.ALONE
-        return (
-            LockMode.SHARED if may_share_lock(self.rows(connection, wanted, LockMode.NOT), wanted) else LockMode.ALONE
-        )
+        rows = self.rows(connection, wanted, LockMode.NOT)
+        return LockMode.SHARED if may_share_lock(rows, wanted) else LockMode.ALONE
 
     def rows(self, connection: "Connection", ranges: Sequence[ClaimedRange], hold: LockMode) -> dict[int, Row]:
         """Read what stands for each partition, and hold it; always from the lowest partition on."""
@@ -81,25 +83,23 @@ class RangeTables:
 
         if not ranges:
             return {}
-        key = (self._output, ranges[0].group, ranges[0].topic)
-        partitions = [each.partition for each in ranges]
+        key = self.key(ranges)
+        partitions = [range_.partition for range_ in ranges]
         if hold is LockMode.ALONE:
-            connection.execute(
-                self._named(
-                    "INSERT INTO {positions} (output, member_group, topic, partition, version) "
-                    "SELECT %s, %s, %s, p, %s FROM unnest(%s::integer[]) AS p ORDER BY p "
-                    "ON CONFLICT (output, member_group, topic, partition) DO NOTHING"
-                ),
+            self._execute(
+                connection,
+                "INSERT INTO {positions} (output, member_group, topic, partition, version) "
+                "SELECT %s, %s, %s, p, %s FROM unnest(%s::integer[]) AS p ORDER BY p "
+                "ON CONFLICT (output, member_group, topic, partition) DO NOTHING",
                 (*key, IN_ORDER, partitions),
             )
-        found = connection.execute(
-            self._named(
-                "SELECT partition, version, coordination_topic_id, data_topic_id, generation, epoch, position "
-                "FROM {positions} WHERE output = %s AND member_group = %s AND topic = %s AND partition = ANY(%s) "
-                "ORDER BY partition {hold}",
-                hold=sql.SQL(hold.value),
-            ),
+        found = self._execute(
+            connection,
+            "SELECT partition, version, coordination_topic_id, data_topic_id, generation, epoch, position "
+            "FROM {positions} WHERE output = %s AND member_group = %s AND topic = %s AND partition = ANY(%s) "
+            "ORDER BY partition {hold}",
             (*key, partitions),
+            hold=sql.SQL(hold.value),
         )
         return {
             partition: Row(version, coordination, data, generation, epoch, position)
@@ -116,9 +116,9 @@ class RangeTables:
     ) -> dict[int, StoredRanges]:
         """Put together what is stored beside each range; entries of ranges are looked at only where they can decide."""
         with_ranges = [
-            each
-            for each in ranges
-            if (row := rows.get(each.partition)) and (each.in_any_order or row.version != IN_ORDER)
+            range_
+            for range_ in ranges
+            if (row := rows.get(range_.partition)) and (range_.in_any_order or row.version != IN_ORDER)
         ]
         overlapping = self._overlapping(connection, with_ranges, own)
         in_order_after = [with_range for with_range in with_ranges if not with_range.in_any_order]
@@ -147,27 +147,17 @@ class RangeTables:
         """
         if not ranges:
             return {}
-        found = connection.execute(
-            self._named(
-                "SELECT w.partition, t.start_offset, t.end_offset "
-                "FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
-                "AS w (partition, generation, start_offset, end_offset) CROSS JOIN LATERAL ("
-                "SELECT start_offset, end_offset FROM {taken} AS e "
-                "WHERE e.output = %s AND e.member_group = %s AND e.topic = %s AND e.partition = w.partition "
-                "AND e.generation = w.generation AND e.end_offset > w.start_offset "
-                "AND e.start_offset < e.end_offset AND e.id <> ALL(%s::bigint[]) "
-                "ORDER BY e.end_offset LIMIT 1) AS t WHERE t.start_offset < w.end_offset"
-            ),
-            (
-                [each.partition for each in ranges],
-                [each.generation for each in ranges],
-                [each.start for each in ranges],
-                [each.end for each in ranges],
-                self._output,
-                ranges[0].group,
-                ranges[0].topic,
-                list(own),
-            ),
+        found = self._execute(
+            connection,
+            "SELECT w.partition, t.start_offset, t.end_offset "
+            "FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
+            "AS w (partition, generation, start_offset, end_offset) CROSS JOIN LATERAL ("
+            "SELECT start_offset, end_offset FROM {taken} AS e "
+            "WHERE e.output = %s AND e.member_group = %s AND e.topic = %s AND e.partition = w.partition "
+            "AND e.generation = w.generation AND e.end_offset > w.start_offset "
+            "AND e.start_offset < e.end_offset AND e.id <> ALL(%s::bigint[]) "
+            "ORDER BY e.end_offset LIMIT 1) AS t WHERE t.start_offset < w.end_offset",
+            (*columns_of(ranges, "partition", "generation", "start", "end"), *self.key(ranges), list(own)),
         )
         return {partition: (start, end) for partition, start, end in found}
 
@@ -177,29 +167,21 @@ class RangeTables:
         """Return where the output stands, by partition (None: there are gaps), and the highest token there."""
         if not ranges:
             return {}
-        found = connection.execute(
-            self._named(
-                "SELECT e.partition, CASE WHEN sum(e.end_offset - e.start_offset) = max(e.end_offset) - "
-                "min(e.start_offset) THEN max(e.end_offset) END, max(e.epoch) "
-                "FROM unnest(%s::integer[], %s::bigint[]) AS w (partition, generation) JOIN {taken} AS e "
-                "ON e.partition = w.partition AND e.generation = w.generation "
-                "WHERE e.output = %s AND e.member_group = %s AND e.topic = %s AND e.id <> ALL(%s::bigint[]) "
-                "GROUP BY e.partition"
-            ),
-            (
-                [each.partition for each in ranges],
-                [each.generation for each in ranges],
-                self._output,
-                ranges[0].group,
-                ranges[0].topic,
-                list(own),
-            ),
+        found = self._execute(
+            connection,
+            "SELECT e.partition, CASE WHEN sum(e.end_offset - e.start_offset) = max(e.end_offset) - "
+            "min(e.start_offset) THEN max(e.end_offset) END, max(e.epoch) "
+            "FROM unnest(%s::integer[], %s::bigint[]) AS w (partition, generation) JOIN {taken} AS e "
+            "ON e.partition = w.partition AND e.generation = w.generation "
+            "WHERE e.output = %s AND e.member_group = %s AND e.topic = %s AND e.id <> ALL(%s::bigint[]) "
+            "GROUP BY e.partition",
+            (*columns_of(ranges, "partition", "generation"), *self.key(ranges), list(own)),
         )
         return {partition: (position, epoch) for partition, position, epoch in found}
 
     def look_once_more(self, connection: "Connection", taken: Sequence[ClaimedRange], own: Collection[int]) -> None:
         """See that nobody has added what overlaps these ranges, and that nobody does before they are seen."""
-        self._lock_names(connection, [self._name(each) for each in taken])
+        self._lock_names(connection, [self._name(range_) for range_ in taken])
         if self._overlapping(connection, taken, own):
             raise LocksOutdatedError
 
@@ -227,6 +209,13 @@ class RangeTables:
 def may_share_lock(rows: Mapping[int, Row], wanted: Sequence[ClaimedRange]) -> bool:
     """Say whether `rows` stay as they are with `wanted`, which come in any order: such have come in each generation."""
     return all(
-        (row := rows.get(each.partition)) is not None and row.version != IN_ORDER and row.generation == each.generation
-        for each in wanted
+        (row := rows.get(range_.partition)) is not None
+        and row.version != IN_ORDER
+        and row.generation == range_.generation
+        for range_ in wanted
     )
+
+
+def columns_of(ranges: Sequence[ClaimedRange], *fields: str) -> list[list[Any]]:
+    """Return of each of these fields the values in all ranges, for `unnest`."""
+    return [[getattr(range_, field) for range_ in ranges] for field in fields]

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
-from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition, Rows, Table, partition_key
+from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition, partition_key
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
     OffsetsRead,
     WriteResult,
+    both,
     check_columns,
     check_ranges,
     checked_after_read,
@@ -31,6 +32,7 @@ from marshal_dagster.sinks.sink import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows
 
 _FORGETS = "delta.setTransactionRetentionDuration"
 _APPEND_ONLY = "delta.appendOnly"
@@ -61,7 +63,7 @@ class DeltaSink:
         """
         if not path:
             raise ConfigurationError("path: empty; give the folder of the Delta table")
-        own = {each.lower() for each in options or ()} & {"usermetadata", "txnappid", "txnversion", "replacewhere"}
+        own = {option.lower() for option in options or ()} & {"usermetadata", "txnappid", "txnversion", "replacewhere"}
         if own:
             raise ConfigurationError(f"options: {', '.join(sorted(own))}: by these the sink makes its commits")
         self.path = path
@@ -85,10 +87,7 @@ class DeltaSink:
         """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
         table = self._table()
         held = table.held(_readable(ranges), only_older=False)
-        for wanted, generation, has_offsets in held:
-            if not has_offsets:
-                return unreplaceable(wanted, generation, f"table {self.path}")
-        return self._append_only(table) if held else None
+        return unreplaceable(held, f"table {self.path}") or (self._append_only(table) if held else None)
 
     def write(
         self,
@@ -109,18 +108,18 @@ class DeltaSink:
         self._refuse_unreplaceable(table, wanted, newest)
         done = [range_.partition for range_ in ranges if range_ not in wanted]
         with table.evaluated(frame, done) as rows:
-            refuse_foreign_rows(["null" if each is None else each for each in rows.counts], wanted)
+            refuse_foreign_rows(["null" if partition is None else partition for partition in rows.counts], wanted)
             self._reached("evaluated")
             before_commit()
             taken = self._take(table, wanted, rows, checked_after_read(offsets_read, before_commit))
         return WriteResult(
             taken=taken,
-            skipped=tuple(each for each in ranges if each not in taken),
-            rows={each.partition: rows.counts.get(each.partition, 0) for each in taken},
+            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
+            rows={range_.partition: rows.counts.get(range_.partition, 0) for range_ in taken},
         )
 
     def _take(
-        self, table: Table, wanted: Sequence[ClaimedRange], rows: Rows, offsets_read: OffsetsRead
+        self, table: "DeltaTable", wanted: Sequence[ClaimedRange], rows: "KeptRows", offsets_read: OffsetsRead
     ) -> tuple[ClaimedRange, ...]:
         """Take, in one commit, those of `wanted` that are not done meanwhile."""
         read: Mapping[int, Intervals] | None = None
@@ -132,7 +131,7 @@ class DeltaSink:
             over_older = self._refuse_unreplaceable(table, taken, newest)
             if over_older and read is None:
                 own = rows.offsets() if rows.has_offsets else {}
-                read = _both(offsets_read(), own)
+                read = both(offsets_read(), own)
                 continue
             commit = newest.then(secrets.token_hex(16), taken)
             replaced = self._replaced(table, over_older, read or {})
@@ -142,15 +141,15 @@ class DeltaSink:
                 return taken
 
     def _replaced(
-        self, table: Table, over_older: Sequence[ClaimedRange], read: Mapping[int, Intervals]
+        self, table: "DeltaTable", over_older: Sequence[ClaimedRange], read: Mapping[int, Intervals]
     ) -> Mapping[ClaimedRange, Intervals]:
         """Return at which offsets rows of older generations give way, in as few intervals as say it."""
         replaced: dict[ClaimedRange, Intervals] = {
-            each: within(each, read.get(each.partition, ())) for each in over_older
+            range_: within(range_, read.get(range_.partition, ())) for range_ in over_older
         }
-        gappy = [each for each, offsets in replaced.items() if len(offsets) > 1]
+        gappy = [range_ for range_, offsets in replaced.items() if len(offsets) > 1]
         older = table.older_offsets(gappy) if gappy else {}
-        replaced |= {each: _spanning(replaced[each], older.get(each.partition, ())) for each in gappy}
+        replaced |= {range_: _spanning(replaced[range_], older.get(range_.partition, ())) for range_ in gappy}
         count = sum(len(offsets) for offsets in replaced.values())
         if count > MOST_INTERVALS:
             raise SinkRejectedError(
@@ -162,8 +161,8 @@ class DeltaSink:
 
     def _commit(
         self,
-        table: Table,
-        rows: Rows,
+        table: "DeltaTable",
+        rows: "KeptRows",
         taken: Sequence[ClaimedRange],
         commit: Commit,
         replaced: Mapping[ClaimedRange, Intervals],
@@ -188,20 +187,17 @@ class DeltaSink:
         )
 
     def _refuse_unreplaceable(
-        self, table: Table, ranges: Sequence[ClaimedRange], newest: Commit
+        self, table: "DeltaTable", ranges: Sequence[ClaimedRange], newest: Commit
     ) -> tuple[ClaimedRange, ...]:
         """Return which of `ranges` lie over rows of older generations; refuse where these cannot be replaced."""
-        later = [each for each in _readable(ranges) if _is_later(newest.kept.get(partition_key(each)), each)]
+        later = [range_ for range_ in _readable(ranges) if _is_later(newest.kept.get(partition_key(range_)), range_)]
         held = table.held(later, only_older=True) if later else []
-        for wanted, generation, has_offsets in held:
-            if not has_offsets:
-                raise SinkRejectedError(unreplaceable(wanted, generation, f"table {self.path}"))
-        refusal = self._append_only(table) if held else None
+        refusal = unreplaceable(held, f"table {self.path}") or (self._append_only(table) if held else None)
         if refusal is not None:
             raise SinkRejectedError(refusal)
         return tuple(dict.fromkeys(wanted for wanted, _, _ in held))
 
-    def _refuse_forgetful(self, table: Table) -> None:
+    def _refuse_forgetful(self, table: "DeltaTable") -> None:
         """Refuse a table that forgets the sink's number, by which a late commit is left out."""
         if _FORGETS in table.properties():
             raise SinkRejectedError(
@@ -210,7 +206,7 @@ class DeltaSink:
                 f"('{_FORGETS}')"
             )
 
-    def _append_only(self, table: Table) -> str | None:
+    def _append_only(self, table: "DeltaTable") -> str | None:
         """Say why no rows of the table can be replaced, None if they can."""
         if table.properties().get(_APPEND_ONLY, "").lower() != "true":
             return None
@@ -219,7 +215,7 @@ class DeltaSink:
             "unset it, or write to a new output"
         )
 
-    def _table(self) -> Table:
+    def _table(self) -> "DeltaTable":
         """Return the table; tests put another in its place."""
         from marshal_dagster.sinks.delta.table import DeltaTable
 
@@ -229,17 +225,17 @@ class DeltaSink:
         """Do nothing; tests crash here."""
 
 
-def _newest(table: Table) -> Commit:
+def _newest(table: "DeltaTable") -> Commit:
     return next(table.commits(), Commit())
 
 
 def _judge(newest: Commit, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
     kept = {range_: newest.kept.get(partition_key(range_)) for range_ in ranges}
-    return {each: judge(known.position if known else None, each) for each, known in kept.items()}
+    return {range_: judge(known.position if known else None, range_) for range_, known in kept.items()}
 
 
 def _open(verdicts: Mapping[ClaimedRange, Verdict]) -> tuple[ClaimedRange, ...]:
-    return tuple(each for each, verdict in verdicts.items() if verdict is not Verdict.SKIP)
+    return tuple(range_ for range_, verdict in verdicts.items() if verdict is not Verdict.SKIP)
 
 
 def _readable(ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
@@ -250,20 +246,16 @@ def _is_later(kept: DeltaPosition | None, wanted: ClaimedRange) -> bool:
     return kept is not None and wanted.generation > kept.first_generation
 
 
-def _both(one: Mapping[int, Intervals], other: Mapping[int, Intervals]) -> dict[int, Intervals]:
-    return {number: (*one.get(number, ()), *other.get(number, ())) for number in one.keys() | other.keys()}
-
-
 def _spanning(read: Intervals, older: Intervals) -> Intervals:
     """Return `read` with two intervals made one where no row of the `older` ones is between them."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for start, end in read:
         last_before = bisect_left(older, (start,)) - 1
-        if found and (last_before < 0 or older[last_before][1] <= found[-1][1]):
-            found[-1] = found[-1][0], end
+        if spans and (last_before < 0 or older[last_before][1] <= spans[-1][1]):
+            spans[-1] = spans[-1][0], end
         else:
-            found.append((start, end))
-    return found
+            spans.append((start, end))
+    return spans
 
 
 def _active_session() -> "SparkSession":

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
+from operator import attrgetter, or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,13 @@ from marshal_dagster._internal.file_lock import locked
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.caching import persisted, without_partitions
-from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Commit, Rows
+from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Commit
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.spark.connector import connector_jars
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 DELTA = "io.delta:delta-spark_2.13:4.0.0"
 """Maven coordinates of Delta Lake for Spark 4.0; `fetch_connector` fetches its jars ahead."""
@@ -45,10 +46,11 @@ def delta_settings(ivy_folder: Path | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """A frame that executors keep."""
+    """The rows of a frame, which executors keep: they are there to be written more than once."""
 
     frame: "DataFrame"
     counts: Mapping[int | None, int]
+    """Rows by partition."""
 
     @property
     def has_offsets(self) -> bool:
@@ -73,27 +75,30 @@ class DeltaTable:
         self._name = f"delta.`{path.replace('`', '``')}`"
 
     def commits(self) -> Iterator[Commit]:
-        """Yield what the sink's commits say, the newest first (`Table.commits`)."""
+        """Yield what the sink's commits say, the newest first; none if there is no table."""
         seen = 0
         for limit in (f" LIMIT {_COMMITS_AT_FIRST}", ""):
-            found = self._history(limit)
-            for metadata in found[seen:]:
+            history = self._history(limit)
+            for metadata in history[seen:]:
                 commit = Commit.from_metadata(metadata)
                 if commit is not None:
                     yield commit
-            seen = len(found)
+            seen = len(history)
             if seen < _COMMITS_AT_FIRST:
                 return
 
     @contextmanager
-    def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[Rows]:
-        """Have the executors keep the rows, and count them."""
+    def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[KeptRows]:
+        """Have the executors keep the rows, but for those of the partitions `done`, and count them."""
         with persisted(without_partitions(frame, done)) as rows:
             counts = {row[0]: row[1] for row in rows.groupBy(PARTITION_COLUMN).count().collect()}
             yield KeptRows(rows, counts)
 
     def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
-        """Return where the table holds rows (`Table.held`)."""
+        """Return which ranges can be read where the table holds rows of this data topic.
+
+        That is the range, a generation of these rows, and whether all of them have offsets.
+        """
         if not ranges or not self._history(" LIMIT 1"):
             return []
         table = self._spark.read.format("delta").load(self._path)
@@ -101,35 +106,34 @@ class DeltaTable:
             return []
         offset = f.col(OFFSET_COLUMN) if OFFSET_COLUMN in table.columns else f.lit(None)
         conditions = [f.expr(_rows_at(range_, only_older=only_older)) for range_ in ranges]
-        found = (
-            table.where(reduce(_or, conditions))
+        held = (
+            table.where(reduce(or_, conditions))
             .groupBy(PARTITION_COLUMN)
             .agg(f.min(f"{MARSHAL_COLUMN}.generation"), f.count("*"), f.count(offset))
             .collect()
         )
-        by_partition = {each.partition: each for each in ranges}
-        return [(by_partition[row[0]], row[1], row[2] == row[3]) for row in sorted(found)]
+        by_partition = {range_.partition: range_ for range_ in ranges}
+        return [(by_partition[row[0]], row[1], row[2] == row[3]) for row in sorted(held)]
 
     def older_offsets(self, ranges: Sequence[ClaimedRange]) -> Mapping[int, Intervals]:
-        """Return where rows of older generations are (`Table.older_offsets`)."""
+        """Return, by partition, the offsets that can be read in `ranges` and at which rows of older generations are."""
         from marshal_dagster.spark.reader import offsets_read
 
         conditions = [f.expr(_rows_at(range_, only_older=True)) for range_ in ranges]
         table = self._spark.read.format("delta").load(self._path)
-        found = offsets_read(table.where(reduce(_or, conditions)).where(f"{OFFSET_COLUMN} IS NOT NULL"))
-        return {each.partition: within(each, found.get(each.partition, ())) for each in ranges}
+        offsets = offsets_read(table.where(reduce(or_, conditions)).where(f"{OFFSET_COLUMN} IS NOT NULL"))
+        return {range_.partition: within(range_, offsets.get(range_.partition, ())) for range_ in ranges}
 
     def commit(
-        self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
+        self, rows: KeptRows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
-        """Add the rows in one commit of that number (`Table.commit`)."""
-        assert isinstance(rows, KeptRows)  # noqa: S101 - made by `evaluated`
-        fields = [
-            (each.partition, each.group, each.topic, each.data_topic_id, each.generation, each.first_readable, each.end)
-            for each in taken
-        ]
+        """Add the rows of the ranges in one commit, in place of older generations' at the offsets `replaced`.
+
+        Does so if no other commit has that number, else raises anything or does nothing.
+        """
+        fields = attrgetter("partition", "group", "topic", "data_topic_id", "generation", "first_readable", "end")
         known = self._spark.createDataFrame(
-            fields,
+            [fields(range_) for range_ in taken],
             "partition INT, `group` STRING, topic STRING, data_topic_id STRING, generation BIGINT, "
             "first_readable BIGINT, `end` BIGINT",
         )
@@ -146,7 +150,7 @@ class DeltaTable:
             .option("txnAppId", APPLICATION)
             .option("txnVersion", commit.number)
         )
-        gone = [_rows_at(each, only_older=True, offsets=offsets) for each, offsets in replaced.items() if offsets]
+        gone = [_rows_at(range_, only_older=True, offsets=offsets) for range_, offsets in replaced.items() if offsets]
         with alone_on_this_machine(self._path):
             if gone:
                 own = f"{MARSHAL_COLUMN}.attempt = {_text(commit.attempt)}"
@@ -155,9 +159,9 @@ class DeltaTable:
                 writer.mode("append").save(self._path)
 
     def properties(self) -> Mapping[str, str]:
-        """Return the table's properties (`Table.properties`)."""
-        found = self._described("DETAIL", "", "properties")
-        return dict(found[0] or {}) if found else {}
+        """Return the table's properties; none if there is no table."""
+        properties = self._described("DETAIL", "", "properties")
+        return dict(properties[0] or {}) if properties else {}
 
     def _history(self, limit: str) -> list[str | None]:
         """Return the user metadata of the table's commits, the newest first; none if there is no table."""
@@ -168,7 +172,7 @@ class DeltaTable:
         from pyspark.errors import PySparkException
 
         try:
-            found = self._spark.sql(f"DESCRIBE {what} {self._name}{limit}").select(column).collect()
+            rows = self._spark.sql(f"DESCRIBE {what} {self._name}{limit}").select(column).collect()
         except PySparkException as error:
             condition = error.getCondition()
             if condition in _MISSING:
@@ -179,7 +183,7 @@ class DeltaTable:
                     "session yet"
                 ) from error
             raise
-        return [row[0] for row in found]
+        return [row[0] for row in rows]
 
 
 @contextmanager
@@ -235,7 +239,3 @@ def _text(value: str) -> str:
     if not {"'", "\\"} & set(value):
         return f"'{value}'"
     return f"CAST(X'{value.encode().hex()}' AS STRING)"
-
-
-def _or(one: "Column", other: "Column") -> "Column":
-    return one | other

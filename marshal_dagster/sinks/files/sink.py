@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ from marshal_dagster.sinks.sink import (
     Intervals,
     OffsetsRead,
     WriteResult,
+    both,
     check_columns,
     check_ranges,
     checked_after_read,
@@ -134,11 +135,7 @@ class FileSink:
         """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
         with self._lock:
             view = self._log.refresh()
-        for wanted in ranges:
-            for entry in view.at_offsets_of(wanted, below_generation=None):
-                if not entry.has_offsets:
-                    return unreplaceable(wanted, entry.taken.generation, str(self.path))
-        return None
+        return unreplaceable(_held(view, ranges, only_older=False), str(self.path))
 
     def write(
         self,
@@ -158,7 +155,7 @@ class FileSink:
         with self._lock:
             self._sweep_quietly()
             verdicts = self._judge(self._log.settled(), ranges)
-        wanted = tuple(each for each in ranges if verdicts[each] is not Verdict.SKIP)
+        wanted = tuple(range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         done = [range_.partition for range_ in ranges if range_ not in wanted]
@@ -179,8 +176,8 @@ class FileSink:
         self._clear_quietly(attempt)
         return WriteResult(
             taken=taken,
-            skipped=tuple(each for each in ranges if each not in taken),
-            rows={each.partition: rows for each in taken if (rows := _of(written, each).rows) is not None},
+            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
+            rows={range_.partition: rows for range_ in taken if (rows := _of(written, range_).rows) is not None},
         )
 
     def read(self, spark: "SparkSession") -> "DataFrame":
@@ -237,18 +234,15 @@ class FileSink:
                 f"format: {self.path} holds {view.commits[-1].format} files, not {self.format}: nothing was written; "
                 "give the format of the output, or another path"
             )
-        for wanted, verdict in verdicts.items():
-            if verdict is Verdict.SKIP:
-                continue
-            for entry in view.at_offsets_of(wanted, below_generation=wanted.generation):
-                if not entry.has_offsets:
-                    raise SinkRejectedError(unreplaceable(wanted, entry.taken.generation, str(self.path)))
+        undone = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        if reason := unreplaceable(_held(view, undone, only_older=True), str(self.path)):
+            raise SinkRejectedError(reason)
         return verdicts
 
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:
         """Make a name for an attempt of one's own and note its ranges."""
         attempt = secrets.token_hex(16)
-        note = {"version": commit_log.version_of(wanted), "ranges": [commit_log.range_to(each) for each in wanted]}
+        note = {"version": commit_log.version_of(wanted), "ranges": list(map(commit_log.range_to, wanted))}
         self._storage.write_whole(_note_of(attempt), commit_log.as_bytes(note))
         self._reached("attempt noted")
         return attempt
@@ -277,17 +271,17 @@ class FileSink:
         """List what Spark has committed below `folder`, by partition, and have the storage hold it."""
         written: dict[int, _WrittenFiles] = {}
         foreign: list[str] = []
-        expected = {each.partition for each in wanted}
+        expected = {range_.partition for range_ in wanted}
         for place, names in self._places(folder).items():
             value = place.partition("=")[2]
-            found = _PARTITION.fullmatch(value)
-            if found is None or int(found[1]) not in expected:
-                foreign.append("null" if value == _NO_PARTITION else unquote(found[1] if found else value))
+            matched = _PARTITION.fullmatch(value)
+            if matched is None or int(matched[1]) not in expected:
+                foreign.append("null" if value == _NO_PARTITION else unquote(matched[1] if matched else value))
                 continue
-            counts = [self._storage.rows(f"{folder}/{name}") for name in names] if self.format == _COUNTED else None
-            added = _WrittenFiles(tuple(names), None if counts is None else sum(counts), has_offsets=found[2] is None)
-            number = int(found[1])
-            written[number] = added.beside(written.get(number, _WrittenFiles(rows=None if counts is None else 0)))
+            rows = sum(self._storage.rows(f"{folder}/{name}") for name in names) if self.format == _COUNTED else None
+            added = _WrittenFiles(tuple(names), rows, has_offsets=matched[2] is None)
+            partition = int(matched[1])
+            written[partition] = added.beside(written[partition]) if partition in written else added
         refuse_foreign_rows(foreign, wanted)
         self._storage.hold_below(folder)
         return written
@@ -323,14 +317,14 @@ class FileSink:
             with self._lock:
                 view = self._log.settled()
                 verdicts = self._judge(view, wanted)
-                taken = tuple(each for each in wanted if verdicts[each] is not Verdict.SKIP)
+                taken = tuple(range_ for range_ in wanted if verdicts[range_] is not Verdict.SKIP)
                 if not taken:
                     return ()
-                over_older = {each for each in taken if view.at_offsets_of(each, below_generation=each.generation)}
+                over_older = {range_ for range_, _, _ in _held(view, taken, only_older=True)}
                 if replaced is not None or not over_older:
                     entries = tuple(
-                        _entry(each, written, replaced or {}, has_offsets=has_offsets, replaces=each in over_older)
-                        for each in taken
+                        _entry(range_, written, replaced or {}, has_offsets=has_offsets, replaces=range_ in over_older)
+                        for range_ in taken
                     )
                     self._reached("judged")
                     if self._log.append(Commit(attempt, self.format, schema, entries), _of_attempt(attempt)):
@@ -349,10 +343,9 @@ class FileSink:
         """
 
         def offsets_replaced() -> Mapping[int, Intervals]:
-            names = [f"{folder}/{name}" for each in written.values() for name in each.files]
+            names = [f"{folder}/{name}" for range_files in written.values() for name in range_files.files]
             own = self._offsets_in(frame, names) if names and OFFSET_COLUMN in frame.columns else {}
-            read = offsets_read()
-            return {number: (*read.get(number, ()), *own.get(number, ())) for number in read.keys() | own.keys()}
+            return both(offsets_read(), own)
 
         return offsets_replaced
 
@@ -395,8 +388,8 @@ class FileSink:
         note = commit_log.load(self._storage, _note_of(attempt))
         if note is None:
             return False  # its writer has just cleared it
-        wanted = [commit_log.range_from(each) for each in note["ranges"]]
-        return all(decided(view.stored(each), each) for each in wanted)
+        wanted = map(commit_log.range_from, note["ranges"])
+        return all(decided(view.stored(range_), range_) for range_ in wanted)
 
     def _clear(self, attempt: str, view: CommitView) -> None:
         """Remove what of an attempt does not count, and then its note."""
@@ -424,6 +417,15 @@ def _note_of(attempt: str) -> str:
     return _of_attempt(attempt + _NOTE)
 
 
+def _held(
+    view: CommitView, ranges: Sequence[ClaimedRange], *, only_older: bool
+) -> Iterator[tuple[ClaimedRange, int, bool]]:
+    """Yield the ranges where the output has rows, with the generation of these, and whether all have offsets."""
+    for wanted in ranges:
+        for entry in view.at_offsets_of(wanted, below_generation=wanted.generation if only_older else None):
+            yield wanted, entry.taken.generation, entry.has_offsets
+
+
 def _of(written: Mapping[int, _WrittenFiles], taken: ClaimedRange) -> _WrittenFiles:
     return written.get(taken.partition, _NOTHING)
 
@@ -436,12 +438,12 @@ def _entry(
     has_offsets: bool,
     replaces: bool,
 ) -> Entry:
-    found = _of(written, taken)
+    of_range = _of(written, taken)
     return Entry(
         taken=taken,
-        files=found.files,
-        rows=found.rows,
-        has_offsets=has_offsets and found.has_offsets,
+        files=of_range.files,
+        rows=of_range.rows,
+        has_offsets=has_offsets and of_range.has_offsets,
         replaces=within(taken, replaced.get(taken.partition, ())) if replaces else (),
     )
 

@@ -9,11 +9,12 @@ from typing import Any, Final
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition
-from marshal_dagster.sinks.sink import newer_version, position_after
+from marshal_dagster.sinks.sink import joined, newer_version, position_after
 
 VERSION: Final = 1
 """The newest of what a note says; a newer one is refused."""
 _MOST_INTERVALS: Final = 50
+_POSITION_FIELDS: Final = ("coordination_topic_id", "data_topic_id", "generation", "epoch", "position")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,38 +32,25 @@ class PositionNote:
 
     def to_json(self) -> bytes:
         """Return it as text."""
-        at = self.position
-        return json.dumps(
-            {
-                "version": VERSION,
-                "output_topic_id": self.output_topic_id,
-                "coordination_topic_id": at.coordination_topic_id,
-                "data_topic_id": at.data_topic_id,
-                "generation": at.generation,
-                "epoch": at.epoch,
-                "position": at.position,
-                "covered": self.covered,
-                "attempt": self.attempt,
-            },
-            separators=(",", ":"),
-        ).encode()
+        document = {
+            "version": VERSION,
+            "output_topic_id": self.output_topic_id,
+            **{name: getattr(self.position, name) for name in _POSITION_FIELDS},
+            "covered": self.covered,
+            "attempt": self.attempt,
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> "PositionNote":
         """Return what `to_json` wrote. Raises `SinkRejectedError` for a newer version, and for what is none."""
         try:
-            said: dict[str, Any] = json.loads(text)
-            version = said["version"]
+            fields: dict[str, Any] = json.loads(text)
+            version = fields["version"]
             if version == VERSION:
-                position = StoredPosition(
-                    coordination_topic_id=said["coordination_topic_id"],
-                    data_topic_id=said["data_topic_id"],
-                    generation=said["generation"],
-                    epoch=said["epoch"],
-                    position=said["position"],
-                )
-                covered = tuple((start, end) for start, end in said["covered"])
-                return cls(said["output_topic_id"], position, covered, said["attempt"])
+                position = StoredPosition(**{name: fields[name] for name in _POSITION_FIELDS})
+                covered = tuple((start, end) for start, end in fields["covered"])
+                return cls(fields["output_topic_id"], position, covered, fields["attempt"])
         except (ValueError, KeyError, TypeError) as error:
             raise SinkRejectedError(
                 f"{where} is damaged ({error!r}): nothing was written; somebody else writes to that topic"
@@ -78,7 +66,7 @@ class PositionNote:
         if before is not None and before.is_of(taken, output_topic_id):
             covered = before.covered
         if has_rows and taken.first_readable < taken.end:
-            covered = _joined([*covered, (taken.first_readable, taken.end)])
+            covered = _fewest([*covered, (taken.first_readable, taken.end)])
         return cls(output_topic_id, position_after(taken), covered, secrets.token_hex(16))
 
     def is_of(self, wanted: ClaimedRange, output_topic_id: str) -> bool:
@@ -92,15 +80,10 @@ class PositionNote:
         )
 
 
-def _joined(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _fewest(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Join what overlaps or touches, and the nearest of those that are too many."""
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
-    while len(found) > _MOST_INTERVALS:
-        at = min(range(1, len(found)), key=lambda at: found[at][0] - found[at - 1][1])
-        found[at - 1 : at + 1] = [(found[at - 1][0], found[at][1])]
-    return tuple(found)
+    rising = joined(intervals)
+    while len(rising) > _MOST_INTERVALS:
+        at = min(range(1, len(rising)), key=lambda at: rising[at][0] - rising[at - 1][1])
+        rising[at - 1 : at + 1] = [(rising[at - 1][0], rising[at][1])]
+    return tuple(rising)

@@ -99,7 +99,7 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
     columns = _columns(frame.columns)
     size = f.lit(_ROW_BYTES) + _bytes_of(f.col(VALUE)) + _bytes_of(f.col(KEY))
     in_headers = f.aggregate(
-        HEADERS, f.lit(0), lambda total, each: total + _bytes_of(each["key"]) + _bytes_of(each["value"])
+        HEADERS, f.lit(0), lambda total, header: total + _bytes_of(header["key"]) + _bytes_of(header["value"])
     )
     size = size + f.coalesce(in_headers, f.lit(0))
     with persisted(wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE))) as rows:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING, Final, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.errors import (
@@ -30,7 +31,7 @@ from marshal_dagster.kafka.partitioner import Partitioner
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.kafka.notes import PositionNote
-from marshal_dagster.sinks.kafka.records import Record, check_record_columns, evaluated
+from marshal_dagster.sinks.kafka.records import FrameRecords, Record, check_record_columns, evaluated
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     OffsetsRead,
@@ -59,7 +60,6 @@ NOTES_SETTINGS: Final[Mapping[str, str]] = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 """Compaction keeps each partition's newest note for ever, and small segments let it work soon."""
-HOW_TO_READ: Final = "read it with isolation.level=read_committed"
 _GLANCE_S: Final = 0.5
 """How long another's commit is waited for before one's own dead predecessors are seen to."""
 _MORE_PATIENCE_S: Final = 15.0
@@ -75,19 +75,6 @@ class NewGeneration(StrEnum):
     REFUSE = "refuse"
     APPEND = "append"
     """The new records stand behind the old ones."""
-
-
-class Records(Protocol):
-    """The records of an evaluated frame; they can be gone through repeatedly."""
-
-    @property
-    def counts(self) -> Mapping[int | None, int]:
-        """Rows by partition."""
-        ...
-
-    def __iter__(self) -> Iterator[Record]:
-        """Yield them by source partition, in the order in which they are to be written."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +93,8 @@ class _Step(Enum):
 class _Queue:
     """The records of one call, partition after partition."""
 
-    def __init__(self, records: Records) -> None:
-        self._groups = itertools.groupby(records, key=lambda each: each.source_partition)
+    def __init__(self, records: FrameRecords) -> None:
+        self._groups = itertools.groupby(records, key=attrgetter("source_partition"))
         self._next: tuple[int, Iterator[Record]] | None = None
 
     def of(self, partition: int) -> Iterator[Record]:
@@ -176,13 +163,13 @@ class KafkaSink:
         `UnavailableError`.
         """
         with self._topics() as topics:
-            found = topics.describe(self.topic)
+            described = topics.describe(self.topic)
             settings = dict(NOTES_SETTINGS)
             try:
                 settings["min.insync.replicas"] = topics.settings(self.topic)["min.insync.replicas"]
             except AuthorizationError as missing:
                 logger.info("the topic of notes gets the brokers' min.insync.replicas: %s", missing)
-            created = topics.create(self.notes_topic, 1, found.replication, settings)
+            created = topics.create(self.notes_topic, 1, described.replication, settings)
             if not created:
                 self._check_notes(topics)
             return created
@@ -228,35 +215,38 @@ class KafkaSink:
         check_ranges(ranges)
         with self._place() as place:
             verdicts = self._judge_all(place, ranges)
-            wanted = sorted((each for each in ranges if verdicts[each] is not Verdict.SKIP), key=_partition_of)
+            undone = (range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
+            wanted = sorted(undone, key=attrgetter("partition"))
             if not wanted:
                 return WriteResult(taken=(), skipped=tuple(ranges), rows={})
             done = [range_.partition for range_ in ranges if range_ not in wanted]
             with self._evaluated(frame, done) as records:
-                counts = {each: records.counts.get(each.partition, 0) for each in wanted}
-                refuse_foreign_rows(["null" if each is None else each for each in records.counts], wanted)
+                counts = {range_: records.counts.get(range_.partition, 0) for range_ in wanted}
+                refuse_foreign_rows(
+                    ["null" if partition is None else partition for partition in records.counts], wanted
+                )
                 self._reached("evaluated")
                 before_commit()
                 queue = _Queue(records)
-                steps = {each: self._take(place, each, counts[each], queue, before_commit) for each in wanted}
-        taken = tuple(each for each in ranges if steps.get(each))
+                steps = {range_: self._take(place, range_, counts[range_], queue, before_commit) for range_ in wanted}
+        taken = tuple(range_ for range_ in ranges if steps.get(range_))
         return WriteResult(
             taken=taken,
-            skipped=tuple(each for each in ranges if each not in taken),
-            rows={each.partition: counts[each] for each in taken},
-            note=self._told([each for each in taken if steps[each] is _Step.APPENDED]),
+            skipped=tuple(range_ for range_ in ranges if range_ not in taken),
+            rows={range_.partition: counts[range_] for range_ in taken},
+            note=self._note_to_readers([range_ for range_ in taken if steps[range_] is _Step.APPENDED]),
         )
 
-    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[Records]:
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameRecords]:
         """Evaluate the rows, but for those of the partitions `done`; tests put other rows in their place."""
         return evaluated(frame, done)
 
-    def _told(self, appended: Sequence[ClaimedRange]) -> str:
-        told = f"Kafka topic {self.topic}: {HOW_TO_READ}"
+    def _note_to_readers(self, appended: Sequence[ClaimedRange]) -> str:
+        note = f"Kafka topic {self.topic}: read it with isolation.level=read_committed"
         if not appended:
-            return told
+            return note
         listed = ", ".join(map(str, appended))
-        return f"{told}. Of a new generation, behind the records of an older one, which stay: {listed}"
+        return f"{note}. Of a new generation, behind the records of an older one, which stay: {listed}"
 
     def _take(
         self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
@@ -399,11 +389,9 @@ class KafkaSink:
 
     def _found(self, notes: Mapping[str, bytes], wanted: ClaimedRange) -> PositionNote | None:
         key = self._key(wanted)
-        return (
-            PositionNote.from_json(notes[key], f"the note of {key} in topic {self.notes_topic}")
-            if key in notes
-            else None
-        )
+        if key not in notes:
+            return None
+        return PositionNote.from_json(notes[key], f"the note of {key} in topic {self.notes_topic}")
 
     @property
     def _patience_s(self) -> float:
@@ -436,12 +424,12 @@ class KafkaSink:
         from marshal_dagster.kafka.transactions import NotesReader
 
         with self._topics() as topics, NotesReader(self._connection, self.notes_topic, topics) as notes:
-            found = topics.describe(self.topic)
+            described = topics.describe(self.topic)
             if not self._is_checked:
                 topics.require(on_topic(self.topic, Right.WRITE))
                 self._check_notes(topics)
                 self._is_checked = True
-            yield _Place(found.topic_id, notes)
+            yield _Place(described.topic_id, notes)
 
     def _check_notes(self, topics: "Topics") -> None:
         try:
@@ -470,7 +458,3 @@ class KafkaSink:
 
     def _reached(self, step: str) -> None:
         """Do nothing; tests crash here."""
-
-
-def _partition_of(wanted: ClaimedRange) -> int:
-    return wanted.partition
