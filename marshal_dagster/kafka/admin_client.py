@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import confluent_kafka.admin
@@ -101,13 +100,9 @@ class Topics:
         self._many: ManyOffsets | None = None
 
     def __enter__(self) -> Self:
-        """Give itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -134,17 +129,11 @@ class Topics:
             AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
-        request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
-        described = self._ask(
-            request,
-            lambda client, left_s: only(
-                client.describe_topics(TopicCollection([topic]), request_timeout=left_s), left_s
-            ),
-        )
+        described = self._described(topic)
         return TopicDescription(
             name=topic,
             topic_id=url_safe(described.topic_id),
-            partitions=tuple(sorted(each.id for each in described.partitions)),
+            partitions=tuple(sorted(partition.id for partition in described.partitions)),
             replication=min((len(partition.replicas) for partition in described.partitions), default=0),
         )
 
@@ -160,7 +149,7 @@ class Topics:
 
     def rights(self, topic: str) -> frozenset[Right] | None:
         """Look up what this user may do with a topic; None: the brokers do not tell. Raises as `describe`."""
-        return authorized(self._with_rights(topic))
+        return authorized(self._described(topic, with_rights=True))
 
     def require(self, needed: Needed) -> None:
         """Make sure that this user has these rights on a topic, where the brokers tell.
@@ -175,15 +164,12 @@ class Topics:
             doing = " and ".join(right.lower() for right in lacking.rights)
             raise right_missing(f"cannot {doing} topic {topic!r} on {self._log.servers}", lacking, self._log)
 
-    def _with_rights(self, topic: str) -> Any:  # noqa: ANN401 - the client library's hints lack what it gives
+    def _described(self, topic: str, *, with_rights: bool = False) -> Any:  # noqa: ANN401 - the client library's
         request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
-        return self._ask(
+        return self._ask_for_one(
             request,
-            lambda client, left_s: only(
-                client.describe_topics(
-                    TopicCollection([topic]), include_authorized_operations=True, request_timeout=left_s
-                ),
-                left_s,
+            lambda client, left_s: client.describe_topics(
+                TopicCollection([topic]), include_authorized_operations=with_rights, request_timeout=left_s
             ),
         )
 
@@ -198,30 +184,36 @@ class Topics:
             AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time, or a partition has no leader.
         """
-        wanted = sorted(set(partitions))
-        if not wanted:
-            return {}
-        request = Request(f"look up the offsets of topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
         level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-        return self._ask(
-            request, lambda client, left_s: _bounds(self._asking(client, topic, level, left_s, wanted), wanted)
-        )
+        return self._ask_for_offsets(f"look up the offsets of topic {topic!r}", topic, partitions, level, _bounds)
 
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
         """Look up the offset of each partition's first record with a timestamp (unix ms) of `at_ms` or later.
 
         Absent where no record is that young, as far as no open transaction holds it. Raises as `offsets`.
         """
+        doing, level = f"look up the offsets of topic {topic!r} at a time", IsolationLevel.READ_COMMITTED
+        return self._ask_for_offsets(
+            doing, topic, partitions, level, lambda query, wanted: _first_at(query, wanted, at_ms)
+        )
+
+    def _ask_for_offsets(
+        self,
+        doing: str,
+        topic: str,
+        partitions: Iterable[int],
+        level: IsolationLevel,
+        ask: "Callable[[_OffsetQuery, Sequence[int]], dict[int, T]]",
+    ) -> dict[int, T]:
         wanted = sorted(set(partitions))
         if not wanted:
             return {}
-        request = Request(f"look up the offsets of topic {topic!r} at a time", on_topic(topic, Right.DESCRIBE), topic)
-        level = IsolationLevel.READ_COMMITTED
         return self._ask(
-            request, lambda client, left_s: _first_at(self._asking(client, topic, level, left_s, wanted), wanted, at_ms)
+            Request(doing, on_topic(topic, Right.DESCRIBE), topic),
+            lambda client, left_s: ask(self._query(client, topic, level, left_s, wanted), wanted),
         )
 
-    def _asking(
+    def _query(
         self, client: AdminClient, topic: str, level: IsolationLevel, left_s: float, wanted: Sequence[int]
     ) -> "_OffsetQuery":
         deadline, many = time.monotonic() + left_s, self._many_offsets(level, wanted)
@@ -278,7 +270,7 @@ class Topics:
             listed = result(client.list_consumer_groups(request_timeout=left_s), left_s)
             if listed.errors:
                 raise listed.errors[0]
-            return {each.state for each in listed.valid if each.group_id == group}
+            return {consumers.state for consumers in listed.valid if consumers.group_id == group}
 
         return not self._ask(request, states) <= {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
 
@@ -311,8 +303,8 @@ class Topics:
         """
         request = Request(f"look up the settings of topic {topic!r}", on_topic(topic, Right.DESCRIBE_CONFIGS), topic)
         resource = _API.ConfigResource(_API.ResourceType.TOPIC, topic)
-        entries = self._ask(
-            request, lambda client, left_s: only(client.describe_configs([resource], request_timeout=left_s), left_s)
+        entries = self._ask_for_one(
+            request, lambda client, left_s: client.describe_configs([resource], request_timeout=left_s)
         )
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
@@ -348,27 +340,6 @@ class Topics:
         self._await_usable(topic, partitions if created else 1)
         return created
 
-    def grow(self, topic: str, partitions: int) -> None:
-        """Give a topic more partitions: `partitions` in all; wait until they can be used.
-
-        Raises:
-            TopicNotFoundError: it does not exist.
-            ConfigurationError: it has that many already.
-            AuthorizationError: ALTER on the topic.
-            UnavailableError: no answer in time.
-        """
-        request = Request(f"give topic {topic!r} {partitions} partitions", on_topic(topic, Right.ALTER), topic)
-        self._ask(
-            request,
-            lambda client, left_s: only(
-                client.create_partitions(
-                    [_API.NewPartitions(topic, partitions)], request_timeout=left_s, operation_timeout=left_s
-                ),
-                left_s,
-            ),
-        )
-        self._await_usable(topic, partitions)
-
     def delete(self, topic: str) -> None:
         """Delete a topic and wait until it is gone.
 
@@ -379,11 +350,9 @@ class Topics:
             UnavailableError: no answer in time.
         """
         request = Request(f"delete topic {topic!r}", on_topic(topic, Right.DELETE), topic)
-        self._ask(
+        self._ask_for_one(
             request,
-            lambda client, left_s: only(
-                client.delete_topics([topic], request_timeout=left_s, operation_timeout=left_s), left_s
-            ),
+            lambda client, left_s: client.delete_topics([topic], request_timeout=left_s, operation_timeout=left_s),
         )
         _await(lambda: self._is_missing(topic), f"topic {topic!r} was deleted, but is still there", self._timeout_s)
 
@@ -393,11 +362,14 @@ class Topics:
         Raises:
             UnavailableError: no answer in time.
         """
+        return len(self._nodes())
+
+    def _nodes(self) -> list[Any]:
         request = Request("look up the brokers", Needed((Right.DESCRIBE,)))
         described = self._ask(
             request, lambda client, left_s: result(client.describe_cluster(request_timeout=left_s), left_s)
         )
-        return len(described.nodes)
+        return list(described.nodes)
 
     def _await_usable(self, topic: str, partitions: int) -> None:
         request = Request(f"look whether topic {topic!r} can be used", on_topic(topic, Right.DESCRIBE), topic)
@@ -406,7 +378,7 @@ class Topics:
         def is_usable(client: AdminClient) -> bool:
             self._leaders.pop(topic, None)
             try:
-                _bounds(self._asking(client, topic, IsolationLevel.READ_UNCOMMITTED, self._timeout_s, wanted), wanted)
+                _bounds(self._query(client, topic, IsolationLevel.READ_UNCOMMITTED, self._timeout_s, wanted), wanted)
             except KafkaException as raised:
                 error = error_in(raised)
                 if error.code() not in PASSING | MISSING:
@@ -448,6 +420,12 @@ class Topics:
                     return answer
                 time.sleep(_PAUSE_S)
                 self._require_open()
+
+    def _ask_for_one(
+        self, request: Request, question: "Callable[[AdminClient, float], Mapping[Any, Future[Any]]]"
+    ) -> Any:  # noqa: ANN401 - the client library does not say
+        """Put a question about one thing, and give the answer."""
+        return self._ask(request, lambda client, left_s: only(question(client, left_s), left_s))
 
     @contextlib.contextmanager
     def _borrowed_client(self) -> Iterator[AdminClient]:
@@ -491,13 +469,13 @@ def _await(condition: Callable[[], bool], otherwise: str, within_s: float) -> No
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _bounds(asking: "_OffsetQuery", partitions: Sequence[int]) -> dict[int, OffsetBounds]:
-    starts, ends = asking.offsets(partitions, OFFSET_BEGINNING, OFFSET_END)
+def _bounds(query: "_OffsetQuery", partitions: Sequence[int]) -> dict[int, OffsetBounds]:
+    starts, ends = query.offsets(partitions, OFFSET_BEGINNING, OFFSET_END)
     # Retention may run between the two answers.
-    return {number: OffsetBounds(start, max(start, ends[number])) for number, start in starts.items()}
+    return {partition: OffsetBounds(start, max(start, ends[partition])) for partition, start in starts.items()}
 
 
-def _first_at(asking: "_OffsetQuery", partitions: Sequence[int], at_ms: int) -> dict[int, int]:
+def _first_at(query: "_OffsetQuery", partitions: Sequence[int], at_ms: int) -> dict[int, int]:
     """Ask for the first offsets of that time.
 
     That there is none counts when it is answered twice, with the partition's leader heard of in between: an answer
@@ -505,14 +483,14 @@ def _first_at(asking: "_OffsetQuery", partitions: Sequence[int], at_ms: int) -> 
     """
 
     def asked(wanted: Sequence[int]) -> dict[int, int]:
-        (found,) = asking.offsets(wanted, max(0, at_ms), least=NONE_AT)
-        return {number: offset for number, offset in found.items() if offset != NONE_AT}
+        (offsets,) = query.offsets(wanted, max(0, at_ms), least=NONE_AT)
+        return {partition: offset for partition, offset in offsets.items() if offset != NONE_AT}
 
-    found = asked(partitions)
-    if missing := [partition for partition in partitions if partition not in found]:
-        asking.offsets(missing, OFFSET_END)
-        found |= asked(missing)
-    return found
+    first = asked(partitions)
+    if missing := [partition for partition in partitions if partition not in first]:
+        query.offsets(missing, OFFSET_END)
+        first |= asked(missing)
+    return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,17 +556,17 @@ class _OffsetQuery:
             KafkaException: there is no such topic, it may not be seen, or a partition has no leader at present.
         """
         now_s = time.monotonic()
-        found = self.client.list_topics(self.topic, timeout=self.left_s).topics[self.topic]
-        if found.error is not None:
-            raise KafkaException(found.error)
-        if missing := sorted(set(partitions) - set(found.partitions)):
+        listed = self.client.list_topics(self.topic, timeout=self.left_s).topics[self.topic]
+        if listed.error is not None:
+            raise KafkaException(listed.error)
+        if missing := sorted(set(partitions) - set(listed.partitions)):
             raise TopicNotFoundError(
-                f"topic {self.topic!r} has {len(found.partitions)} partitions, and none with the number "
+                f"topic {self.topic!r} has {len(listed.partitions)} partitions, and none with the number "
                 f"{_numbers(missing)}"
             )
-        if any(found.partitions[partition].leader < 0 for partition in partitions):
+        if any(listed.partitions[partition].leader < 0 for partition in partitions):
             raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
-        self.leaders[self.topic] = now_s, len(found.partitions)
+        self.leaders[self.topic] = now_s, len(listed.partitions)
 
 
 _SPECS: Final = {OFFSET_BEGINNING: _API.OffsetSpec.earliest(), OFFSET_END: _API.OffsetSpec.latest()}

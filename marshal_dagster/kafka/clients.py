@@ -9,9 +9,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, ThrottleEvent
 from confluent_kafka.admin import AdminClient
@@ -44,6 +45,7 @@ _PAUSE_S: Final = 0.05
 _SHORTEST_REQUEST_S: Final = 0.05
 
 Client = Producer | Consumer | AdminClient
+AnyClient = TypeVar("AnyClient", bound=Client)
 
 
 class Isolation(StrEnum):
@@ -98,7 +100,7 @@ class ClientLog:
 
     def log(self, _level: int, _template: str, *values: object) -> None:
         """Take a log line; the client calls it as it would `logging.Logger.log`."""
-        _LOG.debug("%s: %s", self.client_id, " ".join(str(each) for each in values))
+        _LOG.debug("%s: %s", self.client_id, " ".join(map(str, values)))
         kind, line = (values[0], str(values[-1])) if values else ("", "")
         if kind == "FATAL":
             self.fatal = without_openssl_numbers(line.partition("Fatal error: ")[2] or line)
@@ -164,21 +166,15 @@ def producer(
     Raises:
         ConfigurationError: the client library refuses the settings.
     """
-    log = ClientLog(client_id, connection.bootstrap_servers, connection)
     settings: dict[str, Any] = {
-        **connection.librdkafka(),
         **({} if compression is None else {"compression.type": compression}),
-        "client.id": client_id,
         "acks": "all",
         "enable.idempotence": True,
         "linger.ms": 0,
         "message.timeout.ms": delivery_timeout_ms,
         "queue.buffering.max.messages": 1_000_000,
-        "allow.auto.create.topics": False,
-        **log.callbacks(),
     }
-    with checked_settings():
-        return Producer(settings), log
+    return make_client(Producer, connection, client_id, settings)
 
 
 def consumer(
@@ -201,25 +197,21 @@ def consumer(
     Raises:
         ConfigurationError: the client library refuses the settings.
     """
-    log = ClientLog(client_id, connection.bootstrap_servers, connection)
-    settings: dict[str, Any] = {
+    defaults = {
         "fetch.queue.backoff.ms": 1,  # the default of 1000 stalls a reader that outruns the queue
         "fetch.error.backoff.ms": 50,
-        **connection.librdkafka(),
-        "client.id": client_id,
+    }
+    settings = {
         "group.id": READER_GROUP,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
         "check.crcs": True,
-        "allow.auto.create.topics": False,
         "isolation.level": isolation.value,
         "fetch.wait.max.ms": fetch_wait_ms,
-        **log.callbacks(),
     }
-    with checked_settings():
-        return Consumer(settings), log
+    return make_client(Consumer, connection, client_id, settings, defaults)
 
 
 def admin(connection: KafkaConnection, *, client_id: str) -> tuple[AdminClient, ClientLog]:
@@ -228,15 +220,25 @@ def admin(connection: KafkaConnection, *, client_id: str) -> tuple[AdminClient, 
     Raises:
         ConfigurationError: the client library refuses the settings.
     """
+    return make_client(AdminClient, connection, client_id, {})
+
+
+def make_client(
+    kind: Callable[[dict[str, Any]], AnyClient],
+    connection: KafkaConnection,
+    client_id: str,
+    settings: Mapping[str, Any],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[AnyClient, ClientLog]:
+    """Make a client with `settings`, and its log; the connection's own settings come before `defaults` alone.
+
+    Raises:
+        ConfigurationError: the client library refuses the settings.
+    """
     log = ClientLog(client_id, connection.bootstrap_servers, connection)
-    settings: dict[str, Any] = {
-        **connection.librdkafka(),
-        "client.id": client_id,
-        "allow.auto.create.topics": False,
-        **log.callbacks(),
-    }
+    ours = {**settings, "client.id": client_id, "allow.auto.create.topics": False, **log.callbacks()}
     with checked_settings():
-        return AdminClient(settings), log
+        return kind({**defaults, **connection.librdkafka(), **ours}), log
 
 
 def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None = None) -> None:

@@ -5,16 +5,18 @@ when the group's coordinator goes away in the middle (librdkafka issue 4605).
 """
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from marshal_dagster.errors import UnavailableError
+from marshal_dagster.errors import MarshalError, UnavailableError
 from marshal_dagster.kafka.acls import Needed, Right
-from marshal_dagster.kafka.clients import ClientLog, checked_settings, close_client, close_client_later, error_in
+from marshal_dagster.kafka.clients import close_client, close_client_later, error_in, make_client
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import PASSING, Request, failure
+
+T = TypeVar("T")
 
 _PAUSE_S: Final = 0.02
 _GLANCE_S: Final = 0.002
@@ -36,20 +38,14 @@ class GroupOffsets:
         self.group = group
         self.is_spent = False
         self._timeout_s = connection.timeout_s
-        self._log = ClientLog(client_id, connection.bootstrap_servers, connection)
         self._answers: list[tuple[KafkaError | None, list[TopicPartition]]] = []
-        settings: dict[str, Any] = {
-            **connection.librdkafka(),
-            "client.id": client_id,
+        settings = {
             "group.id": group,
             "enable.auto.commit": False,
-            "allow.auto.create.topics": False,
             "session.timeout.ms": round(self._timeout_s * 1000),  # a commit waits so long for the coordinator
             "on_commit": lambda error, partitions: self._answers.append((error, partitions)),
-            **self._log.callbacks(),
         }
-        with checked_settings():
-            self._client = Consumer(settings)
+        self._client, self._log = make_client(Consumer, connection, client_id, settings)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -68,15 +64,8 @@ class GroupOffsets:
             Needed((Right.DESCRIBE,), topic, self.group),
         )
         wanted = [TopicPartition(topic, partition) for partition in partitions]
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                held = self._committed(wanted, deadline)
-            except KafkaException as raised:
-                self._pause_or_fail(request, error_in(raised), deadline)
-            else:
-                self._log.clear()
-                return {each.partition: each.offset for each in held if each.offset >= 0}
+        committed = self._repeated(request, lambda deadline: self._committed(wanted, deadline))
+        return {position.partition: position.offset for position in committed if position.offset >= 0}
 
     def commit(self, topic: str, offsets: Mapping[int, int]) -> None:
         """Set committed offsets.
@@ -92,15 +81,7 @@ class GroupOffsets:
             topic,
         )
         wanted = [TopicPartition(topic, partition, offset) for partition, offset in sorted(offsets.items())]
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                self._commit_once(wanted, deadline)
-            except KafkaException as raised:
-                self._pause_or_fail(request, error_in(raised), deadline)
-            else:
-                self._log.clear()
-                return
+        self._repeated(request, lambda deadline: self._commit_once(wanted, deadline))
 
     def _committed(self, wanted: list[TopicPartition], deadline: float) -> list[TopicPartition]:
         while True:
@@ -135,17 +116,29 @@ class GroupOffsets:
         if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise KafkaException(error)
 
-    def _pause_or_fail(self, request: Request, error: KafkaError, deadline: float) -> None:
-        if error.code() in PASSING and time.monotonic() + _PAUSE_S < deadline:
-            time.sleep(_PAUSE_S)
-            return
+    def _repeated(self, request: Request, ask: Callable[[float], T]) -> T:
+        """Ask until the deadline (monotonic seconds), again while the trouble passes by itself."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                answer = ask(deadline)
+            except KafkaException as raised:
+                error = error_in(raised)
+                if error.code() not in PASSING or time.monotonic() + _PAUSE_S >= deadline:
+                    raise self._failure(request, error) from None
+                time.sleep(_PAUSE_S)
+            else:
+                self._log.clear()
+                return answer
+
+    def _failure(self, request: Request, error: KafkaError) -> MarshalError:
         self.is_spent = True
         if error.code() in {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS}:
-            raise UnavailableError(
+            return UnavailableError(
                 f"cannot {request.doing} on {self._log.servers}: Kafka consumers are at work in that group; stop them, "
                 "or give one of the two groups another name"
-            ) from None
-        raise failure(request, error, self._log, self._timeout_s) from None
+            )
+        return failure(request, error, self._log, self._timeout_s)
 
 
 def _raise_first(partitions: Iterable[TopicPartition]) -> None:

@@ -8,7 +8,7 @@ import confluent_kafka.admin
 
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.acls import Needed, Right
-from marshal_dagster.kafka.admin_client import Topics, authorized, only, result, url_safe
+from marshal_dagster.kafka.admin_client import Topics, authorized, url_safe
 from marshal_dagster.kafka.errors import Request
 
 _API: Final[Any] = confluent_kafka.admin
@@ -60,7 +60,7 @@ class KafkaInspector(Topics):
             AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
-        described = self._with_rights(topic)
+        described = self._described(topic, with_rights=True)
         return TopicInfo(
             topic,
             url_safe(described.topic_id),
@@ -81,21 +81,15 @@ class KafkaInspector(Topics):
         Raises:
             UnavailableError: no answer in time.
         """
-        request = Request("look up the brokers", Needed((Right.DESCRIBE,)))
-        described = self._ask(
-            request, lambda client, left_s: result(client.describe_cluster(request_timeout=left_s), left_s)
-        )
-        nodes = sorted(described.nodes, key=lambda node: int(node.id))
-        return [Broker(self._version_of(node.id)) for node in nodes]
+        return [Broker(self._version_of(node.id)) for node in sorted(self._nodes(), key=lambda node: int(node.id))]
 
     def _version_of(self, broker: int) -> str | None:
         """Tell from a broker's settings: Kafka has no request for its version, and the client library shows none."""
         request = Request(f"look up the settings of broker {broker}", Needed((Right.DESCRIBE_CONFIGS,)))
         resource = _API.ConfigResource(_API.ResourceType.BROKER, str(broker))
         try:
-            entries = self._ask(
-                request,
-                lambda client, left_s: only(client.describe_configs([resource], request_timeout=left_s), left_s),
+            entries = self._ask_for_one(
+                request, lambda client, left_s: client.describe_configs([resource], request_timeout=left_s)
             )
         except MarshalError:
             return None

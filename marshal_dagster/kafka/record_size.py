@@ -70,7 +70,7 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
     Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
     """
     bounds = topics.offsets(topic, topics.describe(topic).partitions)
-    there = {number: _Sample(at.end, at.start) for number, at in bounds.items() if at.start < at.end}
+    there = {partition: _Sample(at.end, at.start) for partition, at in bounds.items() if at.start < at.end}
     if not there:
         return None
     client, log = consumer(connection, client_id=_CLIENT_ID, isolation=Isolation.READ_COMMITTED)
@@ -78,12 +78,12 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
     try:
         reach(client, log, timeout_s=connection.timeout_s)
         firsts = _longest(_unread(there, topics, group, topic))
-        ends = {number: first.end for number, first in firsts.items()}
+        ends = {partition: first.end for partition, first in firsts.items()}
         _read(client, log, topic, firsts, deadline_s)
-        lasts = {number: _Sample(end, max(firsts[number].next, end - RECORDS)) for number, end in ends.items()}
+        lasts = {partition: _Sample(end, max(firsts[partition].next, end - RECORDS)) for partition, end in ends.items()}
         _read(client, log, topic, lasts, deadline_s)
         samples = [*firsts.values(), *lasts.values()]
-        if not any(each.records for each in samples):
+        if not any(sample.records for sample in samples):
             few = {n: _Sample(at.end, max(at.next, at.end - RECORDS), FEW) for n, at in _longest(there).items()}
             _read(client, log, topic, few, deadline_s)
             samples = [*few.values()]
@@ -114,16 +114,17 @@ def _longest(samples: Mapping[int, _Sample]) -> dict[int, _Sample]:
 
 def _read(client: Consumer, log: ClientLog, topic: str, samples: Mapping[int, _Sample], deadline_s: float) -> None:
     """Read all samples; what is not read by the deadline is left out."""
-    client.assign([TopicPartition(topic, number, each.next) for number, each in samples.items() if not each.is_done])
-    while any(not each.is_done for each in samples.values()) and time.monotonic() < deadline_s:
+    undone = [(partition, sample) for partition, sample in samples.items() if not sample.is_done]
+    client.assign([TopicPartition(topic, partition, sample.next) for partition, sample in undone])
+    while any(not sample.is_done for sample in samples.values()) and time.monotonic() < deadline_s:
         for message in client.consume(RECORDS, timeout=_POLL_S):
             sample = samples[message.partition() or 0] if message.partition() in samples else None
             if message.error() is not None:
                 _judge(message.error(), sample, topic, log)
             elif sample is not None:
                 sample.take(message)
-        reading = [number for number, each in samples.items() if not each.is_done]
-        _pass_over_gaps(client.position([TopicPartition(topic, number) for number in reading]), samples)
+        reading = [TopicPartition(topic, partition) for partition, sample in samples.items() if not sample.is_done]
+        _pass_over_gaps(client.position(reading), samples)
 
 
 def _judge(error: KafkaError | None, sample: _Sample | None, topic: str, log: ClientLog) -> None:

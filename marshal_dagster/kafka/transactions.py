@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -18,7 +17,7 @@ from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedErr
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.acls import Needed, Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
-from marshal_dagster.kafka.clients import ClientLog, checked_settings, close_client, error_in, reach
+from marshal_dagster.kafka.clients import ClientLog, close_client, error_in, make_client, reach
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import MISSING, Request, failure, right_missing
 
@@ -64,7 +63,6 @@ class ProducerFencedError(Exception):
     """
 
     def __init__(self, took_s: float) -> None:
-        """Keep it."""
         self.took_s = took_s
         super().__init__(f"fenced after {took_s:.1f} s")
 
@@ -80,7 +78,6 @@ class RecordRejectedError(Exception):
     """
 
     def __init__(self, name: str, reason: str, *, is_too_large: bool, is_sure: bool = False) -> None:
-        """Keep them."""
         self.name, self.reason, self.is_too_large, self.is_sure = name, reason, is_too_large, is_sure
         super().__init__(f"{name}: {reason}")
 
@@ -111,20 +108,14 @@ class Transaction:
         self._timeout_s = timeout_s
         self._topics = tuple(topics)
         self._rights = Needed((Right.WRITE,), transactional_ids=id_prefix)
-        self._log = ClientLog(CLIENT_ID, connection.bootstrap_servers, connection)
         self._began_s: float | None = None
         self._is_open = False
         self._refused: tuple[str, KafkaError] | None = None
         self._sent = 0
         timeout_ms = round(timeout_s * 1000)
-        settings: dict[str, Any] = {
-            "linger.ms": 20,
-            "batch.size": 1_000_000,
-            "queue.buffering.max.kbytes": 65_536,
-            **connection.librdkafka(),
-            # The client takes no longer one.
+        settings = {
+            # The client refuses to wait longer for an answer than the transaction may take.
             "socket.timeout.ms": min(timeout_ms, round(connection.timeout_s * 1000)),
-            "client.id": CLIENT_ID,
             "acks": "all",
             "enable.idempotence": True,
             "transactional.id": transactional_id,
@@ -132,13 +123,10 @@ class Transaction:
             "message.timeout.ms": timeout_ms,
             "partitioner": partitioner,
             "delivery.report.only.error": True,
-            "allow.auto.create.topics": False,
-            **self._log.callbacks(),
         }
-        # The client refuses to wait longer for an answer than the transaction may take.
-        settings["socket.timeout.ms"] = min(int(settings.get("socket.timeout.ms", timeout_ms)), timeout_ms)
-        with checked_settings():
-            self._producer: Producer | None = Producer(settings)
+        defaults = {"linger.ms": 20, "batch.size": 1_000_000, "queue.buffering.max.kbytes": 65_536}
+        self._producer: Producer | None
+        self._producer, self._log = make_client(Producer, connection, CLIENT_ID, settings, defaults)
 
     @property
     def _client(self) -> Producer:
@@ -155,9 +143,7 @@ class Transaction:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Abort what is open, as far as that can be done soon; else the broker does it in time."""
         try:
             if self._is_open:
@@ -391,12 +377,9 @@ class NotesReader:
         self._log: ClientLog | None = None
 
     def __enter__(self) -> Self:
-        """Give itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let go of the connections."""
         if self._consumer is not None and self._log is not None:
             close_client(self._consumer, self._log)

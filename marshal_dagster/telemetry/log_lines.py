@@ -76,7 +76,7 @@ class LineWriter:
         while not self._is_over.is_set():
             self._write(self._waiting.get())
         # From here, for whoever closes must not wait for a handler that hangs.
-        left_out = self._left_out + sum(isinstance(each, logging.LogRecord) for each in self._rest())
+        left_out = self._left_out + sum(isinstance(line, logging.LogRecord) for line in self._rest())
         if left_out:
             LOGGER.warning("%d lines on claims were left out: the handlers of log lines are too slow", left_out)
 

@@ -9,13 +9,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider, _Gauge
+    from opentelemetry.metrics import Meter, MeterProvider
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of an op waits for its metrics to be handed over."""
@@ -31,127 +30,89 @@ logger = logging.getLogger(__name__)
 Instruments = TypeVar("Instruments")
 
 
-@dataclass(frozen=True, slots=True)
 class Metrics:
     """The instruments of claims and batches. Every measurement has the attributes `group` and `topic`."""
 
-    claims: "Counter"
-    commits: "Counter"
-    refused: "Counter"
-    lease_remaining: "Histogram"
-    batches: "Counter"
-    offsets: "Counter"
-    phase_duration: "Histogram"
-    batch_lag: "_Gauge"
-    lag: "_Gauge"
-
-    @classmethod
-    def of(cls, provider: "MeterProvider") -> "Metrics":
-        """Make them."""
-        meter = _meter(provider)
-        return cls(
-            claims=meter.create_counter(
-                "marshal.claims", "{claim}", "Partitions or ranges asked for, by what came of it, and claims lost."
-            ),
-            commits=meter.create_counter("marshal.commits", "{commit}", "Commits sent, by what came of each."),
-            refused=meter.create_counter(
-                "marshal.records.refused", "{record}", "Own records that the rules refused, by type and reason."
-            ),
-            lease_remaining=meter.create_histogram(
-                "marshal.lease.remaining",
-                "s",
-                "What was left of the shortest lease when heartbeats or commits had come back, before they renewed it.",
-                explicit_bucket_boundaries_advisory=_LEASE_BOUNDS_S,
-            ),
-            batches=meter.create_counter("marshal.batches", "{batch}", "Batches, by what each came to."),
-            offsets=meter.create_counter("marshal.offsets", "{offset}", "Offsets in batches, by what became of them."),
-            phase_duration=meter.create_histogram(
-                "marshal.phase.duration",
-                "s",
-                "How long each phase of a batch took.",
-                explicit_bucket_boundaries_advisory=_PHASE_BOUNDS_S,
-            ),
-            batch_lag=meter.create_gauge(
-                "marshal.batch.lag", "{offset}", "What a batch left unread in the partitions that it claimed."
-            ),
-            lag=meter.create_gauge("marshal.lag", "{offset}", "What the group has not read of the whole topic."),
+    def __init__(self, meter: "Meter") -> None:
+        self.claims = meter.create_counter(
+            "marshal.claims", "{claim}", "Partitions or ranges asked for, by what came of it, and claims lost."
         )
+        self.commits = meter.create_counter("marshal.commits", "{commit}", "Commits sent, by what came of each.")
+        self.refused = meter.create_counter(
+            "marshal.records.refused", "{record}", "Own records that the rules refused, by type and reason."
+        )
+        self.lease_remaining = meter.create_histogram(
+            "marshal.lease.remaining",
+            "s",
+            "What was left of the shortest lease when heartbeats or commits had come back, before they renewed it.",
+            explicit_bucket_boundaries_advisory=_LEASE_BOUNDS_S,
+        )
+        self.batches = meter.create_counter("marshal.batches", "{batch}", "Batches, by what each came to.")
+        self.offsets = meter.create_counter(
+            "marshal.offsets", "{offset}", "Offsets in batches, by what became of them."
+        )
+        self.phase_duration = meter.create_histogram(
+            "marshal.phase.duration",
+            "s",
+            "How long each phase of a batch took.",
+            explicit_bucket_boundaries_advisory=_PHASE_BOUNDS_S,
+        )
+        self.batch_lag = meter.create_gauge(
+            "marshal.batch.lag", "{offset}", "What a batch left unread in the partitions that it claimed."
+        )
+        self.lag = meter.create_gauge("marshal.lag", "{offset}", "What the group has not read of the whole topic.")
 
 
-@dataclass(frozen=True, slots=True)
 class OutboxMetrics:
     """The instruments of an outbox's harvester. Every measurement has the attribute `outbox`, its name."""
 
-    published: "Counter"
-    parked: "Counter"
-    refused: "Counter"
-    sessions: "Counter"
-    backlog: "_Gauge"
-    backlog_age: "_Gauge"
-
-    @classmethod
-    def of(cls, provider: "MeterProvider") -> "OutboxMetrics":
-        """Make them."""
-        meter = _meter(provider)
-        return cls(
-            published=meter.create_counter("marshal.outbox.published", "{row}", "Rows published."),
-            parked=meter.create_counter("marshal.outbox.parked", "{row}", "Rows set aside."),
-            refused=meter.create_counter(
-                "marshal.outbox.refused", "{refusal}", "Refusals of rows and topics, each before another try."
-            ),
-            sessions=meter.create_counter("marshal.outbox.sessions", "{session}", "Sessions of harvesting begun."),
-            backlog=meter.create_gauge("marshal.outbox.backlog", "{row}", "Rows that wait, as the leader sees them."),
-            backlog_age=meter.create_gauge("marshal.outbox.backlog.age", "s", "For how long the oldest of them waits."),
+    def __init__(self, meter: "Meter") -> None:
+        self.published = meter.create_counter("marshal.outbox.published", "{row}", "Rows published.")
+        self.parked = meter.create_counter("marshal.outbox.parked", "{row}", "Rows set aside.")
+        self.refused = meter.create_counter(
+            "marshal.outbox.refused", "{refusal}", "Refusals of rows and topics, each before another try."
+        )
+        self.sessions = meter.create_counter("marshal.outbox.sessions", "{session}", "Sessions of harvesting begun.")
+        self.backlog = meter.create_gauge("marshal.outbox.backlog", "{row}", "Rows that wait, as the leader sees them.")
+        self.backlog_age = meter.create_gauge(
+            "marshal.outbox.backlog.age", "s", "For how long the oldest of them waits."
         )
 
 
-@dataclass(frozen=True, slots=True)
 class CoordinatorMetrics:
     """The instruments of a group coordinator. Every measurement but `groups` has the attribute `group`."""
 
-    groups: "_Gauge"
-    members: "_Gauge"
-    assigned: "_Gauge"
-    rebalances: "Counter"
-    moved: "Counter"
-    failed: "Counter"
-
-    @classmethod
-    def of(cls, provider: "MeterProvider") -> "CoordinatorMetrics":
-        """Make them."""
-        meter = _meter(provider)
-        return cls(
-            groups=meter.create_gauge("marshal.coordinator.groups", "{group}", "Groups that this process leads."),
-            members=meter.create_gauge("marshal.coordinator.members", "{member}", "Members of a group led here."),
-            assigned=meter.create_gauge("marshal.coordinator.assigned", "{partition}", "Partitions assigned in it."),
-            rebalances=meter.create_counter(
-                "marshal.coordinator.rebalances", "{rebalance}", "Rebalances, by what came of each."
-            ),
-            moved=meter.create_counter("marshal.coordinator.moved", "{partition}", "Partitions that changed hands."),
-            failed=meter.create_counter("marshal.coordinator.failed", "{member}", "Members that no longer answered."),
+    def __init__(self, meter: "Meter") -> None:
+        self.groups = meter.create_gauge("marshal.coordinator.groups", "{group}", "Groups that this process leads.")
+        self.members = meter.create_gauge("marshal.coordinator.members", "{member}", "Members of a group led here.")
+        self.assigned = meter.create_gauge("marshal.coordinator.assigned", "{partition}", "Partitions assigned in it.")
+        self.rebalances = meter.create_counter(
+            "marshal.coordinator.rebalances", "{rebalance}", "Rebalances, by what came of each."
         )
+        self.moved = meter.create_counter("marshal.coordinator.moved", "{partition}", "Partitions that changed hands.")
+        self.failed = meter.create_counter("marshal.coordinator.failed", "{member}", "Members that no longer answered.")
 
 
 def metrics() -> Metrics | None:
     """Give the instruments of claims, or None where OpenTelemetry is not in use in this process. Never raises."""
-    return _made(Metrics.of)
+    return _made(Metrics)
 
 
 def outbox_metrics() -> OutboxMetrics | None:
     """Give the instruments of an outbox, or None as `metrics`. Never raises."""
-    return _made(OutboxMetrics.of)
+    return _made(OutboxMetrics)
 
 
 def coordinator_metrics() -> CoordinatorMetrics | None:
     """Give the instruments of a coordinator, or None as `metrics`. Never raises."""
-    return _made(CoordinatorMetrics.of)
+    return _made(CoordinatorMetrics)
 
 
 def record_lag(group: str, topic: str, lag: int) -> None:
     """Note how many offsets of `topic` the group has not read in all."""
-    found = metrics()
-    if found is not None:
-        found.lag.set(lag, {"group": group, "topic": topic})
+    instruments = metrics()
+    if instruments is not None:
+        instruments.lag.set(lag, {"group": group, "topic": topic})
 
 
 def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> None:
@@ -182,26 +143,22 @@ def _is_in_use() -> bool:
     return _API in sys.modules or bool(os.environ.get(_PROVIDER_NAMED))
 
 
-def _made(make: "Callable[[MeterProvider], Instruments]") -> Instruments | None:
+def _made(kind: "Callable[[Meter], Instruments]") -> Instruments | None:
     if not _is_in_use():
         return None
     try:
         from opentelemetry.metrics import get_meter_provider
 
-        found: Instruments = _of(make, get_meter_provider())
+        instruments: Instruments = _of(kind, get_meter_provider())
     except Exception as error:  # noqa: BLE001 - whatever it is, work goes on without metrics
         _log_disabled_metrics(type(error).__name__)
         return None
-    return found
+    return instruments
 
 
 @lru_cache(maxsize=3)  # of one provider, all kinds
-def _of(make: "Callable[[MeterProvider], Instruments]", provider: "MeterProvider") -> Instruments:
-    return make(provider)
-
-
-def _meter(provider: "MeterProvider") -> "Meter":
-    return provider.get_meter("marshal_dagster", version("marshal-dagster"))
+def _of(kind: "Callable[[Meter], Instruments]", provider: "MeterProvider") -> Instruments:
+    return kind(provider.get_meter("marshal_dagster", version("marshal-dagster")))
 
 
 @lru_cache(maxsize=1)

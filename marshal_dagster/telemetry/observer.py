@@ -43,11 +43,6 @@ class LineEvent(StrEnum):
     COMMIT = "commit"
     OTHER = "record"
 
-    @property
-    def success(self) -> str:
-        """Name the outcome of one that was accepted."""
-        return _SUCCESS[self]
-
 
 _SUCCESS: Final = {
     LineEvent.CLAIM: "won",
@@ -67,27 +62,17 @@ class _Record:
 
     event: LineEvent
     message: Message
-    epoch: int | None
-    offset: int | None
-    """Up to where it commits."""
     outcome: "RecordResult | None"
-    result_text: str
-    """Its outcome's name."""
+    epoch: int | None
+    offset: int | None = None
+    """Up to where it commits."""
 
-    @classmethod
-    def of(
-        cls,
-        event: LineEvent,
-        message: Message,
-        outcome: "RecordResult | None",
-        epoch: int | None,
-        offset: int | None = None,
-    ) -> "_Record":
-        """Name what it came to."""
-        result_text = _UNACKNOWLEDGED
-        if outcome is not None:
-            result_text = event.success if outcome.accepted else _REFUSED
-        return cls(event, message, epoch, offset, outcome, result_text)
+    @property
+    def result_text(self) -> str:
+        """Its outcome's name."""
+        if self.outcome is None:
+            return _UNACKNOWLEDGED
+        return _SUCCESS[self.event] if self.outcome.accepted else _REFUSED
 
     @property
     def has_failed(self) -> bool:
@@ -121,13 +106,10 @@ class Telemetry:
         self._metrics = metrics()
 
     def sent(self, claimer: "ObservedClaimer", sent: "AppendResult") -> None:
-        """Count and tell what own records came to."""
-        tells_all = LOGGER.isEnabledFor(logging.INFO)
-        if (
-            self._metrics is None
-            and not tells_all
-            and all(each is not None and each.accepted for each in sent.outcomes)
-        ):
+        """Count and log what own records came to."""
+        logs_all = LOGGER.isEnabledFor(logging.INFO)
+        are_accepted = all(outcome is not None and outcome.accepted for outcome in sent.outcomes)
+        if self._metrics is None and not logs_all and are_accepted:
             return
         claims = claimer.claims
         records = [
@@ -136,13 +118,13 @@ class Telemetry:
         ]
         left_s = _least_left_s(claimer, claims, records)
         for record in records:
-            if tells_all or record.has_failed:
+            if logs_all or record.has_failed:
                 self._report(claimer, record, left_s.get(record.event))
         if self._metrics is not None:
             _count(self._metrics, _whose(claimer), records, left_s)
 
     def lost(self, claimer: "ObservedClaimer", claim: "BaseClaim", why: str) -> None:
-        """Count and tell a lost claim."""
+        """Count and log a lost claim."""
         if claim.is_over:
             return
         if self._metrics is not None:
@@ -180,11 +162,11 @@ def _count(
     instruments: Metrics, whose: Mapping[str, str], records: list[_Record], left_s: Mapping[LineEvent, float]
 ) -> None:
     counters = {LineEvent.CLAIM: instruments.claims, LineEvent.COMMIT: instruments.commits}
-    for (event, result_text), number in Counter((record.event, record.result_text) for record in records).items():
+    for (event, result_text), count in Counter((record.event, record.result_text) for record in records).items():
         if event in counters:
-            counters[event].add(number, {**whose, "outcome": result_text})
-    for (kind, reason), number in Counter(_refusals(records)).items():
-        instruments.refused.add(number, {**whose, "record": kind, "reason": reason})
+            counters[event].add(count, {**whose, "outcome": result_text})
+    for (kind, reason), count in Counter(_refusals(records)).items():
+        instruments.refused.add(count, {**whose, "record": kind, "reason": reason})
     for event, left in left_s.items():
         instruments.lease_remaining.record(left, {**whose, "at": event.value})
 
@@ -221,7 +203,7 @@ def _count_batch(instruments: Metrics, whose: Mapping[str, str], batch: "Claimed
     instruments.batch_lag.set(batch.lag_after, whose)
 
 
-# Looking
+# Records
 
 
 def _record(
@@ -231,7 +213,7 @@ def _record(
     offset: int | None = None
     if isinstance(message, ClaimingPartition | ClaimingRange):
         accepted = outcome is not None and outcome.accepted
-        return _Record.of(LineEvent.CLAIM, message, outcome, log_offset if accepted else None)
+        return _Record(LineEvent.CLAIM, message, outcome, log_offset if accepted else None)
     event, stands_at = LineEvent.OTHER, getattr(claim, "offset", None)
     if isinstance(message, RangeDone):
         event, offset = LineEvent.COMMIT, getattr(claim, "end", None)
@@ -240,7 +222,7 @@ def _record(
     elif isinstance(message, Heartbeat | RangeHeartbeat):
         event = LineEvent.HEARTBEAT
     epoch = claim.epoch if claim is not None else getattr(message, "epoch", None)
-    return _Record.of(event, message, outcome, epoch, offset)
+    return _Record(event, message, outcome, epoch, offset)
 
 
 def _least_left_s(
@@ -261,7 +243,7 @@ def _whose(claimer: "ObservedClaimer") -> dict[str, str]:
     return {"group": claimer.member.group, "topic": claimer.topic}
 
 
-# Telling
+# Log lines
 
 
 def _level(record: _Record) -> int | None:
@@ -293,11 +275,11 @@ def _named(fields: Mapping[str, object]) -> str:
 
 def _text(record: _Record, fields: Mapping[str, object]) -> str:
     about = f"{record.kind} for" if record.event is LineEvent.OTHER else f"{record.event} of"
-    told = f"{about} {_named(fields)}: {record.result_text}"
+    text = f"{about} {_named(fields)}: {record.result_text}"
     if record.event is LineEvent.COMMIT:
-        told += f", up to {record.offset}" if record.has_failed else f" up to {record.offset}"
+        text += f", up to {record.offset}" if record.has_failed else f" up to {record.offset}"
     if "reason" in fields:
-        told += f", {fields['reason']}"
+        text += f", {fields['reason']}"
     if "lease_remaining_s" in fields:
-        told += f"; {fields['lease_remaining_s']} s of the lease were left"
-    return told
+        text += f"; {fields['lease_remaining_s']} s of the lease were left"
+    return text

@@ -337,7 +337,8 @@ class Run(FaultRun[Member, Entry, Tally]):
 
     def _partitions_added(self) -> Script:
         more = self.partitions + self.chance.randint(1, 3)
-        yield from self._aside(lambda: self.admin.grow(self.topic, more))
+        yield from self._aside(lambda: self.kafka.add_partitions(self.topic, more))
+        yield from self._aside(lambda: self.admin._await_usable(self.topic, more))
         self.partitions = more
         yield from self._pause(1)
         for _ in range(10):

@@ -87,7 +87,6 @@ def test_a_topic_that_is_missing_is_told(topics: Topics) -> None:
         lambda: topics.offsets("no-such-topic", [0]),
         lambda: topics.group_offsets("g", "no-such-topic"),
         lambda: topics.delete("no-such-topic"),
-        lambda: topics.grow("no-such-topic", 2),
     ):
         with pytest.raises(TopicNotFoundError, match=r"'no-such-topic'.*there is no such topic"):
             question()
@@ -221,16 +220,6 @@ def test_a_topic_that_cannot_be_made_is_told(
     with pytest.raises(ConfigurationError) as caught:
         topics.create(name, *numbers, settings)
     assert words in str(caught.value)
-
-
-def test_a_topic_can_grow(topics: Topics, topic: MakeTopic) -> None:
-    """New partitions can be used at once; a topic never shrinks."""
-    name = topic(2)
-    topics.grow(name, 4)
-    assert topics.describe(name).partitions == (0, 1, 2, 3)
-    assert len(topics.offsets(name, range(4))) == 4
-    with pytest.raises(ConfigurationError, match="4 partition"):
-        topics.grow(name, 3)
 
 
 def test_a_groups_offsets_are_set_and_read_without_joining_it(kafka: str, topics: Topics, topic: MakeTopic) -> None:
