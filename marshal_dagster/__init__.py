@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     # What type checkers see. They do not see `__getattr__`, so a name that is not public is an error for them.
+    from marshal_dagster._internal.health_server import HealthServer as HealthServer
+    from marshal_dagster._internal.postgres import Database as Database
     from marshal_dagster.assets import ClaimCheck as ClaimCheck
     from marshal_dagster.assets import ClaimedAsset as ClaimedAsset
     from marshal_dagster.assets import DagsterMarshalTranslator as DagsterMarshalTranslator
@@ -137,6 +139,7 @@ _MODULES: Final = {
     "CoordinatedMember": "marshal_dagster.coordinator.client",
     "DataLossError": "marshal_dagster.errors",
     "DataTopicChangedError": "marshal_dagster.errors",
+    "Database": "marshal_dagster._internal.postgres",
     "DecodedBatch": "marshal_dagster.spark.decoding",
     "BatchSession": "marshal_dagster.batches",
     "DeliveryMode": "marshal_dagster.protocol.messages",
@@ -148,6 +151,7 @@ _MODULES: Final = {
     "GoGroupError": "marshal_dagster.errors",
     "GroupPausedError": "marshal_dagster.errors",
     "Harvester": "marshal_dagster.outbox.harvester",
+    "HealthServer": "marshal_dagster._internal.health_server",
     "IdleReason": "marshal_dagster.batches",
     "KafkaConnection": "marshal_dagster.kafka.connection",
     "KafkaConnectionConfig": "marshal_dagster.resources.connection",

@@ -22,15 +22,15 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
     Raises:
         TimeoutError: another process held it for `timeout_s`.
     """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    start_s = time.monotonic()
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if deadline is None:
+            if timeout_s is None:
                 fcntl.flock(handle, fcntl.LOCK_EX)
             else:
-                _wait_for(handle, path, deadline)
+                _wait_for(handle, path, start_s + timeout_s)
             if _is_current(handle, path):
                 yield
                 return
@@ -42,15 +42,13 @@ def _wait_for(handle: int, path: Path, deadline: float) -> None:
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except OSError as error:
             if error.errno not in {errno.EAGAIN, errno.EACCES}:
                 raise
             if time.monotonic() >= deadline:
-                message = f"another process holds {path}"
-                raise TimeoutError(message) from error
+                raise TimeoutError(f"another process holds {path}") from error
             time.sleep(_POLL_S)
-        else:
-            return
 
 
 def _is_current(handle: int, path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""How a service is, told over HTTP to whoever watches over it."""
+"""The health of a service, over HTTP."""
 
 import json
 import threading
@@ -28,18 +28,18 @@ def address_of(given: str) -> tuple[str, int]:
 
 
 class HealthServer:
-    """Answers GET /health with what `tell` gives: status 200 while its `healthy` is true, else 503.
+    """Answers GET /health with what `health` returns: status 200 while its `healthy` is true, else 503.
 
     It answers behind the `with` statement's beginning, in threads of its own, until the block's end. It asks nobody
     who they are: the failure's text names servers and topics, no secrets.
     """
 
-    def __init__(self, tell: Callable[[], dict[str, Any]], host: str = LOOPBACK, port: int = 0) -> None:
+    def __init__(self, health: Callable[[], dict[str, Any]], host: str = LOOPBACK, port: int = 0) -> None:
         """Listen on nothing yet; port 0 takes any that is free.
 
-        `tell` is a service's `health`: that of a `Harvester`, or of a `Coordinator`.
+        `health` is that of a `Harvester`, or of a `Coordinator`.
         """
-        self._report = tell
+        self._health = health
         self._wanted = host, port
         self._server: ThreadingHTTPServer | None = None
 
@@ -52,7 +52,7 @@ class HealthServer:
     def __enter__(self) -> Self:
         """Listen. Raises `ConfigurationError` where that cannot be."""
         try:
-            self._server = _server_class(self._wanted[0])(self._wanted, _handler(self._report))
+            self._server = _server_class(self._wanted[0])(self._wanted, _handler(self._health))
         except OSError as error:
             raise ConfigurationError(
                 f"health: cannot listen on {self.address}: {error.strerror or error}; give another address"
@@ -79,7 +79,7 @@ def _server_class(host: str) -> type[ThreadingHTTPServer]:
     return Server
 
 
-def _handler(tell: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
+def _handler(health: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         server_version = "marshal-dagster"
         sys_version = ""
@@ -89,11 +89,11 @@ def _handler(tell: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]
             if self.path.partition("?")[0] != PATH:
                 self._answer(HTTPStatus.NOT_FOUND, {"error": f"ask for {PATH}"})
                 return
-            told = tell()
-            self._answer(HTTPStatus.OK if told["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE, told)
+            report = health()
+            self._answer(HTTPStatus.OK if report["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE, report)
 
-        def _answer(self, status: HTTPStatus, told: dict[str, Any]) -> None:
-            body = json.dumps(told).encode() + b"\n"
+        def _answer(self, status: HTTPStatus, report: dict[str, Any]) -> None:
+            body = json.dumps(report).encode() + b"\n"
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

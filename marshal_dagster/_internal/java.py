@@ -34,10 +34,10 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     Raises `ConfigurationError`: there is none, it does not run, or it is older than 17.
     """
     executable = _locate(environ)
-    told = _ask_version(executable)
-    match = _VERSION.search(told)
+    output = _ask_version(executable)
+    match = _VERSION.search(output)
     if match is None:
-        said = told.strip().partition("\n")[0] or "nothing"
+        said = output.strip().partition("\n")[0] or "nothing"
         raise ConfigurationError(f"{executable} does not tell a Java version (it said: {said}); {_ADVICE}")
     java = Java(executable, match["version"], int(match["major"]))
     if java.major < OLDEST_JAVA:

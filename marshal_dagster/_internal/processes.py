@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,12 +54,9 @@ def is_alive(mark: ProcessMark) -> bool:
 def send(mark: ProcessMark, action: Callable[[psutil.Process], None]) -> None:
     """Let `action` signal that very process; nothing happens when it has ended."""
     process = _find(mark)
-    if process is None:
-        return
-    try:
-        action(process)
-    except psutil.NoSuchProcess:
-        return
+    if process is not None:
+        with suppress(psutil.NoSuchProcess):
+            action(process)
 
 
 def wait_gone(marks: Iterable[ProcessMark], timeout_s: float) -> bool:
@@ -93,11 +91,11 @@ def listens(mark: ProcessMark, port: int) -> bool:
     if process is None:
         return False
     try:
-        each = [process, *process.children(recursive=True)]
-        sockets = [socket for one in each for socket in one.net_connections("tcp")]
+        family = [process, *process.children(recursive=True)]
+        sockets = [socket for member in family for socket in member.net_connections("tcp")]
     except psutil.Error:
         return False
-    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in sockets)
+    return any(socket.status == psutil.CONN_LISTEN and socket.laddr.port == port for socket in sockets)
 
 
 def _find(mark: ProcessMark) -> psutil.Process | None:

@@ -72,10 +72,13 @@ class KafkaCluster:
         self._settings = dict(settings or {})
         self._heap_mb = heap_mb
         self._report = report
-        _check_directory(self.directory)
-        _check_brokers(brokers)
+        if "," in str(self.directory) or not str(self.directory).isprintable():
+            raise ConfigurationError(f"directory: {self.directory}; Kafka cannot have a comma or a line end in it")
+        if brokers not in {None, *BROKER_COUNTS}:
+            raise ConfigurationError(f"brokers: {brokers}; a cluster on one machine has 1 or 3")
         _check_port(port)
-        _check_heap(heap_mb)
+        if heap_mb < _SMALLEST_HEAP_MB:
+            raise ConfigurationError(f"heap_mb: {heap_mb}; a broker needs {_SMALLEST_HEAP_MB} at the least")
         check_settings(self._settings)
 
     def up(self, timeout_s: float = START_TIMEOUT_S) -> KafkaStatus:
@@ -235,7 +238,7 @@ class KafkaCluster:
 
     def _ports(self, count: int, last_ports: list[int]) -> list[int]:
         if self._port != 0:
-            return self._wanted_ports(count) or last_ports or _following(DEFAULT_PORT, count)
+            return self._wanted_ports(count) or last_ports or list(range(DEFAULT_PORT, DEFAULT_PORT + count))
         if last_ports and all(is_free(port) for port in last_ports):
             return last_ports
         ports: list[int] = []
@@ -247,7 +250,7 @@ class KafkaCluster:
         """Return the ports asked for by number; none when they were left open."""
         if self._port is None or self._port == 0:
             return []
-        ports = _following(self._port, count) if isinstance(self._port, int) else list(self._port)
+        ports = list(range(self._port, self._port + count) if isinstance(self._port, int) else self._port)
         if len(ports) != count:
             raise ConfigurationError(
                 f"port: {_listed(ports)} for {count} broker(s); give one for each, or the first one alone"
@@ -345,33 +348,14 @@ def running_kafka(
     cluster.down(wipe=True)
 
 
-def _check_directory(directory: Path) -> None:
-    if "," in str(directory) or not str(directory).isprintable():
-        raise ConfigurationError(f"directory: {directory}; Kafka cannot have a comma or a line end in it")
-
-
-def _check_brokers(brokers: int | None) -> None:
-    if brokers is not None and brokers not in BROKER_COUNTS:
-        raise ConfigurationError(f"brokers: {brokers}; a cluster on one machine has 1 or 3")
-
-
 def _check_port(port: int | Sequence[int] | None) -> None:
     if port is None or port == 0:
         return
     ports = [port] if isinstance(port, int) else list(port)
-    if not ports or len(set(ports)) != len(ports) or not all(1 <= each <= LARGEST_PORT for each in ports):
+    if not ports or len(set(ports)) != len(ports) or min(ports) < 1 or max(ports) > LARGEST_PORT:
         raise ConfigurationError(
             f"port: {_listed(ports)}; give numbers from 1 to {LARGEST_PORT}, each once, or 0 for free ones"
         )
-
-
-def _check_heap(heap_mb: int) -> None:
-    if heap_mb < _SMALLEST_HEAP_MB:
-        raise ConfigurationError(f"heap_mb: {heap_mb}; a broker needs {_SMALLEST_HEAP_MB} at the least")
-
-
-def _following(first: int, count: int) -> list[int]:
-    return list(range(first, first + count))
 
 
 def _listed(ports: Sequence[int]) -> str:

@@ -24,36 +24,21 @@ _FORMAT_WITHIN_S = 60.0
 DEFAULT_HEAP_MB = 512
 
 
-@dataclass(frozen=True, slots=True)
 class BrokerFolder:
     """The files of one broker."""
 
-    path: Path
-
-    @property
-    def data(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = path / "data"
         """The folder of Kafka's own logs: topics and metadata."""
-        return self.path / "data"
-
-    @property
-    def properties(self) -> Path:
-        """The broker's settings, written anew at each start."""
-        return self.path / "server.properties"
-
-    @property
-    def logging(self) -> Path:
+        self.properties = path / "server.properties"
+        """The broker's settings, written again at each start."""
+        self.logging = path / "log4j2.xml"
         """The log4j2 file."""
-        return self.path / "log4j2.xml"
-
-    @property
-    def log(self) -> Path:
+        self.log = path / "broker.log"
         """What the broker logs."""
-        return self.path / "broker.log"
-
-    @property
-    def console(self) -> Path:
+        self.console = path / "console.log"
         """What the JVM prints, a crash's last words among it."""
-        return self.path / "console.log"
 
     def sizes(self) -> dict[Path, int]:
         """Return how long the logs are now, for `last_log_line` to tell what came after."""
@@ -100,14 +85,7 @@ class Launcher:
 
     def _format(self, folder: BrokerFolder, node: Node, cluster_id: str) -> None:
         before = folder.sizes()
-        arguments = (
-            "format",
-            "--ignore-formatted",
-            "--cluster-id",
-            cluster_id,
-            "--config",
-            str(folder.properties),
-        )
+        arguments = ("format", "--ignore-formatted", "--cluster-id", cluster_id, "--config", str(folder.properties))
         try:
             with folder.console.open("ab") as console:
                 done = subprocess.run(

@@ -53,7 +53,7 @@ def server_properties(node: Node, nodes: Sequence[Node], data: Path, settings: M
     return {
         "process.roles": "broker,controller",
         "node.id": str(node.broker_id),
-        "controller.quorum.voters": ",".join(f"{each.broker_id}@{HOST}:{each.controller_port}" for each in nodes),
+        "controller.quorum.voters": ",".join(f"{voter.broker_id}@{HOST}:{voter.controller_port}" for voter in nodes),
         "controller.listener.names": "CONTROLLER",
         "listeners": f"PLAINTEXT://{HOST}:{node.port},CONTROLLER://{HOST}:{node.controller_port}",
         "advertised.listeners": f"PLAINTEXT://{HOST}:{node.port}",

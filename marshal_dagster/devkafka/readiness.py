@@ -21,22 +21,13 @@ def brokers_known_to(port: int, *, timeout_s: float = 2.0) -> frozenset[int]:
     try:
         with socket.create_connection((HOST, port), timeout=timeout_s) as connection:
             connection.sendall(_LENGTH.pack(len(request)) + request)
-            (size_bytes,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
-            if not 0 < size_bytes <= _LARGEST_ANSWER_BYTES:
-                return frozenset()
-            return _broker_ids(_read(connection, size_bytes))
-    except (OSError, EOFError, struct.error):
-        return frozenset()
-
-
-def _read(connection: socket.socket, size_bytes: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size_bytes:
-        part = connection.recv(size_bytes - len(parts))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
+            with connection.makefile("rb") as answer:
+                (size_bytes,) = _LENGTH.unpack(answer.read(_LENGTH.size))
+                if 0 < size_bytes <= _LARGEST_ANSWER_BYTES and len(body := answer.read(size_bytes)) == size_bytes:
+                    return _broker_ids(body)
+    except (OSError, struct.error):
+        pass
+    return frozenset()
 
 
 def _broker_ids(answer: bytes) -> frozenset[int]:

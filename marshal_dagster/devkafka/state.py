@@ -94,7 +94,7 @@ def _parse(document: dict[str, Any]) -> ClusterState:
     if document["version"] != _VERSION:
         raise ValueError(f"version {document['version']}, not {_VERSION}")
     brokers = document["brokers"]
-    nodes = tuple(Node(int(each["id"]), int(each["port"]), int(each["controller_port"])) for each in brokers)
+    nodes = tuple(Node(int(broker["id"]), int(broker["port"]), int(broker["controller_port"])) for broker in brokers)
     marks = {
         int(broker["id"]): ProcessMark(int(broker["pid"]), str(broker["birth"]))
         for broker in brokers

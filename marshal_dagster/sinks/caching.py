@@ -1,6 +1,6 @@
 """Which rows a sink writes, and that the executors keep them while it does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -29,10 +29,17 @@ def persisted(frame: "DataFrame") -> Iterator["DataFrame"]:
     from pyspark import StorageLevel
 
     rows = frame.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with unless_interrupted(rows.unpersist):
         yield rows
+
+
+@contextmanager
+def unless_interrupted(clean_up: Callable[[], object]) -> Iterator[None]:
+    """Clean up at the end of the block, and after an error, but not after an interrupt."""
+    try:
+        yield
     except Exception:
-        rows.unpersist()
+        clean_up()
         raise
     else:
-        rows.unpersist()
+        clean_up()

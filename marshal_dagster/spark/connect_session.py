@@ -33,14 +33,14 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
     """
     from marshal_dagster.spark.session import check_session
 
-    target = _target(url)
+    host, port = _target(url)
+    server = f"the Spark Connect server at {host}:{port}"
     try:
-        with socket.create_connection(target, _CONNECT_WITHIN_S):
-            pass
+        socket.create_connection((host, port), _CONNECT_WITHIN_S).close()
     except OSError as error:
         raise UnavailableError(
-            f"no Spark Connect server answers at {target[0]}:{target[1]} ({error.strerror or error}): start it, or "
-            "correct the URL"
+            f"no Spark Connect server answers at {host}:{port} ({error.strerror or error}): start it, or correct the "
+            "URL"
         ) from error
     from pyspark.sql import SparkSession
 
@@ -55,15 +55,13 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
     except TimeoutError as error:
         threading.Thread(target=disconnect, args=(session,), name="leave a server", daemon=True).start()
         raise UnavailableError(
-            f"the Spark Connect server at {target[0]}:{target[1]} took the connection and gave no session within "
-            f"{_ANSWERS_WITHIN_S:g} s: {_IF_IT_HANGS}"
+            f"{server} took the connection and gave no session within {_ANSWERS_WITHIN_S:g} s: {_IF_IT_HANGS}"
         ) from error
     except Exception as error:
         disconnect(session)
         raise UnavailableError(
-            f"the Spark Connect server at {target[0]}:{target[1]} gives no session ({first_line(error)}): "
-            "with a token it speaks TLS, but on localhost; see that URL and token are what it asks for; "
-            f"{_IF_IT_HANGS}"
+            f"{server} gives no session ({first_line(error)}): with a token it speaks TLS, but on localhost; see that "
+            f"URL and token are what it asks for; {_IF_IT_HANGS}"
         ) from error
     return session
 

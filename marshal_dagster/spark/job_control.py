@@ -142,7 +142,8 @@ def progress(spark: "SparkSession", batch_id: str) -> Progress | None:
     from py4j.protocol import Py4JError
 
     if connect.is_connect(spark):
-        return _progress_of(connect.stages_of(_tag(batch_id)))
+        stages = connect.stages_of(_tag(batch_id))
+        return _progress_of(stages) if stages else None
     if _is_stopped(spark):
         return None
     try:
@@ -157,20 +158,15 @@ def _progress(spark: "SparkSession", tag: str) -> Progress | None:
     tracker = spark.sparkContext.statusTracker()
     # PySpark's own tracker does not know tags.
     ours = set(spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(tag))  # noqa: SLF001
-    jobs = [job for each in tracker.getActiveJobsIds() if each in ours and (job := tracker.getJobInfo(each))]
+    jobs = [job for job_id in tracker.getActiveJobsIds() if job_id in ours and (job := tracker.getJobInfo(job_id))]
     if not jobs:
         return None
-    stages = [stage for job in jobs for stageId in job.stageIds if (stage := tracker.getStageInfo(stageId))]
-    return Progress(
-        active_stages=sum(stage.numActiveTasks > 0 for stage in stages),
-        tasks_done=sum(stage.numCompletedTasks for stage in stages),
-        tasks_total=sum(stage.numTasks for stage in stages),
-    )
+    stages = [stage for job in jobs for stage_id in job.stageIds if (stage := tracker.getStageInfo(stage_id))]
+    return _progress_of([(stage.numCompletedTasks, stage.numTasks, stage.numActiveTasks > 0) for stage in stages])
 
 
-def _progress_of(stages: Sequence[tuple[int, int, bool]]) -> Progress | None:
-    if not stages:
-        return None
+def _progress_of(stages: Sequence[tuple[int, int, bool]]) -> Progress:
+    """Add up stages: tasks done, tasks in all, and whether it is at work."""
     return Progress(
         active_stages=sum(at_work for _, _, at_work in stages),
         tasks_done=sum(done for done, _, _ in stages),

@@ -7,7 +7,7 @@ in one line what is wrong with it.
 import os
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,13 +48,7 @@ _IDLE_CONSUMERS: Mapping[str, str] = {
     "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
 }
-_DEFAULTS: Mapping[str, str] = {
-    "spark.task.maxFailures": "4",
-    "spark.stage.maxConsecutiveAttempts": "4",
-    "spark.speculation": "false",
-    "spark.dynamicAllocation.enabled": "false",
-    "spark.decommission.enabled": "false",
-}
+_DEFAULTS = {**SINGLE_EXECUTION, "spark.task.maxFailures": "4", "spark.stage.maxConsecutiveAttempts": "4"}
 
 _fit: "WeakSet[SparkSession]" = WeakSet()
 """Sessions in this process that have passed `check_session`: what it looks at stays as it is."""
@@ -118,8 +112,9 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     find_java()
     settings = with_connector(settings)
     if is_local(settings.get("spark.master", "")):
-        bind_to_loopback()
-        use_this_python()
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+        # Spark would take the first `python3` on the PATH, which has other packages or is another version.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -149,19 +144,6 @@ def with_connector(settings: Mapping[str, str]) -> dict[str, str]:
             "spark.jars.packages": [name for name in packages if name not in ours],
         }
     )
-
-
-def bind_to_loopback(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have a JVM that this process starts later bind to loopback, unless SPARK_LOCAL_IP says otherwise."""
-    environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-
-
-def use_this_python(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have Python functions in Spark run in this very environment, unless PYSPARK_PYTHON says otherwise.
-
-    Spark would take the first `python3` on the PATH, which has other packages or is another version.
-    """
-    environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def check_session(spark: "SparkSession") -> None:

@@ -13,13 +13,14 @@ def within(timeout_s: float, call: Callable[[], T]) -> T:
 
     A socket's own time-out starts anew with each byte, and with each address of a host.
     """
-    result: Future[T] = Future()
+    answer: Future[T] = Future()
+    threading.Thread(target=settle, args=(answer, call), name="wait for an answer", daemon=True).start()
+    return answer.result(timeout_s)
 
-    def work() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            result.set_exception(error)
 
-    threading.Thread(target=work, name="wait for an answer", daemon=True).start()
-    return result.result(timeout_s)
+def settle(answer: Future[T], call: Callable[[], T]) -> None:
+    """Give a future what `call` gives or raises."""
+    try:
+        answer.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        answer.set_exception(error)

@@ -17,7 +17,6 @@ from marshal_dagster.spark.connector import CONNECTOR, connector_jars, fetch_con
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.session import (
     SINGLE_EXECUTION,
-    bind_to_loopback,
     check_session,
     check_single_execution,
     spark_settings,
@@ -187,16 +186,6 @@ def test_settings_for_a_cluster_do_not_bind_to_loopback() -> None:
     settings = spark_settings(app_name="x", extra={"spark.master": "spark://h:7077"})
     assert "spark.driver.host" not in settings
     assert settings["spark.master"] == "spark://h:7077"
-
-
-def test_loopback_is_a_default() -> None:
-    """What the user set stays."""
-    environ: dict[str, str] = {}
-    bind_to_loopback(environ)
-    assert environ == {"SPARK_LOCAL_IP": "127.0.0.1"}
-    environ = {"SPARK_LOCAL_IP": "10.0.0.1"}
-    bind_to_loopback(environ)
-    assert environ == {"SPARK_LOCAL_IP": "10.0.0.1"}
 
 
 def test_without_java_a_session_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

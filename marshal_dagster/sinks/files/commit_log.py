@@ -37,6 +37,7 @@ _RANGE_FIELDS = (
     "end",
     "first_readable",
 )
+_COMMIT_FIELDS = ("attempt", "format", "schema")
 _COMMITS, _CHECKPOINTS = "commits", "checkpoints"
 _IN_ANY_ORDER = "in_any_order"
 
@@ -150,8 +151,8 @@ class CommitLog:
         newest = self._seen or max(self._numbers(_COMMITS), default=0)
         if not view.number:
             self._load_checkpoint(view)
-        while (found := load(self._storage, _name(_COMMITS, view.number + 1))) is not None:
-            view.add(_commit_from(found, self._full(_COMMITS, view.number + 1)))
+        while (document := load(self._storage, _name(_COMMITS, view.number + 1))) is not None:
+            view.add(_commit_from(document, self._full(_COMMITS, view.number + 1)))
         if self._seen and not self._storage.exists(_name(_COMMITS, self._seen)):
             raise SinkRejectedError(
                 f"commit file {self._full(_COMMITS, self._seen)} was there and is gone: the output was removed or set "
@@ -222,9 +223,9 @@ class CommitLog:
 
     def _load_checkpoint(self, view: CommitView) -> None:
         for number in sorted(self._numbers(_CHECKPOINTS), reverse=True):
-            found = load(self._storage, _name(_CHECKPOINTS, number))
-            if found is not None:  # else removed in favour of a newer one
-                for commit in _checkpoint_from(found, self._full(_CHECKPOINTS, number)):
+            document = load(self._storage, _name(_CHECKPOINTS, number))
+            if document is not None:  # else removed in favour of a newer one
+                for commit in _checkpoint_from(document, self._full(_CHECKPOINTS, number)):
                     view.add(commit)
                 self._checkpoint = number
                 return
@@ -270,10 +271,10 @@ def range_to(wanted: ClaimedRange) -> dict[str, Any]:
     return fields | {_IN_ANY_ORDER: True} if wanted.in_any_order else fields
 
 
-def range_from(found: Mapping[str, Any]) -> ClaimedRange:
+def range_from(fields: Mapping[str, Any]) -> ClaimedRange:
     """Return the range with these fields."""
-    fields = {name: found[name] for name in _RANGE_FIELDS}
-    return ClaimedRange(**fields, in_any_order=found.get(_IN_ANY_ORDER, False))
+    own = {name: fields[name] for name in _RANGE_FIELDS}
+    return ClaimedRange(**own, in_any_order=fields.get(_IN_ANY_ORDER, False))
 
 
 def as_bytes(document: Mapping[str, Any]) -> bytes:
@@ -290,15 +291,15 @@ def load(storage: Storage, name: str) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-        version = found["version"]
+        document = json.loads(text)
+        version = document["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise SinkRejectedError(
             f"{storage.full(name)} is damaged ({error}): restore it; until then nothing is written"
         ) from error
     if version not in range(1, VERSION + 1):
         raise newer_version(storage.full(name), version, VERSION)
-    return dict(found)
+    return dict(document)
 
 
 def _key(wanted: ClaimedRange) -> _Key:
@@ -310,12 +311,8 @@ def _name(folder: str, number: int) -> str:
 
 
 def _commit_to(commit: Commit) -> dict[str, Any]:
-    return {
-        "attempt": commit.attempt,
-        "format": commit.format,
-        "schema": commit.schema,
-        "ranges": [_entry_to(entry) for entry in commit.entries],
-    }
+    fields = {name: getattr(commit, name) for name in _COMMIT_FIELDS}
+    return fields | {"ranges": [_entry_to(entry) for entry in commit.entries]}
 
 
 def _entry_to(entry: Entry) -> dict[str, Any]:
@@ -326,30 +323,22 @@ def _entry_to(entry: Entry) -> dict[str, Any]:
     return document
 
 
-def _commit_from(found: Mapping[str, Any], path: str) -> Commit:
+def _commit_from(document: Mapping[str, Any], path: str) -> Commit:
     try:
-        return Commit(
-            attempt=found["attempt"],
-            format=found["format"],
-            schema=found["schema"],
-            entries=tuple(_entry_from(each) for each in found["ranges"]),
-        )
+        fields = {name: document[name] for name in _COMMIT_FIELDS}
+        return Commit(**fields, entries=tuple(_entry_from(entry) for entry in document["ranges"]))
     except (KeyError, TypeError, ValueError) as error:
         raise SinkRejectedError(f"{path} is damaged ({error!r}): restore it; until then nothing is written") from error
 
 
-def _entry_from(found: Mapping[str, Any]) -> Entry:
+def _entry_from(document: Mapping[str, Any]) -> Entry:
     return Entry(
-        taken=range_from(found),
-        files=tuple(found["files"]),
-        rows=found["rows"],
-        has_offsets=found["has_offsets"],
-        replaces=_pairs(found.get("replaces", ())),
+        taken=range_from(document),
+        files=tuple(document["files"]),
+        rows=document["rows"],
+        has_offsets=document["has_offsets"],
+        replaces=tuple((start, end) for start, end in document.get("replaces", ())),
     )
-
-
-def _pairs(found: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((start, end) for start, end in found)
 
 
 def _checkpoint_to(commits: list[Commit]) -> dict[str, Any]:
@@ -363,11 +352,11 @@ def _checkpoint_to(commits: list[Commit]) -> dict[str, Any]:
     }
 
 
-def _checkpoint_from(found: Mapping[str, Any], path: str) -> list[Commit]:
+def _checkpoint_from(document: Mapping[str, Any], path: str) -> list[Commit]:
     try:
-        schemas = found["schemas"]
-        commits = [dict(each) | {"schema": schemas[each["schema"]]} for each in found["commits"]]
-        whole = len(commits) == found["number"]
+        schemas = document["schemas"]
+        commits = [commit | {"schema": schemas[commit["schema"]]} for commit in document["commits"]]
+        whole = len(commits) == document["number"]
     except (KeyError, TypeError, IndexError) as error:
         raise SinkRejectedError(f"{path} is damaged ({error!r}): remove it, the commit files hold the same") from error
     if not whole:

@@ -22,8 +22,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks.files.storage import Storage
 from marshal_dagster.sinks.files.writer import escaped
 from marshal_dagster.spark import connect
+from marshal_dagster.spark.time_limit import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,8 +77,12 @@ def _translated(method: Callable[_P, _R], /, *args: _P.args, **others: _P.kwargs
         raise OSError(_said(error)) from error
 
 
-class HadoopStorage:
-    """The files below a URI."""
+class HadoopStorage(Storage):
+    """The files below a URI.
+
+    What is in a folder is held when the call that changed it has an answer, and a file that was closed is as safe as
+    its file system makes it. Every executor reaches the file system by the same URI, in which nothing is escaped.
+    """
 
     def __init__(self, uri: str, session: "Callable[[], SparkSession] | None", exclusive: Exclusive | None) -> None:
         """Name the folder; nothing is asked before it is used.
@@ -112,10 +118,6 @@ class HadoopStorage:
         """Return the URI (`Storage.full`)."""
         return f"{self._root or self._uri}/{name}"
 
-    def to_write(self, name: str) -> str:
-        """Return the URI, as Hadoop's `Path` reads it: nothing in it is escaped (`Storage.to_write`)."""
-        return self.full(name)
-
     def to_read(self, name: str) -> str:
         """Return the URI as Spark reads it (`Storage.to_read`)."""
         return escaped(self.full(name))
@@ -132,11 +134,11 @@ class HadoopStorage:
         if not fs.exists(path):
             return None
         prefix = f"{self._named(path)}/"
-        found: list[str] = []
+        names: list[str] = []
         files = fs.listFiles(path, _ALL_BELOW)
         while files.hasNext():
-            found.append(self._named(files.next().getPath()).removeprefix(prefix))
-        return found
+            names.append(self._named(files.next().getPath()).removeprefix(prefix))
+        return names
 
     @_apart
     def read(self, name: str) -> bytes | None:
@@ -188,17 +190,15 @@ class HadoopStorage:
             put(name, content, scratch)
         except _java_errors() as error:
             # It may be there already, or be ours, the answer lost, or may come to be there yet.
-            found = self._found(name, error)
-            if found is None:
-                raise PublishOutcomeUnknownError(f"{self.full(name)}: {_said(error)}") from error
-            return found == content
+            unknown = PublishOutcomeUnknownError(f"{self.full(name)}: {_said(error)}")
+            try:
+                published = self._content(name)
+            except _java_errors() as unread:
+                raise unknown from unread
+            if published is None:
+                raise unknown from error
+            return published == content
         return True
-
-    def hold(self, folder: str, *, with_above: bool) -> None:
-        """Do nothing: what is in a folder is held when the call that changed it has an answer (`Storage.hold`)."""
-
-    def hold_below(self, folder: str) -> None:
-        """Do nothing: a file that was closed is as safe as its file system makes it (`Storage.hold_below`)."""
 
     @_apart
     def remove(self, name: str) -> None:
@@ -220,9 +220,6 @@ class HadoopStorage:
             for name in self._listed(f"{folder}/{place}"):
                 if f"{place}/{name}" not in keep:
                     fs.delete(self._path(f"{folder}/{place}/{name}"), _ONE)
-
-    def check_seen(self, spark: "SparkSession", name: str) -> None:
-        """Every executor reaches the file system by the same URI."""
 
     def is_settled(self, error: BaseException) -> bool:
         """After an interrupt the JVM goes on with what it is at (`Storage.is_settled`)."""
@@ -265,7 +262,7 @@ class HadoopStorage:
             raise
 
     def _by_create(self, name: str, content: bytes, scratch: str) -> None:  # noqa: ARG002
-        _fill(self._opened().create(self._path(name), _OVERWRITE), content)
+        self._write(name, content)
 
     def _by_conditional_create(self, name: str, content: bytes, scratch: str) -> None:  # noqa: ARG002
         builder = self._opened().createFile(self._path(name))
@@ -282,9 +279,9 @@ class HadoopStorage:
             refused = True
         else:
             refused = False
-        found = self._content(name)
+        content = self._content(name)
         self._opened().delete(self._path(name), _ONE)
-        if not refused or found != b"first":
+        if not refused or content != b"first":
             said = f"it says {_CONDITIONAL} of itself" if self._vouched is None else f"exclusive: {self._vouched}"
             raise ConfigurationError(
                 f"{said}; tried on {self._output}, a second file took the place of the first: two writers of one "
@@ -292,42 +289,25 @@ class HadoopStorage:
             )
         self._tried = True
 
-    def _write(self, name: str, content: bytes) -> None:
-        _fill(self._opened().create(self._path(name), _OVERWRITE), content)
-
     def _content(self, name: str) -> bytes | None:
-        from py4j.protocol import Py4JJavaError
-
-        try:
-            stream = self._opened().open(self._path(name))
-        except Py4JJavaError as error:
-            if _class_of(error) == "java.io.FileNotFoundException":
-                return None
-            raise
+        stream = _unless_missing(lambda: self._opened().open(self._path(name)))
+        if stream is None:
+            return None
         try:
             return bytes(stream.readAllBytes())
         finally:
             stream.close()
 
-    def _found(self, name: str, error: Exception) -> bytes | None:
-        """Return what is in a file after `error`."""
-        try:
-            return self._content(name)
-        except _java_errors() as unread:
-            raise PublishOutcomeUnknownError(f"{self.full(name)}: {_said(error)}") from unread
+    def _write(self, name: str, content: bytes) -> None:
+        _fill(self._opened().create(self._path(name), _OVERWRITE), content)
 
     def _listed(self, folder: str) -> list[str]:
         """Return the names in a folder, by one call for all of them."""
-        from py4j.protocol import Py4JJavaError
-
         path = self._path(folder)
-        try:
-            found = self._opened().listStatus(path)
-        except Py4JJavaError as error:
-            if _class_of(error) == "java.io.FileNotFoundException":
-                return []
-            raise
-        paths = self._java("org.apache.hadoop.fs.FileUtil").stat2Paths(found)
+        statuses = _unless_missing(lambda: self._opened().listStatus(path))
+        if statuses is None:
+            return []
+        paths = self._java("org.apache.hadoop.fs.FileUtil").stat2Paths(statuses)
         text = str(self._java("org.apache.commons.lang3.ArrayUtils").toString(paths))[1:-1]
         return f",{text}".split(f",{self._named(path)}/")[1:]
 
@@ -339,10 +319,7 @@ class HadoopStorage:
         return str(path.toString())
 
     def _java(self, name: str) -> Any:  # noqa: ANN401 - Java's
-        found = self._gateway.jvm
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found
+        return functools.reduce(getattr, name.split("."), self._gateway.jvm)
 
     def _opened(self) -> Any:  # noqa: ANN401 - Java's
         if self._fs is not None:
@@ -375,13 +352,13 @@ class HadoopStorage:
 
         if self._session is not None:
             return self._session()
-        found = SparkSession.getActiveSession()
-        if found is None:
+        session = SparkSession.getActiveSession()
+        if session is None:
             raise ConfigurationError(
                 f"path: {self._output}; it is asked through Spark before the batch is read, and there is no session: "
                 "start it before the batch is claimed, or give the sink `session`"
             )
-        return found
+        return session
 
     def _thread(self) -> "_OwnThread":
         with self._lock:
@@ -401,14 +378,7 @@ class _OwnThread:
     def carry_out(self, call: Callable[[], _R]) -> _R:
         """Wait for what `call` gives or raises."""
         answer: Future[_R] = Future()
-
-        def answered() -> None:
-            try:
-                answer.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - it is the caller's
-                answer.set_exception(error)
-
-        self._calls.put(answered)
+        self._calls.put(lambda: settle(answer, call))
         return answer.result()
 
     def end(self) -> None:
@@ -438,8 +408,16 @@ def _java_errors() -> tuple[type[Exception], ...]:
     return Py4JError, PySparkException
 
 
-def _class_of(error: Any) -> str:  # noqa: ANN401 - py4j's
-    return str(error.java_exception.getClass().getName())
+def _unless_missing(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - Java's
+    """Return what Java's `call` gives, None where there is no such file."""
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        return call()
+    except Py4JJavaError as error:
+        if str(error.java_exception.getClass().getName()) == "java.io.FileNotFoundException":
+            return None
+        raise
 
 
 def _said(error: Exception) -> str:

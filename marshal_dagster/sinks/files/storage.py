@@ -8,10 +8,11 @@ import errno
 import os
 import secrets
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.files.parquet_footer import parquet_rows
@@ -23,101 +24,93 @@ if TYPE_CHECKING:
 _SYNCS_AT_ONCE = 16
 
 
-class Storage(Protocol):
-    """The files below one folder. Errors of the file system are `OSError`."""
+class Storage(ABC):
+    """The files below one folder. Errors of the file system are `OSError`.
 
-    def check(self) -> None:
+    What does nothing here is overridden where a file system needs it.
+    """
+
+    def check(self) -> None:  # noqa: B027 - a default
         """Raise `ConfigurationError` where `publish` cannot be relied on."""
-        ...
 
-    def use(self, session: "Callable[[], SparkSession]") -> None:
+    def use(self, session: "Callable[[], SparkSession]") -> None:  # noqa: B027 - a default
         """Work through this session, where none is known yet and one is needed."""
-        ...
 
+    @abstractmethod
     def full(self, name: str) -> str:
         """Return the whole name, for readers and messages."""
-        ...
 
     def to_write(self, name: str) -> str:
         """Return the path by which Spark writes there."""
-        ...
+        return self.full(name)
 
+    @abstractmethod
     def to_read(self, name: str) -> str:
         """Return the path by which Spark reads this file and no other."""
-        ...
 
+    @abstractmethod
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, none if it is not there."""
-        ...
 
+    @abstractmethod
     def files_below(self, folder: str) -> list[str] | None:
         """Return the files below a folder, relative to it, or None if it is not there."""
-        ...
 
+    @abstractmethod
     def read(self, name: str) -> bytes | None:
         """Return what is in a file, None if there is none."""
-        ...
 
+    @abstractmethod
     def exists(self, name: str) -> bool:
         """Say whether there is a file."""
-        ...
 
+    @abstractmethod
     def rows(self, name: str) -> int:
         """Return how many rows a Parquet file has."""
-        ...
 
+    @abstractmethod
     def refresh_folder(self, folder: str) -> None:
         """Make sure that what others have done in a folder before this call is seen."""
-        ...
 
+    @abstractmethod
     def write_whole(self, name: str, content: bytes) -> None:
         """Write a file that is seen whole or not at all, and held; no other writes one of this name."""
-        ...
 
+    @abstractmethod
     def publish(self, name: str, content: bytes, scratch: str) -> bool:
         """Make a file that is seen whole or not at all, or return False if there is one of that name.
 
         Of writers that do so at once, anywhere, one makes it. `scratch` is a folder of this writer's own.
         """
-        ...
 
-    def hold(self, folder: str, *, with_above: bool) -> None:
-        """Have what is in a folder, and the folders above if told, outlive a loss of power."""
-        ...
+    def hold(self, folder: str, *, with_above: bool) -> None:  # noqa: B027 - a default
+        """Have what is in a folder, and the folders above `with_above`, outlive a loss of power."""
 
-    def hold_below(self, folder: str) -> None:
+    def hold_below(self, folder: str) -> None:  # noqa: B027 - a default
         """Have all that is below a folder outlive a loss of power."""
-        ...
 
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
-        ...
 
+    @abstractmethod
     def remove_below(self, folder: str, keep: Collection[str]) -> None:
         """Remove what is below a folder but the files `keep`, named relative to it; the folder too if none is kept."""
-        ...
 
-    def check_seen(self, spark: "SparkSession", name: str) -> None:
+    def check_seen(self, spark: "SparkSession", name: str) -> None:  # noqa: B027 - a default
         """Raise `ConfigurationError` when an executor does not see a file."""
-        ...
 
-    def is_settled(self, error: BaseException) -> bool:
-        """Say whether what was begun before `error` has ended, so that nothing is published any more."""
-        ...
+    def is_settled(self, error: BaseException) -> bool:  # noqa: ARG002 - another file system asks
+        """Return whether what was begun before `error` has ended, so that nothing is published any more."""
+        return True
 
 
-class LocalStorage:
+class LocalStorage(Storage):
     """A folder that this machine and all executors have under the same path, on a file system with hard links."""
 
     def __init__(self, folder: Path) -> None:
         """Name the folder; nothing is made yet."""
         self._folder = folder
-
-    def check(self) -> None:
-        """Every POSIX file system makes a link or says that it cannot."""
-
-    def use(self, session: "Callable[[], SparkSession]") -> None:
-        """No session is needed."""
 
     def full(self, name: str) -> str:
         """Return the path (`Storage.full`)."""
@@ -194,9 +187,9 @@ class LocalStorage:
     def hold(self, folder: str, *, with_above: bool) -> None:
         """Sync folders (`Storage.hold`)."""
         sync(self._folder / folder)
-        for each in _above(self._folder / folder) if with_above else ():
+        for above in _above(self._folder / folder) if with_above else ():
             with contextlib.suppress(PermissionError):  # may be passed through, not read
-                sync(each)
+                sync(above)
 
     def hold_below(self, folder: str) -> None:
         """Sync all files, then the folders; many at once share their trips to the disk (`Storage.hold_below`)."""
@@ -233,10 +226,6 @@ class LocalStorage:
         """Raise `ConfigurationError` when an executor does not see a file."""
         check_all_see(spark, self._folder / name)
 
-    def is_settled(self, error: BaseException) -> bool:  # noqa: ARG002
-        """Every call to the kernel has ended when an exception is raised."""
-        return True
-
 
 def sync(path: Path) -> None:
     """Have the storage hold what was written to the file or folder at `path`."""
@@ -264,12 +253,12 @@ def _written(folder: Path, content: bytes) -> Iterator[Path]:
 
 def _above(folder: Path) -> list[Path]:
     """Return the folders above `folder` on its file system, any of which its first writer may have made."""
-    found: list[Path] = []
+    above: list[Path] = []
     below = folder.resolve()
     while not below.is_mount():
         below = below.parent
-        found.append(below)
-    return found
+        above.append(below)
+    return above
 
 
 def _is_same(one: Path, other: Path) -> bool:

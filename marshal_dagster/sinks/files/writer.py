@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks.caching import unless_interrupted
 from marshal_dagster.spark import connect
 from marshal_dagster.spark.session import is_local
 
@@ -50,28 +51,18 @@ def some_files_at_once(spark: "SparkSession") -> Iterator[None]:
     """Let each task have a few files open while this lasts: Spark otherwise sorts all rows by partition first.
 
     That sort takes a quarter of the time of writing a batch. A value that the user has set stays; threads that write at
-    once share the setting.
+    once share the setting. After an interrupt the JVM is left alone: it would answer only when what it is at has ended.
     """
     with _lock:
-        if spark not in _users and spark.conf.get(_SETTING, _UNSET) != _UNSET:
-            ours = False
-        else:
-            ours = True
+        is_ours = spark in _users or spark.conf.get(_SETTING, _UNSET) == _UNSET
+        if is_ours:
             _users[spark] = _users.get(spark, 0) + 1
             spark.conf.set(_SETTING, _FILES_AT_ONCE)
-    try:
+    with unless_interrupted(lambda: _leave(spark) if is_ours else None):
         yield
-    except Exception:
-        _leave(spark, ours=ours)
-        raise
-    else:
-        _leave(spark, ours=ours)
-    # After an interrupt the JVM is left alone: it would answer only when what it is at has ended.
 
 
-def _leave(spark: "SparkSession", *, ours: bool) -> None:
-    if not ours:
-        return
+def _leave(spark: "SparkSession") -> None:
     with _lock:
         _users[spark] -= 1
         if not _users[spark]:
