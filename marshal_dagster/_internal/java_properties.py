@@ -15,23 +15,19 @@ def render_properties(properties: Mapping[str, str]) -> str:
     Raises:
         ConfigurationError: a name is empty, or a name or a value is not one line.
     """
-    return "".join(f"{_name(name)}={_value(name, value)}\n" for name, value in properties.items())
+    for name, value in properties.items():
+        if not name or {"\n", "\r"} & set(name + value):
+            raise ConfigurationError(f"setting {name!r}: name and value are one line each")
+    return "".join(f"{_name(name)}={_value(value)}\n" for name, value in properties.items())
 
 
 def _name(name: str) -> str:
-    _require_line(name, name)
     return "".join(f"\\{sign}" if sign in _ENDS_NAME else _escape(sign) for sign in name)
 
 
-def _value(name: str, value: str) -> str:
-    _require_line(name, value)
+def _value(value: str) -> str:
     escaped = "".join(map(_escape, value))
     return f"\\{escaped}" if escaped.startswith(" ") else escaped
-
-
-def _require_line(name: str, text: str) -> None:
-    if not name or {"\n", "\r"} & set(text):
-        raise ConfigurationError(f"setting {name!r}: name and value are one line each")
 
 
 def _escape(sign: str) -> str:

@@ -28,7 +28,6 @@ class Database:
     """A database, by a connection string or URI; what that says of time-outs comes before the defaults."""
 
     def __init__(self, dsn: str | Secret, *, connect_timeout_s: int = 10) -> None:
-        """Connect to nothing yet."""
         self._dsn = dsn if isinstance(dsn, str) else dsn.get_secret_value()
         self._connect_timeout_s = connect_timeout_s
 

@@ -273,7 +273,7 @@ class KafkaCluster:
         try:
             for node in idle:
                 started.append(launcher.start(self._folder(node)))
-                state = state.with_mark(node.broker_id, started[-1])
+                state = replace(state, marks={**state.marks, node.broker_id: started[-1]})
                 write_state(self.directory, state)
             self._wait_ready(state, sizes, waiting_for, deadline=deadline, within_s=within_s)
         except BaseException:

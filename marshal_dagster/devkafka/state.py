@@ -4,9 +4,9 @@ import base64
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from marshal_dagster._internal.processes import ProcessMark
 from marshal_dagster.devkafka.errors import ClusterMismatchError
@@ -23,10 +23,6 @@ class ClusterState:
     cluster_id: str
     nodes: tuple[Node, ...]
     marks: Mapping[int, ProcessMark]
-
-    def with_mark(self, broker_id: int, mark: ProcessMark) -> Self:
-        """Return the state after a process was started for a broker."""
-        return replace(self, marks={**self.marks, broker_id: mark})
 
     def node(self, broker_id: int) -> Node:
         """Return the broker of that number.

@@ -1,7 +1,6 @@
 """Which rights a request takes, in Kafka's words, and the command that grants them."""
 
 import shlex
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,7 +27,6 @@ class Needed:
     transactional_ids: str | None = None
 
     def __str__(self) -> str:
-        """Say it as a person would."""
         places = [f"on {kind} {name!r}" for kind, name in self._named()] or ["on the cluster"]
         if self.transactional_ids is not None:
             places = [f"on transactional ids that begin with {self.transactional_ids!r}"]
@@ -53,9 +51,3 @@ class Needed:
 def on_topic(topic: str, *rights: Right) -> Needed:
     """Give rights on a topic."""
     return Needed(rights, topic)
-
-
-def missing(needed: Needed, held: Collection[Right] | None) -> Needed | None:
-    """Give what of `needed` is not `held`, None if that is nothing or the brokers do not tell."""
-    lacking = () if held is None else tuple(right for right in needed.rights if right not in held)
-    return Needed(lacking, needed.topic, needed.group) if lacking else None

@@ -22,7 +22,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.errors import MarshalError, TopicNotFoundError, UnavailableError
-from marshal_dagster.kafka.acls import Needed, Right, missing, on_topic
+from marshal_dagster.kafka.acls import Needed, Right, on_topic
 from marshal_dagster.kafka.clients import ClientLog, admin, close_client, error_in, reach
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import LEADER_MOVED, MISSING, PASSING, Request, failure, right_missing
@@ -160,9 +160,12 @@ class Topics:
             UnavailableError: no answer in time.
         """
         topic = needed.topic or ""
-        if lacking := missing(needed, self.rights(topic)):
-            doing = " and ".join(right.lower() for right in lacking.rights)
-            raise right_missing(f"cannot {doing} topic {topic!r} on {self._log.servers}", lacking, self._log)
+        held = self.rights(topic)
+        lacking = () if held is None else tuple(right for right in needed.rights if right not in held)
+        if lacking:
+            doing = " and ".join(right.lower() for right in lacking)
+            cannot = f"cannot {doing} topic {topic!r} on {self._log.servers}"
+            raise right_missing(cannot, Needed(lacking, needed.topic, needed.group), self._log)
 
     def _described(self, topic: str, *, with_rights: bool = False) -> Any:  # noqa: ANN401 - the client library's
         request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
@@ -424,7 +427,6 @@ class Topics:
     def _ask_for_one(
         self, request: Request, question: "Callable[[AdminClient, float], Mapping[Any, Future[Any]]]"
     ) -> Any:  # noqa: ANN401 - the client library does not say
-        """Put a question about one thing, and give the answer."""
         return self._ask(request, lambda client, left_s: only(question(client, left_s), left_s))
 
     @contextlib.contextmanager
@@ -449,7 +451,6 @@ class Topics:
         return client
 
     def _reach(self, client: AdminClient) -> None:
-        """Wait for the first connection."""
         if not self._reached:
             reach(client, self._log, timeout_s=self._timeout_s)
             self._reached = True

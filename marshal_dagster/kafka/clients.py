@@ -278,7 +278,6 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
 
 
 def _ask(client: Client, topic: str | None, timeout_s: float) -> None:
-    """Ask for something that takes a connection and little else."""
     if isinstance(client, AdminClient):
         client.describe_cluster(request_timeout=max(_SHORTEST_REQUEST_S, timeout_s)).result(timeout_s + 1)
     elif topic is None:

@@ -30,44 +30,28 @@ _SETTING_NAME = re.compile(r"[a-z][a-z0-9._]*")
 _HOLDS_A_SECRET = re.compile(r"password|secret|\.pem$|\.key$")
 _LOCATIONS: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
 
-_READS_BY_POSITION: Final = "members read by position and never join or commit to a Kafka consumer group"
-_ALL_REPLICAS: Final = "a record counts only when it is on all in-sync replicas, once and in order"
-_DELIVERY_TIME: Final = "the delivery time-out follows from the group's heartbeat interval"
-_OWN_CALLBACKS: Final = "the client's log and its errors are already taken care of"
-_DECIDED_HERE: Final[Mapping[str, str]] = {
-    "acks": _ALL_REPLICAS,
-    "request.required.acks": _ALL_REPLICAS,
-    "enable.idempotence": _ALL_REPLICAS,
-    "enable.gapless.guarantee": _ALL_REPLICAS,
-    "max.in.flight": _ALL_REPLICAS,
-    "max.in.flight.requests.per.connection": _ALL_REPLICAS,
-    "message.send.max.retries": _ALL_REPLICAS,
-    "retries": _ALL_REPLICAS,
-    "transactional.id": "records of the coordination log are not written in transactions",
-    "transaction.timeout.ms": "records of the coordination log are not written in transactions",
-    "message.timeout.ms": _DELIVERY_TIME,
-    "delivery.timeout.ms": _DELIVERY_TIME,
-    "linger.ms": "a claim must not wait in a queue",
-    "queue.buffering.max.ms": "a claim must not wait in a queue",
-    "delivery.report.only.error": "every record's acknowledgement names its log offset, which is needed",
-    "allow.auto.create.topics": "a topic made by accident has the wrong settings",
-    "auto.offset.reset": _READS_BY_POSITION,
-    "enable.auto.commit": _READS_BY_POSITION,
-    "enable.auto.offset.store": _READS_BY_POSITION,
-    "group.id": _READS_BY_POSITION,
-    "group.instance.id": _READS_BY_POSITION,
-    "group.protocol": _READS_BY_POSITION,
-    "enable.partition.eof": "it tells where the log ends at present",
-    "check.crcs": "a corrupt record must not be taken for a valid one",
-    "isolation.level": "all readers of a log must see the same records",
-    "client.id": "it names the part of marshal-dagster that connects",
-    "error_cb": _OWN_CALLBACKS,
-    "log_cb": _OWN_CALLBACKS,
-    "logger": _OWN_CALLBACKS,
-    "on_delivery": _OWN_CALLBACKS,
-    "stats_cb": _OWN_CALLBACKS,
-    "throttle_cb": _OWN_CALLBACKS,
+_REASONS: Final[Mapping[str, str]] = {
+    "a record counts only when it is on all in-sync replicas, once and in order": (
+        "acks request.required.acks enable.idempotence enable.gapless.guarantee max.in.flight "
+        "max.in.flight.requests.per.connection message.send.max.retries retries"
+    ),
+    "records of the coordination log are not written in transactions": "transactional.id transaction.timeout.ms",
+    "the delivery time-out follows from the group's heartbeat interval": "message.timeout.ms delivery.timeout.ms",
+    "a claim must not wait in a queue": "linger.ms queue.buffering.max.ms",
+    "every record's acknowledgement names its log offset, which is needed": "delivery.report.only.error",
+    "a topic made by accident has the wrong settings": "allow.auto.create.topics",
+    "members read by position and never join or commit to a Kafka consumer group": (
+        "auto.offset.reset enable.auto.commit enable.auto.offset.store group.id group.instance.id group.protocol"
+    ),
+    "it tells where the log ends at present": "enable.partition.eof",
+    "a corrupt record must not be taken for a valid one": "check.crcs",
+    "all readers of a log must see the same records": "isolation.level",
+    "it names the part of marshal-dagster that connects": "client.id",
+    "the client's log and its errors are already taken care of": (
+        "error_cb log_cb logger on_delivery stats_cb throttle_cb"
+    ),
 }
+_DECIDED_HERE: Final = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _HAS_A_FIELD: Final[Mapping[str, str]] = {
     "bootstrap.servers": "bootstrap_servers",
     "metadata.broker.list": "bootstrap_servers",
@@ -90,15 +74,12 @@ class SecretText:
     __slots__ = ("_text",)
 
     def __init__(self, text: str) -> None:
-        """Hold `text`."""
         self._text = text
 
     def __eq__(self, other: object) -> bool:
-        """Compare the texts."""
         return isinstance(other, SecretText) and self._text == other._text
 
     def __hash__(self) -> int:
-        """Agree with equality."""
         return hash(self._text)
 
     def get_secret_value(self) -> str:
@@ -106,7 +87,6 @@ class SecretText:
         return self._text
 
     def __repr__(self) -> str:
-        """Hide the text."""
         return "SecretText(...)"
 
 
@@ -129,7 +109,7 @@ class _Problem:
 
 class _ConnectionConfigurationError(ConfigurationError):
     def __init__(self, problems: Sequence[_Problem]) -> None:
-        super().__init__(f"Kafka connection: {'; '.join(each.describe(str) for each in problems)}")
+        super().__init__(f"Kafka connection: {'; '.join(problem.describe(str) for problem in problems)}")
         self.problems = problems
 
 
@@ -190,17 +170,17 @@ class KafkaConnection:
             ConfigurationError: a field is missing, unknown, wrong, or contradicts another.
         """
         known = {name: value for name, value in settings.items() if name in _FIELDS}
-        strange = [name for name in settings if name not in _FIELDS]
-        told: list[str] = []
+        unknown = [name for name in settings if name not in _FIELDS]
+        problems: list[str] = []
         try:
             connection = cls(**{"bootstrap_servers": None, **known})
         except _ConnectionConfigurationError as error:
-            told.extend(problem.describe(name_of) for problem in error.problems)
+            problems.extend(problem.describe(name_of) for problem in error.problems)
         else:
-            if not strange:
+            if not unknown:
                 return connection
-        told.extend(_unknown_field(name, name_of) for name in strange)
-        raise ConfigurationError(f"Kafka connection ({source}): {'; '.join(told)}")
+        problems.extend(_unknown_field(name, name_of) for name in unknown)
+        raise ConfigurationError(f"Kafka connection ({source}): {'; '.join(problems)}")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
@@ -358,7 +338,7 @@ def _text(value: object) -> str:
 
 def _line_of_text(value: object) -> str:
     text = _text(value)
-    if not text or any(ord(each) < 32 or ord(each) == 127 for each in text):  # noqa: PLR2004 - ASCII's controls
+    if not text or any(ord(sign) < 32 or ord(sign) == 127 for sign in text):  # noqa: PLR2004 - ASCII's controls
         raise ValueError("must be text in one line, not empty")
     return text
 
@@ -371,7 +351,7 @@ def _secret(value: Any) -> SecretText:  # noqa: ANN401 - what was given is to be
 def _servers(value: object) -> str:
     if value is None:
         raise ValueError("is missing: give host:port of one or more brokers")
-    servers = [each.strip() for each in _text(value).split(",")]
+    servers = [server.strip() for server in _text(value).split(",")]
     if any("@" in server for server in servers):
         raise ValueError("must name hosts alone: a user and a password go into username and password")
     for server in servers:
@@ -411,7 +391,7 @@ def _timeout_s(value: object) -> float:
 
 
 def _settings(value: object) -> dict[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(each, str) for pair in value.items() for each in pair):
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
         raise ValueError("must be a table of librdkafka's setting names, each with a text")
     for name in value:
         if reason := _refusal(name):
@@ -438,7 +418,7 @@ _TAKEN_BY: Final[Mapping[str, Callable[[object], object]]] = {
 """By each field what checks a value, and puts it into the form that the connection keeps."""
 
 _FIELDS: Final = tuple(_TAKEN_BY)
-_OPTIONAL: Final = frozenset(each.name for each in fields(KafkaConnection) if each.default is None)
+_OPTIONAL: Final = frozenset(field.name for field in fields(KafkaConnection) if field.default is None)
 
 
 def _plain(secret: SecretText | None) -> str | None:

@@ -320,7 +320,6 @@ class Transaction:
         return 0.0 if self._began_s is None else time.monotonic() - self._began_s
 
     def _failure(self, error: KafkaError) -> MarshalError | ProducerFencedError:
-        """Build the error that says what it means."""
         code = error.code()
         if code in _FENCED or "fenced" in (self._log.fatal or ""):
             return ProducerFencedError(self._took_s)

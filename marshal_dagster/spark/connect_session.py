@@ -73,7 +73,6 @@ def disconnect(spark: "SparkSession") -> None:
 
 
 def _target(url: str) -> tuple[str, int]:
-    """Give host and port of a server's URL."""
     try:
         from pyspark.sql.connect.client import DefaultChannelBuilder
     except ImportError as error:

@@ -7,16 +7,18 @@ A job belongs to the batch whose `batch_jobs` its thread is in, by a job tag; Sp
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from marshal_dagster.spark import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 _DESCRIPTION = "spark.job.description"
 _INTERRUPT = "spark.job.interruptOnCancel"
@@ -139,19 +141,10 @@ def _hang_up(spark: "SparkSession") -> None:
 
 def progress(spark: "SparkSession", batch_id: str) -> Progress | None:
     """Return how far the batch's running jobs are, None when none runs (or the session is gone); from any thread."""
-    from py4j.protocol import Py4JError
-
     if connect.is_connect(spark):
         stages = connect.stages_of(_tag(batch_id))
         return _progress_of(stages) if stages else None
-    if _is_stopped(spark):
-        return None
-    try:
-        return _progress(spark, _tag(batch_id))
-    except (Py4JError, OSError, AttributeError):
-        if _is_alive(spark):
-            raise
-        return None
+    return _answered(spark, lambda: _progress(spark, _tag(batch_id)))
 
 
 def _progress(spark: "SparkSession", tag: str) -> Progress | None:
@@ -193,19 +186,28 @@ def _keep_cancelling(spark: "SparkSession", tag: str, reason: str, left: threadi
 
 def _cancel_running(spark: "SparkSession", tag: str, reason: str) -> bool:
     """Cancel what runs now; False when there is no session any more."""
-    from py4j.protocol import Py4JError
-
     if connect.is_connect(spark):
         return connect.interrupt(spark, tag)
-    if _is_stopped(spark):
-        return False
-    try:
+
+    def cancel_now() -> bool:
         spark.sparkContext._jsc.sc().cancelJobsWithTag(tag, reason)  # noqa: SLF001 - PySpark's own gives no reason
+        return True
+
+    return bool(_answered(spark, cancel_now))
+
+
+def _answered(spark: "SparkSession", call: Callable[[], T]) -> T | None:
+    """Return what a call to the JVM gives, None when the session or its JVM is gone."""
+    from py4j.protocol import Py4JError
+
+    if _is_stopped(spark):
+        return None
+    try:
+        return call()
     except (Py4JError, OSError, AttributeError):
         if _is_alive(spark):
             raise
-        return False
-    return True
+        return None
 
 
 def _is_stopped(spark: "SparkSession") -> bool:

@@ -126,6 +126,19 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     return session
 
 
+def active_session(asked: str) -> "SparkSession":
+    """Return this thread's session. Raises `ConfigurationError`, which says what is `asked` through it, if none is."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise ConfigurationError(
+            f"{asked} is asked through Spark before the batch is read, and there is no session: start it before the "
+            "batch is claimed, or give the sink `session`"
+        )
+    return session
+
+
 def with_connector(settings: Mapping[str, str]) -> dict[str, str]:
     """Put the connector's jars, fetched now if need be, in the place of its coordinates.
 

@@ -29,7 +29,6 @@ class LineWriter:
     """Takes lines and writes them in order; `close` at the end."""
 
     def __init__(self) -> None:
-        """Take lines; the thread starts with the first."""
         self._waiting: Queue[logging.LogRecord | threading.Event] = Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()

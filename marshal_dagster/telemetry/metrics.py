@@ -163,7 +163,6 @@ def _of(kind: "Callable[[Meter], Instruments]", provider: "MeterProvider") -> In
 
 @lru_cache(maxsize=1)
 def _log_disabled_metrics(why: str) -> None:
-    """Say once why there are no metrics."""
     logger.warning("OpenTelemetry is in use here, but there are no metrics of marshal-dagster: %s", why)
 
 

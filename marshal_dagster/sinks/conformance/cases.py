@@ -14,6 +14,7 @@ from marshal_dagster.sinks.conformance.target import (
     Target,
     deliver,
     expect,
+    expect_raised,
     expect_refused,
     expect_rows,
     listed,
@@ -31,8 +32,8 @@ def first_batch(target: Target) -> None:
     expect(set(verdicts.values()) == {Verdict.REPLACE}, f"an empty output judged {verdicts}")
     outcome = target.sink().write(target.frame(rows_of("a", *ranges)), ranges, never)
     expect(outcome.taken == tuple(ranges), f"of {listed(ranges)} an empty output took {listed(outcome.taken)}")
-    told = {0: 5, 1: 3}
-    expect(set(outcome.rows.items()) <= set(told.items()), f"told rows {dict(outcome.rows)}, wrote {told}")
+    wrote = {0: 5, 1: 3}
+    expect(set(outcome.rows.items()) <= set(wrote.items()), f"told rows {dict(outcome.rows)}, wrote {wrote}")
     expect_rows(target, rows_of("a", *ranges), "after the first batch")
 
 
@@ -42,8 +43,8 @@ def batch_after_batch(target: Target) -> None:
         outcome = deliver(target, "a", part(0, start, start + 10))
         expect(len(outcome.taken) == 1, f"the batch at {start} was not taken")
     expect_rows(target, rows_of("a", part(0, 0, 30)), "after three batches")
-    next_one = part(0, 30, 31)
-    expect(target.sink().verdicts([next_one])[next_one] is Verdict.TAKE, "the next batch would not be taken")
+    following = part(0, 30, 31)
+    expect(target.sink().verdicts([following])[following] is Verdict.TAKE, "the next batch would not be taken")
 
 
 def duplicate(target: Target) -> None:
@@ -60,10 +61,10 @@ def duplicate(target: Target) -> None:
 
 def subset_replayed_by_others(target: Target) -> None:
     """After a batch died between its commits, two others replay half of its ranges each: nothing is there twice."""
-    batch = [part(number, 0, 4) for number in range(4)]
+    batch = [part(partition, 0, 4) for partition in range(4)]
     deliver(target, "a", *batch)
     for first in (0, 1):
-        half = [part(number, 0, 4, epoch=20 + number) for number in (first, first + 2)]
+        half = [part(partition, 0, 4, epoch=20 + partition) for partition in (first, first + 2)]
         expect(set(deliver(target, "b", *half).skipped) == set(half), f"{listed(half)} were taken a second time")
         expect_rows(target, rows_of("a", *batch), "after a part of the batch was replayed")
 
@@ -71,7 +72,7 @@ def subset_replayed_by_others(target: Target) -> None:
 def rest_of_a_batch(target: Target) -> None:
     """Ranges that are there are left out, with their rows, and the others of the batch are written."""
     deliver(target, "a", part(0, 0, 4), part(2, 0, 4))
-    batch = [part(number, 0, 4, epoch=20) for number in range(4)]
+    batch = [part(partition, 0, 4, epoch=20) for partition in range(4)]
     outcome = deliver(target, "b", *batch)
     expect(set(outcome.taken) == {batch[1], batch[3]}, f"took {listed(outcome.taken)}")
     expected = rows_of("a", batch[0], batch[2]) + rows_of("b", batch[1], batch[3])
@@ -122,12 +123,9 @@ def judged_when_written(target: Target) -> None:
     early = target.sink()
     early.verdicts([mine])
     deliver(target, "new", part(0, 0, 5, epoch=20))
-    try:
-        outcome = early.write(target.frame(rows_of("late", mine)), [mine], never)
-    except SinkRejectedError:
-        pass
-    else:
-        raise AssertionError(f"one that was overtaken after verdicts() was not refused by write(), but {outcome}")
+    late = target.frame(rows_of("late", mine))
+    what = "write() by one that was overtaken after verdicts()"
+    expect_raised(SinkRejectedError, lambda: early.write(late, [mine], never), what)
     following = part(1, 0, 5)
     early.verdicts([following])
     deliver(target, "new", following)
@@ -143,7 +141,7 @@ def groups_and_topics_apart(target: Target) -> None:
     for our in ours:
         outcome = deliver(target, our.group + our.topic, our)
         expect(outcome.taken == (our,), f"{our} of group {our.group} was not taken beside the others")
-    expected = [row for each in ours for row in rows_of(each.group + each.topic, each)]
+    expected = [row for our in ours for row in rows_of(our.group + our.topic, our)]
     expect_rows(target, expected, "with three groups and topics")
 
 
@@ -175,19 +173,12 @@ def foreign_rows(target: Target) -> None:
     mine = part(0, 0, 3)
     for foreign in ((7, 0, "x"), (None, 0, "x"), (-1, 0, "x")):
         frame = target.frame([*rows_of("a", mine), foreign])
-        try:
-            target.sink().write(frame, [mine], never)
-        except SinkRejectedError:
-            pass
-        else:
-            raise AssertionError(f"a row of partition {foreign[0]}, which the batch did not read, was not refused")
+        what = f"write() of a row of partition {foreign[0]}, which the batch did not read,"
+        expect_raised(SinkRejectedError, lambda frame=frame: target.sink().write(frame, [mine], never), what)  # type: ignore[misc]
         expect_rows(target, [], "after foreign rows were refused")
-    try:
-        target.sink().write(target.frame([(1, "x")], ("offset", "value")), [mine], never)
-    except ConfigurationError:
-        pass
-    else:
-        raise AssertionError("a frame without a column 'partition' was not refused with ConfigurationError")
+    nowhere = target.frame([(1, "x")], ("offset", "value"))
+    what = "write() of a frame without a column 'partition'"
+    expect_raised(ConfigurationError, lambda: target.sink().write(nowhere, [mine], never), what)
     expect_rows(target, [], "after a frame without a column 'partition'")
     deliver(target, "b", mine)
     expect_rows(target, rows_of("b", mine), "after a batch that follows on refused ones")
@@ -204,7 +195,7 @@ def large_numbers(target: Target) -> None:
 
 def many_partitions(target: Target) -> None:
     """A batch of some hundred ranges is one step."""
-    ranges = [part(number, number, number + 2) for number in range(120)]
+    ranges = [part(partition, partition, partition + 2) for partition in range(120)]
     deliver(target, "a", *ranges)
     expect_rows(target, rows_of("a", *ranges), "after a batch of 120 partitions")
     verdicts = target.sink().verdicts(ranges)
@@ -225,12 +216,8 @@ def batch_says_no(target: Target) -> None:
         seen.append(not isinstance(frame, LocalFrame) or bool(frame.reads))
         raise ClaimGoneError
 
-    try:
-        target.sink().write(frame, [mine], never, before_commit)
-    except ClaimGoneError:
-        pass
-    else:
-        raise AssertionError("before_commit() was not called, or what it raised did not come through")
+    what = "write() whose before_commit() raises"
+    expect_raised(ClaimGoneError, lambda: target.sink().write(frame, [mine], never, before_commit), what)
     expect(seen[-1], "before_commit() was called before the rows were read, and not after")
     expect_rows(target, [], "after before_commit() had raised")
     expect(deliver(target, "b", mine).taken == (mine,), "a range that was not written counts as done")
@@ -246,16 +233,16 @@ def death_at_any_step(target: Target) -> None:
     expected = rows_of("a", *batch(spare, 10))
     for number in steps_of(target, lambda: deliver(target, "a", *batch(spare, 10))):
         line = dies(target, number, lambda number=number: deliver(target, "a", *batch(number, 10)))  # type: ignore[misc]
-        found = [row for row in target.found() if row[0] // 2 == number]
-        left = [each for each in batch(number, 10) if any(row[0] == each.partition for row in found)]
+        rows = [row for row in target.found() if row[0] // 2 == number]
+        left = [range_ for range_ in batch(number, 10) if any(row[0] == range_.partition for row in rows)]
         may_be_left = target.range_by_range or len(left) != 1
         expect(
-            may_be_left and found == rows_of("a", *left),
-            f"a writer that died at {line} left {found} of {listed(batch(number, 10))}: neither nothing nor all",
+            may_be_left and rows == rows_of("a", *left),
+            f"a writer that died at {line} left {rows} of {listed(batch(number, 10))}: neither nothing nor all",
         )
         deliver(target, "b", *batch(number, 20))
-        for each in batch(number, 20):
-            expected += rows_of("a" if any(each.partition == its.partition for its in left) else "b", each)
+        for range_ in batch(number, 20):
+            expected += rows_of("a" if any(range_.partition == its.partition for its in left) else "b", range_)
         expect_rows(target, expected, f"a writer died at {line}, and its batch was delivered again")
 
 
@@ -263,11 +250,7 @@ def overtaken_at_any_step(target: Target) -> None:
     """One that stalls at any line, and is taken over, adds nothing to what the new owner wrote."""
     spare = part(10**6, 0, 5)
     for number in steps_of(target, lambda: deliver(target, "late", spare)):
-        mine, again, following = (
-            part(number, 0, 5),
-            part(number, 0, 5, epoch=20),
-            part(number, 5, 8, epoch=20),
-        )
+        mine, again, following = part(number, 0, 5), part(number, 0, 5, epoch=20), part(number, 5, 8, epoch=20)
 
         def meanwhile(again: ClaimedRange = again, following: ClaimedRange = following) -> None:
             deliver(target, "new", again)
@@ -277,17 +260,15 @@ def overtaken_at_any_step(target: Target) -> None:
             return deliver(target, "late", mine)
 
         late, new = stalls(target, number, overtaken, meanwhile)
-        for each in (late, new):
-            if isinstance(each, AssertionError):
-                raise each
+        raise_assertions(late, new)
         if new is not None:  # it could not go on beside the other, and failed
             meanwhile()
-        found = [row for row in target.found() if row[0] == number]
-        wrote = {value for _, at, value in found if at < again.end}
+        rows = [row for row in target.found() if row[0] == number]
+        wrote = {value for _, at, value in rows if at < again.end}
         value = wrote.pop() if len(wrote) == 1 else "of one writer"
         expect(
-            sorted(found) == rows_of(value, again) + rows_of("new", following),
-            f"one that stalled at step {number} and was overtaken, which came to {late!r}: the output has {found}",
+            sorted(rows) == rows_of(value, again) + rows_of("new", following),
+            f"one that stalled at step {number} and was overtaken, which came to {late!r}: the output has {rows}",
         )
         is_taken = isinstance(late, WriteResult) and bool(late.taken)
         expect(
@@ -300,23 +281,21 @@ def two_at_once(target: Target) -> None:
     """Of two that come to the end of the same range together one takes it; the other finds it done, or fails."""
     for start in (0, 20, 40):
         mine = part(0, start, start + 20)
-        result_text = race(target, {"a": [mine], "b": [mine]})
-        takers = [value for value, each in result_text.items() if isinstance(each, WriteResult) and each.taken]
-        expect(len(takers) == 1, f"of two writers of {mine} {takers} were told that they wrote it: {result_text}")
-        found = [row for row in target.found() if row[1] >= start]
-        expect(found == rows_of(takers[0], mine), f"{takers[0]} wrote {mine}, and the output has {found}")
+        results = race(target, {"a": [mine], "b": [mine]})
+        takers = [value for value, result in results.items() if isinstance(result, WriteResult) and result.taken]
+        expect(len(takers) == 1, f"of two writers of {mine} {takers} were told that they wrote it: {results}")
+        rows = [row for row in target.found() if row[1] >= start]
+        expect(rows == rows_of(takers[0], mine), f"{takers[0]} wrote {mine}, and the output has {rows}")
 
 
 def batches_that_share_ranges(target: Target) -> None:
     """Each range is taken once, whichever of the batches that have it comes first."""
-    parts = [part(number, 0, 5) for number in range(5)]
+    parts = [part(partition, 0, 5) for partition in range(5)]
     batches = {"a": parts[:3], "b": parts[1:4], "c": parts[2:]}
-    result_text = race(target, batches)
-    for value, each in result_text.items():
-        if not isinstance(each, WriteResult):
+    for value, result in race(target, batches).items():
+        if not isinstance(result, WriteResult):
             deliver(target, value, *batches[value])  # it could not go on beside the others
-    found = target.found()
-    owners = {row[0]: row[2] for row in found}
+    owners = {row[0]: row[2] for row in target.found()}
     expect_rows(target, [(at, offset, owners.get(at, "?")) for at in range(5) for offset in range(5)], "after a race")
 
 
@@ -341,11 +320,16 @@ def race(target: Target, batches: Mapping[str, Sequence[ClaimedRange]]) -> dict[
     frames = {value: target.frame(rows_of(value, *ranges)) for value, ranges in batches.items()}
     with ThreadPoolExecutor(len(batches)) as pool:
         running = {value: pool.submit(write, value, ranges) for value, ranges in batches.items()}
-        result_text = {value: future.result(120) for value, future in running.items()}
-    for each in result_text.values():
-        if isinstance(each, AssertionError):
-            raise each
-    return result_text
+        results = {value: future.result(120) for value, future in running.items()}
+    raise_assertions(*results.values())
+    return results
+
+
+def raise_assertions(*results: object) -> None:
+    """Raise the first of these results that is an `AssertionError`."""
+    for result in results:
+        if isinstance(result, AssertionError):
+            raise result
 
 
 def _goes_on(target: Target, generation: int = 0) -> None:

@@ -122,8 +122,8 @@ def other_data_topic(target: Target) -> None:
 def other_groups_stay(target: Target) -> None:
     """A new generation of a group, or of a topic, replaces nothing of another."""
     others = [part(0, 0, 5, group="h"), part(0, 0, 5, topic="u")]
-    for each in others:
-        deliver(target, "other", each)
+    for other in others:
+        deliver(target, "other", other)
     deliver(target, "old", part(0, 0, 5))
     newer = part(0, 0, 3, generation=20, epoch=21)
     if replaced(target, newer):
@@ -205,11 +205,11 @@ def death_while_replacing(target: Target) -> None:
         deliver(target, "o", part(number, 0, 10))
         newer = part(number, 3, 6, generation=20, epoch=21)
         line = dies(target, number, lambda newer=newer: deliver(target, "n", newer))  # type: ignore[misc]
-        found = _values(target, number)
-        expect(found in {"oooooooooo", "ooonnnoooo"}, f"one that died at {line} while it replaced has left {found}")
+        values = _values(target, number)
+        expect(values in {"oooooooooo", "ooonnnoooo"}, f"one that died at {line} while it replaced has left {values}")
         deliver(target, "n", part(number, 3, 6, generation=20, epoch=22))
-        found = _values(target, number)
-        expect(found == "ooonnnoooo", f"one died at {line} while it replaced, and delivered again it is {found}")
+        values = _values(target, number)
+        expect(values == "ooonnnoooo", f"one died at {line} while it replaced, and delivered again it is {values}")
 
 
 def replaced(

@@ -29,7 +29,7 @@ class Model:
 
     def taken(self, batch: list[ClaimedRange]) -> set[int] | None:
         """Return the partitions of which the range is to be taken, None if the batch is to be refused."""
-        verdicts = {each.partition: self._is_new(each) for each in batch}
+        verdicts = {range_.partition: self._is_new(range_) for range_ in batch}
         if None in verdicts.values():
             return None
         return {partition for partition, is_new in verdicts.items() if is_new}
@@ -39,9 +39,9 @@ class Model:
         taken = self.taken(batch) or set()
         gone = {(partition, offset) for partition, offset, _ in read if partition in taken}
         self.rows = [row for row in self.rows if row[:2] not in gone] + [row for row in written if row[0] in taken]
-        for each in batch:
-            if each.partition in taken:
-                self._positions[each.partition] = each.generation, each.epoch, each.end
+        for range_ in batch:
+            if range_.partition in taken:
+                self._positions[range_.partition] = range_.generation, range_.epoch, range_.end
 
     def _range(self, partition: int) -> ClaimedRange:
         dice = self._dice
@@ -101,8 +101,8 @@ def _one_step(target: Target, model: Model, dice: Random, value: str) -> None:
             raise AssertionError(f"{batch} was refused: {refused}") from refused
         return
     expect(taken is not None, f"{batch} was not refused")
-    told = {each.partition for each in outcome.taken}
-    expect(told == taken, f"of {batch} the partitions {sorted(told)} were taken, not {sorted(taken or ())}")
+    partitions = {range_.partition for range_ in outcome.taken}
+    expect(partitions == taken, f"of {batch} the partitions {sorted(partitions)} were taken, not {sorted(taken or ())}")
     model.apply(batch, read, written)
 
 

@@ -131,13 +131,13 @@ def stalls(
         other.join(target.patience_s)
 
     with at_line(target.source_files(), number, stall):
-        result_text = _result(late)
+        result = _result(late)
     if other.ident is None:
-        return result_text, _result(meanwhile)
+        return result, _result(meanwhile)
     other.join(120)
     if not results:
         raise AssertionError("a writer that met another one has not ended within 120 s")
-    return result_text, results[0]
+    return result, results[0]
 
 
 def _result(call: Callable[[], object]) -> object:

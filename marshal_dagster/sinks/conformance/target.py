@@ -2,9 +2,9 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -87,21 +87,20 @@ class Target(ABC):
     def frame(self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = COLUMNS) -> "DataFrame":
         """Return a frame of these rows."""
         if self.spark is None:
-            frame: Any = LocalFrame(list(columns), tuple(rows))
-            return frame  # type: ignore[no-any-return] # as much of one as is asked for
-        return self.spark.createDataFrame(list(rows), _ddl(columns)).coalesce(2)
+            return cast("DataFrame", LocalFrame(list(columns), tuple(rows)))  # as much of one as is asked for
+        types = ", ".join(f"{name} {_TYPES[name]}" for name in columns)
+        return self.spark.createDataFrame(list(rows), types).coalesce(2)
 
     def unreadable(self) -> "DataFrame":
         """Return a frame that fails when it is evaluated."""
         if self.spark is None:
-            frame: Any = LocalFrame(list(COLUMNS), None)
-            return frame  # type: ignore[no-any-return]
+            return cast("DataFrame", LocalFrame(list(COLUMNS), None))
         failing = "raise_error('evaluated, though all of its ranges are in the output') AS value"
         return self.frame([(0, 0, "x")]).selectExpr("partition", "offset", failing)
 
     def source_files(self) -> Collection[str]:
         """Return the files in whose lines a writer can die: those of the sink's class and what it inherits from."""
-        return {inspect.getfile(each) for each in type(self.sink()).__mro__ if each.__module__ != "builtins"}
+        return {inspect.getfile(kind) for kind in type(self.sink()).__mro__ if kind.__module__ != "builtins"}
 
     def found(self) -> list[Row]:
         """Return the rows as the cases compare them."""
@@ -156,14 +155,14 @@ def rows_of(value: str, *ranges: ClaimedRange, without: Iterable[int] = ()) -> l
 
 def intervals(rows: Iterable[tuple[Any, ...]]) -> dict[int, list[tuple[int, int]]]:
     """Return the offsets of these rows, as a batch tells them."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    offsets: dict[int, list[tuple[int, int]]] = {}
     for partition, offset, *_ in sorted(rows):
-        runs = found.setdefault(partition, [])
+        runs = offsets.setdefault(partition, [])
         if runs and runs[-1][1] == offset:
             runs[-1] = (runs[-1][0], offset + 1)
         else:
             runs.append((offset, offset + 1))
-    return found
+    return offsets
 
 
 def never() -> Mapping[int, Intervals]:
@@ -185,8 +184,8 @@ def deliver(
     sink.verdicts(ranges)
     read = rows_of(value, *ranges, without=without)
     outcome = sink.write(target.frame(read if rows is None else rows), ranges, lambda: intervals(read), before_commit)
-    told = {*outcome.taken, *outcome.skipped}
-    expect(told == set(ranges), f"write() of {listed(ranges)} told of {listed(told)}")
+    answered = {*outcome.taken, *outcome.skipped}
+    expect(answered == set(ranges), f"write() of {listed(ranges)} told of {listed(answered)}")
     return outcome
 
 
@@ -207,31 +206,25 @@ def expect_rows(target: Target, expected: Iterable[Row], when: str) -> None:
 
 def expect_refused(target: Target, value: str, *ranges: ClaimedRange, why: str) -> None:
     """Raise `AssertionError` unless the ranges are refused both times that the sink is asked, and nothing changes."""
-    before = target.found()
-    try:
-        target.sink().verdicts(ranges)
-    except SinkRejectedError:
-        pass
-    else:
-        raise AssertionError(f"{why}: verdicts() did not raise SinkRejectedError for {listed(ranges)}")
-    expect_write_refused(target, value, *ranges, why=why)
+    before, read = target.found(), rows_of(value, *ranges)
+    expect_raised(SinkRejectedError, lambda: target.sink().verdicts(ranges), f"{why}: verdicts() of {listed(ranges)}")
+    expect_raised(
+        SinkRejectedError,
+        lambda: target.sink().write(target.frame(read), ranges, lambda: intervals(read)),
+        f"{why}: write()",
+    )
     expect_rows(target, before, f"{why}, refused")
 
 
-def expect_write_refused(target: Target, value: str, *ranges: ClaimedRange, why: str) -> None:
-    """Raise `AssertionError` unless `write` refuses the ranges."""
-    read = rows_of(value, *ranges)
+def expect_raised(kind: type[Exception], call: Callable[[], object], what: str) -> None:
+    """Raise `AssertionError` unless `call` raises an error of this kind."""
     try:
-        outcome = target.sink().write(target.frame(read), ranges, lambda: intervals(read))
-    except SinkRejectedError:
+        outcome = call()
+    except kind:
         return
-    raise AssertionError(f"{why}: write() did not raise SinkRejectedError, but {outcome}")
+    raise AssertionError(f"{what} did not raise {kind.__name__}, but returned {outcome}")
 
 
 def listed(ranges: Iterable[ClaimedRange]) -> str:
     """Name the ranges."""
     return ", ".join(sorted(str(range_) for range_ in ranges)) or "no range"
-
-
-def _ddl(columns: Sequence[str]) -> str:
-    return ", ".join(f"{name} {_TYPES[name]}" for name in columns)

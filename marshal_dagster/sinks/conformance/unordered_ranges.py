@@ -22,19 +22,19 @@ from marshal_dagster.sinks.sink import WriteResult
 def ranges_in_any_order(target: Target) -> None:
     """Each range is taken once, under a higher token than its neighbours' or a lower one."""
     for start in (30, 0, 40, 10, 20):
-        one = ahead(0, start, start + 10, epoch=50 - start)
-        expect(deliver(target, "a", one).taken == (one,), f"{one} was not taken")
+        range_ = ahead(0, start, start + 10, epoch=50 - start)
+        expect(deliver(target, "a", range_).taken == (range_,), f"{range_} was not taken")
     expect_rows(target, rows_of("a", part(0, 0, 50)), "after five ranges that came in any order")
 
 
 def range_that_comes_again(target: Target) -> None:
     """The very range that is there is passed over, whoever comes with it, also when its neighbours are there."""
     done = [ahead(0, start, start + 10, epoch=20) for start in (10, 30, 0, 20)]
-    for each in done:
-        deliver(target, "a", each)
-    for each in done:
+    for range_ in done:
+        deliver(target, "a", range_)
+    for range_ in done:
         for epoch in (19, 20, 21):
-            again = ahead(0, each.start, each.end, epoch=epoch)
+            again = ahead(0, range_.start, range_.end, epoch=epoch)
             verdict = target.sink().verdicts([again])[again]
             expect(verdict is Verdict.SKIP, f"{again}, which the output has, is judged {verdict}")
             deliver(target, "b", again)
@@ -44,8 +44,8 @@ def range_that_comes_again(target: Target) -> None:
 def ranges_that_do_not_fit(target: Target) -> None:
     """Another range over the same offsets, an older generation and another log are refused."""
     held = [ahead(0, 30, 40, generation=7), ahead(0, 10, 20, generation=7)]
-    for each in held:
-        deliver(target, "a", each)
+    for range_ in held:
+        deliver(target, "a", range_)
     for start, end in ((0, 20), (10, 19), (11, 20), (20, 31), (12, 18), (0, 99)):
         wrong = ahead(0, start, end, generation=7, epoch=50)
         expect_refused(target, "b", wrong, ahead(1, 0, 3, generation=7), why=f"{wrong} over others")
@@ -86,8 +86,7 @@ def ranges_of_a_new_generation(target: Target) -> None:
 def neighbours_at_once(target: Target) -> None:
     """Writers of different ranges of one partition come to the end together, and all are taken sooner or later."""
     ranges = {f"v{start}": ahead(0, start, start + 5, epoch=90 - start) for start in (15, 0, 10, 5)}
-    result_text = race(target, {value: [each] for value, each in ranges.items()})
-    for value, outcome in result_text.items():
+    for value, outcome in race(target, {value: [range_] for value, range_ in ranges.items()}).items():
         if not isinstance(outcome, WriteResult):
             deliver(target, value, ranges[value])  # it could not go on beside the others
     expected = [row for value, range_ in ranges.items() for row in rows_of(value, range_)]

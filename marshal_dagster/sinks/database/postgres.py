@@ -401,7 +401,6 @@ class PostgresSink:
     def _note_offsets(
         self, connection: "Connection", wanted: Sequence[ClaimedRange], read: Mapping[int, Intervals]
     ) -> None:
-        """Put the offsets that were read into a temporary table."""
         connection.execute(
             "CREATE TEMPORARY TABLE marshal_offsets (partition integer, first_offset bigint, end_offset bigint) "
             "ON COMMIT DROP"
@@ -527,7 +526,7 @@ class PostgresSink:
         parameters: Sequence[object] = (),
         **names: "Composable",
     ) -> "psycopg.Cursor[tuple[Any, ...]]":
-        """Execute a statement into which the tables' names, and `names`, are put."""
+        """Execute a statement with the tables' names, and `names`, put in."""
         return connection.execute(self._named(statement, **names), parameters)
 
     def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":

@@ -89,11 +89,5 @@ def partition_key(wanted: ClaimedRange) -> _Key:
 
 
 def _kept_from(common: Mapping[str, Any], epoch: int, position: int) -> DeltaPosition:
-    stored = StoredPosition(
-        coordination_topic_id=common["coordination_topic_id"],
-        data_topic_id=common["data_topic_id"],
-        generation=common["generation"],
-        epoch=epoch,
-        position=position,
-    )
-    return DeltaPosition(stored, common["first_generation"])
+    own = {name: common[name] for name in ("coordination_topic_id", "data_topic_id", "generation")}
+    return DeltaPosition(StoredPosition(**own, epoch=epoch, position=position), common["first_generation"])

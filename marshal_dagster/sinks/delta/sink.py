@@ -28,6 +28,7 @@ from marshal_dagster.sinks.sink import (
     unreplaceable,
     within,
 )
+from marshal_dagster.spark.session import active_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,7 +68,7 @@ class DeltaSink:
         if own:
             raise ConfigurationError(f"options: {', '.join(sorted(own))}: by these the sink makes its commits")
         self.path = path
-        self._session = session or _active_session
+        self._session = session or (lambda: active_session("a Delta table"))
         self._options = dict(options or {})
 
     def __repr__(self) -> str:
@@ -256,15 +257,3 @@ def _spanning(read: Intervals, older: Intervals) -> Intervals:
         else:
             spans.append((start, end))
     return spans
-
-
-def _active_session() -> "SparkSession":
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
-    if session is None:
-        raise ConfigurationError(
-            "a Delta table is asked through Spark before the batch is read, and there is no session: start it before "
-            "the batch is claimed, or give the sink `session`"
-        )
-    return session

@@ -68,7 +68,6 @@ class DeltaTable:
     """The table at `path`."""
 
     def __init__(self, spark: "SparkSession", path: str, options: Mapping[str, str]) -> None:
-        """Name the table; nothing is read yet."""
         self._spark = spark
         self._path = path
         self._options = options

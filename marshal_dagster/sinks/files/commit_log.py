@@ -134,7 +134,6 @@ class CommitLog:
     """The commit files of one output, in its `storage`. One thread at a time."""
 
     def __init__(self, storage: Storage) -> None:
-        """Name the place; nothing is read or made yet."""
         self._storage = storage
         self._view = CommitView()
         self._seen = 0

@@ -25,6 +25,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.files.storage import Storage
 from marshal_dagster.sinks.files.writer import escaped
 from marshal_dagster.spark import connect
+from marshal_dagster.spark.session import active_session
 from marshal_dagster.spark.time_limit import settle
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def _apart(
     @functools.wraps(method)
     def call(self: "HadoopStorage", /, *args: _P.args, **others: _P.kwargs) -> _R:
         if self._fs is None and self._spark is None:
-            self._spark = self._found_session()  # in this thread, whose session it may be
+            # In this thread, whose session it may be.
+            self._spark = self._session() if self._session else active_session(f"path: {self._output}; it")
         return self._thread().carry_out(lambda: _translated(method, self, *args, **others))
 
     return call
@@ -347,19 +349,6 @@ class HadoopStorage(Storage):
         self._fs = fs
         return fs
 
-    def _found_session(self) -> "SparkSession":
-        from pyspark.sql import SparkSession
-
-        if self._session is not None:
-            return self._session()
-        session = SparkSession.getActiveSession()
-        if session is None:
-            raise ConfigurationError(
-                f"path: {self._output}; it is asked through Spark before the batch is read, and there is no session: "
-                "start it before the batch is claimed, or give the sink `session`"
-            )
-        return session
-
     def _thread(self) -> "_OwnThread":
         with self._lock:
             if self._own is None:
@@ -421,6 +410,5 @@ def _unless_missing(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - Java's
 
 
 def _said(error: Exception) -> str:
-    """Return what Java says, in a line."""
     java = getattr(error, "java_exception", None)
     return str(error if java is None else java.toString()).partition("\n")[0]

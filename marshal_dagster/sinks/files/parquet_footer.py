@@ -5,13 +5,13 @@ integers as zigzag varints. Field 3 is the number of rows; what stands before it
 """
 
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 _MAGIC = b"PAR1"
 _TAIL = 8
 _ROWS_FIELD = 3
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 
 
 class NotParquetError(ValueError):
@@ -24,7 +24,7 @@ def parquet_rows(path: Path) -> int:
         footer = _footer(file)
     try:
         return _Compact(footer).integer_field(_ROWS_FIELD)
-    except IndexError as error:
+    except (IndexError, OverflowError) as error:
         raise NotParquetError(f"{path}: the footer is cut off") from error
 
 
@@ -45,23 +45,21 @@ class _Compact:
     """A reader of one struct in Thrift's compact protocol."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
+        self._stream = BytesIO(data)
 
     def integer_field(self, wanted: int) -> int:
         """Return the integer in the struct's field `wanted`."""
         field_id = 0
         while (header := self._byte()) != 0:
-            kind, distance = header & 0x0F, header >> 4
+            distance = header >> 4
             field_id = field_id + distance if distance else self._integer()
             if field_id == wanted:
                 return self._integer()
-            self._skip(kind)
+            self._skip(header & 0x0F)
         raise NotParquetError(f"the footer has no field {wanted}")
 
     def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
+        return self._stream.read(1)[0]
 
     def _varint(self) -> int:
         value = shift = 0
@@ -77,25 +75,25 @@ class _Compact:
         return (value >> 1) ^ -(value & 1)
 
     def _skip(self, kind: int, *, in_collection: bool = False) -> None:
-        if kind in {_TRUE, _FALSE}:
-            self._at += in_collection
-        elif kind == _BYTE:
-            self._at += 1
-        elif kind in {_I16, _I32, _I64}:
-            self._varint()
-        elif kind == _DOUBLE:
-            self._at += 8
-        elif kind == _BINARY:
-            length = self._varint()
-            self._at += length
-        elif kind in {_LIST, _SET}:
-            self._skip_list()
-        elif kind == _MAP:
-            self._skip_map()
-        elif kind == _STRUCT:
-            self._skip_struct()
-        else:
-            raise NotParquetError(f"the footer has a field of unknown type {kind}")
+        match kind:
+            case 1 | 2:  # true, false
+                self._stream.read(in_collection)
+            case 3:  # a byte
+                self._stream.read(1)
+            case 4 | 5 | 6:  # an integer
+                self._varint()
+            case 7:  # a double
+                self._stream.read(8)
+            case 8:  # bytes
+                self._stream.read(self._varint())
+            case 9 | 10:  # a list, a set
+                self._skip_list()
+            case 11:
+                self._skip_map()
+            case 12:
+                self._skip_struct()
+            case _:
+                raise NotParquetError(f"the footer has a field of unknown type {kind}")
 
     def _skip_list(self) -> None:
         header = self._byte()
@@ -107,9 +105,7 @@ class _Compact:
 
     def _skip_map(self) -> None:
         count = self._varint()
-        if not count:
-            return
-        kinds = self._byte()
+        kinds = self._byte() if count else 0
         for _ in range(count):
             self._skip(kinds >> 4, in_collection=True)
             self._skip(kinds & 0x0F, in_collection=True)

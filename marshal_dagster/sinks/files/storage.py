@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.files.parquet_footer import parquet_rows
-from marshal_dagster.sinks.files.writer import check_all_see, hadoop_path, path_to_read
+from marshal_dagster.sinks.files.writer import check_all_see, path_to_read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,7 +109,6 @@ class LocalStorage(Storage):
     """A folder that this machine and all executors have under the same path, on a file system with hard links."""
 
     def __init__(self, folder: Path) -> None:
-        """Name the folder; nothing is made yet."""
         self._folder = folder
 
     def full(self, name: str) -> str:
@@ -117,8 +116,8 @@ class LocalStorage(Storage):
         return f"{self._folder}/{name}"
 
     def to_write(self, name: str) -> str:
-        """Return Spark's path (`Storage.to_write`)."""
-        return hadoop_path(self._folder / name)
+        """Return the path on the local file system, whatever Spark's default is (`Storage.to_write`)."""
+        return f"file:{self.full(name)}"
 
     def to_read(self, name: str) -> str:
         """Return Spark's path (`Storage.to_read`)."""

@@ -31,14 +31,9 @@ _lock = threading.Lock()
 _users: "WeakKeyDictionary[SparkSession, int]" = WeakKeyDictionary()
 
 
-def hadoop_path(path: Path) -> str:
-    """Return the local `path` as Spark writes to it, whatever its default file system; escapes would be kept."""
-    return f"file:{path}"
-
-
 def path_to_read(path: Path) -> str:
     """Return the local `path` as Spark reads it."""
-    return escaped(hadoop_path(path))
+    return escaped(f"file:{path}")
 
 
 def escaped(path: str) -> str:

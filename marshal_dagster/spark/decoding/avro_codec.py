@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.spark.decoding import confluent_wire_format
-from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, read_once
+from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, missing_value, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -51,24 +51,23 @@ def decode_avro(
     if schemas is None:
         found: Mapping[int, Schema | str] = {}
         value = _read(f.col("value"), reader, reader)
-        reason = f.when(f.col("value").isNull(), f.lit("null value") if nulls is NullPolicy.BAD else f.lit(None)).when(
-            f.length("value") == 0, f.lit("empty value")
-        )
-        told: Column = f.lit("it ends too early, or is not of the schema")
+        reason = missing_value(nulls)
+        not_whole: Column = f.lit("it ends too early, or is not of the schema")
     else:
         known = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.AVRO)
-        found = {each: _if_of_reader(each, schema, reader) for each, schema in known.items()}
+        found = {number: _if_of_reader(number, schema, reader) for number, schema in known.items()}
         value = _read_by_id(found, reader)
         reason = confluent_wire_format.frame_reason(found, nulls)
-        told = f.concat(
-            f.lit("it ends too early, or is not of schema id "), confluent_wire_format.schema_id().cast("string")
+        not_whole = f.concat(
+            f.lit("it ends too early, or is not of schema id "),
+            confluent_wire_format.schema_id().cast("string"),
+            f.lit(", or that does not fit the schema to read by"),
         )
-        told = f.concat(told, f.lit(", or that does not fit the schema to read by"))
     try:
         read, value = read_once(frame, value)
         is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
         decoded = f.when(is_there, value.dropFields(_READ_WHOLE))
-        return DecodedBatch(read, decoded, reason.when(is_there & ~is_whole, told), columns=frame.columns)
+        return DecodedBatch(read, decoded, reason.when(is_there & ~is_whole, not_whole), columns=frame.columns)
     except MarshalError:
         raise
     except Exception as error:  # the JVM's, about a schema or a function that is not there
@@ -83,9 +82,7 @@ def _reader(schemas: Schemas | None, schema: str | None, subject: str | None) ->
         return _record(str(schema), "schema")
     if schemas is None:
         raise ConfigurationError(f"subject {subject!r}: values without a frame need a schema")
-    newest = schemas.latest(subject)
-    if newest.kind is not SchemaKind.AVRO:
-        raise ConfigurationError(f"the newest schema of subject {subject!r} is of type {newest.kind}, not AVRO")
+    newest = confluent_wire_format.newest_schema(schemas, subject, SchemaKind.AVRO)
     return _record(whole(newest), f"subject {subject!r}")
 
 
@@ -114,8 +111,8 @@ def _if_of_reader(number: int, schema: Schema | str, reader: Mapping[str, Any]) 
     wanted = _short(reader.get("name"))
     if name in {wanted, *map(_short, reader.get("aliases", ()))}:
         return f"schema id {number} {_UNBOUNDED}" if _is_unbounded(json.loads(whole(schema))) else schema
-    told = f"is of record {name}" if name else "is of no record"
-    return f"schema id {number} {told}, and the schema to read by is of {wanted}, with no such alias"
+    what = f"is of record {name}" if name else "is of no record"
+    return f"schema id {number} {what}, and the schema to read by is of {wanted}, with no such alias"
 
 
 def _short(name: object) -> str:
@@ -126,7 +123,7 @@ def _is_unbounded(schema: object) -> bool:
     """Say whether it has an array whose items take no bytes: their count is all that a record says of them."""
     nodes = list(_nodes(schema))
     named = {_short(node["name"]): node for node in nodes if isinstance(node, dict) and "name" in node}
-    arrays = (each for each in nodes if isinstance(each, dict) and each.get("type") == "array")
+    arrays = (node for node in nodes if isinstance(node, dict) and node.get("type") == "array")
     return any(_takes_no_bytes(array.get("items"), named, frozenset()) for array in arrays)
 
 
@@ -136,8 +133,8 @@ def _nodes(node: object) -> Iterator[object]:
     if isinstance(node, dict):
         inner = [node[key] for key in ("type", "items", "values") if key in node]
         inner += [field["type"] for field in node.get("fields", ())]
-    for each in inner:
-        yield from _nodes(each)
+    for part in inner:
+        yield from _nodes(part)
 
 
 def _takes_no_bytes(node: object, named: Mapping[str, Mapping[str, Any]], within: frozenset[str]) -> bool:
@@ -159,11 +156,11 @@ def _takes_no_bytes(node: object, named: Mapping[str, Mapping[str, Any]], within
 
 def _read_by_id(found: Mapping[int, Schema | str], reader: Mapping[str, Any]) -> "Column":
     number, value = confluent_wire_format.schema_id(), None
-    for each, schema in found.items():
+    for written, schema in found.items():
         if isinstance(schema, str):
             continue
         read = _read(confluent_wire_format.payload(), json.loads(whole(schema)), reader)
-        value = f.when(number == each, read) if value is None else value.when(number == each, read)
+        value = f.when(number == written, read) if value is None else value.when(number == written, read)
     return _read(f.lit(None).cast("binary"), reader, reader) if value is None else value
 
 
@@ -197,10 +194,10 @@ def _definitions(schema: Schema) -> Iterator[tuple[str, Any]]:
 def _placed(node: object, namespace: str, definitions: Mapping[str, object], done: set[str]) -> object:
     """Put a definition where its name stands first; Avro knows it by its name from there on."""
     if isinstance(node, list):
-        return [_placed(each, namespace, definitions, done) for each in node]
+        return [_placed(part, namespace, definitions, done) for part in node]
     if isinstance(node, str):
         names = (f"{namespace}.{node}", node) if namespace and "." not in node else (node,)
-        name = next((each for each in names if each in definitions), None)
+        name = next((name for name in names if name in definitions), None)
         if name is None or name in done:
             return node
         done.add(name)
@@ -213,5 +210,5 @@ def _placed(node: object, namespace: str, definitions: Mapping[str, object], don
         }
         return {**node, **inner}
     own = str(node.get("namespace", str(node.get("name", "")).rpartition(".")[0] or namespace))
-    fields = [{**each, "type": _placed(each["type"], own, definitions, done)} for each in node.get("fields", ())]
+    fields = [{**field, "type": _placed(field["type"], own, definitions, done)} for field in node.get("fields", ())]
     return {**node, "namespace": own, **({"fields": fields} if "fields" in node else {})}

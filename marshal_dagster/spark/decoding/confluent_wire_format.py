@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.spark.decoding.decoded_batch import NullPolicy
+from marshal_dagster.spark.decoding.decoded_batch import NullPolicy, missing_value
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
@@ -55,40 +55,42 @@ def load_schemas(ids: Collection[int], schemas: Schemas, kind: SchemaKind) -> Ma
             f"None above {schemas.largest_id} is looked up: if the registry has given no such ids yet, set its "
             "largest_id lower"
         )
-    found: dict[int, Schema | str] = {}
+    known: dict[int, Schema | str] = {}
     end_s = time.monotonic() + LOOKUPS_WITHIN_S
-    for asked, each in enumerate(sorted(ids)):
+    for asked, number in enumerate(sorted(ids)):
         if time.monotonic() >= end_s:
             raise UnavailableError(
                 f"{asked} of the batch's {len(ids)} schema ids were looked up in {LOOKUPS_WITHIN_S:g} s: the registry "
                 "is slow, or most values have no frame; if it has given no ids so large yet, set its largest_id lower"
             )
-        schema = schemas.by_id(each)
+        schema = schemas.by_id(number)
         if schema is not None:
-            found[each] = _of_kind(each, schema, kind)
-    if len(found) > MOST_SCHEMAS:
-        raise ConfigurationError(f"the batch has records of {len(found)} schemas; {MOST_SCHEMAS} can be decoded")
-    return found
+            is_of_kind = schema.kind is kind
+            known[number] = schema if is_of_kind else f"schema id {number} is of type {schema.kind}, not {kind}"
+    if len(known) > MOST_SCHEMAS:
+        raise ConfigurationError(f"the batch has records of {len(known)} schemas; {MOST_SCHEMAS} can be decoded")
+    return known
 
 
 def frame_reason(found: Mapping[int, Schema | str], nulls: NullPolicy) -> "Column":
     """Say why a record cannot be decoded already by its frame, else null."""
     number = schema_id()
     reason = (
-        f.when(f.col("value").isNull(), f.lit("null value") if nulls is NullPolicy.BAD else f.lit(None))
-        .when(f.length("value") == 0, f.lit("empty value"))
+        missing_value(nulls)
         .when(f.length("value") < _FRAME_BYTES, f.lit("shorter than a frame"))
         .when(number.isNull(), f.lit("no frame: it does not begin with a zero byte"))
     )
-    for each, schema in found.items():
+    for schema_number, schema in found.items():
         if isinstance(schema, str):
-            reason = reason.when(number == each, f.lit(schema))
-    known = [each for each, schema in found.items() if not isinstance(schema, str)]
+            reason = reason.when(number == schema_number, f.lit(schema))
+    known = [schema_number for schema_number, schema in found.items() if not isinstance(schema, str)]
     unknown = f.concat(f.lit("schema id "), number.cast("string"), f.lit(" is not known"))
     return reason.when(~number.isin(known), unknown)
 
 
-def _of_kind(number: int, schema: Schema, kind: SchemaKind) -> Schema | str:
-    if schema.kind is not kind:
-        return f"schema id {number} is of type {schema.kind}, not {kind}"
-    return schema
+def newest_schema(schemas: Schemas, subject: str, kind: SchemaKind) -> Schema:
+    """Return the newest schema of a subject. Raises `ConfigurationError` unless it is of `kind`, and as `schemas`."""
+    newest = schemas.latest(subject)
+    if newest.kind is not kind:
+        raise ConfigurationError(f"the newest schema of subject {subject!r} is of type {newest.kind}, not {kind}")
+    return newest

@@ -21,6 +21,7 @@ _REASON = "_marshal_reason"
 _READ = "_marshal_read"
 # A letter is larger than its record, which may be of any size that its topic takes; the dead letters' topic judges it.
 _LARGE_LETTERS: Final = {"kafka.max.request.size": str(128 * 1024**2), "kafka.buffer.memory": str(128 * 1024**2)}
+_OF_A_RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
 _HEADERS = ("topic", "partition", "offset", "timestamp", "key", "reason")
 
 
@@ -56,9 +57,7 @@ class DecodedBatch:
         Where there is a reason there is no value.
         """
         self._columns = tuple(frame.columns if columns is None else columns)
-        missing = [
-            name for name in ("topic", "partition", "offset", "timestamp", "key", "value") if name not in frame.columns
-        ]
+        missing = [name for name in _OF_A_RECORD if name not in frame.columns]
         if missing:
             raise ConfigurationError(
                 f"the frame to decode lacks {', '.join(missing)}: decode what batch.read(...) gave, as it is"
@@ -71,7 +70,11 @@ class DecodedBatch:
 
         Raises `DecodeError`, which says how many are bad and names the first one of each partition.
         """
-        self._raise_if_bad()
+        first = f.min(f.struct("offset", f.col(_REASON).alias(REASON))).alias("first")
+        rows = self._bad.groupBy("topic", "partition").agg(f.count("*").alias("count"), first).collect()
+        if rows:
+            firsts = sorted((row["topic"], row["partition"], *row["first"]) for row in rows)
+            raise DecodeError(sum(row["count"] for row in rows), [BadRecord(*first) for first in firsts])
         return self.or_fail_at_first()
 
     def or_fail_at_first(self) -> "DataFrame":
@@ -79,8 +82,8 @@ class DecodedBatch:
 
         Spark's error names that one record.
         """
-        told = f.concat_ws("", f.lit("bad record at "), _coordinates(), f.lit(": "), f.col(_REASON))
-        value = f.when(f.col(_REASON).isNull(), f.col(_VALUE)).otherwise(f.raise_error(told))
+        message = f.concat_ws("", f.lit("bad record at "), _coordinates(), f.lit(": "), f.col(_REASON))
+        value = f.when(f.col(_REASON).isNull(), f.col(_VALUE)).otherwise(f.raise_error(message))
         return self._with_value(self._frame, value)
 
     def or_dead_letter(self, topic: str, connection: Connection) -> "DataFrame":
@@ -93,13 +96,12 @@ class DecodedBatch:
         """
         looped = f"dead letters of topic {topic!r} cannot go to that topic itself"
         key = f.when(f.col("topic") == topic, f.raise_error(f.lit(looped))).otherwise(_coordinates())
-        bad = self._frame.where(f.col(_REASON).isNotNull())
         headers = f.array(
             *(f.struct(f.lit(f"marshal.{name}").alias("key"), _header(name).alias("value")) for name in _HEADERS)
         )
         if "headers" in self._columns:
             headers = f.concat(f.coalesce(f.col("headers"), f.filter(headers, lambda _: f.lit(False))), headers)  # noqa: FBT003
-        letters = bad.select(key.cast("binary").alias("key"), "value", headers.alias("headers"))
+        letters = self._bad.select(key.cast("binary").alias("key"), "value", headers.alias("headers"))
         options = connection.spark_options()
         if connect.is_connect(self._frame.sparkSession):
             connect.hide_secrets(self._frame.sparkSession, options)
@@ -119,8 +121,7 @@ class DecodedBatch:
         gives it again.
         """
         good = self._with_value(self._frame.where(f.col(_REASON).isNull()), f.col(_VALUE))
-        bad = self._frame.where(f.col(_REASON).isNotNull()).select(*self._columns, f.col(_REASON).alias(REASON))
-        return good, bad
+        return good, self._bad.select(*self._columns, f.col(_REASON).alias(REASON))
 
     def marked(self) -> "DataFrame":
         """Give all records in one frame, for a sink that takes both in one commit.
@@ -136,13 +137,15 @@ class DecodedBatch:
     def _with_value(self, frame: "DataFrame", value: "Column") -> "DataFrame":
         return frame.select(*(value.alias("value") if name == "value" else name for name in self._columns))
 
-    def _raise_if_bad(self) -> None:
-        bad = self._frame.where(f.col(_REASON).isNotNull())
-        first = f.min(f.struct("offset", f.col(_REASON).alias(REASON))).alias("first")
-        rows = bad.groupBy("topic", "partition").agg(f.count("*").alias("count"), first).collect()
-        if rows:
-            firsts = sorted((row["topic"], row["partition"], *row["first"]) for row in rows)
-            raise DecodeError(sum(row["count"] for row in rows), [BadRecord(*each) for each in firsts])
+    @property
+    def _bad(self) -> "DataFrame":
+        return self._frame.where(f.col(_REASON).isNotNull())
+
+
+def missing_value(nulls: NullPolicy) -> "Column":
+    """Return why a record cannot be decoded that has no bytes, else null; further reasons can follow."""
+    null_value = f.lit("null value") if nulls is NullPolicy.BAD else f.lit(None)
+    return f.when(f.col("value").isNull(), null_value).when(f.length("value") == 0, f.lit("empty value"))
 
 
 def read_once(frame: "DataFrame", read: "Column") -> tuple["DataFrame", "Column"]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError, SchemaDriftError
-from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, read_once
+from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, missing_value, read_once
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
@@ -61,8 +61,7 @@ def decode_json(
     value = entries[_VALUE]
     is_one = (f.size(entries) == 2) & f.map_contains_key(entries, end)  # noqa: PLR2004
     reason = (
-        f.when(f.col("value").isNull(), f.lit("null value") if nulls is NullPolicy.BAD else f.lit(None))
-        .when(f.length("value") == 0, f.lit("empty value"))
+        missing_value(nulls)
         .when(text.isNull(), f.lit("not UTF-8"))
         .when(is_huge, f.lit("a number with an exponent of 10,000 or more"))
         .when(is_far, f.lit("a number of more than 11 digits in a timestamp, which takes seconds"))
@@ -84,11 +83,11 @@ def infer_json_schema(frame: "DataFrame") -> "StructType":
     text = f.try_validate_utf8(f.col("value").cast("string"))
     value = f.try_parse_json(text)
     is_object = f.schema_of_variant(value).startswith("OBJECT")
-    found = frame.select(f.schema_of_variant_agg(f.when(is_object, value))).first()
-    told = str(found[0]) if found is not None else "VOID"
-    if not told.startswith("OBJECT<"):
+    row = frame.select(f.schema_of_variant_agg(f.when(is_object, value))).first()
+    schema = str(row[0]) if row is not None else "VOID"
+    if not schema.startswith("OBJECT<"):
         return t.StructType()
-    inferred = t.DataType.fromDDL(_as_struct(told))
+    inferred = t.DataType.fromDDL(_as_struct(schema))
     assert isinstance(inferred, t.StructType)  # noqa: S101 - what begins with STRUCT is one
     return inferred
 
@@ -129,7 +128,7 @@ def _is_huge(
     """
     if not _holds(declared, t.DecimalType):
         return f.lit(False)  # noqa: FBT003
-    bare = f.regexp_replace(f.regexp_replace(text, r"(?s)\\.", ""), r'"[^"]*+"', "")
+    bare = _without_strings(text)
     found = _parse(wrapped, end, _only(declared, t.DecimalType, t.StringType()), options)
     texts = f.regexp_replace(f.to_json(found), _NAME_OR_TEXT, "$1")
     is_huge = bare.rlike(_HUGE) | texts.rlike(_HUGE_IN_STRING)
@@ -148,8 +147,11 @@ def _is_far(
     if not _holds(declared, t.TimestampType):
         return f.lit(False)  # noqa: FBT003
     found = f.to_json(_parse(wrapped, end, _only(declared, t.TimestampType, t.VariantType()), options))
-    bare = f.regexp_replace(f.regexp_replace(found, r"(?s)\\.", ""), r'"[^"]*+"', "")
-    return text.rlike(_FAR) & f.coalesce(bare.rlike(_FAR), f.lit(False))  # noqa: FBT003
+    return text.rlike(_FAR) & f.coalesce(_without_strings(found).rlike(_FAR), f.lit(False))  # noqa: FBT003
+
+
+def _without_strings(text: "Column") -> "Column":
+    return f.regexp_replace(f.regexp_replace(text, r"(?s)\\.", ""), r'"[^"]*+"', "")
 
 
 def _only(declared: "DataType", kind: "type[DataType]", instead: "DataType") -> "DataType":
@@ -217,7 +219,7 @@ def _new_fields(found: "DataType", declared: "DataType", above: str = "") -> Ite
             yield from _new_fields(field.dataType, known[field.name], path)
 
 
-def _as_struct(told: str) -> str:
+def _as_struct(schema: str) -> str:
     """Say STRUCT for OBJECT, but within the names of fields."""
-    parts = told.split("`")
+    parts = schema.split("`")
     return "`".join(part if index % 2 else part.replace("OBJECT<", "STRUCT<") for index, part in enumerate(parts))

@@ -8,7 +8,7 @@ import base64
 import binascii
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -67,13 +67,17 @@ def decode_protobuf(
     descriptor = _message(files, message)
     found = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.PROTOBUF)
     names = {
-        each: _names(_main_file(schema, f"schema id {each}"))
-        for each, schema in found.items()
+        number: _names(_main_file(schema, f"schema id {number}"))
+        for number, schema in found.items()
         if isinstance(schema, Schema)
     }
     result = t.StructType([t.StructField("value", _struct(descriptor)), t.StructField("reason", t.StringType())])
+
+    def read_framed(value: bytes | None) -> tuple[Any, str | None] | None:
+        return None if value is None else read_message(bytes(value), files, message, names)
+
     # Spark may call what it holds to be deterministic once for each use of its result.
-    read = f.udf(_reading(files, message, names), result).asNondeterministic()
+    read = f.udf(read_framed, result).asNondeterministic()
     early = confluent_wire_format.frame_reason(found, nulls)
     is_there = early.isNull() & f.col("value").isNotNull()
     both = "_marshal_both"
@@ -93,9 +97,7 @@ def _reader_files(schemas: Schemas, descriptors: str | os.PathLike[str] | bytes 
     if (descriptors is None) == (subject is None):
         raise ConfigurationError("give the descriptors of the message to read, or a subject whose newest schema it is")
     if subject is not None:
-        newest = schemas.latest(subject)
-        if newest.kind is not SchemaKind.PROTOBUF:
-            raise ConfigurationError(f"the newest schema of subject {subject!r} is of type {newest.kind}, not PROTOBUF")
+        newest = confluent_wire_format.newest_schema(schemas, subject, SchemaKind.PROTOBUF)
         return _as_set(newest, f"subject {subject!r}")
     if isinstance(descriptors, bytes):
         return descriptors
@@ -110,8 +112,8 @@ def _as_set(schema: Schema, source: str) -> bytes:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
     files: dict[str, FileDescriptorProto] = {}
-    for name, each in _with_references("", schema):
-        file = _main_file(each, source)
+    for name, part in _with_references("", schema):
+        file = _main_file(part, source)
         if name:
             file.name = name  # as the file that imports it names it
         files[file.name] = file
@@ -120,8 +122,8 @@ def _as_set(schema: Schema, source: str) -> bytes:
 
 
 def _with_references(name: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
-    for each, reference in schema.references.items():
-        yield from _with_references(each, reference)
+    for file, reference in schema.references.items():
+        yield from _with_references(file, reference)
     yield name, schema
 
 
@@ -171,8 +173,8 @@ def _descriptor(files: bytes, message: str) -> "Descriptor":
             return
         added.add(name)
         file = given[name] if name in given else _well_known(name)
-        for each in file.dependency:
-            add(each)
+        for dependency in file.dependency:
+            add(dependency)
         pool.Add(file)
 
     for name in given:
@@ -235,15 +237,6 @@ def _is_map(field: "FieldDescriptor") -> bool:
 # The records, in Spark's workers
 
 
-def _reading(files: bytes, message: str, names: Names) -> Callable[[bytes | None], tuple[Any, str | None] | None]:
-    """Give the function that reads one framed value, whose schema id is known, or says why it is bad."""
-
-    def read(value: bytes | None) -> tuple[Any, str | None] | None:
-        return None if value is None else read_message(bytes(value), files, message, names)
-
-    return read
-
-
 def read_message(value: bytes, files: bytes, message: str, names: Names) -> tuple[Any, str | None]:
     """Give the fields of a framed message, or None and the reason why it is bad."""
     from google.protobuf.message import DecodeError, EncodeError
@@ -260,10 +253,10 @@ def read_message(value: bytes, files: bytes, message: str, names: Names) -> tupl
     if name != message:
         return None, f"it is a {name}, not a {message}"
     try:
-        found = GetMessageClass(_descriptor(files, message)).FromString(value[start:])
-        if not found.IsInitialized():
+        decoded = GetMessageClass(_descriptor(files, message)).FromString(value[start:])
+        if not decoded.IsInitialized():
             return None, "a required field is missing"
-        return _fields(found), None
+        return _fields(decoded), None
     except (DecodeError, EncodeError, OverflowError, ValueError) as error:
         return None, f"no valid {message}: {error}"
 
@@ -303,7 +296,7 @@ def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - 
         of_key, of_value = (field.message_type.fields_by_name[each] for each in ("key", "value"))
         return {_single(key, of_key): _single(value[key], of_value) for key in value}
     if field.is_repeated:
-        return [_single(each, field) for each in value]
+        return [_single(item, field) for item in value]
     if field.has_presence and not message.HasField(field.name):
         return None
     return _single(value, field)

@@ -138,38 +138,37 @@ class SchemaRegistry:
         from urllib.parse import quote
 
         path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
-        found = self._schema(path, keep=version != "latest")
-        if found is None:
+        schema = self._schema(path, keep=version != "latest")
+        if schema is None:
             raise ConfigurationError(f"schema registry {self.url} has no version {version} of subject {subject!r}")
-        return found
+        return schema
 
     def _schema(self, path: str, *, keep: bool = True) -> Schema | None:
         answer = self._ask(path, keep=keep)
-        if answer is not None and answer.get("schemaType") == SchemaKind.PROTOBUF and "id" in answer:
-            path, keep = f"/schemas/ids/{answer['id']}", True  # the newest one may be another by now
         if answer is not None and answer.get("schemaType") == SchemaKind.PROTOBUF:
+            if "id" in answer:
+                path, keep = f"/schemas/ids/{answer['id']}", True  # the newest one may be another by now
             answer = self._ask(f"{path}?format=serialized", keep=keep)
         if answer is None:
             return None
         try:
             kind = SchemaKind(answer.get("schemaType", SchemaKind.AVRO))
             references = {
-                str(each["name"]): self._version(str(each["subject"]), str(int(each["version"])))
-                for each in answer.get("references") or ()
+                str(reference["name"]): self._version(str(reference["subject"]), str(int(reference["version"])))
+                for reference in answer.get("references") or ()
             }
             return Schema(kind, str(answer["schema"]), references)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"{self.url} does not answer as a schema registry does ({error!r})") from error
+            raise self._is_no_registry(repr(error)) from error
 
     def _ask(self, path: str, *, keep: bool = True) -> Mapping[str, Any] | None:
         """Give the answer, None if there is nothing there; an answer that can never change is kept."""
-        if path not in self._known:
-            found = self._request(path)
-            if found is None or not keep:
-                return found
-            self._known[path] = found
-        kept: Mapping[str, Any] = self._known[path]
-        return kept
+        answer: Mapping[str, Any] | None = self._known.get(path)
+        if answer is None:
+            answer = self._request(path)
+            if answer is not None and keep:
+                self._known[path] = answer
+        return answer
 
     def _request(self, path: str) -> Mapping[str, Any] | None:
         from http.client import HTTPException
@@ -180,10 +179,16 @@ class SchemaRegistry:
             raise UnavailableError(f"schema registry {self.url} did not answer within {self.timeout_s:g} s") from error
         except (OSError, ValueError, HTTPException) as error:  # no host, TLS, an answer cut short
             raise UnavailableError(f"schema registry {self.url} cannot be asked: {error}") from error
-        if status == HTTPStatus.OK:
-            return _object(body, self.url)
-        self._raise_unless_unknown(status, body)
-        return None
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            answer = None
+        if status != HTTPStatus.OK:
+            self._raise_unless_unknown(status, answer)
+            return None
+        if not isinstance(answer, dict):
+            raise self._is_no_registry("no JSON object")
+        return answer
 
     def _exchange(self, path: str) -> tuple[int, bytes]:
         from urllib.request import Request
@@ -192,20 +197,22 @@ class SchemaRegistry:
         with _opener(self.ca_location).open(request, timeout=self.timeout_s) as answer:
             return answer.status, answer.read(_MOST_BYTES)
 
-    def _raise_unless_unknown(self, status: int, body: bytes) -> None:
+    def _raise_unless_unknown(self, status: int, answer: Any) -> None:  # noqa: ANN401 - JSON
         """Return if there is surely no such thing: that it cannot be asked makes no record bad."""
         try:
-            told = json.loads(body)
-            code, message = int(told["error_code"]), str(told.get("message", ""))
-        except (KeyError, TypeError, ValueError):
+            code, message = int(answer["error_code"]), str(answer.get("message", ""))
+        except (AttributeError, KeyError, TypeError, ValueError):
             code, message = status, "no reason given"
         if status == HTTPStatus.NOT_FOUND and code in _UNKNOWN:
             return
         if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
             raise ConfigurationError(f"schema registry {self.url} refuses this user ({status}: {message})")
         if status == HTTPStatus.NOT_FOUND:
-            raise ConfigurationError(f"{self.url} does not answer as a schema registry does (404: {message})")
+            raise self._is_no_registry(f"404: {message}")
         raise UnavailableError(f"schema registry {self.url} cannot be asked ({status}: {message})")
+
+    def _is_no_registry(self, why: str) -> ConfigurationError:
+        return ConfigurationError(f"{self.url} does not answer as a schema registry does ({why})")
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": _ACCEPT}
@@ -251,13 +258,3 @@ def _last_file(path: str | os.PathLike[str]) -> str:
         return base64.b64encode(files[-1].SerializeToString()).decode("ascii")
     except (OSError, DecodeError, IndexError) as error:
         raise ConfigurationError(f"schema file {os.fspath(path)!r} cannot be read: {error}") from error
-
-
-def _object(body: bytes, url: str) -> Mapping[str, Any]:
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise ConfigurationError(f"{url} does not answer as a schema registry does (no JSON object)")
-    return answer
