@@ -26,6 +26,7 @@ from marshal_dagster.protocol.messages import (
     coordination_partition,
     render,
 )
+from tests.topics import grow
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, JobDefinition, SensorDefinition
@@ -118,7 +119,7 @@ def _cases(
 def _create(topics: Topics, partitions: int) -> None:
     topics.create(TOPIC, min(partitions, _AT_ONCE), 1)
     for made in range(_AT_ONCE, partitions, _AT_ONCE):
-        topics.grow(TOPIC, min(partitions, made + _AT_ONCE))
+        grow(topics, TOPIC, min(partitions, made + _AT_ONCE))
 
 
 def _claims(group: str, partitions: int) -> Iterator[tuple[int, bytes]]:

@@ -148,7 +148,6 @@ class JarSet:
         self._keep(partial)
 
     def _keep(self, partial: Path) -> None:
-        """Check what was downloaded, and write the manifest."""
         jars = sorted((partial / "jars").glob("*.jar"))
         wrong = [f"{name} is missing" for name in sorted(self.required - {jar.name for jar in jars})]
         wrong += [f"{jar.name} is no whole jar" for jar in jars if not zipfile.is_zipfile(jar)]

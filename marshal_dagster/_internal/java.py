@@ -59,10 +59,10 @@ def _locate(environ: Mapping[str, str]) -> Path:
         if os.access(executable, os.X_OK):
             return executable
         raise ConfigurationError(f"JAVA_HOME is {home}, but {executable} is nothing that can be run; {_ADVICE}")
-    found = shutil.which("java", path=environ.get("PATH", ""))
-    if found is None:
+    on_path = shutil.which("java", path=environ.get("PATH", ""))
+    if on_path is None:
         raise ConfigurationError(f"no Java found (JAVA_HOME is not set and PATH has no `java`); {_ADVICE}")
-    return Path(found)
+    return Path(on_path)
 
 
 def _ask_version(executable: Path) -> str:

@@ -4,7 +4,7 @@ import errno
 import random
 import socket
 from collections.abc import Container
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -66,13 +66,11 @@ def _bind_error(port: int) -> OSError | None:
 
 
 def _user_of(port: int) -> str:
-    try:
+    with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,)
             if listens and connection.pid is not None:
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except (psutil.Error, OSError):
-        return ""
     return ""
 
 

@@ -6,22 +6,14 @@ the broker processes of one directory. Imports the standard library and psutil, 
 is the metadata request of `readiness`.
 """
 
-from marshal_dagster.devkafka.cluster import KafkaCluster, running_kafka
-from marshal_dagster.devkafka.errors import BrokerFailedError, ClusterLockedError, ClusterMismatchError, DevKafkaError
-from marshal_dagster.devkafka.jars import KAFKA_VERSION, ensure_jars
-from marshal_dagster.devkafka.status import BrokerStatus, KafkaStatus
-from marshal_dagster.errors import PortInUseError
-
-__all__ = [
-    "KAFKA_VERSION",
-    "BrokerFailedError",
-    "BrokerStatus",
-    "ClusterLockedError",
-    "ClusterMismatchError",
-    "DevKafkaError",
-    "KafkaCluster",
-    "KafkaStatus",
-    "PortInUseError",
-    "ensure_jars",
-    "running_kafka",
-]
+from marshal_dagster.devkafka.cluster import BrokerStatus as BrokerStatus
+from marshal_dagster.devkafka.cluster import KafkaCluster as KafkaCluster
+from marshal_dagster.devkafka.cluster import KafkaStatus as KafkaStatus
+from marshal_dagster.devkafka.cluster import running_kafka as running_kafka
+from marshal_dagster.devkafka.errors import BrokerFailedError as BrokerFailedError
+from marshal_dagster.devkafka.errors import ClusterLockedError as ClusterLockedError
+from marshal_dagster.devkafka.errors import ClusterMismatchError as ClusterMismatchError
+from marshal_dagster.devkafka.errors import DevKafkaError as DevKafkaError
+from marshal_dagster.devkafka.jars import KAFKA_VERSION as KAFKA_VERSION
+from marshal_dagster.devkafka.jars import ensure_jars as ensure_jars
+from marshal_dagster.errors import PortInUseError as PortInUseError

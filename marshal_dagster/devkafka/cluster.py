@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marshal_dagster._internal import processes
@@ -21,7 +21,6 @@ from marshal_dagster.devkafka.launch import DEFAULT_HEAP_MB, BrokerFolder, Launc
 from marshal_dagster.devkafka.properties import Node, check_settings
 from marshal_dagster.devkafka.readiness import brokers_known_to
 from marshal_dagster.devkafka.state import STATE_FILE, ClusterState, new_cluster_id, read_state, write_state
-from marshal_dagster.devkafka.status import BrokerStatus, KafkaStatus
 from marshal_dagster.errors import ConfigurationError
 
 DEFAULT_PORT = 9092
@@ -31,6 +30,47 @@ STOP_TIMEOUT_S = 30.0
 _LOCK_FILE = ".lock"
 _SMALLEST_HEAP_MB = 128
 _TEST_STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """One broker: its port, its process (None when none runs), whether it answers requests, and its log."""
+
+    broker_id: int
+    port: int
+    pid: int | None
+    ready: bool
+    log: Path
+
+    @property
+    def address(self) -> str:
+        """The `host:port` that clients connect to."""
+        return f"{HOST}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaStatus:
+    """A cluster: its brokers (none, if the directory holds no cluster), and those that this call started."""
+
+    directory: Path
+    cluster_id: str | None
+    brokers: tuple[BrokerStatus, ...]
+    started: tuple[int, ...] = ()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """All brokers' addresses, comma-separated, as clients take them; empty without brokers."""
+        return ",".join(broker.address for broker in self.brokers)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether each broker of the cluster answers."""
+        return bool(self.brokers) and all(broker.ready for broker in self.brokers)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether at least one broker process lives."""
+        return any(broker.pid is not None for broker in self.brokers)
 
 
 class KafkaCluster:

@@ -30,11 +30,10 @@ class ClusterState:
         Raises:
             ClusterMismatchError: there is none.
         """
-        for node in self.nodes:
-            if node.broker_id == broker_id:
-                return node
-        there = ", ".join(str(node.broker_id) for node in self.nodes)
-        raise ClusterMismatchError(f"there is no broker {broker_id}; this cluster has {there}")
+        nodes = {node.broker_id: node for node in self.nodes}
+        if broker_id not in nodes:
+            raise ClusterMismatchError(f"there is no broker {broker_id}; this cluster has {', '.join(map(str, nodes))}")
+        return nodes[broker_id]
 
 
 def new_cluster_id() -> str:

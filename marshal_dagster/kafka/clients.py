@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -48,13 +47,6 @@ Client = Producer | Consumer | AdminClient
 AnyClient = TypeVar("AnyClient", bound=Client)
 
 
-class Isolation(StrEnum):
-    """What a consumer shows of transactions."""
-
-    READ_COMMITTED = "read_committed"
-    READ_UNCOMMITTED = "read_uncommitted"
-
-
 class ClientLog:
     """Where one client's log lines and errors go: to Python's logging at DEBUG; the telling reason is kept.
 
@@ -62,8 +54,6 @@ class ClientLog:
     was one; the client also raises it, once, out of whatever polls. `throttled_s` is the longest time (seconds) for
     which a broker had the client wait because of a quota.
     """
-
-    __slots__ = ("_connection", "_reason", "_reason_at_s", "client_id", "fatal", "servers", "throttled_s")
 
     def __init__(self, client_id: str, servers: str, connection: KafkaConnection | None = None) -> None:
         """Keep nothing yet; `client_id` and `servers` stand in messages. By `connection` more can be told."""
@@ -181,7 +171,7 @@ def consumer(
     connection: KafkaConnection,
     *,
     client_id: str,
-    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    committed_only: bool = False,
     fetch_wait_ms: int = 100,
 ) -> tuple[Consumer, ClientLog]:
     """Make a consumer that reads by position: `assign` it partitions with offsets.
@@ -191,8 +181,7 @@ def consumer(
     holds a fetch that finds nothing: the end shows after at most that, and an idle consumer asks again that
     often. Pass over messages whose error's code is in `HARMLESS_TO_A_READER`.
 
-    The coordination log is read uncommitted: with `READ_COMMITTED` a foreign transaction left open would stop
-    every reader.
+    The coordination log is not read with `committed_only`: a foreign transaction left open would stop every reader.
 
     Raises:
         ConfigurationError: the client library refuses the settings.
@@ -208,7 +197,7 @@ def consumer(
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
         "check.crcs": True,
-        "isolation.level": isolation.value,
+        "isolation.level": "read_committed" if committed_only else "read_uncommitted",
         "fetch.wait.max.ms": fetch_wait_ms,
     }
     return make_client(Consumer, connection, client_id, settings, defaults)

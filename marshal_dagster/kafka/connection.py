@@ -156,7 +156,6 @@ class KafkaConnection:
             raise _ConnectionConfigurationError(problems)
 
     def __hash__(self) -> int:
-        """Agree with equality, which compares every field."""
         settings = tuple(sorted(self.client_settings.items()))
         return hash((self.bootstrap_servers, self.security_protocol, self.username, settings))
 
@@ -250,7 +249,8 @@ class KafkaConnection:
             return ["ssl_certificate_location and ssl_key_location go together: give both or neither"]
         if self.ssl_key_password is not None and self.ssl_key_location is None:
             return ["ssl_key_password needs ssl_key_location"]
-        if self.ssl_key_location is not None and self.ssl_key_password is None and _is_encrypted(self.ssl_key_location):
+        key = self.ssl_key_location
+        if key is not None and self.ssl_key_password is None and b"ENCRYPTED" in Path(key).read_bytes():
             return [f"ssl_key_location {self.ssl_key_location!r} is encrypted: give ssl_key_password"]
         return []
 
@@ -439,10 +439,6 @@ def _pem(field: str, path: str) -> str:
     if "-----BEGIN " not in text:
         raise ConfigurationError(f"{field}: {path!r} is no PEM file: it has no line that starts with -----BEGIN")
     return text
-
-
-def _is_encrypted(path: str) -> bool:
-    return b"ENCRYPTED" in Path(path).read_bytes()
 
 
 def _pkcs8(field: str, path: str) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from marshal_dagster.kafka.clients import Isolation, close_client, consumer
+from marshal_dagster.kafka.clients import close_client, consumer
 from marshal_dagster.kafka.connection import KafkaConnection
 
 AT_ONCE: Final = 500
@@ -36,7 +36,7 @@ class ManyOffsets:
         self.is_spent = False
         self._lock = threading.Lock()
         self._client: Consumer
-        self._client, self._log = consumer(connection, client_id=client_id, isolation=Isolation.READ_COMMITTED)
+        self._client, self._log = consumer(connection, client_id=client_id, committed_only=True)
 
     def close(self) -> None:
         """Let go of the connections, behind the question that is being asked."""

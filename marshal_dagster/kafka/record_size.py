@@ -13,7 +13,6 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.clients import (
     HARMLESS_TO_A_READER,
     ClientLog,
-    Isolation,
     close_client,
     consumer,
     error_in,
@@ -55,9 +54,6 @@ class _Sample:
         self.next, self.records = (message.offset() or 0) + 1, self.records + 1
         self.size += _size(message)
 
-    def give_up(self) -> None:
-        self.end = self.next
-
 
 def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, topic: str) -> float | None:
     """Estimate the bytes of keys, values and headers, as a reader gets them, for each offset that `group` has to read.
@@ -73,7 +69,7 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
     there = {partition: _Sample(at.end, at.start) for partition, at in bounds.items() if at.start < at.end}
     if not there:
         return None
-    client, log = consumer(connection, client_id=_CLIENT_ID, isolation=Isolation.READ_COMMITTED)
+    client, log = consumer(connection, client_id=_CLIENT_ID, committed_only=True)
     deadline_s = time.monotonic() + connection.timeout_s
     try:
         reach(client, log, timeout_s=connection.timeout_s)
@@ -84,7 +80,8 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
         _read(client, log, topic, lasts, deadline_s)
         samples = [*firsts.values(), *lasts.values()]
         if not any(sample.records for sample in samples):
-            few = {n: _Sample(at.end, max(at.next, at.end - RECORDS), FEW) for n, at in _longest(there).items()}
+            longest = _longest(there).items()
+            few = {partition: _Sample(at.end, max(at.next, at.end - RECORDS), FEW) for partition, at in longest}
             _read(client, log, topic, few, deadline_s)
             samples = [*few.values()]
     except KafkaException as error:
@@ -98,18 +95,19 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
 
 
 def _unread(there: Mapping[int, _Sample], topics: Topics, group: str, topic: str) -> dict[int, _Sample]:
-    """Give what of each partition is beyond the group's offsets in Kafka."""
     try:
         known: Mapping[int, int] = topics.group_offsets(group, topic)
     except AuthorizationError:
         known = {}
-    starts = {number: max(at.next, known.get(number, at.next)) for number, at in there.items()}
-    return {number: _Sample(at.end, starts[number]) for number, at in there.items() if starts[number] < at.end}
+    unread = {
+        partition: _Sample(at.end, max(at.next, known.get(partition, at.next))) for partition, at in there.items()
+    }
+    return {partition: sample for partition, sample in unread.items() if not sample.is_done}
 
 
 def _longest(samples: Mapping[int, _Sample]) -> dict[int, _Sample]:
-    most = sorted(samples, key=lambda number: (samples[number].next - samples[number].end, number))[:PARTITIONS]
-    return {number: samples[number] for number in most}
+    longest_first = sorted(samples.items(), key=lambda item: (item[1].next - item[1].end, item[0]))
+    return dict(longest_first[:PARTITIONS])
 
 
 def _read(client: Consumer, log: ClientLog, topic: str, samples: Mapping[int, _Sample], deadline_s: float) -> None:
@@ -134,7 +132,7 @@ def _judge(error: KafkaError | None, sample: _Sample | None, topic: str, log: Cl
     if error.code() not in _NO_MORE:
         raise failure(Request(f"read a sample of topic {topic!r}", on_topic(topic, Right.READ), topic), error, log, 0.0)
     if sample is not None:
-        sample.give_up()
+        sample.end = sample.next
 
 
 def _pass_over_gaps(positions: list[TopicPartition], samples: Mapping[int, _Sample]) -> None:

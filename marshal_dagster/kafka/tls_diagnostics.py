@@ -49,9 +49,7 @@ def _of_certificate(reason: FailureReason, server: str, connection: KafkaConnect
         context.check_hostname = identification != _HOST_IS_NOT_CHECKED
         _shake_hands(server, context)
     except ssl.SSLCertVerificationError as error:
-        return _explained(
-            FailureReason(FailureCause.CERTIFICATE, server, reason.text), error.verify_code, error.verify_message
-        )
+        return _explained(server, error.verify_code, error.verify_message)
     except (OSError, ValueError):
         pass
     return reason
@@ -65,10 +63,10 @@ def _of_own_certificate(reason: FailureReason, server: str, location: str | None
             "the server wants a certificate of this client, which has none",
             "check ssl_certificate_location and ssl_key_location: they are to name one that the server trusts",
         )
-    found = _dates(location)
-    if found is None:
+    dates = _dates(location)
+    if dates is None:
         return reason
-    (begins_s, begins), (ends_s, ends) = found
+    (begins_s, begins), (ends_s, ends) = dates
     now_s = time.time()
     if begins_s <= now_s <= ends_s:
         return reason
@@ -90,17 +88,19 @@ def _dates(location: str) -> tuple[tuple[float, str], tuple[float, str]] | None:
         context.load_verify_locations(cafile=location)
     except (OSError, ValueError):
         return None
-    moments = [(str(each["notBefore"]), str(each["notAfter"])) for each in context.get_ca_certs()]
-    if not moments:
+
+    def moment(date: object) -> tuple[float, str]:
+        return float(ssl.cert_time_to_seconds(str(date))), str(date)
+
+    certificates = context.get_ca_certs()
+    if not certificates:
         return None
-    begins, ends = (
-        [(float(ssl.cert_time_to_seconds(one)), one) for one in each] for each in zip(*moments, strict=True)
-    )
-    return max(begins), min(ends)
+    begins = max(moment(certificate["notBefore"]) for certificate in certificates)
+    return begins, min(moment(certificate["notAfter"]) for certificate in certificates)
 
 
-def _explained(reason: FailureReason, code: int, words: str) -> FailureReason:
-    host = reason.server.rpartition(":")[0]
+def _explained(server: str, code: int, words: str) -> FailureReason:
+    host = server.rpartition(":")[0]
     if code == _EXPIRED:
         text = "the server's certificate has expired"
         advice = "check the server: it needs a new certificate (or this machine's clock is wrong)"
@@ -113,7 +113,7 @@ def _explained(reason: FailureReason, code: int, words: str) -> FailureReason:
     else:
         text = f"certificate verify failed: nobody who is trusted here vouches for the server's ({words})"
         advice = "check ssl_ca_location: it must hold the authority that signed the server's certificate"
-    return FailureReason(reason.cause, reason.server, text, advice)
+    return FailureReason(FailureCause.CERTIFICATE, server, text, advice)
 
 
 def _speaks_tls(server: str) -> bool:

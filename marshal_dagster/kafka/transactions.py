@@ -372,17 +372,16 @@ class NotesReader:
         self._topics = topics
         self._newest: dict[str, bytes] = {}
         self._next = 0
-        self._consumer: Consumer | None = None
-        self._log: ClientLog | None = None
+        self._client: tuple[Consumer, ClientLog] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Let go of the connections."""
-        if self._consumer is not None and self._log is not None:
-            close_client(self._consumer, self._log)
-        self._consumer = None
+        if self._client is not None:
+            close_client(*self._client)
+        self._client = None
 
     def newest(self, patience_s: float) -> Mapping[str, bytes]:
         """Read up to the present end, be it committed or not, and give the newest value of each key.
@@ -405,13 +404,17 @@ class NotesReader:
         return self._newest
 
     def _read(self, start: int, end: int, patience_s: float) -> None:
-        consumer = self._reader()
+        if self._client is None:
+            self._client = clients.consumer(
+                self._connection, client_id=CLIENT_ID, committed_only=True, fetch_wait_ms=10
+            )
+        consumer, log = self._client
         consumer.assign([TopicPartition(self.topic, NOTES_PARTITION, start)])
         deadline = time.monotonic() + patience_s
         try:
             while start < end:
                 for message in consumer.consume(_READ_BATCH, _PAUSE_S):
-                    start = max(start, self._take(message))
+                    start = max(start, self._take(message, log))
                 if start < end and time.monotonic() > deadline:
                     raise TransactionStillOpenError(
                         f"topic {self.topic!r} has an open transaction at offset {start}, which has not ended within "
@@ -420,7 +423,7 @@ class NotesReader:
         finally:
             consumer.unassign()
 
-    def _take(self, message: Any) -> int:  # noqa: ANN401 - the library's hints say that an error's message has no place
+    def _take(self, message: Any, log: ClientLog) -> int:  # noqa: ANN401 - the library's hints say that an error's message has no place
         """Take a message in, and give the next offset."""
         error, offset = message.error(), message.offset()
         if error is None:
@@ -430,13 +433,5 @@ class NotesReader:
             return int(offset)
         if not error.retriable() and error.code() not in clients.HARMLESS_TO_A_READER:
             request = Request(f"read topic {self.topic!r}", on_topic(self.topic, Right.READ), self.topic)
-            assert self._log is not None  # noqa: S101 - it came with the consumer
-            raise failure(request, error, self._log, self._connection.timeout_s)
+            raise failure(request, error, log, self._connection.timeout_s)
         return 0
-
-    def _reader(self) -> Consumer:
-        if self._consumer is None:
-            self._consumer, self._log = clients.consumer(
-                self._connection, client_id=CLIENT_ID, isolation=clients.Isolation.READ_COMMITTED, fetch_wait_ms=10
-            )
-        return self._consumer

@@ -9,45 +9,25 @@ least once. Imports the standard library, `marshal_dagster.errors`, `marshal_dag
 come in from `marshal_dagster.batches`.
 """
 
-from marshal_dagster.protocol.idempotence import StoredPosition, StoredRanges, TakenRanges, Verdict, judge, judge_ranges
-from marshal_dagster.sinks.database.postgres import PostgresSink
-from marshal_dagster.sinks.delta.sink import DeltaSink
-from marshal_dagster.sinks.delta.table import DELTA, delta_settings
-from marshal_dagster.sinks.files.sink import FileSink
-from marshal_dagster.sinks.kafka.sink import KafkaSink, NewGeneration
-from marshal_dagster.sinks.sink import (
-    BeforeCommit,
-    Intervals,
-    OffsetsRead,
-    Sink,
-    WriteResult,
-    check_columns,
-    checked_after_read,
-    refuse_foreign_rows,
-)
-from marshal_dagster.sinks.source_headers import with_source_headers
-
-__all__ = [
-    "DELTA",
-    "BeforeCommit",
-    "DeltaSink",
-    "FileSink",
-    "Intervals",
-    "KafkaSink",
-    "NewGeneration",
-    "OffsetsRead",
-    "PostgresSink",
-    "Sink",
-    "StoredPosition",
-    "StoredRanges",
-    "TakenRanges",
-    "Verdict",
-    "WriteResult",
-    "check_columns",
-    "checked_after_read",
-    "delta_settings",
-    "judge",
-    "judge_ranges",
-    "refuse_foreign_rows",
-    "with_source_headers",
-]
+from marshal_dagster.protocol.idempotence import StoredPosition as StoredPosition
+from marshal_dagster.protocol.idempotence import StoredRanges as StoredRanges
+from marshal_dagster.protocol.idempotence import TakenRanges as TakenRanges
+from marshal_dagster.protocol.idempotence import Verdict as Verdict
+from marshal_dagster.protocol.idempotence import judge as judge
+from marshal_dagster.protocol.idempotence import judge_ranges as judge_ranges
+from marshal_dagster.sinks.database.postgres import PostgresSink as PostgresSink
+from marshal_dagster.sinks.delta.sink import DeltaSink as DeltaSink
+from marshal_dagster.sinks.delta.table import DELTA as DELTA
+from marshal_dagster.sinks.delta.table import delta_settings as delta_settings
+from marshal_dagster.sinks.files.sink import FileSink as FileSink
+from marshal_dagster.sinks.kafka.sink import KafkaSink as KafkaSink
+from marshal_dagster.sinks.kafka.sink import NewGeneration as NewGeneration
+from marshal_dagster.sinks.sink import BeforeCommit as BeforeCommit
+from marshal_dagster.sinks.sink import Intervals as Intervals
+from marshal_dagster.sinks.sink import OffsetsRead as OffsetsRead
+from marshal_dagster.sinks.sink import Sink as Sink
+from marshal_dagster.sinks.sink import WriteResult as WriteResult
+from marshal_dagster.sinks.sink import check_columns as check_columns
+from marshal_dagster.sinks.sink import checked_after_read as checked_after_read
+from marshal_dagster.sinks.sink import refuse_foreign_rows as refuse_foreign_rows
+from marshal_dagster.sinks.source_headers import with_source_headers as with_source_headers

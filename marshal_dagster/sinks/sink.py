@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.protocol.idempotence import StoredPosition, StoredRanges, Verdict, judge_ranges
+from marshal_dagster.protocol.idempotence import StoredPosition, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,6 +89,13 @@ class Sink(Protocol):
         ...
 
 
+class Steps:
+    """The steps of a sink's writes, by name: tests crash there."""
+
+    def _reached(self, step: str) -> None:
+        """Do nothing."""
+
+
 def check_columns(schema: "StructType", reserved: Collection[str]) -> None:
     """Raise `ConfigurationError` unless rows of `schema` can be assigned to ranges and have no column of `reserved`."""
     types = {column.name: column.dataType.typeName() for column in schema.fields}
@@ -144,6 +151,11 @@ def checked_after_read(offsets_read: OffsetsRead, before_commit: BeforeCommit) -
     return read
 
 
+def partition_key(wanted: ClaimedRange) -> tuple[str, str, int]:
+    """Return group, topic and partition of a range."""
+    return wanted.group, wanted.topic, wanted.partition
+
+
 def within(taken: ClaimedRange, offsets: Intervals) -> tuple[tuple[int, int], ...]:
     """Return those of `offsets` that `taken` could read, as rising intervals that do not meet."""
     readable = [(max(start, taken.first_readable), min(end, taken.end)) for start, end in offsets]
@@ -164,13 +176,6 @@ def joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def both(one: Mapping[int, Intervals], other: Mapping[int, Intervals]) -> dict[int, Intervals]:
     """Return the intervals of both, by partition."""
     return {partition: (*one.get(partition, ()), *other.get(partition, ())) for partition in one.keys() | other.keys()}
-
-
-def judge_all(
-    stored: Callable[[ClaimedRange], StoredRanges | None], ranges: Sequence[ClaimedRange]
-) -> dict[ClaimedRange, Verdict]:
-    """Judge each range by what is `stored` beside it; raises `SinkRejectedError` as `judge_ranges`."""
-    return {wanted: judge_ranges(stored(wanted), wanted) for wanted in ranges}
 
 
 def position_after(taken: ClaimedRange) -> StoredPosition:

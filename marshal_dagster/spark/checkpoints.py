@@ -40,7 +40,7 @@ class Checkpoint:
             raise ConfigurationError(
                 f"the checkpoint {self.folder} does not read topic {topic!r}; it reads {names or 'nothing of Kafka'}"
             )
-        if any(each != read[0] for each in read):
+        if any(offsets != read[0] for offsets in read):
             raise ConfigurationError(
                 f"the checkpoint {self.folder} has {len(read)} sources that read topic {topic!r} and stand at "
                 "different offsets: choose one of them, and set the position to its offsets"
@@ -60,7 +60,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise ConfigurationError(f"the checkpoint {folder} has no batch that is committed, so nothing to begin after")
     batch = max(done)
     path = folder / "offsets" / str(batch)
-    lines = _lines(path)
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    if len(lines) <= _HEAD_LINES:
+        raise ConfigurationError(f"{path} is cut off: it names no source")
     if lines[0] != _VERSION:
         raise ConfigurationError(f"{path} is of version {lines[0]!r}; only {_VERSION!r} is known here")
     later = max(begun)
@@ -71,19 +76,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _batches(folder: Path) -> set[int]:
     """Give the batches of which there is a file: beside them lie checksums and what was being written."""
     try:
-        return {int(each.name) for each in folder.iterdir() if each.name.isascii() and each.name.isdigit()}
+        return {int(file.name) for file in folder.iterdir() if file.name.isascii() and file.name.isdigit()}
     except OSError:
         return set()
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
-    if len(lines) <= _HEAD_LINES:
-        raise ConfigurationError(f"{path} is cut off: it names no source")
-    return lines
 
 
 def _source(line: str, path: Path) -> SourceOffsets | None:
@@ -94,11 +89,11 @@ def _source(line: str, path: Path) -> SourceOffsets | None:
         return None
     if not isinstance(topics, dict) or not all(map(_is_of_kafka, topics.values())):
         return None
-    found = {topic: {int(number): offset for number, offset in each.items()} for topic, each in topics.items()}
-    negative = [f"{topic}/{n}" for topic, each in found.items() for n, offset in each.items() if offset < 0]
+    source = {topic: {int(number): at for number, at in offsets.items()} for topic, offsets in topics.items()}
+    negative = [f"{topic}/{number}" for topic, offsets in source.items() for number, at in offsets.items() if at < 0]
     if negative:
         raise ConfigurationError(f"{path} has no offset for {', '.join(negative)}, but a word for the start or the end")
-    return found
+    return source
 
 
 def _is_of_kafka(partitions: object) -> bool:

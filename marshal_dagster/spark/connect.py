@@ -52,10 +52,10 @@ def hide_secrets(spark: "SparkSession", options: Mapping[str, str]) -> None:
     """Have the server redact what is secret of a Kafka reader's options where it shows what a session runs."""
     if not any(re.fullmatch(_PRIVATE_NAMES, name) for name in options):
         return
-    found = spark.conf.get(_REDACTION, "")
-    if not found:
+    pattern = spark.conf.get(_REDACTION, "")
+    if not pattern:
         spark.conf.set(_REDACTION, _PRIVATE_OPTIONS)
-    elif found != _PRIVATE_OPTIONS:
+    elif pattern != _PRIVATE_OPTIONS:
         _logger.warning(
             "%s is set on this Spark Connect server: make sure that it covers the Kafka connection's secrets, which "
             "stand as text in what the server shows of a statement",
@@ -105,10 +105,10 @@ def tagged(spark: "SparkSession", tag: str) -> Iterator[None]:
 def stages_of(tag: str) -> list[tuple[int, int, bool]]:
     """Give tasks done, tasks in all, and whether it is at work, of each stage of the tag's operations."""
     with _lock:
-        found = list(_at_work.get(tag, {}).values())
+        at_work = list(_at_work.get(tag, {}).values())
     return [
         (stage.num_completed_tasks, stage.num_tasks, not stage.done and inflight > 0)
-        for stages, inflight in found
+        for stages, inflight in at_work
         for stage in stages
     ]
 

@@ -56,15 +56,16 @@ class ConnectServer:
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = Path(folder) if folder is not None else cache_folder() / DEFAULT_FOLDER_NAME
+        self._state, self._log = self.folder / "server.json", self.folder / "server.log"
 
     def running(self) -> Server | None:
         """Give the server if it runs."""
         try:
-            told = json.loads(self._state.read_text(encoding="utf-8"))
-            found = Server(**told | {"process": ProcessMark(**told["process"])})
+            fields = json.loads(self._state.read_text(encoding="utf-8"))
+            server = Server(**fields | {"process": ProcessMark(**fields["process"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        return found if processes.is_alive(found.process) else None
+        return server if processes.is_alive(server.process) else None
 
     def start(self, settings: Mapping[str, str] | None = None) -> Server:
         """Give the server that runs, after starting it if there is none (several processes may call at once).
@@ -74,30 +75,22 @@ class ConnectServer:
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(self.folder / "lock"):
-            found = self.running()
-            if found is None:
+            server = self.running()
+            if server is None:
                 return self._start(settings or {})
-            self._wait_until_ready(found)  # who started it may have been killed meanwhile
-            return found
+            self._wait_until_ready(server)  # the process that started it may have been killed meanwhile
+            return server
 
     def stop(self) -> bool:
         """Stop the server; False when there was none."""
         if not self.folder.is_dir():
             return False
         with locked(self.folder / "lock"):
-            found = self.running()
-            if found is not None:
-                processes.stop([found.process], _STOPPED_WITHIN_S)
+            server = self.running()
+            if server is not None:
+                processes.stop([server.process], _STOPPED_WITHIN_S)
             self._state.unlink(missing_ok=True)
-            return found is not None
-
-    @property
-    def _state(self) -> Path:
-        return self.folder / "server.json"
-
-    @property
-    def _log(self) -> Path:
-        return self.folder / "server.log"
+            return server is not None
 
     def _start(self, settings: Mapping[str, str]) -> Server:
         java = find_java()
@@ -120,14 +113,14 @@ class ConnectServer:
         if self._log.exists():
             self._log.replace(self.folder / "previous.log")
         write_private(self._log, "")
-        found = Server(processes.spawn(command, environment, self._log), port, token)
+        server = Server(processes.spawn(command, environment, self._log), port, token)
         try:
-            write_private(self._state, json.dumps(asdict(found)))
-            self._wait_until_ready(found)
+            write_private(self._state, json.dumps(asdict(server)))
+            self._wait_until_ready(server)
         except BaseException:
-            processes.stop([found.process], _STOPPED_WITHIN_S)
+            processes.stop([server.process], _STOPPED_WITHIN_S)
             raise
-        return found
+        return server
 
     def _wait_until_ready(self, server: Server) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S

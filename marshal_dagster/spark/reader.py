@@ -59,9 +59,15 @@ def read_ranges(
     wanted = {partition: bounds for partition, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
     if not wanted:
         return spark.createDataFrame([], read_schema())
+    for name in kafka_options:
+        if not name.startswith("kafka.") or name in _OURS:
+            raise ConfigurationError(
+                f"{name}: not an option of the Kafka connection; give those with `kafka.` in front. The isolation "
+                "level is always read_committed"
+            )
     if connect.is_connect(spark):
         connect.hide_secrets(spark, kafka_options)
-    consumer = _CONSUMER_DEFAULTS | _checked(kafka_options) | _OURS
+    consumer = {**_CONSUMER_DEFAULTS, **kafka_options, **_OURS}
     if topic_id is not None and shares_consumers(spark):
         consumer.setdefault(_GROUP, _group_of(topic_id, frozenset(consumer.items())))
     reader = spark.read.format("kafka").options(**consumer)
@@ -136,20 +142,10 @@ def offsets_read(frame: "DataFrame") -> dict[int, list[tuple[int, int]]]:
         .agg(f.min("offset").alias("start"), (f.max("offset") + 1).alias("end"))
         .orderBy("partition", "start")
     )
-    found: dict[int, list[tuple[int, int]]] = {}
+    offsets: dict[int, list[tuple[int, int]]] = {}
     for row in runs.collect():
-        found.setdefault(row["partition"], []).append((row["start"], row["end"]))
-    return found
-
-
-def _checked(kafka_options: Mapping[str, str]) -> dict[str, str]:
-    for name in kafka_options:
-        if not name.startswith("kafka.") or name in _OURS:
-            raise ConfigurationError(
-                f"{name}: not an option of the Kafka connection; give those with `kafka.` in front. The isolation "
-                "level is always read_committed"
-            )
-    return dict(kafka_options)
+        offsets.setdefault(row["partition"], []).append((row["start"], row["end"]))
+    return offsets
 
 
 @lru_cache(maxsize=_GROUPS_KNOWN)

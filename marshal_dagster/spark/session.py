@@ -214,11 +214,13 @@ def check_single_execution(spark: "SparkSession") -> None:
         f"{name} is {value}, must be {SINGLE_EXECUTION[name]}"
         for name, default in _DEFAULTS.items()
         if (value := conf.get(name, default)) != SINGLE_EXECUTION[name]
-        and (is_remote or not _settled_by_master(name, master))
+        # On one machine the master alone says how often a task may fail, and there are no executors to lose.
+        and (is_remote or not is_local(master) or name in {"spark.stage.maxConsecutiveAttempts", "spark.speculation"})
     ]
     if is_remote and connect.may_resend_statements(spark):
         wrong.append("the client repeats calls without reattachable execution")
-    if _local_failures(master) > 1:
+    failures = _LOCAL_MASTER.fullmatch(master.strip())
+    if failures and int(failures[4] or 1) > 1:
         wrong.insert(0, f"spark.master is {master}, must not name failures to allow (local[N])")
     if wrong:
         started = "the server" if is_remote else "it"
@@ -264,19 +266,9 @@ def _silence_the_source(spark: "SparkSession") -> None:
         log4j.core.config.Configurator.setLevel(_SOURCE, log4j.Level.ERROR)
 
 
-def _settled_by_master(name: str, master: str) -> bool:
-    """On one machine the master alone says how often a task may fail, and there are no executors to lose."""
-    return is_local(master) and name not in {"spark.stage.maxConsecutiveAttempts", "spark.speculation"}
-
-
 def is_local(master: str) -> bool:
     """Say whether driver and executors are one process, by the master."""
     return _LOCAL_MASTER.fullmatch(master.strip()) is not None
-
-
-def _local_failures(master: str) -> int:
-    match = _LOCAL_MASTER.fullmatch(master.strip())
-    return int(match[4]) if match and match[4] else 1
 
 
 def _listed(names: str) -> list[str]:

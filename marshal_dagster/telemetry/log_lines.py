@@ -7,7 +7,7 @@ nobody who claims waits for one.
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from queue import Full, Queue
 from typing import Final
@@ -75,9 +75,10 @@ class LineWriter:
         while not self._is_over.is_set():
             self._write(self._waiting.get())
         # From here, for whoever closes must not wait for a handler that hangs.
-        left_out = self._left_out + sum(isinstance(line, logging.LogRecord) for line in self._rest())
-        if left_out:
-            LOGGER.warning("%d lines on claims were left out: the handlers of log lines are too slow", left_out)
+        while not self._waiting.empty():
+            self._left_out += isinstance(self._waiting.get_nowait(), logging.LogRecord)
+        if self._left_out:
+            LOGGER.warning("%d lines on claims were left out: the handlers of log lines are too slow", self._left_out)
 
     def _write(self, line: logging.LogRecord | threading.Event) -> None:
         if isinstance(line, threading.Event):
@@ -85,7 +86,3 @@ class LineWriter:
             return
         with suppress(Exception):  # a line that cannot be written harms nothing
             LOGGER.handle(line)
-
-    def _rest(self) -> Iterator[logging.LogRecord | threading.Event]:
-        while not self._waiting.empty():
-            yield self._waiting.get_nowait()

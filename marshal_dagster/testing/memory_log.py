@@ -23,8 +23,6 @@ from marshal_dagster.coordination.log import (
 from marshal_dagster.errors import TopicNotFoundError, UnavailableError
 from marshal_dagster.protocol.snapshots import Record
 
-__all__ = ["ManualClock", "MemoryBroker", "MemoryLog", "MemorySnapshotTopic"]
-
 
 class ManualClock:
     """A member's clock, and a broker's, that moves only when told to."""
@@ -233,7 +231,9 @@ class MemorySnapshotTopic:
         with self._lock:
             return {
                 partition: [
-                    (one.key, one.value) for offset, one in self._records[partition] if at.start <= offset < at.end
+                    (record.key, record.value)
+                    for offset, record in self._records[partition]
+                    if at.start <= offset < at.end
                 ]
                 for partition, at in ranges.items()
             }

@@ -19,6 +19,7 @@ from tests.fault_harness.log_watcher import LogWatcher
 from tests.fault_harness.proxy import LinkState
 from tests.fault_harness.run import END_WITHIN_S, FaultRun, RunFailedError, Script, WorkerProcess
 from tests.simulator.checkers import ViolationError
+from tests.topics import grow
 
 COORDINATION_PARTITIONS: Final = 2
 COORDINATOR_PARTITIONS: Final = 2
@@ -331,7 +332,7 @@ class Run(FaultRun[Process, Line, Tally]):
 
     def _partitions_added(self) -> Script:
         more = self.topics[self.topic] + self.chance.randint(1, 3)
-        yield from self._aside(lambda: self.admin.grow(self.topic, more))
+        yield from self._aside(lambda: grow(self.admin, self.topic, more))
         self.topics[self.topic] = more
 
     def _topic_created(self) -> Script:

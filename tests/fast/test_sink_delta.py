@@ -51,7 +51,7 @@ class FakeRows:
 
     def offsets(self) -> Mapping[int, Intervals]:
         """The offsets of all rows."""
-        return intervals(self.rows)
+        return intervals(self.rows) if self.has_offsets else {}
 
 
 class FakeTable:

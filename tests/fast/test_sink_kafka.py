@@ -488,7 +488,7 @@ def test_rows_that_are_others_when_they_are_fetched(target: KafkaTarget) -> None
 
     class Fewer(FakeSink):
         @contextmanager
-        def _evaluated(self, frame: Any, done: Sequence[int]) -> Iterator[FakeRecords]:  # noqa: ANN401
+        def _evaluated(self, frame: Any, done: Sequence[int]) -> Iterator[FakeRecords]:  # type: ignore[override] # noqa: ANN401
             with super()._evaluated(frame, done) as records:
                 yield Shorter(records.rows)
 

@@ -13,7 +13,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints d
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewPartitions,
 )
 
 from marshal_dagster._internal.ports import HOST, free_port
@@ -135,11 +134,6 @@ class FaultyKafka(KafkaCluster):
         ]
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
         for done in self.admin().incremental_alter_configs([resource]).values():
-            done.result(ANSWER_WITHIN_S)
-
-    def add_partitions(self, topic: str, partitions: int) -> None:
-        """Give a topic more partitions: `partitions` in all."""
-        for done in self.admin().create_partitions([NewPartitions(topic, partitions)]).values():
             done.result(ANSWER_WITHIN_S)
 
     def admin(self) -> AdminClient:

@@ -38,6 +38,7 @@ from tests.faults.scenario import (
     Scenario,
 )
 from tests.faults.worker import GIVEN_UP, Orders
+from tests.topics import grow
 
 GROUP: Final = "fleet"
 START_WITHIN_S: Final = 40.0
@@ -337,8 +338,7 @@ class Run(FaultRun[Member, Entry, Tally]):
 
     def _partitions_added(self) -> Script:
         more = self.partitions + self.chance.randint(1, 3)
-        yield from self._aside(lambda: self.kafka.add_partitions(self.topic, more))
-        yield from self._aside(lambda: self.admin._await_usable(self.topic, more))
+        yield from self._aside(lambda: grow(self.admin, self.topic, more))
         self.partitions = more
         yield from self._pause(1)
         for _ in range(10):

@@ -126,9 +126,7 @@ def read_messages(connection: KafkaConnection, ranges: Sequence[ClaimedRange], t
     due = {range_.partition: range_.end for range_ in ranges if range_.first_readable < range_.end}
     if not due:
         return []
-    consumer: Consumer = clients.consumer(
-        connection, client_id="stand-in", isolation=clients.Isolation.READ_COMMITTED, fetch_wait_ms=10
-    )[0]
+    consumer: Consumer = clients.consumer(connection, client_id="stand-in", committed_only=True, fetch_wait_ms=10)[0]
     consumer.assign([TopicPartition(one.topic, one.partition, one.first_readable) for one in ranges])
     found: list[Message] = []
     deadline = time.monotonic() + timeout_s

@@ -51,6 +51,7 @@ from tests.real.conftest import MakeTopic
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Message, Side, read_messages
 from tests.real.test_spark_reader import Writer
 from tests.stderr_capture import lines_about
+from tests.topics import grow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -187,7 +188,7 @@ def test_new_partitions(group: Group, topic: MakeTopic, topics: Topics, fill: Fi
     name = topic(1)
     fill(name, 1, 5)
     assert group.drain(group.open(), name, start=StartPolicy.LATEST) == []
-    topics.grow(name, 3)
+    grow(topics, name, 3)
     fill(name, 3, 9)
     group.drain(group.open(), name, start=StartPolicy.LATEST)
     assert group.processed == {(0, 5): 1, (0, 6): 1, (0, 7): 1} | {(n, at): 1 for n in (1, 2) for at in range(3)}

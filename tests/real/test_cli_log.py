@@ -29,6 +29,7 @@ from marshal_dagster.protocol.messages import (
 from tests.cli import COMMAND, REPOSITORY, Answer, environ, start
 from tests.real.conftest import MakeTopic
 from tests.real.test_coordination_topic import alter
+from tests.topics import grow
 
 PARTITIONS = 4
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
@@ -67,7 +68,7 @@ def write_raw(kafka: str, topic: str, records: list[tuple[int, bytes | None]]) -
 
 def test_a_stored_tail_is_what_status_shows(call: Call, kafka: str, topics: Topics, coordination_topic: str) -> None:
     """`tail --json | replay` leads to the world state that `status` has, over a log with all kinds of values."""
-    topics.grow(coordination_topic, 8)
+    grow(topics, coordination_topic, 8)
     rows = [json.loads(line) for line in VECTOR.read_text().splitlines()]
     written = [(row["partition"], row["value"].encode()) for row in rows]
     written += [(2, b"junk\xff\x1b[31m"), (2, None), (4, b"ClaimingPartition/1/1/i/c/groupG/ev/1"), (0, "é".encode())]

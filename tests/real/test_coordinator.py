@@ -27,6 +27,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
+from tests.topics import grow
 
 SESSION_MS = 3_000
 
@@ -125,7 +126,7 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
             wait_until(even([*members, late], 12), "the member that came late has its share", 60)
             assert all(len(each.stopped) <= 1 for each in members)
         wait_until(even(members, 12), "the members share the partitions of the one that left", 30)
-        topics.grow(wanted, 15)
+        grow(topics, wanted, 15)
         wait_until(even(members, 15), "the partitions that were added are shared evenly", 30)
 
 
@@ -163,14 +164,14 @@ def test_topics_that_do_not_fit_each_other_are_told(
 ) -> None:
     """Groups of a partition that only one of them has would have no coordinator, or two after a restart of some."""
     topics_of.check(connection, 2)
-    topics.grow(topics_of.messages, 4)
+    grow(topics, topics_of.messages, 4)
     actions = f"'{topics_of.messages}' has 4, '{topics_of.orders}' has 2.*delete the three"
     with pytest.raises(ConfigurationError, match=actions):
         topics_of.check(connection, 2)
     with pytest.raises(ConfigurationError, match=actions):
         topics_of.create(connection, 4)
     for name in (topics_of.orders, topics_of.leader):
-        topics.grow(name, 4)
+        grow(topics, name, 4)
     with pytest.raises(ConfigurationError, match=r"had 2 partitions when this process started.*start .* again"):
         topics_of.check(connection, 2)
     topics_of.check(connection, 4)

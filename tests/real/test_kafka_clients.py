@@ -8,7 +8,6 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.admin_client import Topics
-from marshal_dagster.kafka.clients import Isolation
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
@@ -156,14 +155,14 @@ def test_an_offset_outside_the_log_is_an_error_not_a_jump(
 
 
 @pytest.mark.parametrize(
-    ("isolation", "expected"),
+    ("committed_only", "expected"),
     [
-        (Isolation.READ_COMMITTED, [b"before", b"after"]),
-        (Isolation.READ_UNCOMMITTED, [b"before", b"aborted", b"after"]),
+        (True, [b"before", b"after"]),
+        (False, [b"before", b"aborted", b"after"]),
     ],
 )
 def test_isolation_decides_what_shows_of_transactions(
-    connection: KafkaConnection, kafka: str, topic: MakeTopic, isolation: Isolation, expected: list[bytes]
+    connection: KafkaConnection, kafka: str, topic: MakeTopic, *, committed_only: bool, expected: list[bytes]
 ) -> None:
     """Aborted records show to an uncommitted reader alone; either passes over the markers and reaches the end."""
     name = topic()
@@ -176,7 +175,7 @@ def test_isolation_decides_what_shows_of_transactions(
         (writer.commit_transaction if commits else writer.abort_transaction)(WITHIN_S)
     with Topics(connection) as topics:
         wait_until(lambda: topics.offsets(name, [0])[0].end == 6, "the last marker is there", WITHIN_S)
-    reader, log = clients.consumer(connection, client_id="test", isolation=isolation)
+    reader, log = clients.consumer(connection, client_id="test", committed_only=committed_only)
     reader.assign([TopicPartition(name, 0, 0)])
     found = read(reader)
     assert [each.value() for each in found[:-1]] == expected

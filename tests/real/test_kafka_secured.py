@@ -34,6 +34,7 @@ from tests.real.secured_kafka import (
     secured_kafka,
 )
 from tests.stderr_capture import lines_about
+from tests.topics import grow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -218,7 +219,7 @@ def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) 
             "DESCRIBE on topic 'rights': kafka-acls": lambda: topics.offsets("rights", [0]),
             "DESCRIBE_CONFIGS on topic 'rights'": lambda: topics.settings("rights"),
             "CREATE on topic 'new'": lambda: topics.create("new", 1, 1),
-            "ALTER on topic 'rights'": lambda: topics.grow("rights", 2),
+            "ALTER on topic 'rights'": lambda: grow(topics, "rights", 2),
             "DELETE on topic 'rights'": lambda: topics.delete("rights"),
         }
         for right, question in questions.items():

@@ -126,7 +126,9 @@ class DeltaFolder:
 class Keyed(KafkaSink):
     """A sink whose records say in their keys which message they come from."""
 
-    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameRecords]:
+    def _evaluated(  # type: ignore[override]
+        self, frame: "DataFrame", done: Sequence[int]
+    ) -> AbstractContextManager[FrameRecords]:
         from pyspark.sql import functions as f
 
         return super()._evaluated(frame.withColumn("key", f.concat_ws("/", "partition", "offset")), done)

@@ -32,7 +32,6 @@ from marshal_dagster._internal.postgres import Database
 from marshal_dagster.cli.main import run
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka import clients
-from marshal_dagster.kafka.clients import Isolation
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.interfaces import ID_HEADER
@@ -176,11 +175,10 @@ class Circle:
         found = AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers}).list_topics(notes, timeout=20)
         return found.topics[notes].partitions[0].leader
 
-    def messages(self, topic: str, isolation: Isolation = Isolation.READ_COMMITTED) -> list[Message]:
+    def messages(self, topic: str, *, committed_only: bool = True) -> list[Message]:
         """Read a topic from its beginning to its end."""
-        reader, _ = clients.consumer(
-            KafkaConnection(bootstrap_servers=self.cluster.bootstrap_servers), client_id="test", isolation=isolation
-        )
+        connection = KafkaConnection(bootstrap_servers=self.cluster.bootstrap_servers)
+        reader, _ = clients.consumer(connection, client_id="test", committed_only=committed_only)
         reader.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
         found: list[Message] = []
         at_end: set[int | None] = set()
@@ -348,7 +346,7 @@ def test_each_delay_is_seen_once_and_in_order(circle: Circle) -> None:
     committed = decoded(circle.messages("delays"))
     assert_in_order(committed)
     assert Counter(event.id for event in committed) == Counter(event.id for event in seen)
-    every = decoded(circle.messages("delays", Isolation.READ_UNCOMMITTED))
+    every = decoded(circle.messages("delays", committed_only=False))
     circle.tell(
         f"{len(committed) - len(seen)} repeats read committed, {len(every) - len({each.id for each in every})} "
         f"uncommitted, {sum(deliveries - 1 for deliveries, _ in circle.seen())} to the consumer"

@@ -6,6 +6,8 @@ from inspect import getdoc
 
 from marshal_dagster.sinks.conformance.target import Target, ahead, expect_refused
 
+Check = Callable[[Target], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -14,7 +16,7 @@ class Case:
     name: str
     rule: str
     """What holds, in a sentence."""
-    _check: Callable[[Target], None]
+    _check: Check
     _in_any_order: bool = False
 
     def __str__(self) -> str:
@@ -34,6 +36,11 @@ class Case:
         self._check(target)
 
 
-def case_of(check: Callable[[Target], None], *, in_any_order: bool = False) -> Case:
-    """Return the case that a function is: its name, and its docstring as the rule."""
-    return Case(check.__name__, getdoc(check) or "", check, in_any_order)
+def registers(cases: list[Case], *, in_any_order: bool = False) -> Callable[[Check], Check]:
+    """Return a decorator that adds the case that a function is to `cases`: its name, and its docstring as the rule."""
+
+    def register(check: Check) -> Check:
+        cases.append(Case(check.__name__, getdoc(check) or "", check, in_any_order))
+        return check
+
+    return register

@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
-from marshal_dagster.sinks.conformance.case import case_of
+from marshal_dagster.sinks.conformance.case import Case, registers
 from marshal_dagster.sinks.conformance.interrupts import dies, stalls, steps_of
 from marshal_dagster.sinks.conformance.target import (
     LocalFrame,
@@ -24,7 +25,11 @@ from marshal_dagster.sinks.conformance.target import (
 )
 from marshal_dagster.sinks.sink import WriteResult
 
+CASES: list[Case] = []
+case = registers(CASES)
 
+
+@case
 def first_batch(target: Target) -> None:
     """An empty output takes every range, wherever it starts, and has then exactly its rows."""
     ranges = [part(0, 0, 5), part(1, 100, 103)]
@@ -37,6 +42,7 @@ def first_batch(target: Target) -> None:
     expect_rows(target, rows_of("a", *ranges), "after the first batch")
 
 
+@case
 def batch_after_batch(target: Target) -> None:
     """A range that starts where the output stands is taken."""
     for start in range(0, 30, 10):
@@ -47,6 +53,7 @@ def batch_after_batch(target: Target) -> None:
     expect(target.sink().verdicts([following])[following] is Verdict.TAKE, "the next batch would not be taken")
 
 
+@case
 def duplicate(target: Target) -> None:
     """A batch that comes again, by the same owner or a later one, is skipped and not even evaluated."""
     done = [part(0, 0, 5), part(1, 0, 3)]
@@ -59,6 +66,7 @@ def duplicate(target: Target) -> None:
         expect_rows(target, rows_of("a", *done), "after a duplicate")
 
 
+@case
 def subset_replayed_by_others(target: Target) -> None:
     """After a batch died between its commits, two others replay half of its ranges each: nothing is there twice."""
     batch = [part(partition, 0, 4) for partition in range(4)]
@@ -69,6 +77,7 @@ def subset_replayed_by_others(target: Target) -> None:
         expect_rows(target, rows_of("a", *batch), "after a part of the batch was replayed")
 
 
+@case
 def rest_of_a_batch(target: Target) -> None:
     """Ranges that are there are left out, with their rows, and the others of the batch are written."""
     deliver(target, "a", part(0, 0, 4), part(2, 0, 4))
@@ -79,6 +88,7 @@ def rest_of_a_batch(target: Target) -> None:
     expect_rows(target, expected, "after a batch of which half was there")
 
 
+@case
 def lower_epoch(target: Target) -> None:
     """A lower fencing token is refused, also for what the output has, with all beside it."""
     deliver(target, "a", part(0, 0, 10))
@@ -88,6 +98,7 @@ def lower_epoch(target: Target) -> None:
     _goes_on(target)
 
 
+@case
 def lower_generation(target: Target) -> None:
     """A lower generation is refused, whatever its fencing token."""
     deliver(target, "a", part(0, 0, 10, generation=7))
@@ -96,6 +107,7 @@ def lower_generation(target: Target) -> None:
     _goes_on(target, generation=7)
 
 
+@case
 def gap_or_overlap(target: Target) -> None:
     """A range that neither starts nor ends where the output stands is refused."""
     deliver(target, "a", part(0, 0, 10))
@@ -105,6 +117,7 @@ def gap_or_overlap(target: Target) -> None:
     _goes_on(target)
 
 
+@case
 def other_topics_made_anew(target: Target) -> None:
     """Another coordination topic is refused always, another data topic within a generation."""
     deliver(target, "a", part(0, 0, 10, generation=7))
@@ -117,6 +130,7 @@ def other_topics_made_anew(target: Target) -> None:
     _goes_on(target, generation=7)
 
 
+@case
 def judged_when_written(target: Target) -> None:
     """What others have done since `verdicts` counts: a sink judges again when it writes."""
     mine = part(0, 0, 5)
@@ -134,6 +148,7 @@ def judged_when_written(target: Target) -> None:
     expect_rows(target, rows_of("new", mine, following), "after another was faster")
 
 
+@case
 def groups_and_topics_apart(target: Target) -> None:
     """Two groups, and two topics, have positions of their own in one output, whatever their names."""
     odd = "h'; \\' \"%s\" `x` \u00e9"
@@ -145,6 +160,7 @@ def groups_and_topics_apart(target: Target) -> None:
     expect_rows(target, expected, "with three groups and topics")
 
 
+@case
 def ranges_without_rows(target: Target) -> None:
     """What is filtered out or compacted away leaves no row, and the output moves on all the same."""
     ranges = [part(0, 0, 5), part(1, 3, 8)]
@@ -158,6 +174,7 @@ def ranges_without_rows(target: Target) -> None:
     expect_rows(target, rows_of("a", ranges[1]), "after ranges without rows")
 
 
+@case
 def lost_and_missing_offsets(target: Target) -> None:
     """A range of which retention or compaction took offsets is taken to its end."""
     lost, gone = part(0, 0, 10, readable=4), part(1, 0, 10, readable=10)
@@ -168,13 +185,14 @@ def lost_and_missing_offsets(target: Target) -> None:
     expect(set(outcome.taken) == set(following), f"what follows on lost ranges: took {listed(outcome.taken)}")
 
 
+@case
 def foreign_rows(target: Target) -> None:
     """Rows of a partition that the batch did not read, or of none, are refused with the whole batch."""
     mine = part(0, 0, 3)
     for foreign in ((7, 0, "x"), (None, 0, "x"), (-1, 0, "x")):
         frame = target.frame([*rows_of("a", mine), foreign])
         what = f"write() of a row of partition {foreign[0]}, which the batch did not read,"
-        expect_raised(SinkRejectedError, lambda frame=frame: target.sink().write(frame, [mine], never), what)  # type: ignore[misc]
+        expect_raised(SinkRejectedError, partial(target.sink().write, frame, [mine], never), what)
         expect_rows(target, [], "after foreign rows were refused")
     nowhere = target.frame([(1, "x")], ("offset", "value"))
     what = "write() of a frame without a column 'partition'"
@@ -184,6 +202,7 @@ def foreign_rows(target: Target) -> None:
     expect_rows(target, rows_of("b", mine), "after a batch that follows on refused ones")
 
 
+@case
 def large_numbers(target: Target) -> None:
     """Partitions, offsets, generations and tokens are as large as Kafka's."""
     high = part(2**31 - 1, 2**62, 2**62 + 3, epoch=2**62, generation=2**61)
@@ -193,6 +212,7 @@ def large_numbers(target: Target) -> None:
     expect_rows(target, rows_of("a", high), "with large numbers")
 
 
+@case
 def many_partitions(target: Target) -> None:
     """A batch of some hundred ranges is one step."""
     ranges = [part(partition, partition, partition + 2) for partition in range(120)]
@@ -202,6 +222,7 @@ def many_partitions(target: Target) -> None:
     expect(set(verdicts.values()) == {Verdict.SKIP}, "some of 120 partitions are not known again")
 
 
+@case
 def batch_says_no(target: Target) -> None:
     """What `before_commit` raises, once the rows were read, leaves nothing written."""
 
@@ -223,6 +244,7 @@ def batch_says_no(target: Target) -> None:
     expect(deliver(target, "b", mine).taken == (mine,), "a range that was not written counts as done")
 
 
+@case
 def death_at_any_step(target: Target) -> None:
     """Whatever line a writer dies at, the same ranges delivered again give their rows once."""
 
@@ -232,7 +254,7 @@ def death_at_any_step(target: Target) -> None:
     spare = 10**6
     expected = rows_of("a", *batch(spare, 10))
     for number in steps_of(target, lambda: deliver(target, "a", *batch(spare, 10))):
-        line = dies(target, number, lambda number=number: deliver(target, "a", *batch(number, 10)))  # type: ignore[misc]
+        line = dies(target, number, partial(deliver, target, "a", *batch(number, 10)))
         rows = [row for row in target.found() if row[0] // 2 == number]
         left = [range_ for range_ in batch(number, 10) if any(row[0] == range_.partition for row in rows)]
         may_be_left = target.range_by_range or len(left) != 1
@@ -246,6 +268,7 @@ def death_at_any_step(target: Target) -> None:
         expect_rows(target, expected, f"a writer died at {line}, and its batch was delivered again")
 
 
+@case
 def overtaken_at_any_step(target: Target) -> None:
     """One that stalls at any line, and is taken over, adds nothing to what the new owner wrote."""
     spare = part(10**6, 0, 5)
@@ -256,10 +279,7 @@ def overtaken_at_any_step(target: Target) -> None:
             deliver(target, "new", again)
             deliver(target, "new", following)
 
-        def overtaken(mine: ClaimedRange = mine) -> WriteResult:
-            return deliver(target, "late", mine)
-
-        late, new = stalls(target, number, overtaken, meanwhile)
+        late, new = stalls(target, number, partial(deliver, target, "late", mine), meanwhile)
         raise_assertions(late, new)
         if new is not None:  # it could not go on beside the other, and failed
             meanwhile()
@@ -277,6 +297,7 @@ def overtaken_at_any_step(target: Target) -> None:
         )
 
 
+@case
 def two_at_once(target: Target) -> None:
     """Of two that come to the end of the same range together one takes it; the other finds it done, or fails."""
     for start in (0, 20, 40):
@@ -288,6 +309,7 @@ def two_at_once(target: Target) -> None:
         expect(rows == rows_of(takers[0], mine), f"{takers[0]} wrote {mine}, and the output has {rows}")
 
 
+@case
 def batches_that_share_ranges(target: Target) -> None:
     """Each range is taken once, whichever of the batches that have it comes first."""
     parts = [part(partition, 0, 5) for partition in range(5)]
@@ -338,33 +360,3 @@ def _goes_on(target: Target, generation: int = 0) -> None:
     outcome = deliver(target, "c", *following)
     expect(set(outcome.taken) == set(following), f"after refusals {listed(outcome.skipped)} were skipped")
     expect_rows(target, rows_of("a", part(0, 0, 10)) + rows_of("c", *following), "after refusals and the right batch")
-
-
-CASES = tuple(
-    map(
-        case_of,
-        (
-            first_batch,
-            batch_after_batch,
-            duplicate,
-            subset_replayed_by_others,
-            rest_of_a_batch,
-            lower_epoch,
-            lower_generation,
-            gap_or_overlap,
-            other_topics_made_anew,
-            judged_when_written,
-            groups_and_topics_apart,
-            ranges_without_rows,
-            lost_and_missing_offsets,
-            foreign_rows,
-            large_numbers,
-            many_partitions,
-            batch_says_no,
-            death_at_any_step,
-            overtaken_at_any_step,
-            two_at_once,
-            batches_that_share_ranges,
-        ),
-    )
-)

@@ -1,10 +1,11 @@
 """Cases of a new generation, which replaces offset by offset what older ones hold, or is refused."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.conformance.case import case_of
+from marshal_dagster.sinks.conformance.case import Case, registers
 from marshal_dagster.sinks.conformance.interrupts import dies, steps_of
 from marshal_dagster.sinks.conformance.target import (
     Row,
@@ -20,7 +21,11 @@ from marshal_dagster.sinks.conformance.target import (
 )
 from marshal_dagster.sinks.sink import Intervals
 
+CASES: list[Case] = []
+case = registers(CASES)
 
+
+@case
 def inside_an_older_range(target: Target) -> None:
     """Only the offsets that were read anew are replaced; what lies before and behind stays."""
     deliver(target, "old", part(0, 0, 10), part(1, 0, 3))
@@ -30,6 +35,7 @@ def inside_an_older_range(target: Target) -> None:
         expect_rows(target, expected, "after a new generation of [4, 7)")
 
 
+@case
 def over_older_ranges(target: Target) -> None:
     """Each batch of the new generation replaces, the first and those that follow on it."""
     for start in (0, 10, 20, 30):
@@ -43,6 +49,7 @@ def over_older_ranges(target: Target) -> None:
     expect_refused(target, "old", part(0, 40, 50, epoch=90), why="generation 0 after 20")
 
 
+@case
 def beyond_older_rows(target: Target) -> None:
     """A new generation where the output has no rows yet is taken by every sink, also one that cannot replace."""
     deliver(target, "old", part(0, 0, 10))
@@ -55,6 +62,7 @@ def beyond_older_rows(target: Target) -> None:
     )
 
 
+@case
 def what_was_not_read_stays(target: Target) -> None:
     """What retention took, or compaction since, was not read anew: its rows stay."""
     deliver(target, "old", part(0, 0, 10))
@@ -64,6 +72,7 @@ def what_was_not_read_stays(target: Target) -> None:
         expect_rows(target, old + rows_of("new", newer, without=(5, 6, 9)), "after some offsets were read anew")
 
 
+@case
 def read_without_rows(target: Target) -> None:
     """Code that now filters a message out removes the row that the old code made of it."""
     deliver(target, "old", part(0, 0, 6))
@@ -73,6 +82,7 @@ def read_without_rows(target: Target) -> None:
         expect_rows(target, rows, "after messages were filtered out that had rows")
 
 
+@case
 def compacted_meanwhile(target: Target) -> None:
     """An offset that has a new row and is gone when the offsets are read has that row, and only that."""
     deliver(target, "old", part(0, 0, 6))
@@ -81,6 +91,7 @@ def compacted_meanwhile(target: Target) -> None:
         expect_rows(target, rows_of("new", newer), "after offsets 1 and 4 were compacted while their rows were written")
 
 
+@case
 def rows_at_other_offsets(target: Target) -> None:
     """A column `offset` that is no message's of the range takes away no row of others."""
     deliver(target, "old", part(0, 0, 10))
@@ -91,6 +102,7 @@ def rows_at_other_offsets(target: Target) -> None:
         expect_rows(target, expected, "after [3, 6) was read anew, with rows at other offsets")
 
 
+@case
 def several_rows_of_a_message(target: Target) -> None:
     """Rows that are equal are kept each, and all rows at a replaced offset go, however many there are."""
     rows = [(0, 1, "a"), (0, 1, "b"), (0, 2, "c"), (0, 2, "c")]
@@ -100,6 +112,7 @@ def several_rows_of_a_message(target: Target) -> None:
         expect_rows(target, [(0, 1, "new"), *rows[2:]], "after an offset with two rows was replaced")
 
 
+@case
 def generation_upon_generation(target: Target) -> None:
     """The newest generation that read an offset has it."""
     deliver(target, "0", part(0, 0, 12))
@@ -110,6 +123,7 @@ def generation_upon_generation(target: Target) -> None:
     expect_rows(target, expected, "after three generations over one another")
 
 
+@case
 def other_data_topic(target: Target) -> None:
     """Offsets of a topic that was made anew are other messages: the old rows stay."""
     deliver(target, "old", part(0, 0, 5))
@@ -119,6 +133,7 @@ def other_data_topic(target: Target) -> None:
         expect_rows(target, rows_of("old", part(0, 0, 5)) + rows_of("new", newer), "after the topic was made anew")
 
 
+@case
 def other_groups_stay(target: Target) -> None:
     """A new generation of a group, or of a topic, replaces nothing of another."""
     others = [part(0, 0, 5, group="h"), part(0, 0, 5, topic="u")]
@@ -131,6 +146,7 @@ def other_groups_stay(target: Target) -> None:
         expect_rows(target, expected, "after a new generation of one group of two")
 
 
+@case
 def rows_without_offsets(target: Target) -> None:
     """Where older rows have no offset a new generation is refused, and `can_replace` says so."""
     old, columns = part(0, 0, 10), ("partition", "value")
@@ -144,6 +160,7 @@ def rows_without_offsets(target: Target) -> None:
     expect_refused(target, "new", over, why="a new generation over rows without offsets")
 
 
+@case
 def some_rows_without_offsets(target: Target) -> None:
     """A single older row that has no offset, beside others, has a new generation refused, as it could not go."""
     old, beside = part(0, 0, 10), part(1, 0, 10)
@@ -164,6 +181,7 @@ def some_rows_without_offsets(target: Target) -> None:
         expect_rows(target, expected, "after a new generation of a range whose rows all have offsets")
 
 
+@case
 def batch_says_no_to_the_offsets(target: Target) -> None:
     """`before_commit` is called once more behind `offsets_read`, and what it raises leaves everything as it was."""
 
@@ -193,6 +211,7 @@ def batch_says_no_to_the_offsets(target: Target) -> None:
     raise AssertionError("before_commit() was not called behind offsets_read(), or what it raised did not come through")
 
 
+@case
 def death_while_replacing(target: Target) -> None:
     """New rows and the removal of older ones are one step, wherever their writer dies."""
     spare = 10**6
@@ -204,7 +223,7 @@ def death_while_replacing(target: Target) -> None:
     for number in steps_of(target, lambda: deliver(target, "n", newest)):
         deliver(target, "o", part(number, 0, 10))
         newer = part(number, 3, 6, generation=20, epoch=21)
-        line = dies(target, number, lambda newer=newer: deliver(target, "n", newer))  # type: ignore[misc]
+        line = dies(target, number, partial(deliver, target, "n", newer))
         values = _values(target, number)
         expect(values in {"oooooooooo", "ooonnnoooo"}, f"one that died at {line} while it replaced has left {values}")
         deliver(target, "n", part(number, 3, 6, generation=20, epoch=22))
@@ -234,27 +253,3 @@ def replaced(
 
 def _values(target: Target, partition: int) -> str:
     return "".join(value for at, _, value in target.found() if at == partition)
-
-
-CASES = tuple(
-    map(
-        case_of,
-        (
-            inside_an_older_range,
-            over_older_ranges,
-            beyond_older_rows,
-            what_was_not_read_stays,
-            read_without_rows,
-            compacted_meanwhile,
-            rows_at_other_offsets,
-            several_rows_of_a_message,
-            generation_upon_generation,
-            other_data_topic,
-            other_groups_stay,
-            rows_without_offsets,
-            some_rows_without_offsets,
-            batch_says_no_to_the_offsets,
-            death_while_replacing,
-        ),
-    )
-)

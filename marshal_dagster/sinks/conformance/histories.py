@@ -4,8 +4,11 @@ from random import Random
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.conformance.case import case_of
+from marshal_dagster.sinks.conformance.case import Case, registers
 from marshal_dagster.sinks.conformance.target import Row, Target, deliver, expect, expect_rows, intervals, part, rows_of
+
+CASES: list[Case] = []
+case = registers(CASES)
 
 _SEEDS = 6
 _STEPS = 15
@@ -74,6 +77,7 @@ class Model:
         return True if wanted.start == position else None
 
 
+@case
 def random_histories(target: Target) -> None:
     """After each step of a random history the output has exactly the rows that it should."""
     spare = 10**6
@@ -104,6 +108,3 @@ def _one_step(target: Target, model: Model, dice: Random, value: str) -> None:
     partitions = {range_.partition for range_ in outcome.taken}
     expect(partitions == taken, f"of {batch} the partitions {sorted(partitions)} were taken, not {sorted(taken or ())}")
     model.apply(batch, read, written)
-
-
-CASES = (case_of(random_histories),)

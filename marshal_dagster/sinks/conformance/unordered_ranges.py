@@ -1,9 +1,7 @@
 """Cases of groups whose members claim ranges: each range is judged by itself, in whatever order they come."""
 
-from functools import partial
-
 from marshal_dagster.protocol.idempotence import Verdict
-from marshal_dagster.sinks.conformance.case import case_of
+from marshal_dagster.sinks.conformance.case import Case, registers
 from marshal_dagster.sinks.conformance.cases import race
 from marshal_dagster.sinks.conformance.generations import replaced
 from marshal_dagster.sinks.conformance.target import (
@@ -18,7 +16,11 @@ from marshal_dagster.sinks.conformance.target import (
 )
 from marshal_dagster.sinks.sink import WriteResult
 
+CASES: list[Case] = []
+case = registers(CASES, in_any_order=True)
 
+
+@case
 def ranges_in_any_order(target: Target) -> None:
     """Each range is taken once, under a higher token than its neighbours' or a lower one."""
     for start in (30, 0, 40, 10, 20):
@@ -27,6 +29,7 @@ def ranges_in_any_order(target: Target) -> None:
     expect_rows(target, rows_of("a", part(0, 0, 50)), "after five ranges that came in any order")
 
 
+@case
 def range_that_comes_again(target: Target) -> None:
     """The very range that is there is passed over, whoever comes with it, also when its neighbours are there."""
     done = [ahead(0, start, start + 10, epoch=20) for start in (10, 30, 0, 20)]
@@ -41,6 +44,7 @@ def range_that_comes_again(target: Target) -> None:
     expect_rows(target, rows_of("a", part(0, 0, 40)), "after ranges came again")
 
 
+@case
 def ranges_that_do_not_fit(target: Target) -> None:
     """Another range over the same offsets, an older generation and another log are refused."""
     held = [ahead(0, 30, 40, generation=7), ahead(0, 10, 20, generation=7)]
@@ -59,6 +63,7 @@ def ranges_that_do_not_fit(target: Target) -> None:
     expect(deliver(target, "c", between).taken == (between,), "what lies between two ranges was not taken")
 
 
+@case
 def ranges_and_whole_batches(target: Target) -> None:
     """Whole batches follow on ranges only where these leave no gap, and ranges never overlap whole batches."""
     deliver(target, "a", ahead(0, 20, 30))
@@ -71,6 +76,7 @@ def ranges_and_whole_batches(target: Target) -> None:
     expect_rows(target, rows_of("a", part(0, 0, 30)) + rows_of("b", whole), "after ranges and a whole batch")
 
 
+@case
 def ranges_of_a_new_generation(target: Target) -> None:
     """A later range that is done first takes older rows away there alone; the earlier one does so in its turn."""
     for start in (0, 10, 20, 30):
@@ -83,6 +89,7 @@ def ranges_of_a_new_generation(target: Target) -> None:
     expect_rows(target, expected, "after three ranges of a new generation")
 
 
+@case
 def neighbours_at_once(target: Target) -> None:
     """Writers of different ranges of one partition come to the end together, and all are taken sooner or later."""
     ranges = {f"v{start}": ahead(0, start, start + 5, epoch=90 - start) for start in (15, 0, 10, 5)}
@@ -91,18 +98,3 @@ def neighbours_at_once(target: Target) -> None:
             deliver(target, value, ranges[value])  # it could not go on beside the others
     expected = [row for value, range_ in ranges.items() for row in rows_of(value, range_)]
     expect_rows(target, expected, "after four neighbours came together")
-
-
-CASES = tuple(
-    map(
-        partial(case_of, in_any_order=True),
-        (
-            ranges_in_any_order,
-            range_that_comes_again,
-            ranges_that_do_not_fit,
-            ranges_and_whole_batches,
-            ranges_of_a_new_generation,
-            neighbours_at_once,
-        ),
-    )
-)

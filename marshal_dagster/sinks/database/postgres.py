@@ -11,14 +11,14 @@ what.
 import itertools
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
 
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database, Secret, be_only_creator, check_name, identifier
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
 from marshal_dagster.sinks.database.pg_copy import FrameLines, evaluated, postgres_type
 from marshal_dagster.sinks.database.postgres_ranges import (
     IN_ORDER,
@@ -35,12 +35,12 @@ from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
     OffsetsRead,
+    Steps,
     WriteResult,
     changed_result,
     check_columns,
     check_ranges,
     checked_after_read,
-    judge_all,
     refuse_foreign_rows,
     unreplaceable,
 )
@@ -138,7 +138,7 @@ class _OffsetsNeededError(Exception):
     """Older rows are to be replaced, and the offsets read are not known yet."""
 
 
-class PostgresSink:
+class PostgresSink(Steps):
     """Rows in the table `table` of a PostgreSQL 14 or newer.
 
     The table has the frame's columns under their names, but for `partition` and `offset`: these are `kafka_partition`
@@ -147,6 +147,8 @@ class PostgresSink:
     """
 
     supports_unordered_ranges = True
+    _evaluated = staticmethod(evaluated)
+    """Evaluates the rows, but for those of partitions that are done; tests put other rows in their place."""
 
     def __init__(
         self,
@@ -241,10 +243,6 @@ class PostgresSink:
             rows={range_.partition: lines.counts.get(range_.partition, 0) for range_ in taken},
         )
 
-    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameLines]:
-        """Evaluate the rows, but for those of the partitions `done`; tests put other rows in their place."""
-        return evaluated(frame, done)
-
     def _take(
         self, wanted: Sequence[ClaimedRange], columns: Sequence[str], lines: FrameLines, offsets_read: OffsetsRead
     ) -> tuple[ClaimedRange, ...]:
@@ -289,7 +287,9 @@ class PostgresSink:
         if self._companion is not None and taken:
             self._companion.write(connection, _column_names(columns), taken)
         self._reached("moved")
-        self._leave_out(connection, [ids[range_.partition] for range_ in wanted if range_ not in judged.open])
+        done_by_others = [ids[range_.partition] for range_ in wanted if range_ not in judged.open]
+        if done_by_others:
+            self._execute(connection, "DELETE FROM {taken} WHERE id = ANY(%s)", (done_by_others,))
         if hold is LockMode.SHARED:
             self._ranges.look_once_more(connection, judged.open, own=ids.values())
         else:
@@ -312,7 +312,7 @@ class PostgresSink:
         if hold is LockMode.SHARED:
             self._ranges.lock_starts(connection, ranges)
         stored = self._ranges.stored(connection, ranges, rows, own)
-        verdicts = judge_all(lambda wanted: stored.get(wanted.partition), ranges)
+        verdicts = {wanted: judge_ranges(stored.get(wanted.partition), wanted) for wanted in ranges}
         if hold is LockMode.SHARED and not may_share_lock(rows, ranges):
             raise LocksOutdatedError
         wanted = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
@@ -332,7 +332,7 @@ class PostgresSink:
         if not readable:
             return []
         wanted = list(readable.values())
-        found = self._execute(
+        held = self._execute(
             connection,
             "SELECT t.partition, t.generation, bool_and(t.has_offsets) "
             "FROM {taken} AS t JOIN unnest(%s::integer[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[]) "
@@ -348,7 +348,7 @@ class PostgresSink:
                 only_older,
             ),
         )
-        return [(readable[partition], generation, offsets) for partition, generation, offsets in found]
+        return [(readable[partition], generation, offsets) for partition, generation, offsets in held]
 
     def _enter(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: FrameLines) -> dict[int, int]:
         """Enter the ranges as taken and return what their rows name them by, by partition."""
@@ -390,7 +390,6 @@ class PostgresSink:
                 raise changed_result(f"table {self._output}", expected, cursor.rowcount)
 
     def _move(self, connection: "Connection", columns: Sequence[str], ids: Sequence[int]) -> None:
-        """Move the rows of these ranges over to where they are seen."""
         self._execute(
             connection,
             "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)",
@@ -438,11 +437,6 @@ class PostgresSink:
             "AND r.kafka_partition = gone.partition AND r.kafka_offset <@ gone.offsets",
             (*columns_of(wanted, "partition", "data_topic_id", "generation"), *self._ranges.key(wanted)),
         )
-
-    def _leave_out(self, connection: "Connection", ids: Sequence[int]) -> None:
-        """Strike the entries of ranges that another writer has taken meanwhile."""
-        if ids:
-            self._execute(connection, "DELETE FROM {taken} WHERE id = ANY(%s)", (list(ids),))
 
     def _set_positions(self, connection: "Connection", taken: Sequence[ClaimedRange]) -> None:
         if not taken:
@@ -593,9 +587,6 @@ class PostgresSink:
         if isinstance(error, psycopg.ProgrammingError):
             return ConfigurationError(f"table {self._output}: {said}")
         return SinkRejectedError(f"table {self._output} does not take the rows: {said}; nothing was written")
-
-    def _reached(self, step: str) -> None:
-        """Do nothing; tests crash here."""
 
 
 def _column_names(columns: Iterable[str]) -> list[str]:

@@ -93,7 +93,7 @@ class RangeTables:
                 "ON CONFLICT (output, member_group, topic, partition) DO NOTHING",
                 (*key, IN_ORDER, partitions),
             )
-        found = self._execute(
+        stored_rows = self._execute(
             connection,
             "SELECT partition, version, coordination_topic_id, data_topic_id, generation, epoch, position "
             "FROM {positions} WHERE output = %s AND member_group = %s AND topic = %s AND partition = ANY(%s) "
@@ -103,7 +103,7 @@ class RangeTables:
         )
         return {
             partition: Row(version, coordination, data, generation, epoch, position)
-            for partition, version, coordination, data, generation, epoch, position in found
+            for partition, version, coordination, data, generation, epoch, position in stored_rows
             if self._knows(version) and generation is not None
         }
 
@@ -147,7 +147,7 @@ class RangeTables:
         """
         if not ranges:
             return {}
-        found = self._execute(
+        entries = self._execute(
             connection,
             "SELECT w.partition, t.start_offset, t.end_offset "
             "FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
@@ -159,7 +159,7 @@ class RangeTables:
             "ORDER BY e.end_offset LIMIT 1) AS t WHERE t.start_offset < w.end_offset",
             (*columns_of(ranges, "partition", "generation", "start", "end"), *self.key(ranges), list(own)),
         )
-        return {partition: (start, end) for partition, start, end in found}
+        return {partition: (start, end) for partition, start, end in entries}
 
     def _output_position(
         self, connection: "Connection", ranges: Sequence[ClaimedRange], own: Collection[int]
@@ -167,7 +167,7 @@ class RangeTables:
         """Return where the output stands, by partition (None: there are gaps), and the highest token there."""
         if not ranges:
             return {}
-        found = self._execute(
+        positions = self._execute(
             connection,
             "SELECT e.partition, CASE WHEN sum(e.end_offset - e.start_offset) = max(e.end_offset) - "
             "min(e.start_offset) THEN max(e.end_offset) END, max(e.epoch) "
@@ -177,7 +177,7 @@ class RangeTables:
             "GROUP BY e.partition",
             (*columns_of(ranges, "partition", "generation"), *self.key(ranges), list(own)),
         )
-        return {partition: (position, epoch) for partition, position, epoch in found}
+        return {partition: (position, epoch) for partition, position, epoch in positions}
 
     def look_once_more(self, connection: "Connection", taken: Sequence[ClaimedRange], own: Collection[int]) -> None:
         """See that nobody has added what overlaps these ranges, and that nobody does before they are seen."""

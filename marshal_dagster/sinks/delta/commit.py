@@ -7,7 +7,7 @@ from typing import Any
 
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition
-from marshal_dagster.sinks.sink import newer_version, position_after
+from marshal_dagster.sinks.sink import newer_version, partition_key, position_after
 
 APPLICATION = "marshal-dagster"
 """The application id of the sink's transactions in a table."""
@@ -81,11 +81,6 @@ class Commit:
             )
         }
         return cls(ours["number"], ours["attempt"], kept)
-
-
-def partition_key(wanted: ClaimedRange) -> _Key:
-    """Return group, topic and partition of a range."""
-    return wanted.group, wanted.topic, wanted.partition
 
 
 def _kept_from(common: Mapping[str, Any], epoch: int, position: int) -> DeltaPosition:

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
-from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition, partition_key
+from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition
+from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
     OffsetsRead,
+    Steps,
     WriteResult,
     both,
     check_columns,
     check_ranges,
     checked_after_read,
+    partition_key,
     refuse_foreign_rows,
     unreplaceable,
     within,
@@ -33,15 +36,13 @@ from marshal_dagster.spark.session import active_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows
-
 _FORGETS = "delta.setTransactionRetentionDuration"
 _APPEND_ONLY = "delta.appendOnly"
 MOST_INTERVALS = 1_000
 """In so many intervals of offsets one commit replaces rows: each is a condition, and takes Spark some 50 ms."""
 
 
-class DeltaSink:
+class DeltaSink(Steps):
     """Rows in the Delta table at `path`, with a column `marshal` more that says which range they are of.
 
     The session needs Delta Lake (`delta_settings`). The frame is kept on the executors while it is written.
@@ -120,7 +121,7 @@ class DeltaSink:
         )
 
     def _take(
-        self, table: "DeltaTable", wanted: Sequence[ClaimedRange], rows: "KeptRows", offsets_read: OffsetsRead
+        self, table: DeltaTable, wanted: Sequence[ClaimedRange], rows: KeptRows, offsets_read: OffsetsRead
     ) -> tuple[ClaimedRange, ...]:
         """Take, in one commit, those of `wanted` that are not done meanwhile."""
         read: Mapping[int, Intervals] | None = None
@@ -131,7 +132,7 @@ class DeltaSink:
                 return ()
             over_older = self._refuse_unreplaceable(table, taken, newest)
             if over_older and read is None:
-                own = rows.offsets() if rows.has_offsets else {}
+                own = rows.offsets()
                 read = both(offsets_read(), own)
                 continue
             commit = newest.then(secrets.token_hex(16), taken)
@@ -142,7 +143,7 @@ class DeltaSink:
                 return taken
 
     def _replaced(
-        self, table: "DeltaTable", over_older: Sequence[ClaimedRange], read: Mapping[int, Intervals]
+        self, table: DeltaTable, over_older: Sequence[ClaimedRange], read: Mapping[int, Intervals]
     ) -> Mapping[ClaimedRange, Intervals]:
         """Return at which offsets rows of older generations give way, in as few intervals as say it."""
         replaced: dict[ClaimedRange, Intervals] = {
@@ -162,8 +163,8 @@ class DeltaSink:
 
     def _commit(
         self,
-        table: "DeltaTable",
-        rows: "KeptRows",
+        table: DeltaTable,
+        rows: KeptRows,
         taken: Sequence[ClaimedRange],
         commit: Commit,
         replaced: Mapping[ClaimedRange, Intervals],
@@ -188,7 +189,7 @@ class DeltaSink:
         )
 
     def _refuse_unreplaceable(
-        self, table: "DeltaTable", ranges: Sequence[ClaimedRange], newest: Commit
+        self, table: DeltaTable, ranges: Sequence[ClaimedRange], newest: Commit
     ) -> tuple[ClaimedRange, ...]:
         """Return which of `ranges` lie over rows of older generations; refuse where these cannot be replaced."""
         later = [range_ for range_ in _readable(ranges) if _is_later(newest.kept.get(partition_key(range_)), range_)]
@@ -198,7 +199,7 @@ class DeltaSink:
             raise SinkRejectedError(refusal)
         return tuple(dict.fromkeys(wanted for wanted, _, _ in held))
 
-    def _refuse_forgetful(self, table: "DeltaTable") -> None:
+    def _refuse_forgetful(self, table: DeltaTable) -> None:
         """Refuse a table that forgets the sink's number, by which a late commit is left out."""
         if _FORGETS in table.properties():
             raise SinkRejectedError(
@@ -207,7 +208,7 @@ class DeltaSink:
                 f"('{_FORGETS}')"
             )
 
-    def _append_only(self, table: "DeltaTable") -> str | None:
+    def _append_only(self, table: DeltaTable) -> str | None:
         """Say why no rows of the table can be replaced, None if they can."""
         if table.properties().get(_APPEND_ONLY, "").lower() != "true":
             return None
@@ -216,17 +217,12 @@ class DeltaSink:
             "unset it, or write to a new output"
         )
 
-    def _table(self) -> "DeltaTable":
+    def _table(self) -> DeltaTable:
         """Return the table; tests put another in its place."""
-        from marshal_dagster.sinks.delta.table import DeltaTable
-
         return DeltaTable(self._session(), self.path, self._options)
 
-    def _reached(self, step: str) -> None:
-        """Do nothing; tests crash here."""
 
-
-def _newest(table: "DeltaTable") -> Commit:
+def _newest(table: DeltaTable) -> Commit:
     return next(table.commits(), Commit())
 
 

@@ -17,6 +17,7 @@ from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Comm
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.spark.connector import connector_jars
 from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.reader import offsets_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,15 +53,10 @@ class KeptRows:
     counts: Mapping[int | None, int]
     """Rows by partition."""
 
-    @property
-    def has_offsets(self) -> bool:
-        """Whether there is a column `offset`."""
-        return OFFSET_COLUMN in self.frame.columns
-
     def offsets(self) -> Mapping[int, Intervals]:
-        """Work out at which offsets of each partition there are rows."""
-        from marshal_dagster.spark.reader import offsets_read
-
+        """Work out at which offsets of each partition there are rows; none without a column `offset`."""
+        if OFFSET_COLUMN not in self.frame.columns:
+            return {}
         return offsets_read(self.frame.where(f"{OFFSET_COLUMN} IS NOT NULL"))
 
 
@@ -116,8 +112,6 @@ class DeltaTable:
 
     def older_offsets(self, ranges: Sequence[ClaimedRange]) -> Mapping[int, Intervals]:
         """Return, by partition, the offsets that can be read in `ranges` and at which rows of older generations are."""
-        from marshal_dagster.spark.reader import offsets_read
-
         conditions = [f.expr(_rows_at(range_, only_older=True)) for range_ in ranges]
         table = self._spark.read.format("delta").load(self._path)
         offsets = offsets_read(table.where(reduce(or_, conditions)).where(f"{OFFSET_COLUMN} IS NOT NULL"))

@@ -14,7 +14,7 @@ from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredRanges, TakenRanges
 from marshal_dagster.sinks.files.storage import Storage
-from marshal_dagster.sinks.sink import newer_version
+from marshal_dagster.sinks.sink import newer_version, partition_key
 
 VERSION = 2
 """The newest of the files here; a newer one is refused.
@@ -87,13 +87,13 @@ class CommitView:
         files = self._attempts.setdefault(commit.attempt, set())
         for entry in commit.entries:
             taken = entry.taken
-            self._taken.setdefault(_key(taken), TakenRanges()).add(taken)
-            self._entries.setdefault(_key(taken), {}).setdefault(taken.generation, []).append(entry)
+            self._taken.setdefault(partition_key(taken), TakenRanges()).add(taken)
+            self._entries.setdefault(partition_key(taken), {}).setdefault(taken.generation, []).append(entry)
             files.update(entry.files)
 
     def stored(self, wanted: ClaimedRange) -> StoredRanges | None:
         """Return what the output has of the key of `wanted`."""
-        taken = self._taken.get(_key(wanted))
+        taken = self._taken.get(partition_key(wanted))
         return None if taken is None else taken.beside(wanted)
 
     def files_of(self, attempt: str) -> frozenset[str] | None:
@@ -107,7 +107,7 @@ class CommitView:
             return []
         return [
             entry
-            for generation, entries in self._entries.get(_key(wanted), {}).items()
+            for generation, entries in self._entries.get(partition_key(wanted), {}).items()
             if below_generation is None or generation < below_generation
             for entry in entries
             if entry.files
@@ -121,7 +121,7 @@ class CommitView:
         taken = entry.taken
         return [
             (max(start, taken.start), min(end, taken.end))
-            for generation, entries in self._entries.get(_key(taken), {}).items()
+            for generation, entries in self._entries.get(partition_key(taken), {}).items()
             if generation > taken.generation
             for newer in entries
             if newer.replaces and newer.taken.data_topic_id == taken.data_topic_id
@@ -299,10 +299,6 @@ def load(storage: Storage, name: str) -> dict[str, Any] | None:
     if version not in range(1, VERSION + 1):
         raise newer_version(storage.full(name), version, VERSION)
     return dict(document)
-
-
-def _key(wanted: ClaimedRange) -> _Key:
-    return wanted.group, wanted.topic, wanted.partition
 
 
 def _name(folder: str, number: int) -> str:

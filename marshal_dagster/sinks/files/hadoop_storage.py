@@ -186,7 +186,9 @@ class HadoopStorage(Storage):
         put = self._way()
         fs, folder = self._opened(), self._path(name.rpartition("/")[0])
         fs.mkdirs(folder)
-        if not self._tried and not self._is_known():
+        # HDFS was found to keep its word, used in the way that was looked at.
+        is_known = self._vouched is None and fs.getScheme() in _RENAMING
+        if not self._tried and not is_known:
             self._try(put, scratch)
         try:
             put(name, content, scratch)
@@ -243,10 +245,6 @@ class HadoopStorage(Storage):
             "writers of one file apart, by which commits are made: nothing was written. Use HDFS, a local path, or S3A "
             "of Hadoop 3.4.2 on; or vouch for it with `exclusive` (docs/sinks.md)"
         )
-
-    def _is_known(self) -> bool:
-        """Say whether this is a file system that was found to keep its word, used in the way that was looked at."""
-        return self._vouched is None and self._opened().getScheme() in _RENAMING
 
     def _by_rename(self, name: str, content: bytes, scratch: str) -> None:
         temporary = f"{scratch}/.{secrets.token_hex(8)}.json"

@@ -1,23 +1,21 @@
 """Reading a file output into Spark by its commits, without the rows that a newer generation has replaced."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.files.commit_log import CommitView, Entry
+from marshal_dagster.sinks.files.commit_log import CommitView
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
-from marshal_dagster.spark.reader import offsets_read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _OFFSETS_PER_BUCKET = 4096
-_HIGHEST_OFFSET = 2**63 - 2
 
 
 @dataclass(slots=True)
@@ -49,15 +47,6 @@ def read_committed(
     return whole
 
 
-def offsets_in(
-    spark: "SparkSession", paths: Sequence[str], format_name: str, options: Mapping[str, str], schema: "StructType"
-) -> dict[int, list[tuple[int, int]]]:
-    """Return the offsets at which there are rows in the files `paths`, as `offsets_read` does."""
-    rows = spark.read.format(format_name).options(**options).schema(schema).load(list(paths))
-    # Numbers that no message can have would overflow there.
-    return offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, _HIGHEST_OFFSET)))
-
-
 def _parts(view: CommitView, path_of: Callable[[str], str]) -> list[_Part]:
     parts: dict[tuple[object, ...], _Part] = {}
     for commit in view.commits:
@@ -65,16 +54,13 @@ def _parts(view: CommitView, path_of: Callable[[str], str]) -> list[_Part]:
             if not entry.files:
                 continue
             replaced = view.replaced(entry)
-            part = parts.setdefault(_class(entry) if replaced else (), _Part())
+            # Rows of one class meet the same replaced offsets: a partition's offsets mean the same in all of them.
+            taken = entry.taken
+            row_class = (taken.group, taken.topic, taken.data_topic_id, taken.generation) if replaced else ()
+            part = parts.setdefault(row_class, _Part())
             part.files.extend(path_of(f"{commit.attempt}/{name}") for name in entry.files)
-            part.replaced.extend((entry.taken.partition, start, end) for start, end in replaced)
+            part.replaced.extend((taken.partition, start, end) for start, end in replaced)
     return list(parts.values())
-
-
-def _class(entry: Entry) -> tuple[object, ...]:
-    """Rows of one class meet the same replaced offsets: a partition's offsets mean the same in all of them."""
-    taken = entry.taken
-    return taken.group, taken.topic, taken.data_topic_id, taken.generation
 
 
 def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int, int, int]]) -> "DataFrame":
@@ -103,7 +89,6 @@ def _bucket(offset: "Column") -> "Column":
 
 
 def _schema(view: CommitView) -> "StructType":
-    """Return the columns of all commits, the newest's first."""
     fields: dict[str, t.StructField] = {}
     for text in dict.fromkeys(commit.schema for commit in reversed(view.commits)):
         for column in t.StructType.fromJson(json.loads(text)).fields:

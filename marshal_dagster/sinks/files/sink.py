@@ -19,17 +19,19 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
 from marshal_dagster.sinks.caching import without_partitions
 from marshal_dagster.sinks.files import commit_log
 from marshal_dagster.sinks.files.commit_log import Commit, CommitLog, CommitView, Entry, decided
 from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage
+from marshal_dagster.sinks.files.reader import read_committed
 from marshal_dagster.sinks.files.storage import LocalStorage, Storage
 from marshal_dagster.sinks.files.writer import some_files_at_once
 from marshal_dagster.sinks.sink import (
@@ -38,16 +40,17 @@ from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
     OffsetsRead,
+    Steps,
     WriteResult,
     both,
     check_columns,
     check_ranges,
     checked_after_read,
-    judge_all,
     refuse_foreign_rows,
     unreplaceable,
     within,
 )
+from marshal_dagster.spark import reader
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ _RANGE_COLUMN = "marshal_range"
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _FORMATS = ("parquet", "orc", "json", "csv", "avro")
 _COUNTED = "parquet"
+_HIGHEST_OFFSET = 2**63 - 2
 _ATTEMPTS = "attempts"
 _NOTE = ".json"
 _FOLDER = "_marshal"
@@ -91,7 +95,7 @@ class _WrittenFiles:
 _NOTHING = _WrittenFiles()
 
 
-class FileSink:
+class FileSink(Steps):
     """Files in the folder `path`, readable through `read` and `committed_files`."""
 
     supports_unordered_ranges = True
@@ -167,7 +171,8 @@ class FileSink:
             self._reached("rows written")
             written = self._collect(folder, wanted)
             before_commit()
-            replaced = self._replaced(frame, folder, written, checked_after_read(offsets_read, before_commit))
+            read = checked_after_read(offsets_read, before_commit)
+            replaced = partial(self._offsets_replaced, frame, folder, written, read)
             taken = self._commit(attempt, frame, wanted, written=written, offsets_replaced=replaced)
         except BaseException as error:
             if self._storage.is_settled(error):
@@ -187,8 +192,6 @@ class FileSink:
         `ConfigurationError`. Raises `SinkRejectedError` for an output that is damaged or was written by a newer
         version.
         """
-        from marshal_dagster.sinks.files.reader import read_committed
-
         self._storage.use(lambda: spark)
         with self._lock:
             view = self._log.refresh()
@@ -228,7 +231,7 @@ class FileSink:
 
     def _judge(self, view: CommitView, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Judge all, and refuse also where older rows could not be replaced, or are of another format."""
-        verdicts = judge_all(view.stored, ranges)
+        verdicts = {wanted: judge_ranges(view.stored(wanted), wanted) for wanted in ranges}
         if view.commits and view.commits[-1].format != self.format:
             raise SinkRejectedError(
                 f"format: {self.path} holds {view.commits[-1].format} files, not {self.format}: nothing was written; "
@@ -240,7 +243,6 @@ class FileSink:
         return verdicts
 
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:
-        """Make a name for an attempt of one's own and note its ranges."""
         attempt = secrets.token_hex(16)
         note = {"version": commit_log.version_of(wanted), "ranges": list(map(commit_log.range_to, wanted))}
         self._storage.write_whole(_note_of(attempt), commit_log.as_bytes(note))
@@ -287,7 +289,6 @@ class FileSink:
         return written
 
     def _places(self, folder: str) -> dict[str, list[str]]:
-        """Return the files of each of Spark's folders below `folder`."""
         files = self._storage.files_below(folder)
         if files is None:
             raise SinkRejectedError(
@@ -334,27 +335,22 @@ class FileSink:
                     continue
             replaced = offsets_replaced()
 
-    def _replaced(
+    def _offsets_replaced(
         self, frame: "DataFrame", folder: str, written: Mapping[int, _WrittenFiles], offsets_read: OffsetsRead
-    ) -> OffsetsRead:
-        """Return what works out at which offsets older rows give way.
+    ) -> Mapping[int, Intervals]:
+        """Work out at which offsets older rows give way.
 
-        Kafka is read anew for it, when compaction may have taken what a written row comes from.
+        Kafka is read again for it, when compaction may have taken what a written row comes from.
         """
-
-        def offsets_replaced() -> Mapping[int, Intervals]:
-            names = [f"{folder}/{name}" for range_files in written.values() for name in range_files.files]
-            own = self._offsets_in(frame, names) if names and OFFSET_COLUMN in frame.columns else {}
-            return both(offsets_read(), own)
-
-        return offsets_replaced
+        names = [f"{folder}/{name}" for range_files in written.values() for name in range_files.files]
+        own = self._offsets_in(frame, names) if names and OFFSET_COLUMN in frame.columns else {}
+        return both(offsets_read(), own)
 
     def _offsets_in(self, frame: "DataFrame", names: Sequence[str]) -> Mapping[int, Intervals]:
-        """Work out at which offsets of each partition these files have rows."""
-        from marshal_dagster.sinks.files.reader import offsets_in
-
         paths = [self._storage.to_read(name) for name in names]
-        return offsets_in(frame.sparkSession, paths, self.format, self.options, frame.schema)
+        rows = frame.sparkSession.read.format(self.format).options(**self.options).schema(frame.schema).load(paths)
+        # Numbers that no message can have would overflow there.
+        return reader.offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, _HIGHEST_OFFSET)))
 
     def _sweep_quietly(self) -> None:
         """Sweep, but let what hinders it hinder no write."""
@@ -375,10 +371,9 @@ class FileSink:
         view = self._log.settled()
         swept = 0
         for attempt in sorted(folders | notes):
-            if attempt in notes:
-                if not self._is_decided(attempt, view):
-                    continue
-            elif view.files_of(attempt) is not None:
+            if attempt in notes and not self._is_decided(attempt, view):
+                continue
+            if attempt not in notes and view.files_of(attempt) is not None:
                 continue
             self._clear(attempt, view)
             swept += 1
@@ -404,9 +399,6 @@ class FileSink:
                 self._clear(attempt, self._log.refresh())
         except Exception as error:  # noqa: BLE001 - as above
             _logger.warning("attempt %s was not cleared: %s", self._storage.full(_of_attempt(attempt)), error)
-
-    def _reached(self, step: str) -> None:
-        """Do nothing; tests crash here."""
 
 
 def _of_attempt(name: str) -> str:
@@ -459,12 +451,6 @@ def _opened(
         return uri, HadoopStorage(f"{uri}/{_FOLDER}", session, exclusive)
     if exclusive is not None:
         raise ConfigurationError("exclusive: a local file system needs no vouching for, it makes hard links")
-    local = _local_path(text)
-    return local, LocalStorage(local / _FOLDER)
-
-
-def _local_path(text: str) -> Path:
-    scheme = urlsplit(text)
     if scheme.scheme == "file" and scheme.netloc in {"", "localhost"}:
         text = unquote(scheme.path)
     elif "://" in text or (scheme.scheme and ":" in text.split("/", 1)[0]):
@@ -473,4 +459,5 @@ def _local_path(text: str) -> Path:
         )
     if not text:
         raise ConfigurationError("path: empty; give the folder of the output")
-    return Path(text).expanduser().absolute()
+    local = Path(text).expanduser().absolute()
+    return local, LocalStorage(local / _FOLDER)

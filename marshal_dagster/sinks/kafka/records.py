@@ -116,7 +116,6 @@ def _bytes(value: bytearray | None) -> bytes | None:
 
 
 def _columns(names: Sequence[str]) -> "list[Column]":
-    """Give the columns of a record, in the order in which they are read."""
 
     def given(name: str, kind: str) -> "Column":
         column = f.col(name) if name in names else f.lit(None)

@@ -10,7 +10,7 @@ with Kafka.
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from operator import attrgetter
@@ -35,6 +35,7 @@ from marshal_dagster.sinks.kafka.records import FrameRecords, Record, check_reco
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     OffsetsRead,
+    Steps,
     WriteResult,
     changed_result,
     check_columns,
@@ -106,7 +107,7 @@ class _Queue:
         return self._next[1] if self._next[0] == partition else iter(())
 
 
-class KafkaSink:
+class KafkaSink(Steps):
     """Records in the Kafka topic `topic`, for readers with `isolation.level=read_committed`.
 
     The frame's columns are those of Spark's own Kafka writer: `value` (string or binary), and, where they are there,
@@ -117,6 +118,8 @@ class KafkaSink:
     """
 
     supports_unordered_ranges = False
+    _evaluated = staticmethod(evaluated)
+    """Evaluates the rows, but for those of partitions that are done; tests put other rows in their place."""
 
     def __init__(
         self,
@@ -151,6 +154,9 @@ class KafkaSink:
         self.partitioner = Partitioner.of(partitioner)
         self.on_new_generation = enum_member(NewGeneration, "on_new_generation", on_new_generation)
         self._connection = connection
+        self._id_prefix = f"{ID_PREFIX}{topic}/"
+        self._patience_s = transaction_timeout_s + _MORE_PATIENCE_S
+        """How long a transaction can stay open whose writer has died."""
         self._is_checked = self._is_tried = False
 
     def __repr__(self) -> str:
@@ -236,10 +242,6 @@ class KafkaSink:
             rows={range_.partition: counts[range_] for range_ in taken},
             note=self._note_to_readers([range_ for range_ in taken if steps[range_] is _Step.APPENDED]),
         )
-
-    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[FrameRecords]:
-        """Evaluate the rows, but for those of the partitions `done`; tests put other rows in their place."""
-        return evaluated(frame, done)
 
     def _note_to_readers(self, appended: Sequence[ClaimedRange]) -> str:
         note = f"Kafka topic {self.topic}: read it with isolation.level=read_committed"
@@ -384,7 +386,6 @@ class KafkaSink:
         )
 
     def _note(self, place: _Place, wanted: ClaimedRange) -> PositionNote | None:
-        """Read the newest note of the range's partition, waiting for what others are just committing."""
         return self._found(place.notes.newest(self._patience_s), wanted)
 
     def _found(self, notes: Mapping[str, bytes], wanted: ClaimedRange) -> PositionNote | None:
@@ -393,18 +394,9 @@ class KafkaSink:
             return None
         return PositionNote.from_json(notes[key], f"the note of {key} in topic {self.notes_topic}")
 
-    @property
-    def _patience_s(self) -> float:
-        """How long a transaction can stay open whose writer has died."""
-        return self.transaction_timeout_s + _MORE_PATIENCE_S
-
     def _key(self, wanted: ClaimedRange) -> str:
         """Return the transactional id of the range's partition; no name but the last part's has a slash."""
         return f"{self._id_prefix}{wanted.group}/{wanted.topic}/{wanted.partition}"
-
-    @property
-    def _id_prefix(self) -> str:
-        return f"{ID_PREFIX}{self.topic}/"
 
     def _transaction(self, wanted: ClaimedRange) -> "Transaction":
         from marshal_dagster.kafka.transactions import Transaction
@@ -455,6 +447,3 @@ class KafkaSink:
         from marshal_dagster.kafka.admin_client import Topics
 
         return Topics(self._connection, client_id="marshal-dagster-sink")
-
-    def _reached(self, step: str) -> None:
-        """Do nothing; tests crash here."""

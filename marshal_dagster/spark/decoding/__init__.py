@@ -5,23 +5,15 @@ functions only, so that it works in every kind of session. Schemas are fetched h
 secret of a registry reaches a plan.
 """
 
-from marshal_dagster.spark.decoding.avro_codec import AVRO_PACKAGE, decode_avro
-from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy
-from marshal_dagster.spark.decoding.json_codec import decode_json, infer_json_schema
-from marshal_dagster.spark.decoding.protobuf_codec import decode_protobuf
-from marshal_dagster.spark.decoding.schemas import Schema, SchemaFiles, SchemaKind, SchemaRegistry, Schemas
-
-__all__ = [
-    "AVRO_PACKAGE",
-    "DecodedBatch",
-    "NullPolicy",
-    "Schema",
-    "SchemaFiles",
-    "SchemaKind",
-    "SchemaRegistry",
-    "Schemas",
-    "decode_avro",
-    "decode_json",
-    "decode_protobuf",
-    "infer_json_schema",
-]
+from marshal_dagster.spark.decoding.avro_codec import AVRO_PACKAGE as AVRO_PACKAGE
+from marshal_dagster.spark.decoding.avro_codec import decode_avro as decode_avro
+from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch as DecodedBatch
+from marshal_dagster.spark.decoding.decoded_batch import NullPolicy as NullPolicy
+from marshal_dagster.spark.decoding.json_codec import decode_json as decode_json
+from marshal_dagster.spark.decoding.json_codec import infer_json_schema as infer_json_schema
+from marshal_dagster.spark.decoding.protobuf_codec import decode_protobuf as decode_protobuf
+from marshal_dagster.spark.decoding.schemas import Schema as Schema
+from marshal_dagster.spark.decoding.schemas import SchemaFiles as SchemaFiles
+from marshal_dagster.spark.decoding.schemas import SchemaKind as SchemaKind
+from marshal_dagster.spark.decoding.schemas import SchemaRegistry as SchemaRegistry
+from marshal_dagster.spark.decoding.schemas import Schemas as Schemas

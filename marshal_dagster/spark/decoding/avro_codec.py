@@ -49,15 +49,15 @@ def decode_avro(
     if schemas is None and _is_unbounded(reader):
         raise ConfigurationError(f"schema: it {_UNBOUNDED}")
     if schemas is None:
-        found: Mapping[int, Schema | str] = {}
+        schemas_by_id: Mapping[int, Schema | str] = {}
         value = _read(f.col("value"), reader, reader)
         reason = missing_value(nulls)
         not_whole: Column = f.lit("it ends too early, or is not of the schema")
     else:
         known = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.AVRO)
-        found = {number: _if_of_reader(number, schema, reader) for number, schema in known.items()}
-        value = _read_by_id(found, reader)
-        reason = confluent_wire_format.frame_reason(found, nulls)
+        schemas_by_id = {number: _if_of_reader(number, schema, reader) for number, schema in known.items()}
+        value = _read_by_id(schemas_by_id, reader)
+        reason = confluent_wire_format.frame_reason(schemas_by_id, nulls)
         not_whole = f.concat(
             f.lit("it ends too early, or is not of schema id "),
             confluent_wire_format.schema_id().cast("string"),
@@ -154,9 +154,9 @@ def _takes_no_bytes(node: object, named: Mapping[str, Mapping[str, Any]], within
     return False
 
 
-def _read_by_id(found: Mapping[int, Schema | str], reader: Mapping[str, Any]) -> "Column":
+def _read_by_id(schemas_by_id: Mapping[int, Schema | str], reader: Mapping[str, Any]) -> "Column":
     number, value = confluent_wire_format.schema_id(), None
-    for written, schema in found.items():
+    for written, schema in schemas_by_id.items():
         if isinstance(schema, str):
             continue
         read = _read(confluent_wire_format.payload(), json.loads(whole(schema)), reader)

@@ -72,7 +72,7 @@ def load_schemas(ids: Collection[int], schemas: Schemas, kind: SchemaKind) -> Ma
     return known
 
 
-def frame_reason(found: Mapping[int, Schema | str], nulls: NullPolicy) -> "Column":
+def frame_reason(schemas_by_id: Mapping[int, Schema | str], nulls: NullPolicy) -> "Column":
     """Say why a record cannot be decoded already by its frame, else null."""
     number = schema_id()
     reason = (
@@ -80,10 +80,10 @@ def frame_reason(found: Mapping[int, Schema | str], nulls: NullPolicy) -> "Colum
         .when(f.length("value") < _FRAME_BYTES, f.lit("shorter than a frame"))
         .when(number.isNull(), f.lit("no frame: it does not begin with a zero byte"))
     )
-    for schema_number, schema in found.items():
+    for schema_number, schema in schemas_by_id.items():
         if isinstance(schema, str):
             reason = reason.when(number == schema_number, f.lit(schema))
-    known = [schema_number for schema_number, schema in found.items() if not isinstance(schema, str)]
+    known = [schema_number for schema_number, schema in schemas_by_id.items() if not isinstance(schema, str)]
     unknown = f.concat(f.lit("schema id "), number.cast("string"), f.lit(" is not known"))
     return reason.when(~number.isin(known), unknown)
 

@@ -48,8 +48,12 @@ def decode_json(
     wrong = [name for name in given if name.lower() in _OURS]
     if wrong:
         raise ConfigurationError(f"options: {', '.join(wrong)} cannot be chosen; bad records are told apart here")
-    if new_fields == "fail":
-        _refuse_new_fields(frame, declared)
+    new = sorted(_new_fields(infer_json_schema(frame), declared)) if new_fields == "fail" else []
+    if new:
+        raise SchemaDriftError(
+            f"the batch has fields that the schema lacks: {', '.join(new)}. Declare them, or have them left out "
+            "(new_fields='ignore')"
+        )
     text = f.try_validate_utf8(f.col("value").cast("string"))
     end = uuid.uuid4().hex
     wrapped = _wrapped(text, end)
@@ -129,10 +133,10 @@ def _is_huge(
     if not _holds(declared, t.DecimalType):
         return f.lit(False)  # noqa: FBT003
     bare = _without_strings(text)
-    found = _parse(wrapped, end, _only(declared, t.DecimalType, t.StringType()), options)
-    texts = f.regexp_replace(f.to_json(found), _NAME_OR_TEXT, "$1")
+    decimals = _parse(wrapped, end, _only(declared, t.DecimalType, t.StringType()), options)
+    texts = f.regexp_replace(f.to_json(decimals), _NAME_OR_TEXT, "$1")
     is_huge = bare.rlike(_HUGE) | texts.rlike(_HUGE_IN_STRING)
-    is_hidden = found[_CORRUPT].isNotNull() | f.try_parse_json(wrapped).isNull()
+    is_hidden = decimals[_CORRUPT].isNotNull() | f.try_parse_json(wrapped).isNull()
     may_be = text.rlike(rf"{_HUGE_IN_STRING}|\\u")
     return f.coalesce(may_be & f.coalesce(is_huge | is_hidden, f.lit(True)), f.lit(False))  # noqa: FBT003
 
@@ -146,8 +150,8 @@ def _is_far(
     """
     if not _holds(declared, t.TimestampType):
         return f.lit(False)  # noqa: FBT003
-    found = f.to_json(_parse(wrapped, end, _only(declared, t.TimestampType, t.VariantType()), options))
-    return text.rlike(_FAR) & f.coalesce(_without_strings(found).rlike(_FAR), f.lit(False))  # noqa: FBT003
+    timestamps = f.to_json(_parse(wrapped, end, _only(declared, t.TimestampType, t.VariantType()), options))
+    return text.rlike(_FAR) & f.coalesce(_without_strings(timestamps).rlike(_FAR), f.lit(False))  # noqa: FBT003
 
 
 def _without_strings(text: "Column") -> "Column":
@@ -196,22 +200,13 @@ def _missing(value: "Column", declared: "StructType", above: str = "") -> Iterat
             yield from _missing(inner, field.dataType, f"{path}.")
 
 
-def _refuse_new_fields(frame: "DataFrame", declared: "StructType") -> None:
-    new = sorted(_new_fields(infer_json_schema(frame), declared))
-    if new:
-        raise SchemaDriftError(
-            f"the batch has fields that the schema lacks: {', '.join(new)}. Declare them, or have them left out "
-            "(new_fields='ignore')"
-        )
-
-
-def _new_fields(found: "DataType", declared: "DataType", above: str = "") -> Iterator[str]:
-    if isinstance(found, t.ArrayType) and isinstance(declared, t.ArrayType):
-        yield from _new_fields(found.elementType, declared.elementType, f"{above}[].")
-    if not isinstance(found, t.StructType) or not isinstance(declared, t.StructType):
+def _new_fields(inferred: "DataType", declared: "DataType", above: str = "") -> Iterator[str]:
+    if isinstance(inferred, t.ArrayType) and isinstance(declared, t.ArrayType):
+        yield from _new_fields(inferred.elementType, declared.elementType, f"{above}[].")
+    if not isinstance(inferred, t.StructType) or not isinstance(declared, t.StructType):
         return
     known = {field.name: field.dataType for field in declared.fields}
-    for field in found.fields:
+    for field in inferred.fields:
         path = f"{above}.{field.name}".lstrip(".")
         if field.name not in known:
             yield path

@@ -65,10 +65,10 @@ def decode_protobuf(
     """
     files = _reader_files(schemas, descriptors, subject)
     descriptor = _message(files, message)
-    found = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.PROTOBUF)
+    schemas_by_id = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.PROTOBUF)
     names = {
         number: _names(_main_file(schema, f"schema id {number}"))
-        for number, schema in found.items()
+        for number, schema in schemas_by_id.items()
         if isinstance(schema, Schema)
     }
     result = t.StructType([t.StructField("value", _struct(descriptor)), t.StructField("reason", t.StringType())])
@@ -78,7 +78,7 @@ def decode_protobuf(
 
     # Spark may call what it holds to be deterministic once for each use of its result.
     read = f.udf(read_framed, result).asNondeterministic()
-    early = confluent_wire_format.frame_reason(found, nulls)
+    early = confluent_wire_format.frame_reason(schemas_by_id, nulls)
     is_there = early.isNull() & f.col("value").isNotNull()
     both = "_marshal_both"
     framed = frame.withColumn(both, read(f.when(is_there, f.col("value"))))
@@ -293,7 +293,7 @@ def _fields(message: Any) -> tuple[Any, ...]:  # noqa: ANN401 - made of a descri
 def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - made of a descriptor
     value = getattr(message, field.name)
     if _is_map(field):
-        of_key, of_value = (field.message_type.fields_by_name[each] for each in ("key", "value"))
+        of_key, of_value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         return {_single(key, of_key): _single(value[key], of_value) for key in value}
     if field.is_repeated:
         return [_single(item, field) for item in value]
