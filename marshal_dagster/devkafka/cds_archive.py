@@ -27,7 +27,9 @@ _MADE_WITHIN_S = 60.0
 
 def with_archive(launcher: Launcher, *, report: Report | None = None) -> Launcher:
     """Return `launcher` with a class archive, which is made where there is none (some 5 s, once)."""
-    archive = launcher.jars[0].parent.with_name("class-archives") / f"{_key(launcher)}.jsa"
+    parts = [str(launcher.java.executable.resolve()), launcher.java.version, *map(str, launcher.jars)]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    archive = launcher.jars[0].parent.with_name("class-archives") / f"{key}.jsa"
     try:
         if not archive.exists():
             with locked(archive.with_suffix(".lock"), _MADE_WITHIN_S):
@@ -38,11 +40,6 @@ def with_archive(launcher: Launcher, *, report: Report | None = None) -> Launche
     except OSError:
         usable = False
     return replace(launcher, archive_flag=f"-XX:SharedArchiveFile={archive}") if usable else launcher
-
-
-def _key(launcher: Launcher) -> str:
-    parts = [str(launcher.java.executable.resolve()), launcher.java.version, *map(str, launcher.jars)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _make(archive: Path, launcher: Launcher, report: Report | None) -> None:

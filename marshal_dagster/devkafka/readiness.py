@@ -5,22 +5,18 @@ import struct
 
 from marshal_dagster._internal.ports import HOST
 
-_METADATA_KEY = 3
-_METADATA_VERSION = 1
-_HEADER = struct.Struct(">hhih")  # api key, api version, correlation id, length of the client id
 _CLIENT_ID = b"marshal-devkafka"
-_NO_TOPICS = struct.pack(">i", 0)
+# Metadata, version 1, with correlation id 1, and of no topics.
+_REQUEST = struct.pack(">hhih", 3, 1, 1, len(_CLIENT_ID)) + _CLIENT_ID + struct.pack(">i", 0)
 _LENGTH = struct.Struct(">i")
 _LARGEST_ANSWER_BYTES = 1 << 20
 
 
 def brokers_known_to(port: int, *, timeout_s: float = 2.0) -> frozenset[int]:
     """Ask the broker at `port` which brokers are alive; empty when it does not answer (yet)."""
-    header = _HEADER.pack(_METADATA_KEY, _METADATA_VERSION, 1, len(_CLIENT_ID)) + _CLIENT_ID
-    request = header + _NO_TOPICS
     try:
         with socket.create_connection((HOST, port), timeout=timeout_s) as connection:
-            connection.sendall(_LENGTH.pack(len(request)) + request)
+            connection.sendall(_LENGTH.pack(len(_REQUEST)) + _REQUEST)
             with connection.makefile("rb") as answer:
                 (size_bytes,) = _LENGTH.unpack(answer.read(_LENGTH.size))
                 if 0 < size_bytes <= _LARGEST_ANSWER_BYTES and len(body := answer.read(size_bytes)) == size_bytes:

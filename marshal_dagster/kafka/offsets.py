@@ -56,20 +56,17 @@ class ManyOffsets:
             if self.is_spent:
                 raise KafkaException(KafkaError(KafkaError._STATE))  # noqa: SLF001 - the library's own name
             try:
-                return self._asked(topic, partitions, at, least, until_s)
+                offsets: dict[int, int] = {}
+                for first in range(0, len(partitions), AT_ONCE):
+                    wanted = [TopicPartition(topic, partition, at) for partition in partitions[first : first + AT_ONCE]]
+                    answers = self._client.offsets_for_times(wanted, max(0.1, until_s - time.monotonic()))
+                    offsets |= {answer.partition: _offset_of(answer, at, least) for answer in answers}
+                return offsets
             except KafkaException:
                 self.is_spent = True
                 raise
             finally:
                 self._client.poll(0)  # hands out what the client has logged: closing goes by it
-
-    def _asked(self, topic: str, partitions: Sequence[int], at: int, least: int, until_s: float) -> dict[int, int]:
-        offsets: dict[int, int] = {}
-        for first in range(0, len(partitions), AT_ONCE):
-            wanted = [TopicPartition(topic, partition, at) for partition in partitions[first : first + AT_ONCE]]
-            answers = self._client.offsets_for_times(wanted, max(0.1, until_s - time.monotonic()))
-            offsets |= {answer.partition: _offset_of(answer, at, least) for answer in answers}
-        return offsets
 
 
 def _offset_of(answer: TopicPartition, at: int, least: int) -> int:

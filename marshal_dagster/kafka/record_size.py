@@ -122,7 +122,10 @@ def _read(client: Consumer, log: ClientLog, topic: str, samples: Mapping[int, _S
             elif sample is not None:
                 sample.take(message)
         reading = [TopicPartition(topic, partition) for partition, sample in samples.items() if not sample.is_done]
-        _pass_over_gaps(client.position(reading), samples)
+        # What is compacted, aborted or a marker gives no message: move on to where the client is.
+        for position in client.position(reading):
+            sample = samples[position.partition]
+            sample.next = max(sample.next, min(position.offset, sample.end))
 
 
 def _judge(error: KafkaError | None, sample: _Sample | None, topic: str, log: ClientLog) -> None:
@@ -133,14 +136,6 @@ def _judge(error: KafkaError | None, sample: _Sample | None, topic: str, log: Cl
         raise failure(Request(f"read a sample of topic {topic!r}", on_topic(topic, Right.READ), topic), error, log, 0.0)
     if sample is not None:
         sample.end = sample.next
-
-
-def _pass_over_gaps(positions: list[TopicPartition], samples: Mapping[int, _Sample]) -> None:
-    """Move on to where the client is: what is compacted, aborted or a marker gives no message."""
-    for position in positions:
-        sample = samples[position.partition]
-        if not sample.is_done:
-            sample.next = max(sample.next, min(position.offset, sample.end))
 
 
 def _size(message: Message) -> int:

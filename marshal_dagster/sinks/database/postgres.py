@@ -475,12 +475,7 @@ class PostgresSink(Steps):
             )
         if missing:
             raise ConfigurationError(f"table: {self._output} lacks the columns {', '.join(missing)}: add them")
-        self._check_logged(connection)
-        if self._companion is not None:
-            self._companion.check(connection, _column_names(columns))
-
-    def _check_logged(self, connection: "Connection") -> None:
-        """Refuse tables that PostgreSQL empties after a crash: rows would be gone whose ranges count as taken."""
+        # PostgreSQL empties such tables after a crash: rows would be gone whose ranges count as taken.
         unlogged = connection.execute(
             "SELECT c.relname FROM pg_catalog.pg_class AS c "
             "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
@@ -492,6 +487,8 @@ class PostgresSink(Steps):
                 f"table: {self.schema}.{name} is unlogged, so a crash of the server empties it: ALTER TABLE ... SET "
                 "LOGGED first"
             )
+        if self._companion is not None:
+            self._companion.check(connection, _column_names(columns))
 
     def _create_rows(self, connection: "Connection", rows: "StructType") -> None:
         from psycopg import sql

@@ -323,12 +323,14 @@ class FileSink(Steps):
                     return ()
                 over_older = {range_ for range_, _, _ in _held(view, taken, only_older=True)}
                 if replaced is not None or not over_older:
-                    entries = tuple(
-                        _entry(range_, written, replaced or {}, has_offsets=has_offsets, replaces=range_ in over_older)
-                        for range_ in taken
-                    )
+                    entries = []
+                    for range_ in taken:
+                        offsets = (replaced or {}).get(range_.partition, ()) if range_ in over_older else ()
+                        own = _of(written, range_)
+                        whole = has_offsets and own.has_offsets
+                        entries.append(Entry(range_, own.files, own.rows, whole, within(range_, offsets)))
                     self._reached("judged")
-                    if self._log.append(Commit(attempt, self.format, schema, entries), _of_attempt(attempt)):
+                    if self._log.append(Commit(attempt, self.format, schema, tuple(entries)), _of_attempt(attempt)):
                         self._reached("linked")
                         self._log.checkpoint_if_due(_of_attempt(attempt))
                         return taken
@@ -420,24 +422,6 @@ def _held(
 
 def _of(written: Mapping[int, _WrittenFiles], taken: ClaimedRange) -> _WrittenFiles:
     return written.get(taken.partition, _NOTHING)
-
-
-def _entry(
-    taken: ClaimedRange,
-    written: Mapping[int, _WrittenFiles],
-    replaced: Mapping[int, Intervals],
-    *,
-    has_offsets: bool,
-    replaces: bool,
-) -> Entry:
-    of_range = _of(written, taken)
-    return Entry(
-        taken=taken,
-        files=of_range.files,
-        rows=of_range.rows,
-        has_offsets=has_offsets and of_range.has_offsets,
-        replaces=within(taken, replaced.get(taken.partition, ())) if replaces else (),
-    )
 
 
 def _opened(
