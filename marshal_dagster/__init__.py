@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     # What type checkers see. They do not see `__getattr__`, so a name that is not public is an error for them.
-    from marshal_dagster.assets import ClaimCheck as ClaimCheck
-    from marshal_dagster.assets import ClaimedAsset as ClaimedAsset
-    from marshal_dagster.assets import DagsterMarshalTranslator as DagsterMarshalTranslator
-    from marshal_dagster.assets import build_claim_checks as build_claim_checks
-    from marshal_dagster.assets import build_topic_asset as build_topic_asset
-    from marshal_dagster.assets import build_topic_sensor as build_topic_sensor
-    from marshal_dagster.assets import kafka_partitions_def as kafka_partitions_def
-    from marshal_dagster.assets import marshal_asset as marshal_asset
+    from marshal_dagster.assets.checks import ClaimCheck as ClaimCheck
+    from marshal_dagster.assets.checks import build_claim_checks as build_claim_checks
+    from marshal_dagster.assets.decorator import ClaimedAsset as ClaimedAsset
+    from marshal_dagster.assets.decorator import DagsterMarshalTranslator as DagsterMarshalTranslator
+    from marshal_dagster.assets.decorator import kafka_partitions_def as kafka_partitions_def
+    from marshal_dagster.assets.decorator import marshal_asset as marshal_asset
     from marshal_dagster.assets.outbox_check import build_outbox_check as build_outbox_check
+    from marshal_dagster.assets.topics import build_topic_asset as build_topic_asset
+    from marshal_dagster.assets.topics import build_topic_sensor as build_topic_sensor
     from marshal_dagster.batches import BatchRequest as BatchRequest
     from marshal_dagster.batches import BatchSession as BatchSession
     from marshal_dagster.batches import ClaimedBatch as ClaimedBatch
@@ -70,9 +70,9 @@ if TYPE_CHECKING:
     from marshal_dagster.jobs.batch import build_reprocess_job as build_reprocess_job
     from marshal_dagster.jobs.outbox import build_outbox_drain_job as build_outbox_drain_job
     from marshal_dagster.kafka.connection import KafkaConnection as KafkaConnection
-    from marshal_dagster.ops import BatchesResult as BatchesResult
-    from marshal_dagster.ops import ClaimedBatchConfig as ClaimedBatchConfig
-    from marshal_dagster.ops import build_claimed_batch_op as build_claimed_batch_op
+    from marshal_dagster.ops.claimed_batch import build_claimed_batch_op as build_claimed_batch_op
+    from marshal_dagster.ops.config import ClaimedBatchConfig as ClaimedBatchConfig
+    from marshal_dagster.ops.results import BatchesResult as BatchesResult
     from marshal_dagster.outbox.events import OutgoingEvents as OutgoingEvents
     from marshal_dagster.outbox.harvester import Harvester as Harvester
     from marshal_dagster.outbox.writer import Outbox as Outbox
@@ -89,15 +89,15 @@ if TYPE_CHECKING:
     from marshal_dagster.resources.outbox import OutboxResource as OutboxResource
     from marshal_dagster.resources.rationalizer import RationalizerResource as RationalizerResource
     from marshal_dagster.resources.spark_connect import SparkConnectResource as SparkConnectResource
-    from marshal_dagster.sensors import AlertHook as AlertHook
-    from marshal_dagster.sensors import ExhaustedPlan as ExhaustedPlan
-    from marshal_dagster.sensors import ExhaustedPlans as ExhaustedPlans
-    from marshal_dagster.sensors import build_exhausted_plans_check as build_exhausted_plans_check
-    from marshal_dagster.sensors import build_lag_sensor as build_lag_sensor
-    from marshal_dagster.sensors import build_run_failure_sensors as build_run_failure_sensors
-    from marshal_dagster.sensors import build_stale_claim_sensor as build_stale_claim_sensor
+    from marshal_dagster.sensors._exhausted_plans import AlertHook as AlertHook
+    from marshal_dagster.sensors._exhausted_plans import ExhaustedPlan as ExhaustedPlan
+    from marshal_dagster.sensors._exhausted_plans import ExhaustedPlans as ExhaustedPlans
+    from marshal_dagster.sensors._exhausted_plans import build_exhausted_plans_check as build_exhausted_plans_check
     from marshal_dagster.sensors.group_membership import build_group_member_sensor as build_group_member_sensor
+    from marshal_dagster.sensors.lag import build_lag_sensor as build_lag_sensor
     from marshal_dagster.sensors.outbox_backlog import build_outbox_backlog_sensor as build_outbox_backlog_sensor
+    from marshal_dagster.sensors.run_failure import build_run_failure_sensors as build_run_failure_sensors
+    from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor as build_stale_claim_sensor
     from marshal_dagster.sinks import DeltaSink as DeltaSink
     from marshal_dagster.sinks import FileSink as FileSink
     from marshal_dagster.sinks import KafkaSink as KafkaSink
@@ -119,11 +119,10 @@ if TYPE_CHECKING:
     from marshal_dagster.spark.session import start_session as start_session
 
 _NAMES: Final = {
-    "assets": (
-        "ClaimCheck ClaimedAsset DagsterMarshalTranslator build_claim_checks build_topic_asset build_topic_sensor "
-        "kafka_partitions_def marshal_asset"
-    ),
+    "assets.checks": "ClaimCheck build_claim_checks",
+    "assets.decorator": "ClaimedAsset DagsterMarshalTranslator kafka_partitions_def marshal_asset",
     "assets.outbox_check": "build_outbox_check",
+    "assets.topics": "build_topic_asset build_topic_sensor",
     "batches": "BatchRequest BatchSession ClaimedBatch IdleReason PartitionReport RangeOptions",
     "batches.submitted": "SubmittedBatch submitted_batch",
     "component": "ClaimedTopicComponent",
@@ -142,7 +141,9 @@ _NAMES: Final = {
     "jobs.batch": "build_claimed_batch_job build_claimed_batch_schedule build_reprocess_job",
     "jobs.outbox": "build_outbox_drain_job",
     "kafka.connection": "KafkaConnection",
-    "ops": "BatchesResult ClaimedBatchConfig build_claimed_batch_op",
+    "ops.claimed_batch": "build_claimed_batch_op",
+    "ops.config": "ClaimedBatchConfig",
+    "ops.results": "BatchesResult",
     "outbox.events": "OutgoingEvents",
     "outbox.harvester": "Harvester",
     "outbox.writer": "Outbox OutboxRecord",
@@ -154,12 +155,12 @@ _NAMES: Final = {
     "resources.outbox": "OutboxResource",
     "resources.rationalizer": "RationalizerResource",
     "resources.spark_connect": "SparkConnectResource",
-    "sensors": (
-        "AlertHook ExhaustedPlan ExhaustedPlans build_exhausted_plans_check build_lag_sensor "
-        "build_run_failure_sensors build_stale_claim_sensor"
-    ),
+    "sensors._exhausted_plans": "AlertHook ExhaustedPlan ExhaustedPlans build_exhausted_plans_check",
     "sensors.group_membership": "build_group_member_sensor",
+    "sensors.lag": "build_lag_sensor",
     "sensors.outbox_backlog": "build_outbox_backlog_sensor",
+    "sensors.run_failure": "build_run_failure_sensors",
+    "sensors.stale_claims": "build_stale_claim_sensor",
     "sinks": "DeltaSink FileSink KafkaSink PostgresSink Sink WriteResult delta_settings",
     "spark.decoding": (
         "DecodedBatch NullPolicy SchemaFiles SchemaRegistry Schemas decode_avro decode_json decode_protobuf "

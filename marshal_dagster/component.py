@@ -23,7 +23,9 @@ from dagster import (
 )
 from pydantic import BaseModel, Field
 
-from marshal_dagster.assets import build_claim_checks, build_topic_asset, build_topic_sensor, marshal_asset
+from marshal_dagster.assets.checks import build_claim_checks
+from marshal_dagster.assets.decorator import marshal_asset
+from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.batch import (
@@ -36,7 +38,9 @@ from marshal_dagster.resources.claimer import DEFAULT_HEARTBEAT_INTERVAL_S, Clai
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.names import as_name
-from marshal_dagster.sensors import build_exhausted_plans_check, build_run_failure_sensors, build_stale_claim_sensor
+from marshal_dagster.sensors._exhausted_plans import build_exhausted_plans_check
+from marshal_dagster.sensors.run_failure import build_run_failure_sensors
+from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
 
 _FUNCTION = '''"""What is done with the messages of a batch."""

@@ -19,7 +19,7 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # has no public name
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ops import ClaimedBatchConfig
+from marshal_dagster.ops.config import ClaimedBatchConfig
 from marshal_dagster.runs.names import TOPIC_TAG
 
 EVERY_MINUTE: Final = "* * * * *"

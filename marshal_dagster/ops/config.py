@@ -1,8 +1,8 @@
-"""What a run may be told, and what an op or asset is told of its batches."""
+"""The run config of claimed batches, and the options of an op or asset."""
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from dagster import Config, OpExecutionContext
 from pydantic import Field, create_model
@@ -62,7 +62,7 @@ class WorkOptions(TypedDict, total=False):
     """How batches are claimed and worked on; the same for an op and for an asset."""
 
     sink: Sink | MakeSink | None
-    """Takes the rows in effectively once; may be made anew for each run by a function of the context."""
+    """Takes the rows in effectively once; or a function of the context that makes one for each run."""
     max_records: int | None
     """The most offsets of a batch. This and the limits below are defaults that run config may change."""
     max_bytes: int | None
@@ -83,7 +83,7 @@ class WorkOptions(TypedDict, total=False):
     max_attempts: int
     """How often a plan is tried before it is left to a person; 5 by default."""
     count_records: bool
-    """Tell how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
+    """Report how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
     pass over the batch of its own."""
     min_partitions: int | None
     """Read each batch in at least so many Spark tasks, where one partition has far more than the others; by default in
@@ -99,23 +99,18 @@ class WorkOptions(TypedDict, total=False):
     """Changes the settings (`spark_settings`) of a session that is started here."""
 
 
+LIMITS: Final = ("max_records", "max_bytes", "max_batches", "time_budget_s")
+"""The options that are defaults of the run config."""
+
+
 def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
-    """Give the config class with the defaults of `options`, so that the launchpad shows them.
+    """Return the config class with the limits of `options` as defaults, so that the launchpad shows them.
 
     Raises `ConfigurationError`.
     """
-    return _with_defaults(
-        max_records=options.get("max_records"),
-        max_bytes=options.get("max_bytes"),
-        max_batches=options.get("max_batches"),
-        time_budget_s=options.get("time_budget_s"),
-    )
-
-
-def _with_defaults(**defaults: float | None) -> type[ClaimedBatchConfig]:
-    """Give the config class with other defaults, so that the launchpad shows them. Raises `ConfigurationError`."""
     fields: dict[str, Any] = {}
-    for name, value in defaults.items():
+    for name in LIMITS:
+        value: Any = options.get(name)
         if value is not None and value <= 0:
             raise ConfigurationError(f"{name} is {value}; it must be above 0")
         info = copy.copy(ClaimedBatchConfig.model_fields[name])

@@ -14,9 +14,9 @@ _COLUMNS: Final = (
     TableColumn("end", "int", "The next offset to read after it."),
     TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
     TableColumn("lost", "int", "How many of these, from the start, retention had deleted before they were read."),
-    TableColumn("state", "string", "What became of the range."),
+    TableColumn("state", "string", "What happened to the range."),
     TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
-    TableColumn("lag_after", "int", "The same behind the batch."),
+    TableColumn("lag_after", "int", "The same after the batch."),
     TableColumn("epoch", "int", "The fencing token of the claim."),
     TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
     TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
@@ -53,12 +53,6 @@ def ranges_table(reports: Sequence[PartitionReport], counts: Mapping[int, int] |
     return MetadataValue.table(records, _RANGES if counts is None else _COUNTED)
 
 
-def lost_range(report: PartitionReport) -> dict[str, int]:
-    """Give what retention has deleted of a range."""
-    one = report.range
-    return {"partition": one.partition, "start": one.start, "end": one.first_readable}
-
-
 def lost_offsets(reports: Sequence[PartitionReport]) -> int:
     """Count what retention has deleted of all ranges."""
     return sum(report.range.first_readable - report.range.start for report in reports)
@@ -68,4 +62,4 @@ def seen_table(seen: Sequence[ExpectedKeyState]) -> TableMetadataValue:
     """Show what a sensor saw."""
     names = tuple(ExpectedKeyState.model_fields)
     schema = TableSchema([TableColumn(name, "string" if name == "instance" else "int") for name in names])
-    return MetadataValue.table([TableRecord({name: getattr(each, name) for name in names}) for each in seen], schema)
+    return MetadataValue.table([TableRecord({name: getattr(state, name) for name in names}) for state in seen], schema)

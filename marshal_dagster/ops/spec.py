@@ -1,8 +1,8 @@
-"""What an op or asset is told of its batches and run config does not change."""
+"""The options of an op's or asset's batches that run config does not change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dagster import AssetKey, OpExecutionContext
 
@@ -10,7 +10,7 @@ from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.ops.config import MakeSink, WorkOptions
+from marshal_dagster.ops.config import LIMITS, MakeSink, WorkOptions
 from marshal_dagster.protocol.batch_planning import StartPolicy
 from marshal_dagster.sinks import Sink
 from marshal_dagster.spark.reader import check_min_partitions
@@ -29,22 +29,22 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """What an op or asset was told of its batches and run config does not change."""
+    """What run config does not change of an op's or asset's batches; options as in `WorkOptions`."""
 
     process: Process
     topic: str
-    sink: Sink | MakeSink | None
-    start: StartPolicy
-    max_claims: int | None
-    claim_entire_topic: bool
-    ranges: RangeOptions | None
-    max_attempts: int
-    count_records: bool
-    min_partitions: int | None
-    claimer_key: str
-    spark_key: str | None
-    spark_config: Mapping[str, str]
     asset_key: AssetKey
+    sink: Sink | MakeSink | None = None
+    start: StartPolicy = StartPolicy.EARLIEST
+    max_claims: int | None = None
+    claim_entire_topic: bool = False
+    ranges: RangeOptions | None = None
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    count_records: bool = False
+    min_partitions: int | None = None
+    claimer_key: str = "claimer"
+    spark_key: str | None = None
+    spark_config: Mapping[str, str] | None = None
 
     @property
     def resource_keys(self) -> set[str]:
@@ -53,26 +53,13 @@ class BatchSpec:
 
 
 def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
-    """Gather what run config does not change. Raises `ConfigurationError`."""
-    spark_key, spark_config = options.get("spark_key"), options.get("spark_config")
+    """Check and gather what run config does not change. Raises `ConfigurationError`."""
     require_topic_name("topic", topic)
-    min_partitions = options.get("min_partitions")
-    check_min_partitions(min_partitions)
-    if spark_key is not None and spark_config is not None:
-        raise ConfigurationError(f"spark_config: the session of resource {spark_key!r} is configured there")
-    return BatchSpec(
-        process=process,
-        topic=topic,
-        sink=options.get("sink"),
-        start=enum_member(StartPolicy, "start", options.get("start", StartPolicy.EARLIEST)),
-        max_claims=options.get("max_claims"),
-        claim_entire_topic=options.get("claim_entire_topic", False),
-        ranges=options.get("ranges"),
-        max_attempts=options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
-        count_records=options.get("count_records", False),
-        min_partitions=min_partitions,
-        claimer_key=options.get("claimer_key", "claimer"),
-        spark_key=spark_key,
-        spark_config=dict(spark_config or {}),
-        asset_key=asset_key,
-    )
+    given: dict[str, Any] = {name: value for name, value in options.items() if name not in LIMITS}
+    if "start" in given:
+        given["start"] = enum_member(StartPolicy, "start", given["start"])
+    spec = BatchSpec(process=process, topic=topic, asset_key=asset_key, **given)
+    check_min_partitions(spec.min_partitions)
+    if spec.spark_key is not None and spec.spark_config is not None:
+        raise ConfigurationError(f"spark_config: the session of resource {spec.spark_key!r} is configured there")
+    return spec

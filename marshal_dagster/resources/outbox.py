@@ -7,10 +7,7 @@ what is there and ends, as often as the sensor or a schedule asks for it.
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from dagster import (
-    EnvVar,
-    MetadataValue,
-)
+from dagster import EnvVar, MetadataValue
 from pydantic import Field
 
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database
@@ -48,28 +45,17 @@ class OutboxResource(CheckedResource):
     max_in_flight_records: int = Field(
         default=DEFAULT_OPTIONS.limits.max_in_flight_records, ge=1, description=MAX_IN_FLIGHT_TEXT
     )
-    max_attempts: int = Field(
-        default=DEFAULT_OPTIONS.limits.max_attempts,
-        ge=1,
-        description=MAX_ATTEMPTS_TEXT,
-    )
+    max_attempts: int = Field(default=DEFAULT_OPTIONS.limits.max_attempts, ge=1, description=MAX_ATTEMPTS_TEXT)
     topic_patience_s: float = Field(
-        default=DEFAULT_OPTIONS.limits.topic_patience_s,
-        ge=0,
-        description=TOPIC_PATIENCE_TEXT,
+        default=DEFAULT_OPTIONS.limits.topic_patience_s, ge=0, description=TOPIC_PATIENCE_TEXT
     )
-    partitioner: str = Field(
-        default=str(DEFAULT_OPTIONS.partitioner),
-        description=PARTITIONER_TEXT,
-    )
+    partitioner: str = Field(default=str(DEFAULT_OPTIONS.partitioner), description=PARTITIONER_TEXT)
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
-        """Give what Dagster stores of this resource; refuses secrets in plain text."""
-        for name in self.connection.secrets_in_code():
-            raise ConfigurationError(secret_in_code(f"OutboxResource: connection.{name}", name))
+        """Return what Dagster stores of this resource; refuses secrets in plain text."""
         dsn = self.__dict__["dsn"]
         if not isinstance(dsn, EnvVar) and Database(dsn).has_password:
-            raise ConfigurationError(secret_in_code("OutboxResource: dsn", "dsn"))
+            raise secret_in_code("OutboxResource: dsn", "dsn")
         return super().get_resource_definition()
 
     def tables(self) -> "OutboxTables":

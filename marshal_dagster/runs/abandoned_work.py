@@ -73,7 +73,7 @@ def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> 
         if of_topic != topic or state.is_live(key, now_ms):
             continue
         found += [
-            abandoned_range(topic, partition, key, range_, now_ms)
+            abandoned_partition(topic, partition, key, now_ms, range_)
             for range_ in key.ranges
             if range_.phase is Phase.PLANNED and not range_.is_live(now_ms, state.settings.heartbeat_interval_ms)
         ]
@@ -82,32 +82,22 @@ def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> 
     return found
 
 
-def abandoned_partition(topic: str, partition: int, key: Key, now_ms: int) -> AbandonedPartition:
-    """Describe a key whose owner, if it has one, is dead."""
-    owner = key.owner
-    return AbandonedPartition(
-        topic=topic,
-        partition=partition,
-        offset=key.offset,
-        plan_end=key.plan_end,
-        plan_attempts=key.plan_attempts,
-        generation=key.generation,
-        instance=None if owner is None else owner.instance,
-        client=None if owner is None else owner.client,
-        epoch=None if owner is None else owner.epoch,
-        silent_s=None if owner is None else (now_ms - key.last_beat_ms) / 1_000,
-    )
-
-
-def abandoned_range(topic: str, partition: int, key: Key, left: Range, now_ms: int) -> AbandonedPartition:
-    """Describe a range of a key, whose owner, if it has one, is dead."""
+def abandoned_partition(
+    topic: str, partition: int, key: Key, now_ms: int, range_: Range | None = None
+) -> AbandonedPartition:
+    """Describe a key, or a range of it, whose owner, if it has one, is dead."""
+    offset, attempts, plan_end = key.offset, key.plan_attempts, key.plan_end
+    if range_ is not None:
+        offset, attempts = range_.start, range_.attempts
+        plan_end = range_.end if range_.phase is Phase.PLANNED else None
+    left = range_ or key
     owner = left.owner
     return AbandonedPartition(
         topic=topic,
         partition=partition,
-        offset=left.start,
-        plan_end=left.end if left.phase is Phase.PLANNED else None,
-        plan_attempts=left.attempts,
+        offset=offset,
+        plan_end=plan_end,
+        plan_attempts=attempts,
         generation=key.generation,
         instance=None if owner is None else owner.instance,
         client=None if owner is None else owner.client,
@@ -116,10 +106,15 @@ def abandoned_range(topic: str, partition: int, key: Key, left: Range, now_ms: i
     )
 
 
-def listed(found: Sequence[AbandonedPartition]) -> str:
-    """Name the first ten, and how many more there are."""
-    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
-    return "; ".join(str(one) for one in found[:MAX_NAMED]) + more
+def first_ten(texts: Sequence[object], separator: str = ", ") -> str:
+    """Join the first ten, and say how many more there are."""
+    more = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
+    return separator.join(map(str, texts[:MAX_NAMED])) + more
+
+
+def listed(partitions: Sequence[AbandonedPartition]) -> str:
+    """Describe the first ten, and say how many more there are."""
+    return first_ten(partitions, "; ")
 
 
 def why_unclaimable(world: World, group: str, topic: str, wall_ms: int) -> str | None:

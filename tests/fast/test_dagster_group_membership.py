@@ -17,7 +17,7 @@ from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.sensors import group_membership
 from marshal_dagster.sensors.group_membership import build_group_member_sensor, leave_all, process_member
 from tests.conditions import wait_until

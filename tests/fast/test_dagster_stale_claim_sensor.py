@@ -18,7 +18,8 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOr
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_shared.serdes import deserialize_value, serialize_value
 
-from marshal_dagster.assets import DagsterMarshalTranslator, build_topic_sensor
+from marshal_dagster.assets.decorator import DagsterMarshalTranslator
+from marshal_dagster.assets.topics import build_topic_sensor
 from marshal_dagster.batches import BatchSession, ClaimedBatch
 from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
@@ -27,7 +28,7 @@ from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs.batch import build_reprocess_job
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, GroupSettings, RuleSet, render
 from marshal_dagster.protocol.state import DataPartitionId, Key
 from marshal_dagster.resources.claimer import ClaimerResource
@@ -36,13 +37,6 @@ from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 from marshal_dagster.runs.announcements import AnnouncedRange, announced_ranges, announcement_table
 from marshal_dagster.runs.names import announcements_key, topic_asset_key
-from marshal_dagster.sensors import (
-    Grouping,
-    StaleClaimCursor,
-    build_lag_sensor,
-    build_run_failure_sensors,
-    build_stale_claim_sensor,
-)
 from marshal_dagster.sensors._exhausted_plans import (
     ExhaustedPlans,
     build_exhausted_plans_check,
@@ -50,6 +44,9 @@ from marshal_dagster.sensors._exhausted_plans import (
     exhausted_plans_check_key,
 )
 from marshal_dagster.sensors._run_history import retry_backoff_s
+from marshal_dagster.sensors.lag import build_lag_sensor
+from marshal_dagster.sensors.run_failure import build_run_failure_sensors
+from marshal_dagster.sensors.stale_claims import Grouping, StaleClaimCursor, build_stale_claim_sensor
 from marshal_dagster.spark import job_control as spark_jobs
 from marshal_dagster.spark import reader
 from marshal_dagster.testing import ManualClock, MemoryLog
@@ -1229,7 +1226,7 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
     monkeypatch.setattr(ClaimerResource, "group_keys", down)
     told = dead_runs.told()
     assert told.startswith(f"revoked what run {RUN} held: ")
-    assert told.endswith("cannot be said now, the stale-claim sensor tells it later: Kafka is down")
+    assert told.endswith("is not known now, the stale-claim sensor reports it later: Kafka is down")
 
 
 # Cursor
