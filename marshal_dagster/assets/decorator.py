@@ -143,12 +143,10 @@ def _result(work: BatchExecution, context: AssetExecutionContext) -> Materialize
 
     Where this attempt found nothing to do, all batches have been recorded: then only which, without their numbers.
     """
-    told = work.sum()
+    summary, names = work.sum(), {"batches", "batches_of_earlier_attempts", "ended", "seen"}
     if work.last is None:
-        names = {"batches", "batches_of_earlier_attempts", "batch_ids", "delivery", "group", "ended", "seen"}
-        return MaterializeResult(
-            asset_key=context.asset_key, metadata={name: value for name, value in told.items() if name in names}
-        )
-    names = {"batches", "batches_of_earlier_attempts", "ended", "seen"}
-    earlier = {name: value for name, value in told.items() if name in names}
-    return MaterializeResult(asset_key=work.last.asset_key, metadata={**work.last.metadata, **earlier})
+        names |= {"batch_ids", "delivery", "group"}
+    metadata = {name: value for name, value in summary.items() if name in names}
+    if work.last is None:
+        return MaterializeResult(asset_key=context.asset_key, metadata=metadata)
+    return MaterializeResult(asset_key=work.last.asset_key, metadata={**work.last.metadata, **metadata})

@@ -34,7 +34,7 @@ class PartitionProgress:
         """How many offsets are left to read; all that there is while the group has no position."""
         first = max(self.start, self.offset or 0)
         ahead = () if self.key is None else (range_ for range_ in self.key.ranges if range_.phase is Phase.DONE)
-        done = sum(max(0, min(each.end, self.end) - max(each.start, first)) for each in ahead)
+        done = sum(max(0, min(range_.end, self.end) - max(range_.start, first)) for range_ in ahead)
         return max(0, self.end - first - done)
 
     @property
@@ -61,11 +61,11 @@ class TopicProgress:
         return {partition.partition: partition.end for partition in self.partitions}
 
     def table(self) -> TableMetadataValue:
-        """Show the partitions; of more than 100 those with the most lag, for Dagster keeps each observation."""
-        names = ("partition", "start", "end", "offset", "lag")
-        shown = sorted(self.partitions, key=lambda each: -each.lag)[:MOST_SHOWN]
-        ordered = sorted(shown, key=lambda each: each.partition)
-        rows = [TableRecord({name: getattr(each, name) for name in names}) for each in ordered]
+        """Show the partitions; of more than 100 those with the most lag, because Dagster keeps each observation."""
+        names = [column.name for column in _COLUMNS.columns]
+        shown = sorted(self.partitions, key=lambda partition: -partition.lag)[:MOST_SHOWN]
+        ordered = sorted(shown, key=lambda partition: partition.partition)
+        rows = [TableRecord({name: getattr(partition, name) for name in names}) for partition in ordered]
         return MetadataValue.table(rows, _COLUMNS)
 
 
@@ -81,7 +81,7 @@ _COLUMNS = TableSchema(
 
 
 def topic_progress(claimer: ClaimerResource, topic: str) -> TopicProgress:
-    """Look where the group of `claimer` stands in `topic`; nothing is claimed or written.
+    """Return where the group of `claimer` is in `topic`; nothing is claimed or written.
 
     Raises `ConfigurationError`, `TopicNotFoundError` for either topic, `AuthorizationError`, `UnavailableError`.
     """
@@ -90,10 +90,10 @@ def topic_progress(claimer: ClaimerResource, topic: str) -> TopicProgress:
         bounds = data.offsets(topic, described.partitions)
     keys = claimer.group_keys()
 
-    def key(number: int) -> Key | None:
-        """Give the partition's, unless it stands in an earlier topic of that name (protocol.md, section 6)."""
-        found = keys.get((topic, number))
-        return found if found is not None and found.data_topic_id in {None, described.topic_id} else None
+    def key(partition: int) -> Key | None:
+        """Return its key, unless that belongs to an earlier topic of that name (protocol.md, section 6)."""
+        known = keys.get((topic, partition))
+        return known if known is not None and known.data_topic_id in {None, described.topic_id} else None
 
     found = TopicProgress(
         described.topic_id,

@@ -39,16 +39,6 @@ _RATE: Final = "offsets_per_s"
 
 
 @dataclass(frozen=True, slots=True)
-class _TopicObservation:
-    """What one look at a topic found."""
-
-    numbers: list[str]
-    """All partitions, as Dagster names them."""
-    observations: list[tuple[EventLogRecord | None, AssetObservation]]
-    """What is to be told now, each with what was told before."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Topic:
     """What is observed, and of which asset."""
 
@@ -57,40 +47,41 @@ class _Topic:
     per_partition: bool
     claimer_key: str
 
-    def look(self, resources: object, instance: DagsterInstance, only: str | None = None) -> "_TopicObservation":
-        """Look at the topic, or at the partition `only` of it, beside what was observed last."""
-        claimer = claimer_of(resources, self.claimer_key)
-        found = topic_progress(claimer, self.name)
-        numbers = [str(partition.partition) for partition in found.partitions]
-        if not self.per_partition:
-            return _TopicObservation(numbers, [self._observation(instance, claimer.group, found, None)])
-        parts = [TopicProgress(found.topic_id, (each,)) for each in found.partitions]
-        observations = [
-            self._observation(instance, claimer.group, part, number)
-            for part, number in zip(parts, numbers, strict=True)
-            if only in {None, number}
-        ]
-        return _TopicObservation(numbers, observations)
+    def look(
+        self, resources: object, instance: DagsterInstance, only: str | None = None
+    ) -> tuple[list[str], list[tuple[EventLogRecord | None, AssetObservation]]]:
+        """Look at the topic, or at the partition `only` of it.
 
-    def _before(self, instance: DagsterInstance, partition: str | None) -> EventLogRecord | None:
-        of = self.key if partition is None else AssetRecordsFilter(self.key, asset_partitions=[partition])
-        return next(iter(instance.fetch_observations(of, limit=1).records), None)
+        Return all partitions, as Dagster names them, and the observations, each with the one before.
+        """
+        claimer = claimer_of(resources, self.claimer_key)
+        progress = topic_progress(claimer, self.name)
+        names = [str(partition.partition) for partition in progress.partitions]
+        parts: dict[str | None, TopicProgress] = {None: progress}
+        if self.per_partition:
+            parts = {
+                name: TopicProgress(progress.topic_id, (partition,))
+                for name, partition in zip(names, progress.partitions, strict=True)
+                if only in {None, name}
+            }
+        return names, [self._observation(instance, claimer.group, part, name) for name, part in parts.items()]
 
     def _observation(
-        self, instance: DagsterInstance, group: str, found: TopicProgress, partition: str | None
+        self, instance: DagsterInstance, group: str, progress: TopicProgress, partition: str | None
     ) -> tuple[EventLogRecord | None, AssetObservation]:
-        before = self._before(instance, partition)
+        of = self.key if partition is None else AssetRecordsFilter(self.key, asset_partitions=[partition])
+        before = next(iter(instance.fetch_observations(of, limit=1).records), None)
         return before, AssetObservation(
             self.key,
             partition=partition,
-            tags={DATA_VERSION_TAG: data_version(found.topic_id, found.ends)},
+            tags={DATA_VERSION_TAG: data_version(progress.topic_id, progress.ends)},
             metadata={
-                "lag": found.lag,
-                "offsets": sum(found.ends.values()),
-                **_rate(before, found.ends),
-                _ENDS: MetadataValue.json({str(number): end for number, end in found.ends.items()}),
-                "partitions": found.table(),
-                "topic_id": found.topic_id,
+                "lag": progress.lag,
+                "offsets": sum(progress.ends.values()),
+                **_rate(before, progress.ends),
+                _ENDS: MetadataValue.json({str(number): end for number, end in progress.ends.items()}),
+                "partitions": progress.table(),
+                "topic_id": progress.topic_id,
                 "group": group,
             },
         )
@@ -119,10 +110,10 @@ def build_topic_asset(
     def observe(context: AssetExecutionContext) -> Iterator[ObserveResult]:
         here = replace(observed, key=context.asset_key)
         only = context.partition_key if context.has_partition_key else None
-        seen = here.look(context.resources, context.instance, only)
+        names, observations = here.look(context.resources, context.instance, only)
         if per_partition:
-            context.instance.add_dynamic_partitions(str(kafka_partitions_def(topic).name), seen.numbers)
-        for _, observation in seen.observations:
+            context.instance.add_dynamic_partitions(str(kafka_partitions_def(topic).name), names)
+        for _, observation in observations:
             context.log_event(observation)
         yield from ()
 
@@ -149,7 +140,7 @@ def build_topic_sensor(
 ) -> SensorDefinition:
     """Build the sensor that observes the asset of `build_topic_asset` without a run.
 
-    A tick that finds ends and lag as they were, and no growth since, tells nothing, nor does one that finds no topic.
+    A tick that finds ends and lag as they were, and no growth since, reports nothing, nor does one that finds no topic.
     Give both the same `translator` and `per_partition`. Default name: `<topic>_messages`. Raises `ConfigurationError`.
     """
     observed = _Topic(topic, _spec(topic, translator).key, per_partition, claimer_key)
@@ -157,13 +148,13 @@ def build_topic_sensor(
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def tick(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
         try:
-            seen = observed.look(context.resources, context.instance)
+            names, looked = observed.look(context.resources, context.instance)
         except TopicNotFoundError as missing:
             return SensorResult(skip_reason=str(missing))
-        observations = [each for before, each in seen.observations if _is_new(before, each)]
+        observations = [observation for before, observation in looked if _is_new(before, observation)]
         partitions = kafka_partitions_def(topic)
         known = set(context.instance.get_dynamic_partitions(str(partitions.name))) if per_partition else set()
-        new = [number for number in seen.numbers if number not in known]
+        new = [name for name in names if name not in known]
         return SensorResult(
             asset_events=observations,
             dynamic_partitions_requests=[partitions.build_add_request(new)] if per_partition and new else [],
@@ -202,10 +193,11 @@ def _rate(before: EventLogRecord | None, ends: Mapping[int, int]) -> dict[str, f
 
 
 def _is_new(before: EventLogRecord | None, now: AssetObservation) -> bool:
-    known, told = _numbers_of(before), {name: value.value for name, value in now.metadata.items()}
-    return any(known.get(name) != told[name] for name in (_ENDS, "lag", "topic_id")) or bool(known.get(_RATE, 1))
+    known = _numbers_of(before)
+    is_changed = any(known.get(name) != now.metadata[name].value for name in (_ENDS, "lag", "topic_id"))
+    return is_changed or bool(known.get(_RATE, 1))
 
 
 def _numbers_of(record: EventLogRecord | None) -> Mapping[str, object]:
     observation = record.asset_observation if record is not None else None
-    return {name: each.value for name, each in observation.metadata.items()} if observation is not None else {}
+    return {name: value.value for name, value in observation.metadata.items()} if observation is not None else {}
