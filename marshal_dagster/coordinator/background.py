@@ -1,5 +1,6 @@
 """Calls that a coordinator's thread has made in the background, now and then, and looks at when they are done."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -7,6 +8,9 @@ from typing import Final, Generic, TypeVar
 
 from marshal_dagster.coordinator.assignment import DataPartitionId
 from marshal_dagster.coordinator.group import GroupCoordinator
+from marshal_dagster.errors import MarshalError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _WEIGH_EACH_MS: Final = 30_000.0
@@ -15,24 +19,31 @@ _WEIGHS_FOR_MS: Final = 30_000.0
 
 
 class PeriodicCall(Generic[T]):
-    """A call that is made every `interval_ms`, and not again before it is done."""
+    """A call that is made every `interval_ms`, and not again before it is done; `use` receives what it returns."""
 
-    def __init__(self, call: Callable[[], T], interval_ms: float) -> None:
+    def __init__(self, name: str, call: Callable[[], T], use: Callable[[T], None], interval_ms: float) -> None:
         """Call nothing yet; the first call is due."""
-        self._call, self._interval_ms = call, interval_ms
+        self._name, self._call, self._use, self._interval_ms = name, call, use, interval_ms
         self._running: Future[T] | None = None
         self.next_ms = 0.0
         """When the next call is due."""
+        self.failure: MarshalError | None = None
+        """What the last call has failed with."""
 
-    def poll(self, executor: Executor, now_ms: float) -> Future[T] | None:
-        """Begin a call that is due; return the one before if it is done."""
-        done = self._running if self._running is not None and self._running.done() else None
-        if done is not None:
+    def poll(self, executor: Executor, now_ms: float) -> None:
+        """Use what a call that is done has returned; begin the next one if it is due."""
+        if self._running is not None and self._running.done():
+            try:
+                self._use(self._running.result())
+                self.failure = None
+            except MarshalError as error:
+                if str(error) != str(self.failure):
+                    logger.warning("%s: %s", self._name, error)
+                self.failure = error
             self._running = None
         if self._running is None and now_ms >= self.next_ms:
             self.next_ms = now_ms + self._interval_ms
             self._running = executor.submit(self._call)
-        return done
 
     def forget(self) -> None:
         """Take no notice of a call that has not ended."""

@@ -97,6 +97,9 @@ class _KnownTopics:
     """How many partitions each topic has, as far as it was looked up."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self.counts: Mapping[str, int] | None = None
         self._looked: Mapping[str, int] = {}
 
@@ -165,8 +168,18 @@ class Coordinator:
         self._beginning: dict[int, tuple[Term, Future[tuple[_Shares, int]]]] = {}
         """Partitions in which a term has begun that is not led yet: what members were sent is being read."""
         self._known = _KnownTopics()
-        self._topic_lookup = PeriodicCall(look or self._ask_brokers, _LOOK_AT_TOPICS_MS)
-        self._topic_check = PeriodicCall(lambda: self._topics.check(connection, self._partitions), _CHECK_EACH_MS)
+        self._topic_lookup = PeriodicCall(
+            "the topics could not be looked up",
+            look or self._ask_brokers,
+            self._known.update,
+            _LOOK_AT_TOPICS_MS,
+        )
+        self._topic_check = PeriodicCall(
+            "the coordinator's own topics",  # which may be on other brokers than those to work on
+            lambda: self._topics.check(connection, self._partitions),
+            lambda _: None,
+            _CHECK_EACH_MS,
+        )
         self._partitions = 0
         self._weigher = None if weigh is None else GroupWeigher(partial(_weighed, weigh))
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
@@ -174,9 +187,6 @@ class Coordinator:
         self._metrics = GroupMetrics()
         self._next_measure_ms = 0.0
         self._failures = _Failures()
-        self._cannot_look: MarshalError | None = None
-        self._cannot_use: MarshalError | None = None
-        """What is wrong with its own topics, which may be on other brokers than those to work on."""
         self._alive_at_s = time.monotonic()
 
     @property
@@ -231,7 +241,7 @@ class Coordinator:
             listener=lambda partition, event: self._elections.put((partition, event)),
             is_alive=lambda: self._idle_s <= IDLE_AFTER_S,
         )
-        reader = Reader(self._connection, self._topics.messages)
+        reader = Reader(self._connection, self._topics.member_messages)
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._scales = ThreadPoolExecutor(_HELPERS, "weights")
         try:
@@ -265,9 +275,9 @@ class Coordinator:
         self._take_elections(reader)
         self._begin_to_lead(elector, reader)
         self._measure()
-        self._look_at_topics()
-        self._check_topics()
-        self._note(elector.failure or self._cannot_use or self._cannot_look)
+        self._topic_lookup.poll(self._helpers, self._now_ms)
+        self._topic_check.poll(self._helpers, self._now_ms)
+        self._note(elector.failure or self._topic_check.failure or self._topic_lookup.failure)
         if not self._shards:
             self._stop.wait(_TICK_S)
             return
@@ -353,9 +363,9 @@ class Coordinator:
 
     def _read(self, partition: int) -> tuple[_Shares, int]:
         """Read what coordinators before have sent to members, and before that where the members' messages end."""
-        end = end_of(self._connection, self._topics.messages, partition)
+        end = end_of(self._connection, self._topics.member_messages, partition)
         shares: dict[str, list[StartFetcher]] = {}
-        for message, _ in read_coordinator_messages(self._connection, self._topics.orders, [partition]):
+        for message, _ in read_coordinator_messages(self._connection, self._topics.coordinator_messages, [partition]):
             if isinstance(message, StartFetcher):
                 shares.setdefault(message.group, []).append(message)
         return shares, end
@@ -374,7 +384,7 @@ class Coordinator:
                 elector.give_up(term, str(error), partition)
                 continue
             if not self._shards:
-                self._known = _KnownTopics()
+                self._known.forget()
             shard = self._shards[partition] = _Shard(term)
             shard.groups |= {name: self._group(name, shard, kept) for name, kept in shares.items()}
             self._topic_lookup.next_ms = 0.0
@@ -390,29 +400,6 @@ class Coordinator:
             recovery_ms=self._options.recovery_ms if kept else 0.0,
             generation=shard.generation,
         )
-
-    def _look_at_topics(self) -> None:
-        """Look, now and then and in the background, which topics there are with how many partitions."""
-        done = self._topic_lookup.poll(self._helpers, self._now_ms)
-        if done is not None:
-            try:
-                self._known.update(done.result())
-                self._cannot_look = None
-            except MarshalError as error:
-                logger.warning("the topics could not be looked up: %s", error)
-                self._cannot_look = error
-
-    def _check_topics(self) -> None:
-        """Check, now and then and in the background, whether it can use its own topics."""
-        done, before = self._topic_check.poll(self._helpers, self._now_ms), self._cannot_use
-        if done is not None:
-            try:
-                done.result()
-                self._cannot_use = None
-            except MarshalError as error:
-                if str(error) != str(before):
-                    logger.warning("the coordinator's own topics: %s", error)
-                self._cannot_use = error
 
     def _weigh_groups(self) -> None:
         if self._weigher is not None and self._known.counts is not None:

@@ -8,16 +8,10 @@ coordinator is silent, nothing is anybody's, and claims are first come, first se
 import logging
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dagster import (
-    DefaultSensorStatus,
-    RunRequest,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-)
+from dagster import DefaultSensorStatus, RunRequest, SensorDefinition, SensorEvaluationContext, SensorResult
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from marshal_dagster.coordinator.messages import by_topic
@@ -97,11 +91,11 @@ def build_group_member_sensor(
             raise ConfigurationError(_refused(member, claimer, living.error))
         had, has = MemberCursor.read(context.cursor).had, by_topic(living.places)
         cursor = MemberCursor(had=has).model_dump_json()
-        told = f"member {member!r} of group {claimer.group!r}: {living.state.value}, with {_named(living.places)}"
+        text = f"member {member!r} of group {claimer.group!r}: {living.state.value}, with {_named(living.places)}"
         gained = {topic: set(numbers) - set(had.get(topic, ())) for topic, numbers in has.items()}
         if not asks_for_runs or not any(gained.values()):
-            return SensorResult(skip_reason=told, cursor=cursor)
-        context.log.info("%s: asking for a run", told)
+            return SensorResult(skip_reason=text, cursor=cursor)
+        context.log.info("%s: asking for a run", text)
         return SensorResult(run_requests=[RunRequest(tags={MEMBER_TAG: member})], cursor=cursor)
 
     return SensorDefinition(
@@ -142,7 +136,7 @@ class _Membership:
     """A membership of this process; `timer` ends it unless a tick comes before."""
 
     member: "CoordinatedMember"
-    timer: threading.Timer | None = field(default=None)
+    timer: threading.Timer | None = None
 
     def stop(self) -> None:
         """Leave the group."""
@@ -153,7 +147,7 @@ class _Membership:
 
 _kept: dict[_Key, _Membership] = {}
 _locks: dict[_Key, threading.Lock] = {}
-"""One each, as a group whose brokers are slow keeps no other waiting."""
+"""One each, so that a group whose brokers are slow keeps no other waiting."""
 
 
 def process_member(claimer: ClaimerResource, interest: Subscription, patience_s: float) -> "CoordinatedMember":
@@ -164,7 +158,7 @@ def process_member(claimer: ClaimerResource, interest: Subscription, patience_s:
     """
     connection, name = claimer.coordination(), require_member(claimer, "claimer")
     key = (connection, claimer.coordinator_topic, claimer.group, name, claimer.member_session_ms, interest)
-    with _lock_of(key):
+    with _locks.setdefault(key, threading.Lock()):
         kept = _kept.get(key)
         if kept is None or kept.member.is_over or kept.member.error in _MAY_PASS:
             if kept is not None:
@@ -176,16 +170,6 @@ def process_member(claimer: ClaimerResource, interest: Subscription, patience_s:
         kept.timer.daemon = True
         kept.timer.start()
         return kept.member
-
-
-def leave_all() -> None:
-    """End all memberships of this process."""
-    for key, kept in list(_kept.items()):
-        _leave(key, kept)
-
-
-def _lock_of(key: _Key) -> threading.Lock:
-    return _locks.setdefault(key, threading.Lock())
 
 
 def _join(
@@ -212,17 +196,14 @@ def _join(
 
 
 def _leave(key: _Key, kept: _Membership) -> None:
-    with _lock_of(key):
+    with _locks.setdefault(key, threading.Lock()):
         if _kept.get(key) is kept:
             del _kept[key]
     kept.stop()
 
 
-# Telling
-
-
 def _refused(member: str, claimer: ClaimerResource, error: str) -> str:
-    """Say why a coordinator refused a member, and what to do."""
+    """Return why a coordinator refused a member, and what to do."""
     causes = {
         "duplicate_id": "another process has registered under that name: give each deployment a name of its own; after "
         "a reload of this code location the newest one has it",
@@ -235,6 +216,4 @@ def _refused(member: str, claimer: ClaimerResource, error: str) -> str:
 
 
 def _named(places: Collection[tuple[str, int]]) -> str:
-    """Say which partitions these are."""
-    told = [f"{len(numbers)} of {topic!r}" for topic, numbers in by_topic(places).items()]
-    return f"{', '.join(told)}" if told else "no partitions"
+    return ", ".join(f"{len(numbers)} of {topic!r}" for topic, numbers in by_topic(places).items()) or "no partitions"

@@ -105,7 +105,7 @@ class Run(FaultRun[Process, Line, Tally]):
 
     def _topics(self) -> Sequence[str]:
         messages = self.coordinator_topics
-        return *self.topics, self.log_topic, messages.messages, messages.orders, messages.leader
+        return *self.topics, self.log_topic, messages.member_messages, messages.coordinator_messages, messages.leader
 
     # Each tick
 
@@ -320,7 +320,9 @@ class Run(FaultRun[Process, Line, Tally]):
     def _broker_fails(self, fault: Fault) -> Script:
         """Mostly one fails that leads what coordinators or members write to."""
         messages = self.coordinator_topics
-        topic = self.chance.choice((messages.messages, messages.orders, messages.leader, self.log_topic))
+        topic = self.chance.choice(
+            (messages.member_messages, messages.coordinator_messages, messages.leader, self.log_topic)
+        )
         broker = yield from self._broker(topic, self.chance.randrange(2))
         fails = self._broker_killed if fault.kind is FaultKind.BROKER_KILLED else self._broker_stopped
         yield from fails(broker, fault.lasts_s)

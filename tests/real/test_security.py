@@ -273,8 +273,8 @@ def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
     finally:
         coordinator.stop()
         thread.join(WITHIN_S)
-    assert refused(stand, "member", topics.orders)
-    assert refused(stand, "reader", topics.messages)
+    assert refused(stand, "member", topics.coordinator_messages)
+    assert refused(stand, "reader", topics.member_messages)
     assert refused(stand, "coordinator", "orders")
     assert refused(stand, "coordinator", "__marshal")
 
