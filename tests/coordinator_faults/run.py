@@ -242,7 +242,7 @@ class Run(FaultRun[Process, Line, Tally]):
             bootstrap_servers=self.kafka.servers(process.link),
             name=process.name,
             run_id=process.run_id,
-            messages=self.coordinator_topics.messages,
+            messages=self.coordinator_topics.member_messages,
             coordination_topic=self.log_topic,
             topic=self.topic,
             pattern=self.pattern,
