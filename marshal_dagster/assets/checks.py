@@ -20,11 +20,7 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     DagsterInstance,
-    MetadataValue,
-    TableColumn,
     TableMetadataValue,
-    TableRecord,
-    TableSchema,
     multi_asset_check,
 )
 
@@ -34,6 +30,7 @@ from marshal_dagster.protocol.state import Key
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.abandoned_work import abandoned_partitions, listed
 from marshal_dagster.runs.names import TOPIC_TAG
+from marshal_dagster.runs.tables import Column, table
 
 DEFAULT_LAST: Final = 100
 MOST_LAST: Final = 5_000
@@ -219,13 +216,13 @@ def recorded_ranges(
     for number, record in enumerate(records):
         materialization = record.asset_materialization
         metadata = materialization.metadata if materialization is not None else {}
-        table, of_group, batch_id = (metadata.get(name) for name in ("ranges", "group", "batch_id"))
-        if of_group is None or of_group.value != group or not isinstance(table, TableMetadataValue):
+        ranges, of_group, batch_id = (metadata.get(name) for name in ("ranges", "group", "batch_id"))
+        if of_group is None or of_group.value != group or not isinstance(ranges, TableMetadataValue):
             continue
         name = str(batch_id.value) if batch_id is not None else ""
-        rows = (row.data for row in table.records if row.data.get("topic") == topic)
-        ranges = (_recorded(row, name, is_recent=number < last) for row in rows)
-        found += [range_ for range_ in ranges if range_ is not None]
+        rows = (row.data for row in ranges.records if row.data.get("topic") == topic)
+        recorded = (_recorded(row, name, is_recent=number < last) for row in rows)
+        found += [range_ for range_ in recorded if range_ is not None]
     return found
 
 
@@ -311,21 +308,15 @@ def _by_generation(recorded: Sequence[RecordedRange]) -> dict[int, list[list[Rec
     }
 
 
-_ODDITIES: Final = TableSchema(
-    [
-        TableColumn("partition", "int", "The partition."),
-        TableColumn("start", "int", "The first offset."),
-        TableColumn("end", "int", "The offset after the last."),
-        TableColumn("what", "string", "What the check found."),
-    ]
+_FINDINGS: Final[Sequence[Column[OffsetFinding]]] = (
+    Column("partition", "int", "The partition."),
+    Column("start", "int", "The first offset."),
+    Column("end", "int", "The offset after the last."),
+    Column("what", "string", "What the check found.", lambda found: found.text),
 )
 
 
 def _summary(found: Sequence[OffsetFinding], otherwise: str) -> _Verdict:
-    rows = [
-        TableRecord({"partition": offsets.partition, "start": offsets.start, "end": offsets.end, "what": offsets.text})
-        for offsets in found[:_MOST_SHOWN]
-    ]
     count = sum(offsets.end - offsets.start for offsets in found)
     text = f"{count:,} offsets in {len(found):,} ranges: {found[0].text}" if found else otherwise
-    return not found, text, {"offsets": count, "ranges": MetadataValue.table(rows, _ODDITIES)}
+    return not found, text, {"offsets": count, "ranges": table(_FINDINGS, found[:_MOST_SHOWN])}

@@ -1,14 +1,15 @@
 """Where a group stands in a data topic: what Dagster shows of it as observations and checks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
+from dagster import TableMetadataValue
 
 from marshal_dagster.protocol.state import Key, Phase
 from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.runs.tables import Column, table
 from marshal_dagster.telemetry.metrics import record_lag
 
 MOST_SHOWN: Final = 100
@@ -62,21 +63,16 @@ class TopicProgress:
 
     def table(self) -> TableMetadataValue:
         """Show the partitions; of more than 100 those with the most lag, because Dagster keeps each observation."""
-        names = [column.name for column in _COLUMNS.columns]
         shown = sorted(self.partitions, key=lambda partition: -partition.lag)[:MOST_SHOWN]
-        ordered = sorted(shown, key=lambda partition: partition.partition)
-        rows = [TableRecord({name: getattr(partition, name) for name in names}) for partition in ordered]
-        return MetadataValue.table(rows, _COLUMNS)
+        return table(_COLUMNS, sorted(shown, key=lambda partition: partition.partition))
 
 
-_COLUMNS = TableSchema(
-    [
-        TableColumn("partition", "int", "The partition."),
-        TableColumn("start", "int", "The first offset that it holds."),
-        TableColumn("end", "int", "The next one to be written, as far as no open transaction holds it."),
-        TableColumn("offset", "int", "The next one that the group reads; empty before it has begun."),
-        TableColumn("lag", "int", "How many are left to read."),
-    ]
+_COLUMNS: Final[Sequence[Column[PartitionProgress]]] = (
+    Column("partition", "int", "The partition."),
+    Column("start", "int", "The first offset that it holds."),
+    Column("end", "int", "The next one to be written, as far as no open transaction holds it."),
+    Column("offset", "int", "The next one that the group reads; empty before it has begun."),
+    Column("lag", "int", "How many are left to read."),
 )
 
 

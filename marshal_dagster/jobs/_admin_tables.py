@@ -1,11 +1,9 @@
 """The tables in which operators' jobs show what was and what is."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Generic, TypeAlias, TypeVar
 
-from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
+from dagster import TableMetadataValue
 
 from marshal_dagster.admin.group_settings import PartitionSettings
 from marshal_dagster.admin.pause import Pause, PauseChange
@@ -13,27 +11,7 @@ from marshal_dagster.admin.reprocess import ReprocessPlan, ReprocessResult
 from marshal_dagster.admin.reset_positions import PositionChange
 from marshal_dagster.admin.revoke import HeldClaim
 from marshal_dagster.protocol.messages import settings_text
-
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, slots=True)
-class _Column(Generic[Row]):
-    """A column of a table: its Dagster type, what it says, and what a row has there."""
-
-    name: str
-    type: str
-    about: str
-    cell: Callable[[Row], str | int | bool | None]
-
-
-_Columns: TypeAlias = tuple[_Column[Row], ...]
-
-
-def _table(columns: _Columns[Row], rows: Iterable[Row]) -> TableMetadataValue:
-    schema = TableSchema([TableColumn(column.name, column.type, column.about) for column in columns])
-    records = [TableRecord({column.name: column.cell(row) for column in columns}) for row in rows]
-    return MetadataValue.table(records, schema)
+from marshal_dagster.runs.tables import Column, table
 
 
 def pause_table(changes: Sequence[PauseChange]) -> TableMetadataValue:
@@ -59,12 +37,12 @@ def _changes_table(about_before: str, about_after: str, texts: Mapping[int, tupl
     def partitions(pair: tuple[str, str]) -> str:
         return "all" if len(alike) == 1 else ", ".join(map(str, alike[pair]))
 
-    columns: _Columns[tuple[str, str]] = (
-        _Column("before", "string", about_before, lambda pair: pair[0]),
-        _Column("after", "string", about_after, lambda pair: pair[1]),
-        _Column("coordination_partitions", "string", "Where that is.", partitions),
+    columns: Sequence[Column[tuple[str, str]]] = (
+        Column("before", "string", about_before, lambda pair: pair[0]),
+        Column("after", "string", about_after, lambda pair: pair[1]),
+        Column("coordination_partitions", "string", "Where that is.", partitions),
     )
-    return _table(columns, alike)
+    return table(columns, alike)
 
 
 def _pause_text(pause: Pause) -> str:
@@ -87,43 +65,43 @@ def _settings_text(there: PartitionSettings) -> str:
 
 def claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> TableMetadataValue:
     """Show `claims`, and which of them were taken."""
-    columns: _Columns[HeldClaim] = (
-        _Column("partition", "int", "The partition.", lambda claim: claim.partition),
-        _Column("start", "int", "Where the range begins; nothing for a whole partition.", lambda claim: claim.start),
-        _Column("end", "int", "Where it ends.", lambda claim: claim.end),
-        _Column("instance", "string", "Who held it.", lambda claim: claim.owner.instance),
-        _Column("epoch", "int", "The fencing token of the claim.", lambda claim: claim.owner.epoch),
-        _Column("last_beat_ms", "int", "When it was last heard of, in log time.", lambda claim: claim.last_beat_ms),
-        _Column("freshness", "string", "How that looked.", lambda claim: claim.freshness.value),
-        _Column("revoked", "bool", "Whether it was taken.", lambda claim: claim in taken),
+    columns: Sequence[Column[HeldClaim]] = (
+        Column("partition", "int", "The partition."),
+        Column("start", "int", "Where the range begins; nothing for a whole partition."),
+        Column("end", "int", "Where it ends."),
+        Column("instance", "string", "Who held it.", lambda claim: claim.owner.instance),
+        Column("epoch", "int", "The fencing token of the claim.", lambda claim: claim.owner.epoch),
+        Column("last_beat_ms", "int", "When it was last heard of, in log time."),
+        Column("freshness", "string", "How that looked.", lambda claim: claim.freshness.value),
+        Column("revoked", "bool", "Whether it was taken.", lambda claim: claim in taken),
     )
-    return _table(columns, claims)
+    return table(columns, claims)
 
 
 def redo_table(redo: ReprocessPlan, redone: ReprocessResult | None) -> TableMetadataValue:
     """Show what is to be done again, and how far it was; None where nothing was done."""
     reached, resume_offset = (None, None) if redone is None else (redone.reached, redone.resume_offset)
-    columns: _Columns[ReprocessPlan] = (
-        _Column("partition", "int", "The partition.", lambda redo: redo.back.partition),
-        _Column("start", "int", "The first offset that is done again.", lambda redo: redo.back.offset),
-        _Column("end", "int", "The first one after them.", lambda redo: redo.end),
-        _Column("before", "int", "Where the group stood.", lambda redo: redo.position_before),
-        _Column("reached", "int", "How far it was done again.", lambda _: reached),
-        _Column("after", "int", "Where the group goes on.", lambda _: resume_offset),
-        _Column("note", "string", "What to think of.", lambda redo: "; ".join(redo.back.notes)),
+    columns: Sequence[Column[ReprocessPlan]] = (
+        Column("partition", "int", "The partition.", lambda redo: redo.back.partition),
+        Column("start", "int", "The first offset that is done again.", lambda redo: redo.back.offset),
+        Column("end", "int", "The first one after them.", lambda redo: redo.end),
+        Column("before", "int", "Where the group stood.", lambda redo: redo.position_before),
+        Column("reached", "int", "How far it was done again.", lambda _: reached),
+        Column("after", "int", "Where the group goes on.", lambda _: resume_offset),
+        Column("note", "string", "What to think of.", lambda redo: "; ".join(redo.back.notes)),
     )
-    return _table(columns, [redo])
+    return table(columns, [redo])
 
 
 def move_table(moves: Sequence[PositionChange], done: Collection[int]) -> TableMetadataValue:
     """Show positions before and after; those of the partitions in `done` were set."""
-    columns: _Columns[PositionChange] = (
-        _Column("partition", "int", "The partition.", lambda move: move.partition),
-        _Column("log_start", "int", "The first offset that the topic holds.", lambda move: move.extent.start),
-        _Column("log_end", "int", "The next offset that can be read.", lambda move: move.extent.end),
-        _Column("before", "int", "The next offset to read, before.", lambda move: move.key.offset),
-        _Column("after", "int", "The same afterwards.", lambda move: move.offset),
-        _Column("set", "bool", "Whether it was set.", lambda move: move.partition in done),
-        _Column("note", "string", "What to think of.", lambda move: "; ".join(move.notes)),
+    columns: Sequence[Column[PositionChange]] = (
+        Column("partition", "int", "The partition.", lambda move: move.partition),
+        Column("log_start", "int", "The first offset that the topic holds.", lambda move: move.extent.start),
+        Column("log_end", "int", "The next offset that can be read.", lambda move: move.extent.end),
+        Column("before", "int", "The next offset to read, before.", lambda move: move.key.offset),
+        Column("after", "int", "The same afterwards.", lambda move: move.offset),
+        Column("set", "bool", "Whether it was set.", lambda move: move.partition in done),
+        Column("note", "string", "What to think of.", lambda move: "; ".join(move.notes)),
     )
-    return _table(columns, moves)
+    return table(columns, moves)

@@ -15,11 +15,6 @@ from dagster import (
     AssetCheckSpec,
     DagsterEventType,
     DagsterInstance,
-    MetadataValue,
-    TableColumn,
-    TableMetadataValue,
-    TableRecord,
-    TableSchema,
     multi_asset_check,
 )
 
@@ -27,6 +22,7 @@ from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.resources.claimer import require_group
 from marshal_dagster.runs.abandoned_work import MAX_NAMED
 from marshal_dagster.runs.names import topic_asset_key, unique_name
+from marshal_dagster.runs.tables import Column, table
 from marshal_dagster.sensors._run_history import place_of
 
 if TYPE_CHECKING:
@@ -101,12 +97,19 @@ def digest(key: AssetCheckKey, plans: Sequence[ExhaustedPlan]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
+_COLUMNS: Final[Sequence[Column[ExhaustedPlan]]] = (
+    *(Column(name, "int") for name in ("partition", "generation", "offset", "plan_end", "attempts")),
+    Column("last_run", "string", cell=lambda plan: plan.run_ids[0] if plan.run_ids else None),
+    Column("reason", "string"),
+)
+
+
 def evaluation(key: AssetCheckKey, group: str, plans: Sequence[ExhaustedPlan]) -> AssetCheckEvaluation:
     """Evaluate the check: failed while anything is given up, with up to 100 of them."""
     metadata: dict[str, Any] = {"group": group, "partitions_given_up": len(plans)}
     description = "Nothing is given up."
     if plans:
-        metadata["given_up"] = _table(plans[:_MOST_SHOWN])
+        metadata["given_up"] = table(_COLUMNS, plans[:_MOST_SHOWN])
         description = f"{len(plans)} partitions or ranges are asked for no more: somebody must look at them."
     return AssetCheckEvaluation(
         asset_key=key.asset_key,
@@ -158,16 +161,3 @@ def _newest_evaluation(instance: DagsterInstance, key: AssetCheckKey) -> AssetCh
         if event is not None and event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION:
             return event.asset_check_evaluation_data
     return None
-
-
-def _table(plans: Sequence[ExhaustedPlan]) -> TableMetadataValue:
-    names = ("partition", "generation", "offset", "plan_end", "attempts")
-    columns = [*(TableColumn(name, "int") for name in names), TableColumn("last_run", "string"), TableColumn("reason")]
-    records = [
-        TableRecord(
-            {name: getattr(plan, name) for name in names}
-            | {"last_run": plan.run_ids[0] if plan.run_ids else None, "reason": plan.reason}
-        )
-        for plan in plans
-    ]
-    return MetadataValue.table(records, TableSchema(columns))
