@@ -198,33 +198,31 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
 
     def _sensors(self, name: str, redo: AnyJob, claimer_key: str, rationalizer_key: str) -> list[SensorDefinition]:
         status = DefaultSensorStatus.RUNNING if self.running else DefaultSensorStatus.STOPPED
+        group = self.group
         found: list[SensorDefinition] = []
         if "stale_claims" in self.sensors:
-            found.append(
-                build_stale_claim_sensor(
-                    redo,
-                    group=self.group,
-                    name=f"{name}_stale_claims",
-                    rationalizer_key=rationalizer_key,
-                    default_status=status,
-                )
+            stale_claims = build_stale_claim_sensor(
+                redo,
+                group=group,
+                name=f"{name}_stale_claims",
+                rationalizer_key=rationalizer_key,
+                default_status=status,
             )
+            found.append(stale_claims)
         if "dead_runs" in self.sensors:
-            found += build_run_failure_sensors(
-                group=self.group, name=name, claimer_key=claimer_key, default_status=status
-            )
+            found += build_run_failure_sensors(group=group, name=name, claimer_key=claimer_key, default_status=status)
         if "topic" in self.sensors:
-            found.append(
-                build_topic_sensor(self.topic, name=f"{name}_messages", claimer_key=claimer_key, default_status=status)
-            )
+            messages = f"{name}_messages"
+            found.append(build_topic_sensor(self.topic, name=messages, claimer_key=claimer_key, default_status=status))
         return found
 
     def _sink(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a sink, or what makes one
+        given, is_needed = self.output_folder or self.sink, self.delivery == "effectively_once"
         if self.output_folder is not None and self.sink is not None:
             raise ConfigurationError(f"topic {self.topic!r}: give output_folder or sink, not both")
-        if (self.output_folder or self.sink) is None and self.delivery == "effectively_once":
+        if given is None and is_needed:
             raise ConfigurationError(f"topic {self.topic!r}: effectively_once needs output_folder or sink")
-        if (self.output_folder or self.sink) is not None and self.delivery != "effectively_once":
+        if given is not None and not is_needed:
             raise ConfigurationError(
                 f"topic {self.topic!r}: in {self.delivery} the function writes itself, output_folder and sink are for "
                 "effectively_once"

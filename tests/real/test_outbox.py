@@ -697,7 +697,8 @@ def test_a_leader_that_is_frozen_in_a_turn_holds_nobody_up_for_long(site: Site, 
     with site.session() as frozen, site.session() as next_one:
         frozen.harvest.begin()
         frozen.harvest.turn()
-        connection = frozen.store._connected()
+        connection = frozen.store._connection
+        assert connection is not None
         connection.execute(site.tables.named("SELECT session FROM {registry} WHERE name = %s FOR SHARE"), (site.name,))
         began_s = time.monotonic()
         next_one.harvest.begin()
