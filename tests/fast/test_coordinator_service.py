@@ -227,7 +227,7 @@ def test_its_own_brokers_are_looked_at_too(
 
     def takes_a_turn_and_works() -> bool:
         turn(coordinator, ends)
-        return coordinator._cannot_use is None
+        return coordinator._topic_check.failure is None
 
     wait_until(takes_a_turn_and_works, "the brokers can be used again")
 
