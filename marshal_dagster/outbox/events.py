@@ -59,8 +59,6 @@ class OutgoingEvents:
 
     def check(self, connection: "Connection", columns: Sequence[str]) -> None:
         """Make sure that the outbox and the columns are there (`TransactionHook.check`)."""
-        from psycopg import sql
-
         for field, name in (("key", self._key), ("value", self._value)):
             if name is not None and name not in columns:
                 raise ConfigurationError(f"{field}: the output has no column {name!r}; it has {', '.join(columns)}")
