@@ -191,10 +191,11 @@ def test_a_coordinator_that_can_take_nothing_over_is_not_well(coordinator: Coord
     assert not coordinator.health()["healthy"]
 
 
-@pytest.mark.parametrize("name", ["failure", "_cannot_look", "_cannot_use"])
+@pytest.mark.parametrize("name", ["election", "_topic_lookup", "_topic_check"])
 def test_whatever_keeps_it_from_leading_is_told(coordinator: Coordinator, ends: Ends, name: str) -> None:
     """It cannot stand for election, nor look up what there is to work on, nor use its own topics."""
-    setattr(ends if name == "failure" else coordinator, name, UnavailableError(name))
+    failing: Any = ends if name == "election" else getattr(coordinator, name)
+    failing.failure = UnavailableError(name)
     turn(coordinator, ends)
     assert coordinator.health()["failure"] == name
 
