@@ -24,6 +24,7 @@ from dagster import (
     multi_asset_check,
 )
 
+from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.assets.progress import TopicProgress, topic_progress
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.state import Key
@@ -113,8 +114,8 @@ def build_claim_checks(
         raise ConfigurationError(f"last is {last}, max_lag is {max_lag}; they must be at least 1 and 0")
     if last > MOST_LAST:
         raise ConfigurationError(f"last is {last}; it must not be above {MOST_LAST}")
-    stopping = {_check(name) for name in blocking}
-    failing = stopping | {_check(name) for name in errors}
+    stopping = {enum_member(ClaimCheck, "blocking", name) for name in blocking}
+    failing = stopping | {enum_member(ClaimCheck, "errors", name) for name in errors}
     checks = [check for check in ClaimCheck if max_lag is not None or check is not ClaimCheck.LAG]
     if missing := failing.difference(checks):
         raise ConfigurationError(f"{', '.join(sorted(missing))}: give max_lag too, else it is not checked")
@@ -145,13 +146,6 @@ def build_claim_checks(
         required_resource_keys={claimer_key},
     )(judge)
     return made
-
-
-def _check(name: ClaimCheck | str) -> ClaimCheck:
-    try:
-        return ClaimCheck(name)
-    except ValueError:
-        raise ConfigurationError(f"there is no check {name!r}: it must be one of {', '.join(ClaimCheck)}") from None
 
 
 _Verdict = tuple[bool, str, Mapping[str, Any]]

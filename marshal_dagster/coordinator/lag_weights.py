@@ -1,6 +1,7 @@
 """The weights of partitions: how many offsets of each its group has not read."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
@@ -18,18 +19,17 @@ It may raise a `MarshalError`.
 """
 
 
+@dataclass(frozen=True, slots=True)
 class LagWeights:
     """Weighs a partition by how many offsets lie between its group's position and its end.
 
     The position is that of the coordination log or the one that its member reports, whichever is larger. A topic that
-    does not exist weighs nothing.
+    does not exist weighs nothing. `data` is where the topics are.
     """
 
-    def __init__(self, coordination: KafkaConnection, coordination_topic: str, data: KafkaConnection) -> None:
-        """Connect to nothing yet; `data` is where the topics are."""
-        self._coordination = coordination
-        self._coordination_topic = coordination_topic
-        self._data = data
+    coordination: KafkaConnection
+    coordination_topic: str
+    data: KafkaConnection
 
     def __call__(
         self, group: str, topics: Collection[str], reported: Mapping[DataPartitionId, int]
@@ -38,7 +38,7 @@ class LagWeights:
         positions = {**reported}
         for place, offset in self._committed(group, topics).items():
             positions[place] = max(offset, positions.get(place, 0))
-        with Topics(self._data) as client:
+        with Topics(self.data) as client:
             counts = client.partition_counts()
             return {
                 (topic, number): float(_unread(at, positions.get((topic, number), 0)))
@@ -49,7 +49,7 @@ class LagWeights:
 
     def _committed(self, group: str, topics: Collection[str]) -> dict[DataPartitionId, int]:
         """Return the group's offsets in the coordination log."""
-        rationalizer = shared_rationalizer(self._coordination, self._coordination_topic)
+        rationalizer = shared_rationalizer(self.coordination, self.coordination_topic)
         with rationalizer.lock:
             world = rationalizer.catch_up()
             return {

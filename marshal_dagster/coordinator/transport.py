@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.coordinator.messages import (
@@ -149,7 +149,6 @@ class Reader:
         """Connect in the background; nothing is read yet."""
         self._topic = topic
         self._connection = connection
-        self._consumer: Consumer
         self._consumer, self._log = clients.consumer(connection, client_id=CLIENT_ID, fetch_wait_ms=20)
         self.ends: dict[int, int] = {}
         """The ends of partitions that were read to their ends."""
@@ -200,7 +199,6 @@ class Writer:
         self._topics = topics
         self.partitions = partitions
         self._warned_at_s = -math.inf
-        self._producer: Producer
         self._producer, self._log = clients.producer(connection, delivery_timeout_ms=_DELIVERY_MS, client_id=CLIENT_ID)
 
     def send_to_coordinator(self, message: MemberMessage) -> None:

@@ -16,7 +16,7 @@ from dagster import (
     RetryRequested,
 )
 
-from marshal_dagster.batches import ClaimedBatch, PartitionReport
+from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.ops.config import ClaimedBatchConfig
@@ -252,7 +252,8 @@ class BatchExecution:
 
     def _process(self, batch: ClaimedBatch) -> None:
         log = self.context.log
-        log.info("claimed batch %s: %s", batch.batch_id, ", ".join(_named(report) for report in batch.report()))
+        ranges = [f"{part.range}{' (an open plan)' if part.is_replay else ''}" for part in batch.report()]
+        log.info("claimed batch %s: %s", batch.batch_id, ", ".join(ranges))
         if not batch.ranges:
             log.info("the sink has all of these ranges already: they are only committed")
             return
@@ -371,15 +372,12 @@ class BatchExecution:
         )
 
     def _idle_metadata(self, outcome: ExecutionOutcome, text: str) -> dict[str, Any]:
-        metadata: dict[str, Any] = {
-            "state": outcome.value,
-            "reason": text,
-            "group": self.claimer.group,
-            "topic": self.spec.topic,
-        }
-        if self.config.seen:
-            metadata["seen"] = seen_table(self.config.seen)
-        return metadata
+        group, topic = self.claimer.group, self.spec.topic
+        return {"state": outcome.value, "reason": text, "group": group, "topic": topic, **self._seen}
+
+    @property
+    def _seen(self) -> dict[str, Any]:
+        return {"seen": seen_table(self.config.seen)} if self.config.seen else {}
 
     def _record_idle(self, outcome: ExecutionOutcome, text: str) -> None:
         """Say in the metadata that there was nothing to do and why; fail if that is what was asked for."""
@@ -409,7 +407,7 @@ class BatchExecution:
         names = {name: None for batch in all_done for name in batch.numbers}
         numbers = {name: sum(batch.numbers.get(name, 0) for batch in all_done) for name in names}
         numbers = {name: round(value, 3) if name.endswith("_s") else int(value) for name, value in numbers.items()}
-        metadata: dict[str, Any] = {
+        return {
             "batches": len(all_done),
             **numbers,
             "lag": int(all_done[-1].numbers["lag"]),
@@ -420,13 +418,6 @@ class BatchExecution:
             "batch_ids": MetadataValue.json([batch.batch_id for batch in all_done]),
             "group": self.claimer.group,
             "ended": self.ended or "at a limit of this run",
+            **({"batches_of_earlier_attempts": len(self.before)} if self.before else {}),
+            **self._seen,
         }
-        if self.before:
-            metadata["batches_of_earlier_attempts"] = len(self.before)
-        if self.config.seen:
-            metadata["seen"] = seen_table(self.config.seen)
-        return metadata
-
-
-def _named(report: PartitionReport) -> str:
-    return f"{report.range}{' (an open plan)' if report.is_replay else ''}"

@@ -41,7 +41,6 @@ from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worke
 
 if TYPE_CHECKING:
     from marshal_dagster.batches import Advise, BatchRequest, BatchSession, ClaimedBatch, RangeOptions
-    from marshal_dagster.coordination.heartbeats import ReasonToStop
     from marshal_dagster.coordination.log import Append, CoordinationLog
     from marshal_dagster.coordination.rationalizer import Rationalizer
     from marshal_dagster.kafka.admin_client import Topics
@@ -406,6 +405,8 @@ class ClaimerResource(CoordinationResource):
         data, coordination = self.data(), self.coordination()
         log = KafkaLog(coordination, self.coordination_topic, self.settings.heartbeat_interval_ms)
         topics = Topics(data)
+        worker_ended = run_worker_ended(context.instance, context.run_id)
+        is_over = run_is_over(context.instance, context.run_id)
         delivery = BatchSession(
             log=log,
             data=topics,
@@ -416,7 +417,7 @@ class ClaimerResource(CoordinationResource):
             settings=self.settings,
             is_dead=EndedRunDetector(context.instance),
             announce=announcer(context),
-            reasons_to_stop=_reasons_to_stop(context),
+            reasons_to_stop=[reason for reason in (worker_ended, is_over) if reason is not None],
             timeout_s=coordination.timeout_s,
             snapshots=kafka_snapshots(coordination, self.coordination_topic),
         )
@@ -473,12 +474,6 @@ def resource_of(kind: type[_Resource], resources: object, key: str) -> _Resource
     if not isinstance(found, kind):
         raise ConfigurationError(f"resource {key!r} is of type {type(found).__name__}; it must be {kind.__name__}")
     return found
-
-
-def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
-    worker_ended = run_worker_ended(context.instance, context.run_id)
-    is_over = run_is_over(context.instance, context.run_id)
-    return [is_over] if worker_ended is None else [worker_ended, is_over]
 
 
 def _request(options: BatchOptions) -> "BatchRequest":

@@ -143,6 +143,17 @@ class PreviousRuns:
         return list(self._runs[left.partition, left.generation, left.offset].values())
 
 
+def request_tags(group: str, topic: str, reason: str, digest: str, at_s: float) -> dict[str, str]:
+    """Return the tags of a run that a sensor requests."""
+    return {
+        GROUP_TAG: group,
+        TOPIC_TAG: topic,
+        REASON_TAG: reason,
+        ASKED_TAG: digest,
+        ASKED_AT_TAG: str(int(at_s)),
+    }
+
+
 def requested_at_s(record: RunRecord) -> float:
     """Give when a run was asked for: by the code server's clock, or by Dagster's where that was not noted."""
     noted = record.dagster_run.tags.get(ASKED_AT_TAG, "")

@@ -22,18 +22,17 @@ from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.abandoned_work import MAX_NAMED, first_ten, why_unclaimable
-from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, GROUP_TAG, TOPIC_TAG, sensor_name
+from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name
 from marshal_dagster.runs.status import FINISHED, MAY_CLAIM
 from marshal_dagster.sensors._cursor import Cursor
 from marshal_dagster.sensors._lag_reader import GroupPositions, TopicLag, UnreadRecords, positions_of, read_lag
 from marshal_dagster.sensors._run_history import (
-    ASKED_AT_TAG,
     ASKED_TAG,
     FIRST_WAIT_S,
-    REASON_TAG,
     ended_at_s,
     may_begin,
     place_of,
+    request_tags,
     retry_backoff_s,
 )
 from marshal_dagster.telemetry.metrics import record_lag
@@ -219,13 +218,7 @@ class _Tick:
         return RunRequest(
             run_key=f"{self.group}/{self.topic}/{LAG}/{digest}.{number}",
             job_name=self.job,
-            tags={
-                GROUP_TAG: self.group,
-                TOPIC_TAG: self.topic,
-                REASON_TAG: LAG,
-                ASKED_TAG: digest,
-                ASKED_AT_TAG: str(int(now_s)),
-            },
+            tags=request_tags(self.group, self.topic, LAG, digest, now_s),
         )
 
     def _digest(self, due: Sequence[UnreadRecords]) -> str:

@@ -21,6 +21,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
@@ -36,7 +37,7 @@ from marshal_dagster.runs.abandoned_work import (
     why_unclaimable,
 )
 from marshal_dagster.runs.announcements import announced_ranges
-from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, GROUP_TAG, TOPIC_TAG, sensor_name
+from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name
 from marshal_dagster.sensors._cursor import Cursor
 from marshal_dagster.sensors._dropped_ranges import DroppedRangeWatcher, KeysView
 from marshal_dagster.sensors._exhausted_plans import (
@@ -49,15 +50,13 @@ from marshal_dagster.sensors._exhausted_plans import (
     exhausted_plans_check_key,
 )
 from marshal_dagster.sensors._run_history import (
-    ASKED_AT_TAG,
-    ASKED_TAG,
     FIRST_WAIT_S,
-    REASON_TAG,
     STALE_CLAIM,
     PreviousRuns,
     digest_of,
     place_of,
     previous_runs,
+    request_tags,
 )
 
 if TYPE_CHECKING:
@@ -148,8 +147,7 @@ def build_stale_claim_sensor(
         raise ConfigurationError(f"retry_wait_s is {retry_wait_s}; it must be a number of seconds, 0 or more")
     wanted = [jobs] if isinstance(jobs, AnyJob) else list(jobs)
     targets = _targets(wanted)
-    if grouping not in set(Grouping):
-        raise ConfigurationError(f"grouping is {grouping!r}; it must be one of {', '.join(Grouping)}")
+    grouped = enum_member(Grouping, "grouping", grouping)
 
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def stale_claims(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
@@ -158,7 +156,7 @@ def build_stale_claim_sensor(
             context,
             group,
             targets,
-            Grouping(grouping),
+            grouped,
             max_runs_per_tick,
             max_attempts,
             retry_wait_s,
@@ -394,13 +392,7 @@ class _Tick:
             run_key=f"{self.group}/{target.topic}/{what}.{previous.count(name)}",
             job_name=target.job,
             run_config={"ops": {target.op: {"config": config}}},
-            tags={
-                GROUP_TAG: self.group,
-                TOPIC_TAG: target.topic,
-                REASON_TAG: STALE_CLAIM,
-                ASKED_TAG: name,
-                ASKED_AT_TAG: str(int(previous.now_s)),
-            },
+            tags=request_tags(self.group, target.topic, STALE_CLAIM, name, previous.now_s),
         )
 
 

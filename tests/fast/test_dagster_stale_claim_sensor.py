@@ -1355,7 +1355,7 @@ def _other_job() -> None:
         (JOB, {"group": "a/b"}, "group 'a/b' cannot be a name"),
         (JOB, {"group": GROUP, "max_runs_per_tick": 0}, "max_runs_per_tick is 0; it must be at least 1"),
         (JOB, {"group": GROUP, "max_attempts": -1}, "max_attempts is -1; it must be at least 1"),
-        (JOB, {"group": GROUP, "grouping": "run"}, "grouping is 'run'; it must be one of topic, partition"),
+        (JOB, {"group": GROUP, "grouping": "run"}, "grouping: 'run'; give topic or partition"),
         (_other_job, {"group": GROUP}, "job '_other_job' has no claimed-batch op"),
         (JOB, {"group": GROUP, "retry_wait_s": float("nan")}, "retry_wait_s is nan; it must be a number of seconds"),
         ([JOB, build_reprocess_job(OP, name="redo2")], {"group": GROUP}, "'redo' and 'redo2' both work on topic"),
