@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     # What type checkers see. They do not see `__getattr__`, so a name that is not public is an error for them.
     from marshal_dagster.assets.checks import ClaimCheck as ClaimCheck
     from marshal_dagster.assets.checks import build_claim_checks as build_claim_checks
+    from marshal_dagster.assets.checks import build_outbox_check as build_outbox_check
     from marshal_dagster.assets.decorator import ClaimedAsset as ClaimedAsset
     from marshal_dagster.assets.decorator import DagsterMarshalTranslator as DagsterMarshalTranslator
     from marshal_dagster.assets.decorator import kafka_partitions_def as kafka_partitions_def
     from marshal_dagster.assets.decorator import marshal_asset as marshal_asset
-    from marshal_dagster.assets.outbox_check import build_outbox_check as build_outbox_check
     from marshal_dagster.assets.topics import build_topic_asset as build_topic_asset
     from marshal_dagster.assets.topics import build_topic_sensor as build_topic_sensor
     from marshal_dagster.batches import BatchRequest as BatchRequest
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.connection import KafkaConnection as KafkaConnection
     from marshal_dagster.ops.claimed_batch import build_claimed_batch_op as build_claimed_batch_op
     from marshal_dagster.ops.config import ClaimedBatchConfig as ClaimedBatchConfig
-    from marshal_dagster.ops.results import BatchesResult as BatchesResult
+    from marshal_dagster.ops.metadata import BatchesResult as BatchesResult
     from marshal_dagster.outbox.events import OutgoingEvents as OutgoingEvents
     from marshal_dagster.outbox.harvester import Harvester as Harvester
     from marshal_dagster.outbox.writer import Outbox as Outbox
@@ -119,9 +119,8 @@ if TYPE_CHECKING:
     from marshal_dagster.spark.session import start_session as start_session
 
 _NAMES: Final = {
-    "assets.checks": "ClaimCheck build_claim_checks",
+    "assets.checks": "ClaimCheck build_claim_checks build_outbox_check",
     "assets.decorator": "ClaimedAsset DagsterMarshalTranslator kafka_partitions_def marshal_asset",
-    "assets.outbox_check": "build_outbox_check",
     "assets.topics": "build_topic_asset build_topic_sensor",
     "batches": "BatchRequest BatchSession ClaimedBatch IdleReason PartitionReport RangeOptions",
     "batches.submitted": "SubmittedBatch submitted_batch",
@@ -143,7 +142,7 @@ _NAMES: Final = {
     "kafka.connection": "KafkaConnection",
     "ops.claimed_batch": "build_claimed_batch_op",
     "ops.config": "ClaimedBatchConfig",
-    "ops.results": "BatchesResult",
+    "ops.metadata": "BatchesResult",
     "outbox.events": "OutgoingEvents",
     "outbox.harvester": "Harvester",
     "outbox.writer": "Outbox OutboxRecord",

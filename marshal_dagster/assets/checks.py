@@ -1,4 +1,4 @@
-"""Checks of an asset of claimed batches: what dead members left, lag, and whether its record has holes or doubles."""
+"""Checks of an asset of claimed batches: what dead members left, lag, holes or doubles in its record, its outbox."""
 
 import time
 from collections import defaultdict
@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -21,17 +21,23 @@ from dagster import (
     AssetsDefinition,
     DagsterInstance,
     TableMetadataValue,
+    asset_check,
     multi_asset_check,
 )
 
 from marshal_dagster._internal.enums import enum_member
-from marshal_dagster.assets.progress import TopicProgress, topic_progress
+from marshal_dagster.assets.topics import TopicProgress, topic_progress
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.state import Key
-from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
+from marshal_dagster.resources.claimer import ClaimerResource, claimer_of, resource_of
+from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text
 from marshal_dagster.runs.abandoned_work import abandoned_partitions, listed
 from marshal_dagster.runs.names import TOPIC_TAG
 from marshal_dagster.runs.tables import Column, table
+
+if TYPE_CHECKING:
+    from marshal_dagster.outbox.status import OutboxStatus
+
 
 DEFAULT_LAST: Final = 100
 MOST_LAST: Final = 5_000
@@ -314,3 +320,51 @@ def _summary(found: Sequence[OffsetFinding], otherwise: str) -> _Verdict:
     count = sum(offsets.end - offsets.start for offsets in found)
     text = f"{count:,} offsets in {len(found):,} ranges: {found[0].text}" if found else otherwise
     return not found, text, {"offsets": count, "ranges": table(_FINDINGS, found[:_MOST_SHOWN])}
+
+
+def build_outbox_check(
+    asset: AssetsDefinition | AssetKey | str,
+    *,
+    max_age_s: float = 60.0,
+    max_parked: int = 0,
+    blocking: bool = False,
+    name: str = "outbox_backlog",
+    outbox_key: str = "outbox",
+) -> AssetChecksDefinition:
+    """Build the check, of an asset whose events go through the outbox, that these are published.
+
+    It fails when the oldest row has waited for longer than `max_age_s` seconds, or when more than `max_parked` are set
+    aside: as an error where it is `blocking`, else as a warning. Raises `ConfigurationError`.
+    """
+    if max_age_s < 0 or max_parked < 0:
+        raise ConfigurationError(f"max_age_s is {max_age_s}, max_parked is {max_parked}; they must be 0 or more")
+
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        status = resource_of(OutboxResource, context.resources, outbox_key).status()
+        problems = _problems(status, max_age_s, max_parked)
+        return AssetCheckResult(
+            passed=not problems,
+            severity=AssetCheckSeverity.ERROR if blocking else AssetCheckSeverity.WARN,
+            description="; ".join(problems) or backlog_text(status),
+            metadata=backlog_metadata(status),
+        )
+
+    return asset_check(
+        asset=asset,
+        name=name,
+        description="The outbox's rows are published soon.",
+        blocking=blocking,
+        required_resource_keys={outbox_key},
+    )(check)
+
+
+def _problems(status: "OutboxStatus", max_age_s: float, max_parked: int) -> list[str]:
+    problems = []
+    if status.oldest_age_s is not None and status.oldest_age_s > max_age_s:
+        problems.append(
+            f"the oldest of {status.rows} rows has waited for {status.oldest_age_s:.0f} s, more than {max_age_s:g} s: "
+            "is a harvester running?"
+        )
+    if status.parked > max_parked:
+        problems.append(f"{status.parked} rows are set aside: `marshal-dagster outbox parked` shows why")
+    return problems

@@ -17,9 +17,8 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ops.config import WorkOptions, config_of
+from marshal_dagster.ops.config import WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
-from marshal_dagster.ops.spec import batch_spec
 from marshal_dagster.runs.names import TOPIC_TAG, topic_asset_key
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from marshal_dagster.batches import ClaimedBatch
 
 Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFrame | None"]
-"""What `marshal_asset` decorates: as `marshal_dagster.ops.spec.Process`, with the context of an asset."""
+"""What `marshal_asset` decorates: as `marshal_dagster.ops.config.Process`, with the context of an asset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,24 @@
-"""The run config of claimed batches, and the options of an op or asset."""
+"""The run config of claimed batches, the options of an op or asset, and what is made of them."""
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict
 
-from dagster import Config, OpExecutionContext
+from dagster import AssetKey, Config, OpExecutionContext
 from pydantic import Field, create_model
 
-from marshal_dagster.batches import RangeOptions
+from marshal_dagster._internal.enums import enum_member
+from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.batch_planning import StartPolicy
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 from marshal_dagster.sinks import Sink
+from marshal_dagster.spark.reader import check_min_partitions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class ClaimedBatchConfig(Config):
@@ -119,3 +126,49 @@ def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
     return create_model(
         ClaimedBatchConfig.__name__, __base__=ClaimedBatchConfig, __doc__=ClaimedBatchConfig.__doc__, **fields
     )
+
+
+class Process(Protocol):
+    """What a user writes: turns the messages of a batch into the rows of the sink, or does its work and gives None."""
+
+    def __call__(self, context: OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame", /) -> "DataFrame | None":
+        """Process `frame`: key, value, topic, partition, offset, timestamp, headers of exactly `batch.ranges`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """What run config does not change of an op's or asset's batches; options as in `WorkOptions`."""
+
+    process: Process
+    topic: str
+    asset_key: AssetKey
+    sink: Sink | MakeSink | None = None
+    start: StartPolicy = StartPolicy.EARLIEST
+    max_claims: int | None = None
+    claim_entire_topic: bool = False
+    ranges: RangeOptions | None = None
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    count_records: bool = False
+    min_partitions: int | None = None
+    claimer_key: str = "claimer"
+    spark_key: str | None = None
+    spark_config: Mapping[str, str] | None = None
+
+    @property
+    def resource_keys(self) -> set[str]:
+        """The resources that a run needs."""
+        return {self.claimer_key} | ({self.spark_key} if self.spark_key is not None else set())
+
+
+def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
+    """Check and gather what run config does not change. Raises `ConfigurationError`."""
+    require_topic_name("topic", topic)
+    given: dict[str, Any] = {name: value for name, value in options.items() if name not in LIMITS}
+    if "start" in given:
+        given["start"] = enum_member(StartPolicy, "start", given["start"])
+    spec = BatchSpec(process=process, topic=topic, asset_key=asset_key, **given)
+    check_min_partitions(spec.min_partitions)
+    if spec.spark_key is not None and spec.spark_config is not None:
+        raise ConfigurationError(f"spark_config: the session of resource {spec.spark_key!r} is configured there")
+    return spec

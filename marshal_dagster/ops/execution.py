@@ -19,11 +19,17 @@ from dagster import (
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
-from marshal_dagster.ops.config import ClaimedBatchConfig
-from marshal_dagster.ops.metadata import lost_offsets, ranges_table, seen_table
-from marshal_dagster.ops.results import BatchesResult, CompletedBatch, ExecutionOutcome, parse_completed_batch
+from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig
+from marshal_dagster.ops.metadata import (
+    BatchesResult,
+    CompletedBatch,
+    ExecutionOutcome,
+    lost_offsets,
+    parse_completed_batch,
+    ranges_table,
+    seen_table,
+)
 from marshal_dagster.ops.spark_monitor import progress_lines, session_death_as_abort
-from marshal_dagster.ops.spec import BatchSpec
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run

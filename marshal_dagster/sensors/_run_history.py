@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 
-from marshal_dagster.ops.results import ExecutionOutcome
+from marshal_dagster.ops.metadata import ExecutionOutcome
 from marshal_dagster.runs.abandoned_work import AbandonedPartition
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG
 from marshal_dagster.runs.status import FINISHED, NOT_LAUNCHED

@@ -11,8 +11,13 @@ from dagster._core.definitions.observe import observe
 
 from marshal_dagster.assets.checks import recorded_ranges
 from marshal_dagster.assets.decorator import ClaimedAsset, DagsterMarshalTranslator, kafka_partitions_def, marshal_asset
-from marshal_dagster.assets.progress import MOST_SHOWN, PartitionProgress, TopicProgress
-from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
+from marshal_dagster.assets.topics import (
+    MOST_SHOWN,
+    PartitionProgress,
+    TopicProgress,
+    build_topic_asset,
+    build_topic_sensor,
+)
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job

@@ -21,7 +21,7 @@ from marshal_dagster.kafka import record_size
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.ops.config import ClaimedBatchConfig
 from marshal_dagster.ops.execution import BatchExecution
-from marshal_dagster.ops.results import BatchesResult, ExecutionOutcome
+from marshal_dagster.ops.metadata import BatchesResult, ExecutionOutcome
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig

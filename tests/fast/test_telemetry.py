@@ -18,7 +18,7 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
-from marshal_dagster.assets.progress import topic_progress
+from marshal_dagster.assets.topics import topic_progress
 from marshal_dagster.batches import BatchSession
 from marshal_dagster.coordination.claimer import Member
 from marshal_dagster.coordination.range_claimer import RangeClaimer

@@ -29,7 +29,7 @@ from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.jobs.batch import build_claimed_batch_schedule
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
-from marshal_dagster.ops.results import BatchesResult
+from marshal_dagster.ops.metadata import BatchesResult
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
