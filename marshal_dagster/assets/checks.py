@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -34,10 +34,6 @@ from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, b
 from marshal_dagster.runs.abandoned_work import abandoned_partitions, listed
 from marshal_dagster.runs.names import TOPIC_TAG
 from marshal_dagster.runs.tables import Column, table
-
-if TYPE_CHECKING:
-    from marshal_dagster.outbox.status import OutboxStatus
-
 
 DEFAULT_LAST: Final = 100
 MOST_LAST: Final = 5_000
@@ -341,7 +337,14 @@ def build_outbox_check(
 
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         status = resource_of(OutboxResource, context.resources, outbox_key).status()
-        problems = _problems(status, max_age_s, max_parked)
+        problems, age_s = [], status.oldest_age_s or 0.0
+        if age_s > max_age_s:
+            problems.append(
+                f"the oldest of {status.rows} rows has waited for {age_s:.0f} s, more than {max_age_s:g} s: is a "
+                "harvester running?"
+            )
+        if status.parked > max_parked:
+            problems.append(f"{status.parked} rows are set aside: `marshal-dagster outbox parked` shows why")
         return AssetCheckResult(
             passed=not problems,
             severity=AssetCheckSeverity.ERROR if blocking else AssetCheckSeverity.WARN,
@@ -356,15 +359,3 @@ def build_outbox_check(
         blocking=blocking,
         required_resource_keys={outbox_key},
     )(check)
-
-
-def _problems(status: "OutboxStatus", max_age_s: float, max_parked: int) -> list[str]:
-    problems = []
-    if status.oldest_age_s is not None and status.oldest_age_s > max_age_s:
-        problems.append(
-            f"the oldest of {status.rows} rows has waited for {status.oldest_age_s:.0f} s, more than {max_age_s:g} s: "
-            "is a harvester running?"
-        )
-    if status.parked > max_parked:
-        problems.append(f"{status.parked} rows are set aside: `marshal-dagster outbox parked` shows why")
-    return problems

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import DataPartitionId, sticky_assignment
-from marshal_dagster.coordinator.background import GroupWeigher, PeriodicCall
+from marshal_dagster.coordinator.background import PeriodicCall
 from marshal_dagster.coordinator.group import GroupCoordinator, GroupEvent, GroupEventKind, GroupRules
-from marshal_dagster.coordinator.lag_weights import Weigh
+from marshal_dagster.coordinator.lag_weights import GroupWeigher, Weigh
 from marshal_dagster.coordinator.messages import CoordinatorMessage, Register, StartFetcher, parse_member_message
 from marshal_dagster.coordinator.metrics import GroupMetrics
 from marshal_dagster.coordinator.transport import (
@@ -181,7 +180,7 @@ class Coordinator:
             _CHECK_EACH_MS,
         )
         self._partitions = 0
-        self._weigher = None if weigh is None else GroupWeigher(partial(_weighed, weigh))
+        self._weigher = None if weigh is None else GroupWeigher(weigh)
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._scales = ThreadPoolExecutor(_HELPERS, "weights")
         self._metrics = GroupMetrics()
@@ -425,16 +424,6 @@ class Coordinator:
     @property
     def _now_ms(self) -> float:
         return self._clock.lease_ms()
-
-
-def _weighed(
-    weigh: Weigh, name: str, topics: frozenset[str], positions: Mapping[DataPartitionId, int]
-) -> Mapping[DataPartitionId, float] | None:
-    try:
-        return weigh(name, topics, positions)
-    except Exception as error:  # noqa: BLE001 - whatever it is, those that are known serve
-        logger.warning("the partitions of group %r could not be weighed: %s", name, error)
-        return None
 
 
 def _log(group: str, event: GroupEvent) -> None:

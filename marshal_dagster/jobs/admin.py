@@ -342,19 +342,14 @@ def _pauser(action: _Action, config: ResumeConfig) -> Iterator[GroupPauser]:
 
 def _pause(action: _Action, config: PauseConfig) -> TableMetadataValue:
     with _pauser(action, config) as pauser:
-        until_s = _until_s(config, pauser)
+        if (config.until is None) == (config.duration is None):
+            raise ConfigurationError("give one of until and duration in the run config")
+        if config.until is not None:
+            until_s = -(-instant_ms(config.until, "until") // _SECOND_MS)
+            pauser.require_future(until_s, "until")
+        else:
+            until_s = pauser.end_after(duration_s(config.duration or "", "duration"))
         return pause_table(pauser.preview(until_s) if config.dry_run else pauser.pause(until_s))
-
-
-def _until_s(config: PauseConfig, pauser: GroupPauser) -> int:
-    """Return the end of the pause, in unix seconds. Raises `ConfigurationError`."""
-    if config.until is not None and config.duration is None:
-        until_s = -(-instant_ms(config.until, "until") // _SECOND_MS)
-        pauser.require_future(until_s, "until")
-        return until_s
-    if config.duration is not None and config.until is None:
-        return pauser.end_after(duration_s(config.duration, "duration"))
-    raise ConfigurationError("give one of until and duration in the run config")
 
 
 def _resume(action: _Action, config: ResumeConfig) -> TableMetadataValue:

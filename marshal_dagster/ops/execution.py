@@ -110,8 +110,8 @@ class BatchExecution:
     def _recall(self) -> None:
         """Learn what earlier attempts of this step did."""
         recorded = batches_of_earlier_attempts(self.context, self.claimer.group, self.spec.topic)
-        self.before = [batch for entry in recorded if (batch := parse_completed_batch(entry.metadata)) is not None]
-        self.before_in_run = sum(entry.run_id == self.context.run_id for entry in recorded)
+        self.before = [batch for _, metadata in recorded if (batch := parse_completed_batch(metadata)) is not None]
+        self.before_in_run = sum(run_id == self.context.run_id for run_id, _ in recorded)
         if self.before:
             self.context.log.info(
                 "earlier attempts of this step did %d batches, which belong to what it gives: %s",

@@ -110,7 +110,9 @@ def ranges_table(reports: Sequence[PartitionReport], counts: Mapping[int, int] |
     if counts is None:
         return table(_COLUMNS, reports)
     about = "How many records the offsets of the range held, where it was read."
-    records = Column[PartitionReport]("records", "int", about, lambda report: counts.get(report.range.partition, 0))
+    records: Column[PartitionReport] = Column(
+        "records", "int", about, lambda report: counts.get(report.range.partition, 0)
+    )
     return table([*_COLUMNS, records], reports)
 
 

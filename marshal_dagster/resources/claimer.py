@@ -219,8 +219,7 @@ class ClaimerResource(CoordinationResource):
         `sink` takes part in effectively once, and only there. Raises `ConfigurationError`, `TopicNotFoundError` for the
         coordination topic, `UnsafeTopicError`, `UnavailableError`.
         """
-        request = _request(options)
-        return self.open_delivery(context).claimed_batch(request, sink)
+        return self.open_delivery(context).claimed_batch(_request(options), sink)
 
     def batches(
         self,

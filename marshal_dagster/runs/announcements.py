@@ -88,15 +88,10 @@ def announcement_table(rows: Sequence[AnnouncedRange]) -> TableMetadataValue:
     return table([Column(name, "string" if name in {"group", "topic"} else "int") for name in _COLUMNS], rows)
 
 
-def announced_ranges(instance: DagsterInstance, run_id: str) -> Iterator[AnnouncedRange]:
-    """Give what a run announced, oldest first; events that are not of this form are passed over."""
-    return (row for _, row in announced_ranges_with_times(instance, run_id))
-
-
-def announced_ranges_with_times(instance: DagsterInstance, run_id: str) -> Iterator[tuple[float, AnnouncedRange]]:
-    """Give the same with the time of each, in unix seconds."""
+def announced_ranges(instance: DagsterInstance, run_id: str) -> Iterator[tuple[AnnouncedRange, float]]:
+    """Yield what a run announced, oldest first, and when (unix seconds); events of another form are passed over."""
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_OBSERVATION):
-        yield from ((entry.timestamp, row) for row in rows_in(entry))
+        yield from ((row, entry.timestamp) for row in rows_in(entry))
 
 
 def rows_in(entry: EventLogEntry, name: str = ANNOUNCED) -> Iterator[AnnouncedRange]:

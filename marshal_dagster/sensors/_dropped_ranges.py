@@ -28,7 +28,7 @@ from marshal_dagster.runs.abandoned_work import first_ten
 from marshal_dagster.runs.announcements import (
     DROPPED,
     AnnouncedRange,
-    announced_ranges_with_times,
+    announced_ranges,
     announcement_table,
     rows_in,
 )
@@ -93,7 +93,7 @@ def possibly_dropped(
     and none if it succeeded. Left out is what a later owner announced again, because then it was not committed, and
     what was reported before.
     """
-    rows = [(at_s, row) for at_s, row in announced_ranges_with_times(instance, run.run_id) if row.group == group]
+    rows = [(at_s, row) for row, at_s in announced_ranges(instance, run.run_id) if row.group == group]
     if GROUP_TAG not in run.tags:
         last = {(row.topic, row.partition): (at_s, row) for at_s, row in rows}
         rows = [] if run.status is DagsterRunStatus.SUCCESS else list(last.values())

@@ -1,6 +1,6 @@
 """What a group has not read of a topic: the positions of the world state beside the topic's own offsets."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -102,7 +102,11 @@ def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than
         elif found := _unread(partition, position, at):
             records += found.records
             (given_up.append(partition) if position.is_given_up else unread.append(found))
-    old = _old(unread, lambda wanted: topics.offsets_at(topic, wanted, older_than_ms or 0)) if older_than_ms else set()
+    old = set()
+    if older_than_ms:
+        young = topics.offsets_at(topic, [left.partition for left in unread], older_than_ms)
+        numbered = {left.partition: left.start for left in unread}
+        old = {number for number, start in numbered.items() if number not in young or start < young[number]}
     return TopicLag(records, unread, old, given_up, is_recreated)
 
 
@@ -132,9 +136,3 @@ def _unread(partition: int, position: Position, at: "OffsetBounds") -> UnreadRec
     later = (passed for passed in position.passed_over if start < passed.start < at.end)
     records = at.end - start - sum(min(passed.end, at.end) - passed.start for passed in later)
     return UnreadRecords(partition, start, records, position) if records > 0 else None
-
-
-def _old(unread: Sequence[UnreadRecords], first_young: Callable[[list[int]], Mapping[int, int]]) -> set[int]:
-    """Return the partitions that have an unread record before the first one that is young enough."""
-    young = first_young([left.partition for left in unread])
-    return {left.partition for left in unread if left.partition not in young or left.start < young[left.partition]}

@@ -280,7 +280,7 @@ class _Tick:
                 continue
             if run_id not in announced_by:
                 rows = announced_ranges(self.context.instance, run_id)
-                announced_by[run_id] = {(row.topic, row.partition, row.epoch) for row in rows}
+                announced_by[run_id] = {(row.topic, row.partition, row.epoch) for row, _ in rows}
             if (left.topic, left.partition, left.epoch) not in announced_by[run_id]:
                 self._add_reason(f"{left}: nothing was dropped, it died before it committed", logging.WARNING)
         cursor.report(new)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +20,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
-from marshal_dagster.coordinator import background, service, transport
+from marshal_dagster.coordinator import lag_weights, service, transport
 from marshal_dagster.coordinator.assignment import AssignmentInput, sticky_assignment
-from marshal_dagster.coordinator.background import GroupWeigher
 from marshal_dagster.coordinator.group import GroupEvent, GroupEventKind
 from marshal_dagster.coordinator.member import Membership
 from marshal_dagster.coordinator.messages import (
@@ -458,7 +456,7 @@ def weighs(coordinator: Coordinator) -> dict[str, Any]:
             raise each
         return each() if callable(each) else each
 
-    coordinator._weigher = GroupWeigher(partial(service._weighed, weigh))
+    coordinator._weigher = lag_weights.GroupWeigher(weigh)
     coordinator._rules = replace(coordinator._rules, weighs=True)
     return found
 
@@ -488,7 +486,7 @@ def test_a_weighing_that_fails_is_done_again(
     turns(coordinator, ends, clock)
     assert shares(ends) == {"etl": [{"t": [0, 1]}]}
     for left in (1, 0):
-        clock.now_ms += background._WEIGH_EACH_MS + 1
+        clock.now_ms += lag_weights._WEIGH_EACH_MS + 1
         turn(coordinator, ends)
         wait_until(lambda left=left: len(weighs["etl"]) == left, "the weights were asked for", 10)  # type: ignore[misc]
         wait_until(
@@ -508,7 +506,7 @@ def test_a_weighing_that_hangs_holds_up_no_other_group(
     until_weighed(coordinator, ends, "free")
     turns(coordinator, ends, clock)
     assert shares(ends) == {"free": [{"t": [0, 1]}]}
-    clock.now_ms += background._WEIGHS_FOR_MS
+    clock.now_ms += lag_weights._WEIGHS_FOR_MS
     turns(coordinator, ends, clock)
     assert shares(ends)["stuck"] == [{"t": [0, 1]}]
     goes_on.set()

@@ -746,7 +746,7 @@ def test_at_most_once_announces_before_it_commits(stand: Stand) -> None:
     stand.process = lambda *_: offsets.append(stand.scene.key().offset)
     result = stand.run()
     assert offsets == [0, 10]
-    rows = [(row.partition, row.start, row.end) for row in announced_ranges(stand.instance, result.run_id)]
+    rows = [(row.partition, row.start, row.end) for row, _ in announced_ranges(stand.instance, result.run_id)]
     assert rows == [(n, 0, 10) for n in range(3)]
 
 

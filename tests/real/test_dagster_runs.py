@@ -530,7 +530,7 @@ def test_an_announcement_outlives_a_kill(site: Site) -> None:
     """A run that dies by SIGKILL right behind its announcement has it in Dagster's storage; nothing was committed."""
     worker = site.start("kill_after_announcing", delivery=DeliveryMode.AT_MOST_ONCE)
     assert worker.wait(RUN_S) == -signal.SIGKILL
-    found = [(row.partition, row.start, row.end) for row in announced_ranges(site.instance, site.run().run_id)]
+    found = [(row.partition, row.start, row.end) for row, _ in announced_ranges(site.instance, site.run().run_id)]
     assert found == [(0, 0, 20), (1, 0, 20)]
     assert (site.key().offset, site.key().plan_end) == (0, 20)
 
