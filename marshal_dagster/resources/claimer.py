@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from marshal_dagster.coordination.log import Append, CoordinationLog
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, CoordinationLogChangedError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -41,7 +42,6 @@ from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worke
 
 if TYPE_CHECKING:
     from marshal_dagster.batches import Advise, BatchRequest, BatchSession, ClaimedBatch, RangeOptions
-    from marshal_dagster.coordination.log import Append, CoordinationLog
     from marshal_dagster.coordination.rationalizer import Rationalizer
     from marshal_dagster.kafka.admin_client import Topics
     from marshal_dagster.protocol.batch_planning import StartPolicy
@@ -316,7 +316,7 @@ class ClaimerResource(CoordinationResource):
         with self.world() as world:
             return {place: replace(key) for name, place, _, key in world.keys() if name == self.group}  # noqa: SIM118 - no dict
 
-    def _revoke_held(self, log: "CoordinationLog", revocation: Revocation) -> None:
+    def _revoke_held(self, log: CoordinationLog, revocation: Revocation) -> None:
         """Append revocations for what the runs hold now, and read what became of them."""
         kept, revocation.awaited, partitions = self._held_by(revocation.run_ids)
         revocation.held, revocation.kept = {**kept, **revocation.held}, kept
@@ -350,9 +350,8 @@ class ClaimerResource(CoordinationResource):
 
     def _revocations(
         self, run_ids: Collection[str], held: "Mapping[DataPartitionId, Key]", partitions: int
-    ) -> "list[Append]":
+    ) -> list[Append]:
         from marshal_dagster.coordination.claimer import new_instance_id
-        from marshal_dagster.coordination.log import Append
 
         name = f"revoking-{min(run_ids)}"
         instance, client, time_s = new_instance_id(name), self.client_id or name, int(time.time())

@@ -20,7 +20,7 @@ from dagster import (
 
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.resources.claimer import require_group
-from marshal_dagster.runs.abandoned_work import MAX_NAMED
+from marshal_dagster.runs.abandoned_work import first_ten
 from marshal_dagster.runs.names import topic_asset_key, unique_name
 from marshal_dagster.runs.tables import Column, table
 from marshal_dagster.sensors._run_history import place_of
@@ -66,9 +66,7 @@ class ExhaustedPlans:
 
     def __str__(self) -> str:
         """Describe the first ten in a line."""
-        shown = "; ".join(partition.reason for partition in self.partitions[:MAX_NAMED])
-        more = len(self.partitions) - MAX_NAMED
-        return f"group {self.group!r}: {shown}" + (f"; and {more} more" if more > 0 else "")
+        return f"group {self.group!r}: {first_ten([plan.reason for plan in self.partitions], '; ')}"
 
 
 class AlertHook(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dagster import DefaultSensorStatus, RunRequest, SensorDefinition, SensorEvaluationContext, SensorResult
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field
 
 from marshal_dagster.coordinator.messages import by_topic
 from marshal_dagster.errors import ConfigurationError
@@ -20,6 +20,7 @@ from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.names import sensor_name
+from marshal_dagster.sensors._cursor import Cursor
 
 if TYPE_CHECKING:
     from marshal_dagster.coordinator.client import CoordinatedMember
@@ -36,20 +37,10 @@ _MAY_PASS: Final = {"session_timeout_too_short", "session_timeout_too_long", "ba
 logger = logging.getLogger(__name__)
 
 
-class MemberCursor(BaseModel):
+class MemberCursor(Cursor):
     """What a member's sensor remembers: the partitions that it had at the last tick, by topic."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    had: dict[str, list[int]] = {}
-
-    @classmethod
-    def read(cls, text: str | None) -> "MemberCursor":
-        """Read what an earlier tick wrote; an empty one for anything else."""
-        try:
-            return cls.model_validate_json(text or "{}")
-        except ValidationError:
-            return cls()
+    had: dict[str, list[int]] = Field(default_factory=dict)
 
 
 def build_group_member_sensor(
@@ -90,7 +81,7 @@ def build_group_member_sensor(
         if living.error is not None:
             raise ConfigurationError(_refused(member, claimer, living.error))
         had, has = MemberCursor.read(context.cursor).had, by_topic(living.places)
-        cursor = MemberCursor(had=has).model_dump_json()
+        cursor = MemberCursor(had=has).model_dump_json(exclude={"version"})
         text = f"member {member!r} of group {claimer.group!r}: {living.state.value}, with {_named(living.places)}"
         gained = {topic: set(numbers) - set(had.get(topic, ())) for topic, numbers in has.items()}
         if not asks_for_runs or not any(gained.values()):

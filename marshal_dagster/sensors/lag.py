@@ -21,7 +21,7 @@ from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.runs.abandoned_work import MAX_NAMED, first_ten, why_unclaimable
+from marshal_dagster.runs.abandoned_work import first_ten, why_unclaimable
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name
 from marshal_dagster.runs.status import FINISHED, MAY_CLAIM
 from marshal_dagster.sensors._cursor import Cursor
@@ -184,8 +184,8 @@ class _Tick:
         waiting = self._waiting(positions, now_s)
         room = min(self.max_runs_per_tick, len(due)) - len(waiting)
         if room < 1:
-            runs = ", ".join(waiting[:MAX_NAMED])
-            return self._skip(cursor, f"{text}; runs of {self.job!r} are under way and hold nothing yet: {runs}")
+            under_way = f"runs of {self.job!r} are under way and hold nothing yet: {first_ten(waiting)}"
+            return self._skip(cursor, f"{text}; {under_way}")
         digest = self._digest(due)
         wait_s = self._wait_s(digest, now_s)
         if wait_s > 0:

@@ -20,7 +20,7 @@ from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedErr
 from marshal_dagster.jobs.batch import AnyJob
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
 from marshal_dagster.protocol.state import GO_ALLOWANCE_MS, DataPartitionId, Key, stale_after_ms
-from marshal_dagster.resources.claimer import ClaimerResource, Revocation, require_group
+from marshal_dagster.resources.claimer import ClaimerResource, Revocation, claimer_of, require_group
 from marshal_dagster.runs.abandoned_work import abandoned_partition, listed
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, run_of, sensor_name
 from marshal_dagster.runs.status import FINISHED
@@ -53,7 +53,7 @@ def build_run_failure_sensors(
 
     def revoke(context: RunStatusSensorContext, **_resources: object) -> SensorResult | SkipReason:
         """Revoke what the run held."""
-        return _revoke_run(context, group, getattr(context.resources, claimer_key))
+        return _revoke_run(context, group, claimer_of(context.resources, claimer_key))
 
     def build(status: DagsterRunStatus, word: str) -> SensorDefinition:
         return RunStatusSensorDefinition(
@@ -71,9 +71,9 @@ def build_run_failure_sensors(
     return build(DagsterRunStatus.FAILURE, "failed"), build(DagsterRunStatus.CANCELED, "canceled")
 
 
-def _revoke_run(context: RunStatusSensorContext, group: str, claimer: object) -> SensorResult | SkipReason:
-    if not isinstance(claimer, ClaimerResource) or claimer.group != group:
-        raise ConfigurationError(f"the claimer of a dead-run sensor must be a ClaimerResource of group {group!r}")
+def _revoke_run(context: RunStatusSensorContext, group: str, claimer: ClaimerResource) -> SensorResult | SkipReason:
+    if claimer.group != group:
+        raise ConfigurationError(f"the claimer of a dead-run sensor must be of group {group!r}, not {claimer.group!r}")
     run_id = context.dagster_run.run_id
     revocation = claimer.revoke_runs([run_id])
     texts = _revocation_texts(f"run {run_id}", revocation, claimer)

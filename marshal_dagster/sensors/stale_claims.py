@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dagster import (
     AssetCheckEvaluation,
@@ -33,6 +33,7 @@ from marshal_dagster.runs.abandoned_work import (
     AbandonedPartition,
     ExpectedKeyState,
     abandoned_partitions,
+    first_ten,
     listed,
     why_unclaimable,
 )
@@ -99,8 +100,7 @@ class StaleClaimCursor(Cursor):
         return self.reported.get(f"{left.topic}/{left.partition}") == left.epoch
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
+class _Target(NamedTuple):
     """The job and its op that redo a topic's partitions."""
 
     job: str
@@ -251,12 +251,11 @@ class _Tick:
             self.context.log.log(level, reason)
 
     def _why_skipped(self) -> str:
-        shown = "; ".join(self.reasons[:MAX_NAMED]) or "nothing to redo"
-        more = len(self.reasons) - MAX_NAMED
-        if more <= 0:
+        shown = first_ten(self.reasons, "; ") or "nothing to redo"
+        if len(self.reasons) <= MAX_NAMED:
             return shown
         logged = "" if len(self.reasons) <= _MOST_LOGGED else f", which has the first {_MOST_LOGGED:,}"
-        return f"{shown}; and {more} more in the log of this tick{logged}"
+        return f"{shown} in the log of this tick{logged}"
 
     def _report_drops(self, cursor: StaleClaimCursor, topics: Sequence[str], view: KeysView) -> None:
         """Report once what each at-most-once run possibly dropped, although others hold the partitions by now."""
@@ -364,19 +363,15 @@ class _Tick:
         places = {plan.place: plan for plan in plans[:MOST_REMEMBERED]}
         alerted = [place for place in cursor.alerted.get(topic, []) if place in places]
         new = tuple(plan for place, plan in places.items() if place not in set(alerted))
-        if new and self._alert(self.on_exhausted_plans, ExhaustedPlans(self.group, topic, new, len(plans))):
-            alerted = list(places)
+        if new:
+            try:
+                self.on_exhausted_plans(ExhaustedPlans(self.group, topic, new, len(plans)))
+                alerted = list(places)
+            except Exception as error:
+                reason = "on_given_up failed and is called again at the next tick"
+                self.reasons.append(f"{reason}: {error!r}")
+                self.context.log.exception(reason)
         cursor.alerted[topic] = alerted
-
-    def _alert(self, hook: AlertHook, plans: ExhaustedPlans) -> bool:
-        """Call the hook; return whether it took it."""
-        try:
-            hook(plans)
-        except Exception as error:
-            self.reasons.append(f"on_given_up failed and is called again at the next tick: {error!r}")
-            self.context.log.exception("on_given_up failed and is called again at the next tick")
-            return False
-        return True
 
     def _request(self, target: _Target, bundle: Sequence[AbandonedPartition], previous: PreviousRuns) -> RunRequest:
         config = {

@@ -1285,7 +1285,7 @@ def test_the_cursor_stays_small(watch: Watch) -> None:
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.scene.data.make(partitions=1_100, messages=1)
     watch.die("of-elsewhere")
-    assert watch.skipped().endswith("; and 1090 more in the log of this tick, which has the first 1,000")
+    assert watch.skipped().endswith(" and 1090 more in the log of this tick, which has the first 1,000")
     assert watch.cursor is not None
     assert len(StaleClaimCursor.read(watch.cursor).reported) == 1_000
     assert len(watch.cursor) < 50_000
@@ -1386,7 +1386,7 @@ def test_a_dead_run_sensor_refuses_another_groups_claimer(watch: Watch) -> None:
         dg.build_run_status_sensor_context(
             sensor.name, event, watch.instance, run, resources={"claimer": other}
         ) as context,
-        pytest.raises(ConfigurationError, match=f"must be a ClaimerResource of group '{GROUP}'"),
+        pytest.raises(ConfigurationError, match=f"must be of group '{GROUP}', not 'other'"),
     ):
         sensor(context)
 
