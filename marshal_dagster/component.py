@@ -165,13 +165,13 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             time_budget_s=self.time_budget_s,
             claimer_key=claimer_key,
         )(function)
-        observes, tells = "topic" in self.sensors, "stale_claims" in self.sensors
+        observes, redoes = "topic" in self.sensors, "stale_claims" in self.sensors
         job, redo = build_claimed_batch_job(asset), build_reprocess_job(asset)
         return Definitions(
             assets=[*([build_topic_asset(self.topic, claimer_key=claimer_key)] if observes else []), asset],
             asset_checks=[
                 build_claim_checks(asset, max_lag=self.max_lag, claimer_key=claimer_key),
-                *([build_exhausted_plans_check(self.topic, group=self.group)] if tells else []),
+                *([build_exhausted_plans_check(self.topic, group=self.group)] if redoes else []),
             ],
             jobs=[job, redo],
             schedules=self._schedules(job),

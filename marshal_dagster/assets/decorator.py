@@ -32,7 +32,7 @@ Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFr
 
 @dataclass(frozen=True, slots=True)
 class ClaimedAsset:
-    """What a translator is told of an asset: its function's name and docstring, and its data topic."""
+    """What a translator receives of an asset: its function's name and docstring, and its data topic."""
 
     name: str
     topic: str

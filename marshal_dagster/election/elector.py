@@ -57,7 +57,7 @@ class Elector:
         clock: Clock | None = None,
         is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Connect to nothing yet; `listener` is told of terms that begin and end, in the elector's thread.
+        """Connect to nothing yet; `listener` receives terms that begin and end, in the elector's thread.
 
         While `is_alive` says no, as of work that hangs, it is not in the group: another leads.
         """

@@ -81,7 +81,7 @@ class BatchExecution:
     """How many records the batch in hand has of each partition, where they are counted."""
 
     def run(self) -> bool:
-        """Work until drained or at a limit; tell whether this step did anything, in earlier attempts too."""
+        """Work until drained or at a limit; return whether this step did anything, in earlier attempts too."""
         tag_run(self.context, {GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
         if over := self._run_is_over():
             raise Failure(f"nothing is begun: {over}", allow_retries=False)
@@ -91,7 +91,7 @@ class BatchExecution:
             outcome = ExecutionOutcome.DONE if self.all_done or idle is None else idle.outcome
             tag_run(self.context, {OUTCOME_TAG: outcome.value})
         except BaseException as error:
-            with suppress(Exception):  # the error of the work is the one to tell
+            with suppress(Exception):  # the error of the work is the one to report
                 self._report_last()
             self._forbid_retries(error)
             raise

@@ -33,7 +33,7 @@ class CompletedBatch:
     delivery: DeliveryMode
     ranges: TableMetadataValue
     numbers: Mapping[str, float]
-    """Seconds of each phase, offsets, lag, and the rows written where the sink tells them."""
+    """Seconds of each phase, offsets, lag, and the rows written where the sink reports them."""
 
 
 @dataclass(frozen=True, slots=True)

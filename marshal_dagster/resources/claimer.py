@@ -436,7 +436,7 @@ class ClaimerResource(CoordinationResource):
         return reader.assigned_partitions
 
     def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> None:
-        """Refuse one that this user may not write, or with dangerous settings, unless told to accept these."""
+        """Refuse one that this user may not write, or with dangerous settings unless `allow_unsafe_topic`."""
         from marshal_dagster.coordination.topic_settings import Severity, require_safe
         from marshal_dagster.kafka.acls import Right, on_topic
         from marshal_dagster.kafka.admin_client import Topics

@@ -30,7 +30,7 @@ MAX_NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class AbandonedPartition:
-    """What a dead member left: a partition whose owner is stale, or whose plan is open and nobody holds it.
+    """What a dead member left: a partition whose owner is stale, or whose plan is open and no member holds it.
 
     Or a range of one: then `offset` is where it begins, and `plan_end` where it ends.
     """
@@ -45,10 +45,10 @@ class AbandonedPartition:
     client: str | None
     epoch: int | None
     silent_s: float | None
-    """Seconds since the owner's last heartbeat; as the other three None when nobody holds it."""
+    """Seconds since the owner's last heartbeat; as the other three None when no member holds it."""
 
     def __str__(self) -> str:
-        """Say what was left, for the log of a tick."""
+        """Describe what was left, for the log of a tick."""
         plan = "no plan" if self.plan_end is None else f"plan [{self.offset}, {self.plan_end})"
         held = "held by nobody" if self.silent_s is None else f"client {self.client!r} silent for {self.silent_s:.0f} s"
         return f"{self.topic}/{self.partition}: {plan}, {held}"
@@ -60,10 +60,10 @@ class AbandonedPartition:
 
 
 def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> list[AbandonedPartition]:
-    """Give the partitions of `topic` whose owner in `group` is stale, or whose plan is open without a live owner.
+    """Return the partitions of `topic` whose owner in `group` is stale, or whose plan is open without a live owner.
 
-    And each planned range without a live owner; one that was merely claimed keeps nobody from its offsets. Stale by the
-    larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records is
+    And each planned range without a live owner; one that was merely claimed keeps no member from its offsets. Stale by
+    the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records is
     (protocol.md, section 2).
     """
     state = world.group_of(group, topic)
@@ -118,7 +118,7 @@ def listed(partitions: Sequence[AbandonedPartition]) -> str:
 
 
 def why_unclaimable(world: World, group: str, topic: str, wall_ms: int) -> str | None:
-    """Say why nobody could claim `topic` for `group` at present; None: nothing stands against it.
+    """Return why no member could claim `topic` for `group` at present; None if any could.
 
     Paused by the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records.
     """

@@ -89,7 +89,7 @@ def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than
     """Read the topic's offsets from the broker; return what is unread, and what is older than that time (unix ms).
 
     It needs DESCRIBE on the topic, reads no record and joins no consumer group: the first offset of a time or later
-    tells whether an earlier one is unread. Raises what `Topics` does.
+    shows whether an earlier one is unread. Raises what `Topics` does.
     """
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)

@@ -25,7 +25,6 @@ from marshal_dagster.sensors._cursor import Cursor
 if TYPE_CHECKING:
     from marshal_dagster.coordinator.client import CoordinatedMember
 
-DEFAULT_INTERVAL_S: Final = 10
 MEMBER_TAG: Final = "marshal/member"
 """On runs that a member's sensor asks for: the member's name."""
 _MISSED_TICKS: Final = 6
@@ -51,7 +50,7 @@ def build_group_member_sensor(
     capacity: int = 1,
     asks_for_runs: bool = True,
     name: str | None = None,
-    minimum_interval_s: int = DEFAULT_INTERVAL_S,
+    minimum_interval_s: int = 10,
     claimer_key: str = "claimer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
