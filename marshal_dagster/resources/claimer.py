@@ -96,11 +96,6 @@ class Revocation:
         """The keys that were taken from them."""
         return {place: key for place, key in self.held.items() if place not in (self.kept or {})}
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the runs hold nothing that could be revoked."""
-        return self.kept is not None and not any(_epochs(self.kept))
-
 
 class ClaimerResource(CoordinationResource):
     """Claims partitions in the name of a run and gives claimed batches. For ops and assets.
@@ -281,7 +276,8 @@ class ClaimerResource(CoordinationResource):
                     self._revoke_held(log, revocation)
                 except (UnavailableError, CoordinationLogChangedError) as error:
                     revocation.problem = str(error)  # a reader that failed is replaced at its next use
-                if revocation.is_done or time.monotonic() + _PAUSE_S >= deadline_s:
+                is_done = revocation.kept is not None and not any(_epochs(revocation.kept))
+                if is_done or time.monotonic() + _PAUSE_S >= deadline_s:
                     break
         if revocation.kept is None:
             raise UnavailableError(
