@@ -214,7 +214,8 @@ class ClaimerResource(CoordinationResource):
         `sink` takes part in effectively once, and only there. Raises `ConfigurationError`, `TopicNotFoundError` for the
         coordination topic, `UnsafeTopicError`, `UnavailableError`.
         """
-        return self.open_delivery(context).claimed_batch(_request(options), sink)
+        request = _request(options)
+        return self.open_delivery(context).claimed_batch(request, sink)
 
     def batches(
         self,
