@@ -344,7 +344,7 @@ def build_outbox_check(
                 "harvester running?"
             )
         if status.parked > max_parked:
-            problems.append(f"{status.parked} rows are set aside: `marshal-dagster outbox parked` shows why")
+            problems.append(f"{status.parked} rows are set aside: `marshal-dagster outbox parked list` shows why")
         return AssetCheckResult(
             passed=not problems,
             severity=AssetCheckSeverity.ERROR if blocking else AssetCheckSeverity.WARN,

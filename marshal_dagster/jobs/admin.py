@@ -361,7 +361,8 @@ def _resume(action: _Action, config: ResumeConfig) -> TableMetadataValue:
 
 def _set_position(action: _Action, config: SetPositionConfig) -> TableMetadataValue:
     chosen = config.chosen()
-    target = TargetOptions(config.offsets, config.timestamp, config.earliest, config.latest, config.back).target()
+    shift_by = None if config.back is None else -config.back
+    target = TargetOptions(config.offsets, config.timestamp, config.earliest, config.latest, shift_by).target()
     stopped = action.require_allowed(config, config.go_consumers_stopped)
     with (
         action.claimer.open_data() as topics,

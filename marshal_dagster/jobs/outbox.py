@@ -46,8 +46,8 @@ def build_outbox_drain_job(
         )
         if parked:
             raise Failure(
-                f"{parked} rows of outbox {outbox.outbox!r} were set aside: `marshal-dagster outbox parked` shows why, "
-                "`outbox retry` puts them back; all else is published",
+                f"{parked} rows of outbox {outbox.outbox!r} were set aside: `marshal-dagster outbox parked list` shows "
+                "why, `outbox parked retry` puts them back; all else is published",
                 allow_retries=False,
             )
 
