@@ -207,8 +207,8 @@ MUTANTS: Final = (
         (
             (
                 "election/elector.py",
-                "candidacy = self._candidacies.pop(each.partition, None)",
-                "candidacy = self._candidacies.get(each.partition)",
+                "candidacy = self._candidacies.pop(taken.partition, None)",
+                "candidacy = self._candidacies.get(taken.partition)",
             ),
         ),
     ),
