@@ -212,17 +212,20 @@ class _Steady:
 def _steady(
     connection: KafkaConnection, leader: psutil.Process, crowds: Sequence[psutil.Process], sizes: Sizes
 ) -> _Steady:
-    with _process(_merely_read, connection, LARGE.messages) as (commands, reader):
+    with _process(_merely_read, connection, LARGE.member_messages) as (commands, reader):
         _answer(commands)
         brokers = [each for each in psutil.Process().children() if "kafka.Kafka" in each.cmdline()]
         watched = {"coordinator": [leader], "members": crowds, "merely reading": [reader], "broker": brokers}
         before = {name: _processor_s(each) for name, each in watched.items()}
-        messages, orders = _records(connection, LARGE.messages), _records(connection, LARGE.orders)
+        messages, orders = _records(connection, LARGE.member_messages), _records(connection, LARGE.coordinator_messages)
         began_s = time.monotonic()
         time.sleep(sizes.steady_seconds)
         seconds = time.monotonic() - began_s
         after = {name: _processor_s(each) for name, each in watched.items()}
-        messages, orders = _records(connection, LARGE.messages) - messages, _records(connection, LARGE.orders) - orders
+        messages, orders = (
+            _records(connection, LARGE.member_messages) - messages,
+            _records(connection, LARGE.coordinator_messages) - orders,
+        )
     percent = {name: rounded(max(0.01, 100 * (after[name] - before[name]) / seconds)) for name in watched}
     return _Steady(percent, messages / seconds, orders / seconds)
 

@@ -50,10 +50,10 @@ class Crowd:
     def __post_init__(self) -> None:
         """Connect."""
         partitions = self.topics.partitions(self.connection)
-        self._reader = Reader(self.connection, self.topics.orders)
+        self._reader = Reader(self.connection, self.topics.coordinator_messages)
         self._writer = Writer(self.connection, self.topics, partitions)
         partition = partition_of(GROUP, partitions)
-        self._reader.follow({partition: end_of(self.connection, self.topics.orders, partition)})
+        self._reader.follow({partition: end_of(self.connection, self.topics.coordinator_messages, partition)})
 
     def join(self, names: Iterable[str]) -> float:
         """Start members; give when."""

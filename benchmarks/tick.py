@@ -60,7 +60,7 @@ def run(sizes: Sizes) -> Measured:
     from dagster import DagsterInstance
 
     from marshal_dagster.jobs.batch import build_reprocess_job
-    from marshal_dagster.ops import build_claimed_batch_op
+    from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 
     op = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
     job = build_reprocess_job(op)
@@ -79,8 +79,9 @@ def run(sizes: Sizes) -> Measured:
 def _cases(
     connection: KafkaConnection, instance: "DagsterInstance", job: "JobDefinition", sizes: Sizes
 ) -> Iterator[Case]:
-    from marshal_dagster.assets import build_topic_sensor
-    from marshal_dagster.sensors import build_lag_sensor, build_stale_claim_sensor
+    from marshal_dagster.assets.topics import build_topic_sensor
+    from marshal_dagster.sensors.lag import build_lag_sensor
+    from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 
     def case(name: str, ours: Callable[[], float], beside: Callable[[], float]) -> Case:
         return Case(name, *alternate(sizes.alternations, ours, beside), "s", Goal.OURS_AT_MOST, _TARGET_S)

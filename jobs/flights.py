@@ -12,7 +12,7 @@ from dagster import AssetSpec, DefaultScheduleStatus, OpExecutionContext
 from jobs.settings import MAX_BATCHES, MAX_RECORDS, OUTPUT, SPARK_MASTER
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.sinks import FileSink
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     # What type checkers see. They do not see `__getattr__`, so a name that is not public is an error for them.
     from marshal_dagster._internal.health_server import HealthServer as HealthServer
     from marshal_dagster._internal.postgres import Database as Database
-    from marshal_dagster.assets import ClaimCheck as ClaimCheck
-    from marshal_dagster.assets import ClaimedAsset as ClaimedAsset
-    from marshal_dagster.assets import DagsterMarshalTranslator as DagsterMarshalTranslator
-    from marshal_dagster.assets import build_claim_checks as build_claim_checks
-    from marshal_dagster.assets import build_topic_asset as build_topic_asset
-    from marshal_dagster.assets import build_topic_sensor as build_topic_sensor
-    from marshal_dagster.assets import kafka_partitions_def as kafka_partitions_def
-    from marshal_dagster.assets import marshal_asset as marshal_asset
-    from marshal_dagster.assets.outbox_check import build_outbox_check as build_outbox_check
+    from marshal_dagster.assets.checks import ClaimCheck as ClaimCheck
+    from marshal_dagster.assets.checks import build_claim_checks as build_claim_checks
+    from marshal_dagster.assets.checks import build_outbox_check as build_outbox_check
+    from marshal_dagster.assets.decorator import ClaimedAsset as ClaimedAsset
+    from marshal_dagster.assets.decorator import DagsterMarshalTranslator as DagsterMarshalTranslator
+    from marshal_dagster.assets.decorator import kafka_partitions_def as kafka_partitions_def
+    from marshal_dagster.assets.decorator import marshal_asset as marshal_asset
+    from marshal_dagster.assets.topics import build_topic_asset as build_topic_asset
+    from marshal_dagster.assets.topics import build_topic_sensor as build_topic_sensor
     from marshal_dagster.batches import BatchRequest as BatchRequest
     from marshal_dagster.batches import BatchSession as BatchSession
     from marshal_dagster.batches import ClaimedBatch as ClaimedBatch
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from marshal_dagster.jobs.batch import build_reprocess_job as build_reprocess_job
     from marshal_dagster.jobs.outbox import build_outbox_drain_job as build_outbox_drain_job
     from marshal_dagster.kafka.connection import KafkaConnection as KafkaConnection
-    from marshal_dagster.ops import BatchesResult as BatchesResult
-    from marshal_dagster.ops import ClaimedBatchConfig as ClaimedBatchConfig
-    from marshal_dagster.ops import build_claimed_batch_op as build_claimed_batch_op
+    from marshal_dagster.ops.claimed_batch import build_claimed_batch_op as build_claimed_batch_op
+    from marshal_dagster.ops.config import ClaimedBatchConfig as ClaimedBatchConfig
+    from marshal_dagster.ops.metadata import BatchesResult as BatchesResult
     from marshal_dagster.outbox.events import OutgoingEvents as OutgoingEvents
     from marshal_dagster.outbox.harvester import Harvester as Harvester
     from marshal_dagster.outbox.writer import Outbox as Outbox
@@ -91,15 +91,15 @@ if TYPE_CHECKING:
     from marshal_dagster.resources.outbox import OutboxResource as OutboxResource
     from marshal_dagster.resources.rationalizer import RationalizerResource as RationalizerResource
     from marshal_dagster.resources.spark_connect import SparkConnectResource as SparkConnectResource
-    from marshal_dagster.sensors import AlertHook as AlertHook
-    from marshal_dagster.sensors import ExhaustedPlan as ExhaustedPlan
-    from marshal_dagster.sensors import ExhaustedPlans as ExhaustedPlans
-    from marshal_dagster.sensors import build_exhausted_plans_check as build_exhausted_plans_check
-    from marshal_dagster.sensors import build_lag_sensor as build_lag_sensor
-    from marshal_dagster.sensors import build_run_failure_sensors as build_run_failure_sensors
-    from marshal_dagster.sensors import build_stale_claim_sensor as build_stale_claim_sensor
+    from marshal_dagster.sensors._exhausted_plans import AlertHook as AlertHook
+    from marshal_dagster.sensors._exhausted_plans import ExhaustedPlan as ExhaustedPlan
+    from marshal_dagster.sensors._exhausted_plans import ExhaustedPlans as ExhaustedPlans
+    from marshal_dagster.sensors._exhausted_plans import build_exhausted_plans_check as build_exhausted_plans_check
     from marshal_dagster.sensors.group_membership import build_group_member_sensor as build_group_member_sensor
+    from marshal_dagster.sensors.lag import build_lag_sensor as build_lag_sensor
     from marshal_dagster.sensors.outbox_backlog import build_outbox_backlog_sensor as build_outbox_backlog_sensor
+    from marshal_dagster.sensors.run_failure import build_run_failure_sensors as build_run_failure_sensors
+    from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor as build_stale_claim_sensor
     from marshal_dagster.sinks import DeltaSink as DeltaSink
     from marshal_dagster.sinks import FileSink as FileSink
     from marshal_dagster.sinks import KafkaSink as KafkaSink
@@ -120,120 +120,61 @@ if TYPE_CHECKING:
     from marshal_dagster.spark.session import spark_settings as spark_settings
     from marshal_dagster.spark.session import start_session as start_session
 
-_MODULES: Final = {
-    "ImportPositionsConfig": "marshal_dagster.jobs.admin",
-    "AlertHook": "marshal_dagster.sensors",
-    "BadRecord": "marshal_dagster.errors",
-    "DecodeError": "marshal_dagster.errors",
-    "BatchAbortedError": "marshal_dagster.errors",
-    "BatchRequest": "marshal_dagster.batches",
-    "ClaimCheck": "marshal_dagster.assets",
-    "ClaimLostError": "marshal_dagster.errors",
-    "ClaimedAsset": "marshal_dagster.assets",
-    "ClaimedBatch": "marshal_dagster.batches",
-    "ClaimedBatchConfig": "marshal_dagster.ops",
-    "ClaimedRange": "marshal_dagster.protocol.batch_planning",
-    "ClaimedTopicComponent": "marshal_dagster.component",
-    "ClaimerResource": "marshal_dagster.resources.claimer",
-    "ConfigurationError": "marshal_dagster.errors",
-    "CoordinatedMember": "marshal_dagster.coordinator.client",
-    "DataLossError": "marshal_dagster.errors",
-    "DataTopicChangedError": "marshal_dagster.errors",
-    "Database": "marshal_dagster._internal.postgres",
-    "DecodedBatch": "marshal_dagster.spark.decoding",
-    "BatchSession": "marshal_dagster.batches",
-    "DeliveryMode": "marshal_dagster.protocol.messages",
-    "DeltaSink": "marshal_dagster.sinks",
-    "BatchesResult": "marshal_dagster.ops",
-    "FileSink": "marshal_dagster.sinks",
-    "ExhaustedPlans": "marshal_dagster.sensors",
-    "ExhaustedPlan": "marshal_dagster.sensors",
-    "GoGroupError": "marshal_dagster.errors",
-    "GroupPausedError": "marshal_dagster.errors",
-    "Harvester": "marshal_dagster.outbox.harvester",
-    "HealthServer": "marshal_dagster._internal.health_server",
-    "IdleReason": "marshal_dagster.batches",
-    "KafkaConnection": "marshal_dagster.kafka.connection",
-    "KafkaConnectionConfig": "marshal_dagster.resources.connection",
-    "KafkaSink": "marshal_dagster.sinks",
-    "CoordinationLogChangedError": "marshal_dagster.errors",
-    "MarshalError": "marshal_dagster.errors",
-    "DagsterMarshalTranslator": "marshal_dagster.assets",
-    "IncompleteLogError": "marshal_dagster.errors",
-    "CommitFailedError": "marshal_dagster.errors",
-    "NullPolicy": "marshal_dagster.spark.decoding",
-    "Outbox": "marshal_dagster.outbox.writer",
-    "OutboxRecord": "marshal_dagster.outbox.writer",
-    "OutboxResource": "marshal_dagster.resources.outbox",
-    "OutgoingEvents": "marshal_dagster.outbox.events",
-    "PartitionReport": "marshal_dagster.batches",
-    "PauseConfig": "marshal_dagster.jobs.admin",
-    "PlanRejectedError": "marshal_dagster.errors",
-    "PostgresSink": "marshal_dagster.sinks",
-    "RangeOptions": "marshal_dagster.batches",
-    "RationalizerResource": "marshal_dagster.resources.rationalizer",
-    "ReprocessRangeConfig": "marshal_dagster.jobs.admin",
-    "ResumeConfig": "marshal_dagster.jobs.admin",
-    "RevokeConfig": "marshal_dagster.jobs.admin",
-    "AuthorizationError": "marshal_dagster.errors",
-    "RuleSet": "marshal_dagster.protocol.messages",
-    "SchemaDriftError": "marshal_dagster.errors",
-    "SchemaFiles": "marshal_dagster.spark.decoding",
-    "SchemaRegistry": "marshal_dagster.spark.decoding",
-    "Schemas": "marshal_dagster.spark.decoding",
-    "SetPositionConfig": "marshal_dagster.jobs.admin",
-    "GroupSettings": "marshal_dagster.protocol.messages",
-    "SettingsConfig": "marshal_dagster.jobs.admin",
-    "SettingsMismatchError": "marshal_dagster.errors",
-    "SettingsNotSetError": "marshal_dagster.errors",
-    "Sink": "marshal_dagster.sinks",
-    "SinkRejectedError": "marshal_dagster.errors",
-    "SparkConnectResource": "marshal_dagster.resources.spark_connect",
-    "StartPolicy": "marshal_dagster.protocol.batch_planning",
-    "StartPositionError": "marshal_dagster.errors",
-    "Submission": "marshal_dagster.pipes",
-    "SubmittedBatch": "marshal_dagster.batches.submitted",
-    "TimestampTypeError": "marshal_dagster.errors",
-    "TopicNotFoundError": "marshal_dagster.errors",
-    "UnavailableError": "marshal_dagster.errors",
-    "UnsafeTopicError": "marshal_dagster.errors",
-    "WriteResult": "marshal_dagster.sinks",
-    "build_import_positions_job": "marshal_dagster.jobs.admin",
-    "build_claim_checks": "marshal_dagster.assets",
-    "build_claimed_batch_job": "marshal_dagster.jobs.batch",
-    "build_claimed_batch_op": "marshal_dagster.ops",
-    "build_claimed_batch_schedule": "marshal_dagster.jobs.batch",
-    "build_run_failure_sensors": "marshal_dagster.sensors",
-    "build_exhausted_plans_check": "marshal_dagster.sensors",
-    "build_group_member_sensor": "marshal_dagster.sensors.group_membership",
-    "build_lag_sensor": "marshal_dagster.sensors",
-    "build_outbox_backlog_sensor": "marshal_dagster.sensors.outbox_backlog",
-    "build_outbox_check": "marshal_dagster.assets.outbox_check",
-    "build_outbox_drain_job": "marshal_dagster.jobs.outbox",
-    "build_pause_job": "marshal_dagster.jobs.admin",
-    "build_reprocess_job": "marshal_dagster.jobs.batch",
-    "build_reprocess_range_job": "marshal_dagster.jobs.admin",
-    "build_resume_job": "marshal_dagster.jobs.admin",
-    "build_revoke_job": "marshal_dagster.jobs.admin",
-    "build_set_position_job": "marshal_dagster.jobs.admin",
-    "build_settings_job": "marshal_dagster.jobs.admin",
-    "build_stale_claim_sensor": "marshal_dagster.sensors",
-    "build_topic_asset": "marshal_dagster.assets",
-    "build_topic_sensor": "marshal_dagster.assets",
-    "decode_avro": "marshal_dagster.spark.decoding",
-    "decode_json": "marshal_dagster.spark.decoding",
-    "decode_protobuf": "marshal_dagster.spark.decoding",
-    "delta_settings": "marshal_dagster.sinks",
-    "handed_over": "marshal_dagster.pipes",
-    "infer_json_schema": "marshal_dagster.spark.decoding",
-    "kafka_partitions_def": "marshal_dagster.assets",
-    "marshal_asset": "marshal_dagster.assets",
-    "run_once": "marshal_dagster.spark.reader",
-    "spark_settings": "marshal_dagster.spark.session",
-    "start_session": "marshal_dagster.spark.session",
-    "submitted_batch": "marshal_dagster.batches.submitted",
+_NAMES: Final = {
+    "_internal.health_server": "HealthServer",
+    "_internal.postgres": "Database",
+    "assets.checks": "ClaimCheck build_claim_checks build_outbox_check",
+    "assets.decorator": "ClaimedAsset DagsterMarshalTranslator kafka_partitions_def marshal_asset",
+    "assets.topics": "build_topic_asset build_topic_sensor",
+    "batches": "BatchRequest BatchSession ClaimedBatch IdleReason PartitionReport RangeOptions",
+    "batches.submitted": "SubmittedBatch submitted_batch",
+    "component": "ClaimedTopicComponent",
+    "coordinator.client": "CoordinatedMember",
+    "errors": (
+        "AuthorizationError BadRecord BatchAbortedError ClaimLostError CommitFailedError ConfigurationError "
+        "CoordinationLogChangedError DataLossError DataTopicChangedError DecodeError GoGroupError GroupPausedError "
+        "IncompleteLogError MarshalError PlanRejectedError SchemaDriftError SettingsMismatchError SettingsNotSetError "
+        "SinkRejectedError StartPositionError TimestampTypeError TopicNotFoundError UnavailableError UnsafeTopicError"
+    ),
+    "jobs.admin": (
+        "ImportPositionsConfig PauseConfig ReprocessRangeConfig ResumeConfig RevokeConfig SetPositionConfig "
+        "SettingsConfig build_import_positions_job build_pause_job build_reprocess_range_job build_resume_job "
+        "build_revoke_job build_set_position_job build_settings_job"
+    ),
+    "jobs.batch": "build_claimed_batch_job build_claimed_batch_schedule build_reprocess_job",
+    "jobs.outbox": "build_outbox_drain_job",
+    "kafka.connection": "KafkaConnection",
+    "ops.claimed_batch": "build_claimed_batch_op",
+    "ops.config": "ClaimedBatchConfig",
+    "ops.metadata": "BatchesResult",
+    "outbox.events": "OutgoingEvents",
+    "outbox.harvester": "Harvester",
+    "outbox.writer": "Outbox OutboxRecord",
+    "pipes": "Submission handed_over",
+    "protocol.batch_planning": "ClaimedRange StartPolicy",
+    "protocol.messages": "DeliveryMode GroupSettings RuleSet",
+    "resources.claimer": "ClaimerResource",
+    "resources.connection": "KafkaConnectionConfig",
+    "resources.outbox": "OutboxResource",
+    "resources.rationalizer": "RationalizerResource",
+    "resources.spark_connect": "SparkConnectResource",
+    "sensors._exhausted_plans": "AlertHook ExhaustedPlan ExhaustedPlans build_exhausted_plans_check",
+    "sensors.group_membership": "build_group_member_sensor",
+    "sensors.lag": "build_lag_sensor",
+    "sensors.outbox_backlog": "build_outbox_backlog_sensor",
+    "sensors.run_failure": "build_run_failure_sensors",
+    "sensors.stale_claims": "build_stale_claim_sensor",
+    "sinks": "DeltaSink FileSink KafkaSink PostgresSink Sink WriteResult delta_settings",
+    "spark.decoding": (
+        "DecodedBatch NullPolicy SchemaFiles SchemaRegistry Schemas decode_avro decode_json decode_protobuf "
+        "infer_json_schema"
+    ),
+    "spark.reader": "run_once",
+    "spark.session": "spark_settings start_session",
 }
-"""Each public name, and the module that defines it."""
+"""The public names that each module of the package defines."""
+
+_MODULES: Final = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_MODULES)
 

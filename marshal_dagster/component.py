@@ -23,7 +23,9 @@ from dagster import (
 )
 from pydantic import BaseModel, Field
 
-from marshal_dagster.assets import build_claim_checks, build_topic_asset, build_topic_sensor, marshal_asset
+from marshal_dagster.assets.checks import build_claim_checks
+from marshal_dagster.assets.decorator import marshal_asset
+from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.batch import (
@@ -36,7 +38,9 @@ from marshal_dagster.resources.claimer import DEFAULT_HEARTBEAT_INTERVAL_S, Clai
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.names import as_name
-from marshal_dagster.sensors import build_exhausted_plans_check, build_run_failure_sensors, build_stale_claim_sensor
+from marshal_dagster.sensors._exhausted_plans import build_exhausted_plans_check
+from marshal_dagster.sensors.run_failure import build_run_failure_sensors
+from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
 
 _FUNCTION = '''"""What is done with the messages of a batch."""
@@ -161,13 +165,13 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             time_budget_s=self.time_budget_s,
             claimer_key=claimer_key,
         )(function)
-        observes, tells = "topic" in self.sensors, "stale_claims" in self.sensors
+        observes, redoes = "topic" in self.sensors, "stale_claims" in self.sensors
         job, redo = build_claimed_batch_job(asset), build_reprocess_job(asset)
         return Definitions(
             assets=[*([build_topic_asset(self.topic, claimer_key=claimer_key)] if observes else []), asset],
             asset_checks=[
                 build_claim_checks(asset, max_lag=self.max_lag, claimer_key=claimer_key),
-                *([build_exhausted_plans_check(self.topic, group=self.group)] if tells else []),
+                *([build_exhausted_plans_check(self.topic, group=self.group)] if redoes else []),
             ],
             jobs=[job, redo],
             schedules=self._schedules(job),
@@ -194,33 +198,31 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
 
     def _sensors(self, name: str, redo: AnyJob, claimer_key: str, rationalizer_key: str) -> list[SensorDefinition]:
         status = DefaultSensorStatus.RUNNING if self.running else DefaultSensorStatus.STOPPED
+        group = self.group
         found: list[SensorDefinition] = []
         if "stale_claims" in self.sensors:
-            found.append(
-                build_stale_claim_sensor(
-                    redo,
-                    group=self.group,
-                    name=f"{name}_stale_claims",
-                    rationalizer_key=rationalizer_key,
-                    default_status=status,
-                )
+            stale_claims = build_stale_claim_sensor(
+                redo,
+                group=group,
+                name=f"{name}_stale_claims",
+                rationalizer_key=rationalizer_key,
+                default_status=status,
             )
+            found.append(stale_claims)
         if "dead_runs" in self.sensors:
-            found += build_run_failure_sensors(
-                group=self.group, name=name, claimer_key=claimer_key, default_status=status
-            )
+            found += build_run_failure_sensors(group=group, name=name, claimer_key=claimer_key, default_status=status)
         if "topic" in self.sensors:
-            found.append(
-                build_topic_sensor(self.topic, name=f"{name}_messages", claimer_key=claimer_key, default_status=status)
-            )
+            messages = f"{name}_messages"
+            found.append(build_topic_sensor(self.topic, name=messages, claimer_key=claimer_key, default_status=status))
         return found
 
     def _sink(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a sink, or what makes one
+        given, is_needed = self.output_folder or self.sink, self.delivery == "effectively_once"
         if self.output_folder is not None and self.sink is not None:
             raise ConfigurationError(f"topic {self.topic!r}: give output_folder or sink, not both")
-        if (self.output_folder or self.sink) is None and self.delivery == "effectively_once":
+        if given is None and is_needed:
             raise ConfigurationError(f"topic {self.topic!r}: effectively_once needs output_folder or sink")
-        if (self.output_folder or self.sink) is not None and self.delivery != "effectively_once":
+        if given is not None and not is_needed:
             raise ConfigurationError(
                 f"topic {self.topic!r}: in {self.delivery} the function writes itself, output_folder and sink are for "
                 "effectively_once"

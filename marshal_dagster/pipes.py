@@ -30,13 +30,13 @@ from marshal_dagster.batches.submitted import (
     take_back,
 )
 from marshal_dagster.errors import BatchAbortedError, ConfigurationError, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.process_files import spark_home, write_private
 from marshal_dagster.spark.secret_pipe import telling
 from marshal_dagster.spark.session import spark_settings, with_connector
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.connection import KafkaConnection
     from marshal_dagster.resources.claimer import ClaimerResource
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,8 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
         watch = threading.Thread(target=_watch, args=(batch, folder, over), name=f"watch {batch.batch_id}", daemon=True)
         watch.start()
         try:
-            with telling(folder / KAFKA_PIPE, json.dumps(_connection(claimer).spark_options())):
+            connection = claimer if isinstance(claimer, KafkaConnection) else claimer.data()
+            with telling(folder / KAFKA_PIPE, json.dumps(connection.spark_options())):
                 yield Submission(folder)
         finally:
             take_back(folder)
@@ -122,23 +123,17 @@ def _watch(batch: ClaimedBatch, folder: Path, over: threading.Event) -> None:
     """Look, each second and when the script asks, whether the batch is held still; take it back once it is not."""
     look_at_s = 0.0
     while not over.wait(_ANSWER_WITHIN_S):
-        asked = questions(folder)
-        if not asked and time.monotonic() < look_at_s:
+        requests = questions(folder)
+        if not requests and time.monotonic() < look_at_s:
             continue
         look_at_s = time.monotonic() + _LOOK_EVERY_S
         try:
             batch.check()
         except UnavailableError:  # the heartbeats decide what an outage means
             continue
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody looks after the batch any more
+        except Exception as error:  # noqa: BLE001 - whatever it is, the batch is not watched any more
             logger.warning("batch %s is taken back from its script: %s", batch.batch_id, error)
             take_back(folder)
             return
-        for each in asked:
-            each.unlink(missing_ok=True)
-
-
-def _connection(claimer: "ClaimerResource | KafkaConnection") -> "KafkaConnection":
-    from marshal_dagster.kafka.connection import KafkaConnection
-
-    return claimer if isinstance(claimer, KafkaConnection) else claimer.connection.to_connection("connection")
+        for request in requests:
+            request.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from typing import Final
 from dagster import DefaultSensorStatus
 
 from jobs.flights import GROUP, reprocess_flights_job
-from marshal_dagster.sensors import build_stale_claim_sensor
+from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 
 INTERVAL_S: Final = 5
 

@@ -1,11 +1,13 @@
-"""Checks of an asset of claimed batches: what dead members left, lag, and whether its record has holes or doubles."""
+"""Checks of an asset of claimed batches: what dead members left, lag, holes or doubles in its record, its outbox."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,20 +20,20 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     DagsterInstance,
-    MetadataValue,
-    TableColumn,
     TableMetadataValue,
-    TableRecord,
-    TableSchema,
+    asset_check,
     multi_asset_check,
 )
 
-from marshal_dagster.assets.progress import TopicProgress, topic_progress
+from marshal_dagster._internal.enums import enum_member
+from marshal_dagster.assets.topics import TopicProgress, topic_progress
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.state import Key
-from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
+from marshal_dagster.resources.claimer import ClaimerResource, claimer_of, resource_of
+from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text
 from marshal_dagster.runs.abandoned_work import abandoned_partitions, listed
 from marshal_dagster.runs.names import TOPIC_TAG
+from marshal_dagster.runs.tables import Column, table
 
 DEFAULT_LAST: Final = 100
 MOST_LAST: Final = 5_000
@@ -64,7 +66,7 @@ _DESCRIPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedRange:
-    """A range that a materialization says was committed.
+    """A range that a materialization records as committed.
 
     `is_recent` where it is among those that are judged. Not `is_certain` where at most once could not learn whether it
     was: then another may commit it.
@@ -81,7 +83,7 @@ class RecordedRange:
 
 @dataclass(frozen=True, slots=True)
 class OffsetFinding:
-    """Offsets [start, end) of a partition of which a check has something to say."""
+    """Offsets [start, end) of a partition that a check found."""
 
     partition: int
     start: int
@@ -114,25 +116,24 @@ def build_claim_checks(
         raise ConfigurationError(f"last is {last}, max_lag is {max_lag}; they must be at least 1 and 0")
     if last > MOST_LAST:
         raise ConfigurationError(f"last is {last}; it must not be above {MOST_LAST}")
-    stopping = {_check(each) for each in blocking}
-    failing = stopping | {_check(error) for error in errors}
-    checks = [each for each in ClaimCheck if max_lag is not None or each is not ClaimCheck.LAG]
+    stopping = {enum_member(ClaimCheck, "blocking", name) for name in blocking}
+    failing = stopping | {enum_member(ClaimCheck, "errors", name) for name in errors}
+    checks = [check for check in ClaimCheck if max_lag is not None or check is not ClaimCheck.LAG]
     if missing := failing.difference(checks):
         raise ConfigurationError(f"{', '.join(sorted(missing))}: give max_lag too, else it is not checked")
 
     def judge(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         claimer = claimer_of(context.resources, claimer_key)
         keys = sorted(context.selected_asset_check_keys, key=lambda key: _ORDER.index(key.name))
-        look = _CheckContext(claimer, topic, context.instance, keys[0].asset_key, last)
+        checked = _CheckContext(claimer, topic, context.instance, keys[0].asset_key, last, max_lag or 0)
         for key in keys:
             check = ClaimCheck(key.name)
-            passed, text, metadata = look.judge(check, max_lag or 0)
-            severity = AssetCheckSeverity.ERROR if check in failing else AssetCheckSeverity.WARN
+            passed, text, metadata = checked.judge(check)
             yield AssetCheckResult(
                 passed=passed,
                 asset_key=key.asset_key,
                 check_name=key.name,
-                severity=severity,
+                severity=AssetCheckSeverity.ERROR if check in failing else AssetCheckSeverity.WARN,
                 description=text,
                 metadata=metadata,
             )
@@ -140,8 +141,8 @@ def build_claim_checks(
     made: AssetChecksDefinition = multi_asset_check(
         name=f"{asset.op.name}_claim_checks",
         specs=[
-            AssetCheckSpec(each.value, asset=asset.key, description=_DESCRIPTIONS[each], blocking=each in stopping)
-            for each in checks
+            AssetCheckSpec(check.value, asset=asset.key, description=_DESCRIPTIONS[check], blocking=check in stopping)
+            for check in checks
         ],
         can_subset=True,
         required_resource_keys={claimer_key},
@@ -149,85 +150,60 @@ def build_claim_checks(
     return made
 
 
-def _check(name: ClaimCheck | str) -> ClaimCheck:
-    try:
-        return ClaimCheck(name)
-    except ValueError:
-        raise ConfigurationError(f"there is no check {name!r}: it must be one of {', '.join(ClaimCheck)}") from None
-
-
 _Verdict = tuple[bool, str, Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
 class _CheckContext:
-    """What the checks of one execution look at; each thing once, when it is first asked for."""
+    """What the checks of one execution look at; each thing is read once, when a check needs it."""
 
-    def __init__(
-        self, claimer: ClaimerResource, topic: str, instance: DagsterInstance, asset_key: AssetKey, last: int
-    ) -> None:
-        self._claimer, self._topic = claimer, topic
-        self._instance, self._asset_key, self._last = instance, asset_key, last
-        self._progress: TopicProgress | None = None
-        self._recorded: Sequence[RecordedRange] | None = None
+    claimer: ClaimerResource
+    topic: str
+    instance: DagsterInstance
+    asset_key: AssetKey
+    last: int
+    max_lag: int
 
-    def judge(self, check: ClaimCheck, max_lag: int) -> _Verdict:
-        """Carry out one check: whether it passed, a sentence, and what shows it."""
-        verdicts: dict[ClaimCheck, Callable[[], _Verdict]] = {
-            ClaimCheck.STALE_CLAIMS: self._stale_claims,
-            ClaimCheck.LAG: lambda: self._lag(max_lag),
-            ClaimCheck.GAPS: self._gaps,
-            ClaimCheck.REWINDS: lambda: _summary(rewinds(self.recorded()), "no position was set back"),
-            ClaimCheck.DOUBLE_COMMITS: lambda: _summary(double_commits(self.recorded()), "nothing was committed twice"),
-        }
-        return verdicts[check]()
-
+    @cached_property
     def progress(self) -> TopicProgress:
-        """Where the group stands."""
-        if self._progress is None:
-            self._progress = topic_progress(self._claimer, self._topic)
-        return self._progress
+        return topic_progress(self.claimer, self.topic)
 
+    @cached_property
     def recorded(self) -> Sequence[RecordedRange]:
-        """What the asset's last materializations say."""
-        if self._recorded is None:
-            group, topic = self._claimer.group, self._topic
-            self._recorded = recorded_ranges(self._instance, self._asset_key, group, topic, self._last)
-        return self._recorded
+        """What the asset's last materializations record."""
+        return recorded_ranges(self.instance, self.asset_key, self.claimer.group, self.topic, self.last)
 
-    def _stale_claims(self) -> _Verdict:
-        wall_ms = time.time_ns() // 1_000_000
-        with self._claimer.world() as world:
-            found = abandoned_partitions(world, self._claimer.group, self._topic, wall_ms)
-        return not found, listed(found) or "nothing is left by dead members", {"partitions": len(found)}
-
-    def _lag(self, max_lag: int) -> _Verdict:
-        found = self.progress()
-        text = f"{found.lag:,} offsets are left to read; {max_lag:,} are allowed"
-        return found.lag <= max_lag, text, {"lag": found.lag, "partitions": found.table()}
-
-    def _gaps(self) -> _Verdict:
-        keys = {
-            partition.partition: partition.key for partition in self.progress().partitions if partition.key is not None
-        }
-        return _summary([*gaps(self.recorded(), keys), *self._lost()], "no gap")
-
-    def _lost(self) -> list[OffsetFinding]:
-        return [
-            OffsetFinding(
-                partition.partition,
-                partition.offset,
-                partition.offset + partition.lost,
-                "retention deleted them unread",
-            )
-            for partition in self.progress().partitions
-            if partition.offset is not None and partition.lost
-        ]
+    def judge(self, check: ClaimCheck) -> _Verdict:
+        """Carry out one check: return whether it passed, a sentence, and what shows it."""
+        match check:
+            case ClaimCheck.STALE_CLAIMS:
+                wall_ms = time.time_ns() // 1_000_000
+                with self.claimer.world() as world:
+                    left = abandoned_partitions(world, self.claimer.group, self.topic, wall_ms)
+                return not left, listed(left) or "nothing is left by dead members", {"partitions": len(left)}
+            case ClaimCheck.LAG:
+                lag = self.progress.lag
+                text = f"{lag:,} offsets are left to read; {self.max_lag:,} are allowed"
+                return lag <= self.max_lag, text, {"lag": lag, "partitions": self.progress.table()}
+            case ClaimCheck.GAPS:
+                partitions = self.progress.partitions
+                keys = {partition.partition: partition.key for partition in partitions if partition.key is not None}
+                lost = [
+                    OffsetFinding(at.partition, at.offset, at.offset + at.lost, "retention deleted them unread")
+                    for at in partitions
+                    if at.offset is not None and at.lost
+                ]
+                return _summary([*gaps(self.recorded, keys), *lost], "no gap")
+            case ClaimCheck.REWINDS:
+                return _summary(rewinds(self.recorded), "no position was set back")
+            case ClaimCheck.DOUBLE_COMMITS:
+                return _summary(double_commits(self.recorded), "nothing was committed twice")
 
 
 def recorded_ranges(
     instance: DagsterInstance, asset_key: AssetKey, group: str, topic: str, last: int
 ) -> list[RecordedRange]:
-    """Give what the last materializations of an asset say that `group` committed of `topic`, the newest first.
+    """Return what the last materializations of an asset record that `group` committed of `topic`, the newest first.
 
     Twice as many as `last`: ranges are not always recorded in their order.
     """
@@ -236,23 +212,22 @@ def recorded_ranges(
     for number, record in enumerate(records):
         materialization = record.asset_materialization
         metadata = materialization.metadata if materialization is not None else {}
-        table, of_group, batch_id = (metadata.get(name) for name in ("ranges", "group", "batch_id"))
-        if of_group is None or of_group.value != group or not isinstance(table, TableMetadataValue):
+        ranges, of_group, batch_id = (metadata.get(name) for name in ("ranges", "group", "batch_id"))
+        if of_group is None or of_group.value != group or not isinstance(ranges, TableMetadataValue):
             continue
         name = str(batch_id.value) if batch_id is not None else ""
-        of_topic = (one.data for one in table.records if one.data.get("topic") == topic)
-        rows = (_recorded(row, name, is_recent=number < last) for row in of_topic)
-        found += [one for one in rows if one is not None]
+        rows = (row.data for row in ranges.records if row.data.get("topic") == topic)
+        recorded = (_recorded(row, name, is_recent=number < last) for row in rows)
+        found += [range_ for range_ in recorded if range_ is not None]
     return found
 
 
 def _recorded(row: Mapping[str, Any], batch_id: str, *, is_recent: bool) -> RecordedRange | None:
     """Read a row of a table of ranges; None for what was not committed or is of another form."""
-    partition, generation, start, end = (row.get(name) for name in ("partition", "generation", "start", "end"))
-    if row.get("state") == _NOT_DONE or not isinstance(partition, int) or not isinstance(generation, int):
+    numbers: list[Any] = [row.get(name) for name in ("partition", "generation", "start", "end")]
+    if row.get("state") == _NOT_DONE or not all(isinstance(number, int) for number in numbers):
         return None
-    if not isinstance(start, int) or not isinstance(end, int):
-        return None
+    partition, generation, start, end = numbers
     is_certain = row.get("state") != _PERHAPS_DONE
     return RecordedRange(partition, generation, start, end, batch_id, is_recent, is_certain)
 
@@ -261,7 +236,7 @@ def _recorded(row: Mapping[str, Any], batch_id: str, *, is_recent: bool) -> Reco
 
 
 def gaps(recorded: Sequence[RecordedRange], keys: Mapping[int, Key] = MappingProxyType({})) -> list[OffsetFinding]:
-    """Give what lies between recorded ranges of one generation, and what a new position left out.
+    """Return what lies between recorded ranges of one generation, and what a new position left out.
 
     Not what lies beyond the position of a partition's key: it is not committed, a member that claims ranges may be at
     work on it.
@@ -276,74 +251,111 @@ def gaps(recorded: Sequence[RecordedRange], keys: Mapping[int, Key] = MappingPro
                     found.append(OffsetFinding(partition, reach, end, "committed by nobody who recorded it"))
                 reach = max(reach, range_.end)
         for before, after in pairwise(generations):
-            reach, start = max(one.end for one in before), after[0].start
+            reach, start = max(range_.end for range_ in before), after[0].start
             if start > reach and after[0].is_recent:
                 found.append(OffsetFinding(partition, reach, start, "left out by a new position"))
     return found
 
 
-def _committed(one: RecordedRange, key: Key | None) -> int:
-    """Give up to where all is committed below a range."""
-    if key is None or key.offset is None or key.generation != one.generation:
-        return one.start
-    return min(one.start, key.offset)
+def _committed(range_: RecordedRange, key: Key | None) -> int:
+    """Return up to where all is committed below a range."""
+    if key is None or key.offset is None or key.generation != range_.generation:
+        return range_.start
+    return min(range_.start, key.offset)
 
 
 def rewinds(recorded: Sequence[RecordedRange]) -> list[OffsetFinding]:
-    """Give what a new position made to be read again."""
+    """Return what a new position made to be read again."""
     found = []
     for partition, generations in _by_generation(recorded).items():
         for before, after in pairwise(generations):
-            reach, start = max(one.end for one in before), after[0].start
+            reach, start = max(range_.end for range_ in before), after[0].start
             if start < reach and after[0].is_recent:
                 found.append(OffsetFinding(partition, start, reach, f"set back in generation {after[0].generation}"))
     return found
 
 
 def double_commits(recorded: Sequence[RecordedRange]) -> list[OffsetFinding]:
-    """Give what two batches of one generation both say that they committed."""
+    """Return what two batches of one generation both recorded as committed."""
     found = []
-    for partition, generations in _by_generation([one for one in recorded if one.is_certain]).items():
+    for partition, generations in _by_generation([range_ for range_ in recorded if range_.is_certain]).items():
         for ranges in generations:
             furthest = ranges[0]
             for range_ in ranges[1:]:
                 if range_.start < furthest.end and (range_.is_recent or furthest.is_recent):
                     text = f"by batches {furthest.batch_id} and {range_.batch_id}"
                     found.append(OffsetFinding(partition, range_.start, min(range_.end, furthest.end), text))
-                furthest = max(furthest, range_, key=lambda each: each.end)
+                furthest = max(furthest, range_, key=lambda range_: range_.end)
     return found
 
 
 def _by_generation(recorded: Sequence[RecordedRange]) -> dict[int, list[list[RecordedRange]]]:
-    """Give the ranges of each partition, those of each generation by themselves, in the order of their offsets.
+    """Return the ranges of each partition, those of each generation by themselves, in the order of their offsets.
 
-    The generations as they were recorded first, not by their numbers: of a log that was made anew, or made certain
-    again without the key (`recover`), a group begins with generation 0.
+    The generations as they were recorded first, not by their numbers: in a log that was deleted and re-created, or made
+    certain again without the key (`recover`), a group begins with generation 0.
     """
     found: defaultdict[int, defaultdict[int, list[RecordedRange]]] = defaultdict(lambda: defaultdict(list))
-    for one in reversed(recorded):
-        found[one.partition][one.generation].append(one)
+    for range_ in reversed(recorded):
+        found[range_.partition][range_.generation].append(range_)
     return {
-        partition: [sorted(ranges, key=lambda one: (one.start, one.end)) for ranges in generations.values()]
+        partition: [sorted(ranges, key=attrgetter("start", "end")) for ranges in generations.values()]
         for partition, generations in sorted(found.items())
     }
 
 
-_ODDITIES: Final = TableSchema(
-    [
-        TableColumn("partition", "int", "The partition."),
-        TableColumn("start", "int", "The first offset."),
-        TableColumn("end", "int", "The offset after the last."),
-        TableColumn("what", "string", "What is to be said of them."),
-    ]
+_FINDINGS: Final[Sequence[Column[OffsetFinding]]] = (
+    Column("partition", "int", "The partition."),
+    Column("start", "int", "The first offset."),
+    Column("end", "int", "The offset after the last."),
+    Column("what", "string", "What the check found.", lambda found: found.text),
 )
 
 
 def _summary(found: Sequence[OffsetFinding], otherwise: str) -> _Verdict:
-    rows = [
-        TableRecord({"partition": one.partition, "start": one.start, "end": one.end, "what": one.text})
-        for one in found[:_MOST_SHOWN]
-    ]
-    offsets = sum(one.end - one.start for one in found)
-    text = f"{offsets:,} offsets in {len(found):,} ranges: {found[0].text}" if found else otherwise
-    return not found, text, {"offsets": offsets, "ranges": MetadataValue.table(rows, _ODDITIES)}
+    count = sum(offsets.end - offsets.start for offsets in found)
+    text = f"{count:,} offsets in {len(found):,} ranges: {found[0].text}" if found else otherwise
+    return not found, text, {"offsets": count, "ranges": table(_FINDINGS, found[:_MOST_SHOWN])}
+
+
+def build_outbox_check(
+    asset: AssetsDefinition | AssetKey | str,
+    *,
+    max_age_s: float = 60.0,
+    max_parked: int = 0,
+    blocking: bool = False,
+    name: str = "outbox_backlog",
+    outbox_key: str = "outbox",
+) -> AssetChecksDefinition:
+    """Build the check, of an asset whose events go through the outbox, that these are published.
+
+    It fails when the oldest row has waited for longer than `max_age_s` seconds, or when more than `max_parked` are set
+    aside: as an error where it is `blocking`, else as a warning. Raises `ConfigurationError`.
+    """
+    if max_age_s < 0 or max_parked < 0:
+        raise ConfigurationError(f"max_age_s is {max_age_s}, max_parked is {max_parked}; they must be 0 or more")
+
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        status = resource_of(OutboxResource, context.resources, outbox_key).status()
+        problems, age_s = [], status.oldest_age_s or 0.0
+        if age_s > max_age_s:
+            problems.append(
+                f"the oldest of {status.rows} rows has waited for {age_s:.0f} s, more than {max_age_s:g} s: is a "
+                "harvester running?"
+            )
+        if status.parked > max_parked:
+            problems.append(f"{status.parked} rows are set aside: `marshal-dagster outbox parked list` shows why")
+        return AssetCheckResult(
+            passed=not problems,
+            severity=AssetCheckSeverity.ERROR if blocking else AssetCheckSeverity.WARN,
+            description="; ".join(problems) or backlog_text(status),
+            metadata=backlog_metadata(status),
+        )
+
+    return asset_check(
+        asset=asset,
+        name=name,
+        description="The outbox's rows are published soon.",
+        blocking=blocking,
+        required_resource_keys={outbox_key},
+    )(check)

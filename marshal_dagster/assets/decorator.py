@@ -17,7 +17,8 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ops import BatchExecution, WorkOptions, batch_spec, config_of
+from marshal_dagster.ops.config import WorkOptions, batch_spec, config_of
+from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.runs.names import TOPIC_TAG, topic_asset_key
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from marshal_dagster.batches import ClaimedBatch
 
 Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFrame | None"]
-"""What `marshal_asset` decorates: as `marshal_dagster.ops.Process`, with the context of an asset."""
+"""What `marshal_asset` decorates: as `marshal_dagster.ops.config.Process`, with the context of an asset."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedAsset:
-    """What a translator is told of an asset: its function's name and docstring, and its data topic."""
+    """What a translator receives of an asset: its function's name and docstring, and its data topic."""
 
     name: str
     topic: str
@@ -141,12 +142,10 @@ def _result(work: BatchExecution, context: AssetExecutionContext) -> Materialize
 
     Where this attempt found nothing to do, all batches have been recorded: then only which, without their numbers.
     """
-    told = work.sum()
+    summary, names = work.sum(), {"batches", "batches_of_earlier_attempts", "ended", "seen"}
     if work.last is None:
-        names = {"batches", "batches_of_earlier_attempts", "batch_ids", "delivery", "group", "ended", "seen"}
-        return MaterializeResult(
-            asset_key=context.asset_key, metadata={name: value for name, value in told.items() if name in names}
-        )
-    names = {"batches", "batches_of_earlier_attempts", "ended", "seen"}
-    earlier = {name: value for name, value in told.items() if name in names}
-    return MaterializeResult(asset_key=work.last.asset_key, metadata={**work.last.metadata, **earlier})
+        names |= {"batch_ids", "delivery", "group"}
+    metadata = {name: value for name, value in summary.items() if name in names}
+    if work.last is None:
+        return MaterializeResult(asset_key=context.asset_key, metadata=metadata)
+    return MaterializeResult(asset_key=work.last.asset_key, metadata={**work.last.metadata, **metadata})

@@ -3,7 +3,8 @@
 import hashlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,29 +24,112 @@ from dagster import (
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
+    TableMetadataValue,
     multi_observable_source_asset,
 )
 
 from marshal_dagster.assets.decorator import DagsterMarshalTranslator, kafka_partitions_def
-from marshal_dagster.assets.progress import TopicProgress, topic_progress
 from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.resources.claimer import claimer_of
+from marshal_dagster.protocol.state import Key, Phase
+from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, sensor_name, unique_name
+from marshal_dagster.runs.tables import Column, table
+from marshal_dagster.telemetry.metrics import record_lag
+
+MOST_SHOWN: Final = 100
+"""How many partitions a table has at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """One partition of a data topic: what it holds, up to `end` (exclusive), and where the group stands in it."""
+
+    partition: int
+    start: int
+    end: int
+    key: Key | None
+
+    @property
+    def offset(self) -> int | None:
+        """The next offset to read; None before the group has claimed the partition of this very topic."""
+        return None if self.key is None else self.key.offset
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are left to read; all that there is while the group has no position."""
+        first = max(self.start, self.offset or 0)
+        ahead = () if self.key is None else (range_ for range_ in self.key.ranges if range_.phase is Phase.DONE)
+        done = sum(max(0, min(range_.end, self.end) - max(range_.start, first)) for range_ in ahead)
+        return max(0, self.end - first - done)
+
+    @property
+    def lost(self) -> int:
+        """How many offsets retention deleted before the group had read them."""
+        return 0 if self.offset is None else max(0, min(self.start, self.end) - self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicProgress:
+    """A data topic, by its id, and its partitions in order."""
+
+    topic_id: str
+    partitions: tuple[PartitionProgress, ...]
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are left to read in all."""
+        return sum(partition.lag for partition in self.partitions)
+
+    @property
+    def ends(self) -> Mapping[int, int]:
+        """The next offset of each partition that nothing has been written to."""
+        return {partition.partition: partition.end for partition in self.partitions}
+
+    def table(self) -> TableMetadataValue:
+        """Show the partitions; of more than 100 those with the most lag, because Dagster keeps each observation."""
+        shown = sorted(self.partitions, key=lambda partition: -partition.lag)[:MOST_SHOWN]
+        return table(_COLUMNS, sorted(shown, key=lambda partition: partition.partition))
+
+
+_COLUMNS: Final[Sequence[Column[PartitionProgress]]] = (
+    Column("partition", "int", "The partition."),
+    Column("start", "int", "The first offset that it holds."),
+    Column("end", "int", "The next one to be written, as far as no open transaction holds it."),
+    Column("offset", "int", "The next one that the group reads; empty before it has begun."),
+    Column("lag", "int", "How many are left to read."),
+)
+
+
+def topic_progress(claimer: ClaimerResource, topic: str) -> TopicProgress:
+    """Return where the group of `claimer` is in `topic`; nothing is claimed or written.
+
+    Raises `ConfigurationError`, `TopicNotFoundError` for either topic, `AuthorizationError`, `UnavailableError`.
+    """
+    with closing(claimer.open_data()) as data:
+        described = data.describe(topic)
+        bounds = data.offsets(topic, described.partitions)
+    keys = claimer.group_keys()
+
+    def key(partition: int) -> Key | None:
+        """Return its key, unless that belongs to an earlier topic of that name (protocol.md, section 6)."""
+        known = keys.get((topic, partition))
+        return known if known is not None and known.data_topic_id in {None, described.topic_id} else None
+
+    found = TopicProgress(
+        described.topic_id,
+        tuple(
+            PartitionProgress(partition, bounds[partition].start, bounds[partition].end, key(partition))
+            for partition in described.partitions
+        ),
+    )
+    record_lag(claimer.group, topic, found.lag)
+    return found
+
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"
 _RATE: Final = "offsets_per_s"
-
-
-@dataclass(frozen=True, slots=True)
-class _TopicObservation:
-    """What one look at a topic found."""
-
-    numbers: list[str]
-    """All partitions, as Dagster names them."""
-    observations: list[tuple[EventLogRecord | None, AssetObservation]]
-    """What is to be told now, each with what was told before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +141,41 @@ class _Topic:
     per_partition: bool
     claimer_key: str
 
-    def look(self, resources: object, instance: DagsterInstance, only: str | None = None) -> "_TopicObservation":
-        """Look at the topic, or at the partition `only` of it, beside what was observed last."""
-        claimer = claimer_of(resources, self.claimer_key)
-        found = topic_progress(claimer, self.name)
-        numbers = [str(partition.partition) for partition in found.partitions]
-        if not self.per_partition:
-            return _TopicObservation(numbers, [self._observation(instance, claimer.group, found, None)])
-        parts = [TopicProgress(found.topic_id, (each,)) for each in found.partitions]
-        observations = [
-            self._observation(instance, claimer.group, part, number)
-            for part, number in zip(parts, numbers, strict=True)
-            if only in {None, number}
-        ]
-        return _TopicObservation(numbers, observations)
+    def look(
+        self, resources: object, instance: DagsterInstance, only: str | None = None
+    ) -> tuple[list[str], list[tuple[EventLogRecord | None, AssetObservation]]]:
+        """Look at the topic, or at the partition `only` of it.
 
-    def _before(self, instance: DagsterInstance, partition: str | None) -> EventLogRecord | None:
-        of = self.key if partition is None else AssetRecordsFilter(self.key, asset_partitions=[partition])
-        return next(iter(instance.fetch_observations(of, limit=1).records), None)
+        Return all partitions, as Dagster names them, and the observations, each with the one before.
+        """
+        claimer = claimer_of(resources, self.claimer_key)
+        progress = topic_progress(claimer, self.name)
+        names = [str(partition.partition) for partition in progress.partitions]
+        parts: dict[str | None, TopicProgress] = {None: progress}
+        if self.per_partition:
+            parts = {
+                name: TopicProgress(progress.topic_id, (partition,))
+                for name, partition in zip(names, progress.partitions, strict=True)
+                if only in {None, name}
+            }
+        return names, [self._observation(instance, claimer.group, part, name) for name, part in parts.items()]
 
     def _observation(
-        self, instance: DagsterInstance, group: str, found: TopicProgress, partition: str | None
+        self, instance: DagsterInstance, group: str, progress: TopicProgress, partition: str | None
     ) -> tuple[EventLogRecord | None, AssetObservation]:
-        before = self._before(instance, partition)
+        of = self.key if partition is None else AssetRecordsFilter(self.key, asset_partitions=[partition])
+        before = next(iter(instance.fetch_observations(of, limit=1).records), None)
         return before, AssetObservation(
             self.key,
             partition=partition,
-            tags={DATA_VERSION_TAG: data_version(found.topic_id, found.ends)},
+            tags={DATA_VERSION_TAG: data_version(progress.topic_id, progress.ends)},
             metadata={
-                "lag": found.lag,
-                "offsets": sum(found.ends.values()),
-                **_rate(before, found.ends),
-                _ENDS: MetadataValue.json({str(number): end for number, end in found.ends.items()}),
-                "partitions": found.table(),
-                "topic_id": found.topic_id,
+                "lag": progress.lag,
+                "offsets": sum(progress.ends.values()),
+                **_rate(before, progress.ends),
+                _ENDS: MetadataValue.json({str(number): end for number, end in progress.ends.items()}),
+                "partitions": progress.table(),
+                "topic_id": progress.topic_id,
                 "group": group,
             },
         )
@@ -119,10 +204,10 @@ def build_topic_asset(
     def observe(context: AssetExecutionContext) -> Iterator[ObserveResult]:
         here = replace(observed, key=context.asset_key)
         only = context.partition_key if context.has_partition_key else None
-        seen = here.look(context.resources, context.instance, only)
+        names, observations = here.look(context.resources, context.instance, only)
         if per_partition:
-            context.instance.add_dynamic_partitions(str(kafka_partitions_def(topic).name), seen.numbers)
-        for _, observation in seen.observations:
+            context.instance.add_dynamic_partitions(str(kafka_partitions_def(topic).name), names)
+        for _, observation in observations:
             context.log_event(observation)
         yield from ()
 
@@ -149,7 +234,7 @@ def build_topic_sensor(
 ) -> SensorDefinition:
     """Build the sensor that observes the asset of `build_topic_asset` without a run.
 
-    A tick that finds ends and lag as they were, and no growth since, tells nothing, nor does one that finds no topic.
+    A tick that finds ends and lag as they were, and no growth since, reports nothing, nor does one that finds no topic.
     Give both the same `translator` and `per_partition`. Default name: `<topic>_messages`. Raises `ConfigurationError`.
     """
     observed = _Topic(topic, _spec(topic, translator).key, per_partition, claimer_key)
@@ -157,13 +242,13 @@ def build_topic_sensor(
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def tick(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
         try:
-            seen = observed.look(context.resources, context.instance)
+            names, looked = observed.look(context.resources, context.instance)
         except TopicNotFoundError as missing:
             return SensorResult(skip_reason=str(missing))
-        observations = [each for before, each in seen.observations if _is_new(before, each)]
+        observations = [observation for before, observation in looked if _is_new(before, observation)]
         partitions = kafka_partitions_def(topic)
         known = set(context.instance.get_dynamic_partitions(str(partitions.name))) if per_partition else set()
-        new = [number for number in seen.numbers if number not in known]
+        new = [name for name in names if name not in known]
         return SensorResult(
             asset_events=observations,
             dynamic_partitions_requests=[partitions.build_add_request(new)] if per_partition and new else [],
@@ -202,10 +287,11 @@ def _rate(before: EventLogRecord | None, ends: Mapping[int, int]) -> dict[str, f
 
 
 def _is_new(before: EventLogRecord | None, now: AssetObservation) -> bool:
-    known, told = _numbers_of(before), {name: value.value for name, value in now.metadata.items()}
-    return any(known.get(name) != told[name] for name in (_ENDS, "lag", "topic_id")) or bool(known.get(_RATE, 1))
+    known = _numbers_of(before)
+    is_changed = any(known.get(name) != now.metadata[name].value for name in (_ENDS, "lag", "topic_id"))
+    return is_changed or bool(known.get(_RATE, 1))
 
 
 def _numbers_of(record: EventLogRecord | None) -> Mapping[str, object]:
     observation = record.asset_observation if record is not None else None
-    return {name: each.value for name, each in observation.metadata.items()} if observation is not None else {}
+    return {name: value.value for name, value in observation.metadata.items()} if observation is not None else {}

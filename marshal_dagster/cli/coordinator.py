@@ -93,7 +93,7 @@ def init(
     topics, connection = options.topics(), connection_of(options)
     topics.create(connection, partitions)
     found = topics.partitions(connection)
-    names = [topics.messages, topics.orders, topics.leader]
+    names = [topics.member_messages, topics.coordinator_messages, topics.leader]
     if options.as_json:
         output.write_json({"topics": names, "partitions": found})
         return

@@ -153,7 +153,8 @@ class _Balancer:
     def _place(self, places: Iterable[DataPartitionId]) -> None:
         heaps = self._heaps()
         for place in places:
-            member = self._least_loaded(heaps, place)
+            _, member = self._least(heaps, place[0], self._weights[place])
+            heapq.heappop(heaps[_kind(member)])
             self._give(place, member)
             heapq.heappush(heaps[_kind(member)], (self._loads[member.id], member.id))
 
@@ -211,11 +212,6 @@ class _Balancer:
         for heap in heaps.values():
             heapq.heapify(heap)
         return heaps
-
-    def _least_loaded(self, heaps: "_Heaps", place: DataPartitionId) -> Subscriber:
-        _, member = self._least(heaps, place[0], self._weights[place])
-        heapq.heappop(heaps[_kind(member)])
-        return member
 
     def _least(self, heaps: "_Heaps", topic: str, weight: int) -> tuple[float, Subscriber]:
         """Return the load with `weight` added, and the member for which that is the least of those that take a topic.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from marshal_dagster.batches.request import Advice
 from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment, read_group
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.errors import MarshalError
@@ -19,17 +20,9 @@ _OLD_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AssignedPartitions:
-    """The partitions of a topic that a member is to claim, with a sentence about them for people."""
-
-    partitions: frozenset[int]
-    text: str
-
-
 def assigned_partitions(
     view: GroupAssignments, member: str, topic: str, session_ms: float, now_ms: float
-) -> AssignedPartitions | None:
+) -> Advice | None:
     """Return what `member` is to claim of `topic`; None when it may claim all that is free.
 
     That is so while the coordinator is silent, and when it has no members; also when it was heard in the future,
@@ -53,7 +46,7 @@ def assigned_partitions(
     if share is None:
         others = ", ".join(sorted(view.shares))
         text = f"the coordinator knows no member {member!r}, only {others}: is its sensor on?"
-    return AssignedPartitions(numbers, text + _moved(share, topic))
+    return Advice(numbers, text + _moved(share, topic))
 
 
 def _moved(share: MemberAssignment | None, topic: str) -> str:
@@ -81,7 +74,7 @@ class AssignmentReader:
     _view: GroupAssignments | None = field(default=None, init=False)
     _read_at_s: float = field(default=0.0, init=False)
 
-    def assigned_partitions(self, topic: str) -> AssignedPartitions | None:
+    def assigned_partitions(self, topic: str) -> Advice | None:
         """Return what to claim of `topic` now; None when it may be all that is free."""
         if self._view is None or time.monotonic() - self._read_at_s >= _OLD_S:
             try:

@@ -120,7 +120,7 @@ class CoordinatedMember:
         """Join. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
         self._topics.check_member(self._connection)
         partitions = self._topics.partitions(self._connection)
-        at = end_of(self._connection, self._topics.orders, partition_of(self._register.group, partitions))
+        at = end_of(self._connection, self._topics.coordinator_messages, partition_of(self._register.group, partitions))
         self._membership = Membership(self._register, self._clock.lease_ms())
         self._thread = threading.Thread(target=self._run, args=(self._membership, partitions, at), daemon=True)
         self._work.begin()
@@ -155,7 +155,7 @@ class CoordinatedMember:
         """Take part until it has left, with one client after another; return the offset up to which it has read."""
         partition = partition_of(self._register.group, partitions)
         while True:
-            reader = Reader(self._connection, self._topics.orders)
+            reader = Reader(self._connection, self._topics.coordinator_messages)
             writer = Writer(self._connection, self._topics, partitions)
             try:
                 reader.follow({partition: at})

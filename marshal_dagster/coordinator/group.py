@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from marshal_dagster.coordinator.assignment import DataPartitionId, Strategy, count_moves
 from marshal_dagster.coordinator.group_members import Liveness, Member, Members, Recovery
@@ -373,29 +373,27 @@ class GroupCoordinator:
     # Messages and events
 
     def _stop(self, name: str, places: Iterable[DataPartitionId]) -> StopFetcher:
-        member = self._members.by_name[name]
-        member.is_confirmed = False
-        return StopFetcher(
-            group=self.group,
-            member=name,
-            epoch=self.epoch,
-            tenure=member.tenure,
-            generation=self.generation,
-            places=by_topic(places),
-        )
+        self._members.by_name[name].is_confirmed = False
+        return StopFetcher(**self._addressed(name), places=by_topic(places))
 
     def _start(self, name: str) -> StartFetcher:
         member = self._members.by_name[name]
         return StartFetcher(
-            group=self.group,
-            member=name,
-            epoch=self.epoch,
-            tenure=member.tenure,
-            generation=self.generation,
+            **self._addressed(name),
             places=by_topic(member.places),
             session_timeout_ms=member.session_ms,
             gained=by_topic(member.gained),
         )
+
+    def _addressed(self, name: str) -> dict[str, Any]:
+        tenure = self._members.by_name[name].tenure
+        return {
+            "group": self.group,
+            "member": name,
+            "epoch": self.epoch,
+            "tenure": tenure,
+            "generation": self.generation,
+        }
 
     def _answer(self, message: Register | Pong, error: Refusal | None) -> Registered:
         return Registered(group=self.group, member=message.member, epoch=self.epoch, tenure=message.tenure, error=error)

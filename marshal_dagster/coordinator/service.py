@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import DataPartitionId, sticky_assignment
-from marshal_dagster.coordinator.background import GroupWeigher, PeriodicCall
+from marshal_dagster.coordinator.background import PeriodicCall
 from marshal_dagster.coordinator.group import GroupCoordinator, GroupEvent, GroupEventKind, GroupRules
-from marshal_dagster.coordinator.lag_weights import Weigh
+from marshal_dagster.coordinator.lag_weights import GroupWeigher, Weigh
 from marshal_dagster.coordinator.messages import CoordinatorMessage, Register, StartFetcher, parse_member_message
 from marshal_dagster.coordinator.metrics import GroupMetrics
 from marshal_dagster.coordinator.transport import (
@@ -97,6 +96,9 @@ class _KnownTopics:
     """How many partitions each topic has, as far as it was looked up."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self.counts: Mapping[str, int] | None = None
         self._looked: Mapping[str, int] = {}
 
@@ -165,18 +167,25 @@ class Coordinator:
         self._beginning: dict[int, tuple[Term, Future[tuple[_Shares, int]]]] = {}
         """Partitions in which a term has begun that is not led yet: what members were sent is being read."""
         self._known = _KnownTopics()
-        self._topic_lookup = PeriodicCall(look or self._ask_brokers, _LOOK_AT_TOPICS_MS)
-        self._topic_check = PeriodicCall(lambda: self._topics.check(connection, self._partitions), _CHECK_EACH_MS)
+        self._topic_lookup = PeriodicCall(
+            "the topics could not be looked up",
+            look or self._ask_brokers,
+            self._known.update,
+            _LOOK_AT_TOPICS_MS,
+        )
+        self._topic_check = PeriodicCall(
+            "the coordinator's own topics",  # which may be on other brokers than those to work on
+            lambda: self._topics.check(connection, self._partitions),
+            lambda _: None,
+            _CHECK_EACH_MS,
+        )
         self._partitions = 0
-        self._weigher = None if weigh is None else GroupWeigher(partial(_weighed, weigh))
+        self._weigher = None if weigh is None else GroupWeigher(weigh)
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._scales = ThreadPoolExecutor(_HELPERS, "weights")
         self._metrics = GroupMetrics()
         self._next_measure_ms = 0.0
         self._failures = _Failures()
-        self._cannot_look: MarshalError | None = None
-        self._cannot_use: MarshalError | None = None
-        """What is wrong with its own topics, which may be on other brokers than those to work on."""
         self._alive_at_s = time.monotonic()
 
     @property
@@ -231,7 +240,7 @@ class Coordinator:
             listener=lambda partition, event: self._elections.put((partition, event)),
             is_alive=lambda: self._idle_s <= IDLE_AFTER_S,
         )
-        reader = Reader(self._connection, self._topics.messages)
+        reader = Reader(self._connection, self._topics.member_messages)
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._scales = ThreadPoolExecutor(_HELPERS, "weights")
         try:
@@ -265,9 +274,9 @@ class Coordinator:
         self._take_elections(reader)
         self._begin_to_lead(elector, reader)
         self._measure()
-        self._look_at_topics()
-        self._check_topics()
-        self._note(elector.failure or self._cannot_use or self._cannot_look)
+        self._topic_lookup.poll(self._helpers, self._now_ms)
+        self._topic_check.poll(self._helpers, self._now_ms)
+        self._note(elector.failure or self._topic_check.failure or self._topic_lookup.failure)
         if not self._shards:
             self._stop.wait(_TICK_S)
             return
@@ -353,9 +362,9 @@ class Coordinator:
 
     def _read(self, partition: int) -> tuple[_Shares, int]:
         """Read what coordinators before have sent to members, and before that where the members' messages end."""
-        end = end_of(self._connection, self._topics.messages, partition)
+        end = end_of(self._connection, self._topics.member_messages, partition)
         shares: dict[str, list[StartFetcher]] = {}
-        for message, _ in read_coordinator_messages(self._connection, self._topics.orders, [partition]):
+        for message, _ in read_coordinator_messages(self._connection, self._topics.coordinator_messages, [partition]):
             if isinstance(message, StartFetcher):
                 shares.setdefault(message.group, []).append(message)
         return shares, end
@@ -374,7 +383,7 @@ class Coordinator:
                 elector.give_up(term, str(error), partition)
                 continue
             if not self._shards:
-                self._known = _KnownTopics()
+                self._known.forget()
             shard = self._shards[partition] = _Shard(term)
             shard.groups |= {name: self._group(name, shard, kept) for name, kept in shares.items()}
             self._topic_lookup.next_ms = 0.0
@@ -390,29 +399,6 @@ class Coordinator:
             recovery_ms=self._options.recovery_ms if kept else 0.0,
             generation=shard.generation,
         )
-
-    def _look_at_topics(self) -> None:
-        """Look, now and then and in the background, which topics there are with how many partitions."""
-        done = self._topic_lookup.poll(self._helpers, self._now_ms)
-        if done is not None:
-            try:
-                self._known.update(done.result())
-                self._cannot_look = None
-            except MarshalError as error:
-                logger.warning("the topics could not be looked up: %s", error)
-                self._cannot_look = error
-
-    def _check_topics(self) -> None:
-        """Check, now and then and in the background, whether it can use its own topics."""
-        done, before = self._topic_check.poll(self._helpers, self._now_ms), self._cannot_use
-        if done is not None:
-            try:
-                done.result()
-                self._cannot_use = None
-            except MarshalError as error:
-                if str(error) != str(before):
-                    logger.warning("the coordinator's own topics: %s", error)
-                self._cannot_use = error
 
     def _weigh_groups(self) -> None:
         if self._weigher is not None and self._known.counts is not None:
@@ -438,16 +424,6 @@ class Coordinator:
     @property
     def _now_ms(self) -> float:
         return self._clock.lease_ms()
-
-
-def _weighed(
-    weigh: Weigh, name: str, topics: frozenset[str], positions: Mapping[DataPartitionId, int]
-) -> Mapping[DataPartitionId, float] | None:
-    try:
-        return weigh(name, topics, positions)
-    except Exception as error:  # noqa: BLE001 - whatever it is, those that are known serve
-        logger.warning("the partitions of group %r could not be weighed: %s", name, error)
-        return None
 
 
 def _log(group: str, event: GroupEvent) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.coordinator.messages import (
@@ -42,7 +42,7 @@ CLIENT_FAILURES: Final = (UnavailableError, KafkaException, SystemError)
 _OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 """Codes for a position that is not in the log any more; the client stops reading there."""
 _MEMBER_TOPIC_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
-_ORDERS_SETTINGS: Final = {
+_COORDINATOR_TOPIC_SETTINGS: Final = {
     "cleanup.policy": "compact",
     "message.timestamp.type": "LogAppendTime",
     "segment.bytes": "1048576",
@@ -55,17 +55,17 @@ _ORDERS_SETTINGS: Final = {
 class CoordinatorTopics:
     """The topics by their common name: what members write, what coordinators write, and the election's."""
 
-    messages: str = DEFAULT_TOPIC
+    member_messages: str = DEFAULT_TOPIC
 
     @property
-    def orders(self) -> str:
+    def coordinator_messages(self) -> str:
         """What coordinators write; compacted, so that each member's share stays."""
-        return f"{self.messages}_orders"
+        return f"{self.member_messages}_orders"
 
     @property
     def leader(self) -> str:
         """By which a coordinator is elected for each partition."""
-        return f"{self.messages}_leader"
+        return f"{self.member_messages}_leader"
 
     def create(self, connection: KafkaConnection, partitions: int = DEFAULT_PARTITIONS) -> None:
         """Create the topics that are missing. So many coordinators can share the groups as there are partitions.
@@ -75,8 +75,8 @@ class CoordinatorTopics:
         with Topics(connection) as topics:
             copies = min(_SAFE_COPIES, topics.broker_count())
             safe = {"min.insync.replicas": "2"} if copies >= _SAFE_COPIES else {}
-            topics.create(self.messages, partitions, copies, {**_MEMBER_TOPIC_SETTINGS, **safe})
-            topics.create(self.orders, partitions, copies, {**_ORDERS_SETTINGS, **safe})
+            topics.create(self.member_messages, partitions, copies, {**_MEMBER_TOPIC_SETTINGS, **safe})
+            topics.create(self.coordinator_messages, partitions, copies, {**_COORDINATOR_TOPIC_SETTINGS, **safe})
             topics.create(self.leader, partitions, copies, {**LEADER_SETTINGS, **safe})
             self._check_counts(topics)
 
@@ -84,7 +84,7 @@ class CoordinatorTopics:
         """Return how many partitions they have. Raises `TopicNotFoundError`, `UnavailableError`."""
         try:
             with Topics(connection) as topics:
-                return len(topics.describe(self.messages).partitions)
+                return len(topics.describe(self.member_messages).partitions)
         except TopicNotFoundError as error:
             raise TopicNotFoundError(
                 f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics"
@@ -96,31 +96,34 @@ class CoordinatorTopics:
         Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`, `ConfigurationError`.
         """
         with Topics(connection) as topics:
-            topics.require(on_topic(self.messages, Right.READ))
-            for topic in (self.orders, self.leader):
+            topics.require(on_topic(self.member_messages, Right.READ))
+            for topic in (self.coordinator_messages, self.leader):
                 topics.require(on_topic(topic, Right.READ, Right.WRITE))
             if self._check_counts(topics) != partitions:
                 raise ConfigurationError(
-                    f"topic {self.messages!r} had {partitions} partitions when this process started, and has another "
-                    "number now: start coordinators and members again"
+                    f"topic {self.member_messages!r} had {partitions} partitions when this process started, and has "
+                    "another number now: start coordinators and members again"
                 )
 
     def check_member(self, connection: KafkaConnection) -> None:
         """Check that a member can take part. Raises as `check`."""
         with Topics(connection) as topics:
-            topics.require(on_topic(self.orders, Right.READ))
-            topics.require(on_topic(self.messages, Right.WRITE))
+            topics.require(on_topic(self.coordinator_messages, Right.READ))
+            topics.require(on_topic(self.member_messages, Right.WRITE))
 
     def _check_counts(self, topics: Topics) -> int:
         """Return how many partitions each of them has. Raises `ConfigurationError` when they differ."""
-        counts = {topic: len(topics.describe(topic).partitions) for topic in (self.messages, self.orders, self.leader)}
+        counts = {
+            topic: len(topics.describe(topic).partitions)
+            for topic in (self.member_messages, self.coordinator_messages, self.leader)
+        }
         if len(set(counts.values())) > 1:
             described = ", ".join(f"{topic!r} has {count}" for topic, count in counts.items())
             raise ConfigurationError(
                 f"the coordinator's topics must have equally many partitions: {described}; stop coordinators and "
                 "members, delete the three and run `marshal-dagster coordinator init`"
             )
-        return counts[self.messages]
+        return counts[self.member_messages]
 
 
 def partition_of(group: str, partitions: int) -> int:
@@ -146,7 +149,6 @@ class Reader:
         """Connect in the background; nothing is read yet."""
         self._topic = topic
         self._connection = connection
-        self._consumer: Consumer
         self._consumer, self._log = clients.consumer(connection, client_id=CLIENT_ID, fetch_wait_ms=20)
         self.ends: dict[int, int] = {}
         """The ends of partitions that were read to their ends."""
@@ -197,23 +199,27 @@ class Writer:
         self._topics = topics
         self.partitions = partitions
         self._warned_at_s = -math.inf
-        self._producer: Producer
         self._producer, self._log = clients.producer(connection, delivery_timeout_ms=_DELIVERY_MS, client_id=CLIENT_ID)
 
     def send_to_coordinator(self, message: MemberMessage) -> None:
         """Write a member's message."""
-        self._write(self._topics.messages, message.group, message.member.encode(), render(message))
+        self._write(self._topics.member_messages, message.group, message.member.encode(), render(message))
 
     def send_to_member(self, message: CoordinatorMessage) -> None:
         """Write a coordinator's message."""
         # All answers of a group share a key: a refused member never leaves, so its own key would never get a tombstone.
         to = ALL if isinstance(message, Registered) else message.member
-        self._write(self._topics.orders, message.group, record_key(message.group, to, message.kind), render(message))
+        self._write(
+            self._topics.coordinator_messages,
+            message.group,
+            record_key(message.group, to, message.kind),
+            render(message),
+        )
 
     def forget(self, group: str, member: str) -> None:
         """Write tombstones for what was sent to a member, so that compaction removes it."""
         for kind in _MEMBER_KINDS:
-            self._write(self._topics.orders, group, record_key(group, member, kind), None)
+            self._write(self._topics.coordinator_messages, group, record_key(group, member, kind), None)
 
     def poll(self) -> None:
         """Let the client process deliveries. Raises `UnavailableError` when it is of no more use."""

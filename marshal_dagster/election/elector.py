@@ -3,7 +3,8 @@
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import count
 from typing import Any, Final, Self
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, Message, TopicPartition
@@ -56,7 +57,7 @@ class Elector:
         clock: Clock | None = None,
         is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Connect to nothing yet; `listener` is told of terms that begin and end, in the elector's thread.
+        """Connect to nothing yet; `listener` receives terms that begin and end, in the elector's thread.
 
         While `is_alive` says no, as of work that hangs, it is not in the group: another leads.
         """
@@ -189,10 +190,10 @@ class Elector:
             return Consumer(settings), log
 
     def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        consumer.incremental_assign([TopicPartition(each.topic, each.partition, OFFSET_END) for each in partitions])
+        consumer.incremental_assign([TopicPartition(given.topic, given.partition, OFFSET_END) for given in partitions])
         with self._lock:
             for partition in partitions:
-                candidacy = Candidacy(self._timing, _new_ids())
+                candidacy = Candidacy(self._timing, (str(uuid.uuid4()) for _ in count()))
                 self._candidacies[partition.partition] = candidacy
                 candidacy.gain(self._clock.lease_ms())
             if not self._candidacies:
@@ -201,10 +202,10 @@ class Elector:
 
     def _lose(self, partitions: list[TopicPartition], reason: str) -> None:
         with self._lock:
-            for each in partitions:
-                candidacy = self._candidacies.pop(each.partition, None)
+            for taken in partitions:
+                candidacy = self._candidacies.pop(taken.partition, None)
                 if candidacy is not None:
-                    self._report(each.partition, candidacy.lose(reason))
+                    self._report(taken.partition, candidacy.lose(reason))
 
     def _lose_all(self, reason: str) -> None:
         with self._lock:
@@ -249,8 +250,3 @@ class Elector:
             self._listener(partition, event)
         if events:
             self._changed.notify_all()
-
-
-def _new_ids() -> Iterator[str]:
-    while True:
-        yield str(uuid.uuid4())

@@ -4,17 +4,16 @@ Each works in the name of a `ClaimerResource`, which says of which group and log
 is. They write, which takes WRITE on the coordination topic.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from dagster import (
     Config,
     ExecutorDefinition,
     Failure,
     JobDefinition,
-    OpDefinition,
     OpExecutionContext,
     TableMetadataValue,
     in_process_executor,
@@ -45,47 +44,83 @@ from marshal_dagster.runs.status import EndedRunDetector
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
 
-DEFAULT_WAIT_S: Final = 300.0
-_SHOWN_PAUSE: Final = "1h"
-"""How long a pause lasts that is launched as the launchpad opens."""
 _SECOND_MS: Final = 1_000
-_DRY_RUN: Final = "Only show, in the metadata of the run, what would change; nothing is written."
-_PARTITIONS: Final = "These partitions, as in '0,2-4'; by default all."
-_WAIT: Final = "Seconds that those who hold partitions have to leave."
-_GO_STOPPED: Final = "The group's name, where Go consumers share it and all of its consumers are stopped."
-_GO_STOPPED_FOR_PAUSE: Final = (
-    "The group's name, to pause or resume it although Go consumers use it or it has no settings: no Go consumer newer "
-    "than January 2017 will start on this coordination topic again."
-)
-_GO_STOPPED_FOR_GOOD: Final = (
-    "The group's name, to give it settings although Go consumers use it or the coordination topic: no Go consumer, of "
-    "any group, will use this topic again."
-)
-_OUTSIDE: Final = "Also take offsets that the topic does not hold; else these are refused."
+_WAIT_S: Final[Any] = Field(default=300.0, ge=0, description="Seconds that those who hold partitions have to leave.")
 
 
-class PauseConfig(Config):
+class AdminConfig(Config):
+    """What the run config of each of these jobs has."""
+
+    dry_run: bool = Field(
+        default=False,
+        description="Only show, in the metadata of the run, what would change; nothing is written.",
+    )
+
+
+class ResumeConfig(AdminConfig):
+    """How a group is resumed."""
+
+    go_consumers_stopped: str | None = Field(
+        default=None,
+        description="The group's name, to pause or resume it although Go consumers use it or it has no settings: no Go "
+        "consumer newer than January 2017 will start on this coordination topic again.",
+    )
+
+
+class PauseConfig(ResumeConfig):
     """Until when a group is paused: give `until` or `duration`."""
 
     until: str | None = Field(
         default=None, description="When the pause ends: ISO 8601 with its zone, such as 2026-01-31T18:00:00Z."
     )
     duration: str | None = Field(default=None, description="How long the pause lasts: 90s, 30m, 2h, 1d12h.")
-    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED_FOR_PAUSE)
-    dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
-class ResumeConfig(Config):
-    """How a group is resumed."""
+class SettingsConfig(AdminConfig):
+    """How a group is given the settings of its claimer."""
 
-    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED_FOR_PAUSE)
-    dry_run: bool = Field(default=False, description=_DRY_RUN)
+    wait_s: float = _WAIT_S
+    go_consumers_stopped: str | None = Field(
+        default=None,
+        description="The group's name, to give it settings although Go consumers use it or the coordination topic: no "
+        "Go consumer, of any group, will use this topic again.",
+    )
 
 
-class SetPositionConfig(Config):
-    """Where a group goes on in a data topic: give one of `offsets`, `timestamp`, `earliest`, `latest` and `back`."""
+class PartitionsConfig(AdminConfig):
+    """Which partitions of a data topic a job acts on."""
 
     topic: str = Field(description="The data topic.")
+    partitions: str | None = Field(default=None, description="These partitions, as in '0,2-4'; by default all.")
+
+    def chosen(self) -> tuple[range, ...] | None:
+        """Return the partitions that are named, None for all. Raises `ConfigurationError`, for the topic's name too."""
+        require_topic_name("topic", self.topic)
+        return None if self.partitions is None else partitions_of(self.partitions, "partitions")
+
+
+class RevokeConfig(PartitionsConfig):
+    """Whose claims are taken."""
+
+    instance: str = Field(description="The owner, who is dead: an instance id, or the run id in front of it.")
+
+
+class PositionsConfig(PartitionsConfig):
+    """How a group is given positions in a data topic."""
+
+    wait_s: float = _WAIT_S
+    allow_out_of_range: bool = Field(
+        default=False, description="Also take offsets that the topic does not hold; else these are refused."
+    )
+    go_consumers_stopped: str | None = Field(
+        default=None,
+        description="The group's name, where Go consumers share it and all of its consumers are stopped.",
+    )
+
+
+class SetPositionConfig(PositionsConfig):
+    """Where a group goes on in a data topic: give one of `offsets`, `timestamp`, `earliest`, `latest` and `back`."""
+
     offsets: str | None = Field(
         default=None, description="These next offsets to read: '0=5,1=7' by partition, or one number for all."
     )
@@ -96,17 +131,11 @@ class SetPositionConfig(Config):
     earliest: bool = Field(default=False, description="The first record that is left.")
     latest: bool = Field(default=False, description="The end: only what comes is read.")
     back: int | None = Field(default=None, ge=1, description="So many offsets before where each partition stands.")
-    partitions: str | None = Field(default=None, description=_PARTITIONS)
-    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
-    allow_out_of_range: bool = Field(default=False, description=_OUTSIDE)
-    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED)
-    dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
-class ImportPositionsConfig(Config):
+class ImportPositionsConfig(PositionsConfig):
     """Where a group's first positions come from: give `consumer_group` or `checkpoint`."""
 
-    topic: str = Field(description="The data topic.")
     consumer_group: str | None = Field(
         default=None, description="What Kafka holds as the offsets of this consumer group, which must be stopped."
     )
@@ -119,425 +148,349 @@ class ImportPositionsConfig(Config):
         description="Where partitions begin of which it has no offset: earliest or latest. By default those of a "
         "checkpoint at the earliest; those of a consumer group are refused.",
     )
-    partitions: str | None = Field(default=None, description=_PARTITIONS)
-    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
-    allow_out_of_range: bool = Field(default=False, description=_OUTSIDE)
-    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED)
-    dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
-class SettingsConfig(Config):
-    """How a group is given the settings of its claimer."""
-
-    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
-    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED_FOR_GOOD)
-    dry_run: bool = Field(default=False, description=_DRY_RUN)
-
-
-class ReprocessRangeConfig(Config):
+class ReprocessRangeConfig(AdminConfig):
     """Which offsets the group does again."""
 
     topic: str = Field(description="The data topic.")
     partition: int = Field(ge=0, description="The partition.")
     start: int = Field(ge=0, description="The first offset to do again.")
-    end: int = Field(ge=1, description="The first one behind them; the group must have done all before it.")
+    end: int = Field(ge=1, description="The first one after them; the group must have done all before it.")
     within_s: float = Field(
         default=3_600.0,
         gt=0,
         description="Seconds that the group's own runs have for it; then it is given up.",
     )
-    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
-    dry_run: bool = Field(default=False, description=_DRY_RUN)
+    wait_s: float = _WAIT_S
 
 
-class RevokeConfig(Config):
-    """Whose claims are taken."""
+class AdminJobOptions(TypedDict, total=False):
+    """How each of these jobs is built."""
 
-    topic: str = Field(description="The data topic.")
-    instance: str = Field(description="The owner, who is dead: an instance id, or the run id in front of it.")
-    partitions: str | None = Field(default=None, description=_PARTITIONS)
-    dry_run: bool = Field(default=False, description=_DRY_RUN)
+    name: str
+    """The job's name."""
+    claimer_key: str
+    """The `ClaimerResource` in whose name the job acts; by default `claimer`."""
+    executor_def: ExecutorDefinition
+    """By default the work is done in the run worker itself."""
+    tags: Mapping[str, str] | None
+    """Tags of the job's runs."""
 
 
-def build_pause_job(
-    *,
-    name: str = "pause_group",
-    claimer_key: str = "claimer",
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-) -> JobDefinition:
-    """Build the job that pauses the group of the claimer `claimer_key`, as its run config (`PauseConfig`) says.
+def build_pause_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
+    """Build the job that pauses the claimer's group, as its run config (`PauseConfig`) says.
 
-    Members end what they have in hand and leave; a pause in force is replaced. Before and after stand in the metadata.
+    Members end what they have in hand and leave; a pause in force is replaced. Before and after are in the metadata.
     A group without settings gets those of the claimer first; one that Go consumers use is paused only when a person
-    says that they are stopped (`go_consumers_stopped`).
+    says that they are stopped (`go_consumers_stopped`). Default name: `pause_group`.
     """
-
-    def pause(context: OpExecutionContext, config: PauseConfig) -> None:
-        with _pausing(context, claimer_key, config) as pausing:
-            until_s = _until_s(config, pausing)
-            changes = pausing.preview(until_s) if config.dry_run else pausing.pause(until_s)
-            _report(context, pausing.group, config.dry_run, pause_table(changes))
-
-    shown = {"duration": _SHOWN_PAUSE, "dry_run": False}
-    return _job(name, "Pauses the group.", _op(name, pause, claimer_key), executor_def, tags, shown=shown)
+    shown = {"duration": "1h", "dry_run": False}
+    return _job("pause_group", "Pauses the group.", PauseConfig, _pause, options, shown=shown)
 
 
-def build_resume_job(
-    *,
-    name: str = "resume_group",
-    claimer_key: str = "claimer",
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-) -> JobDefinition:
-    """Build the job that ends a pause of the group of the claimer `claimer_key`, whoever began it."""
-
-    def resume(context: OpExecutionContext, config: ResumeConfig) -> None:
-        with _pausing(context, claimer_key, config) as pausing:
-            if not pausing.is_in_force:
-                context.log.info("group %r is not paused", pausing.group)
-            changes = pausing.preview() if config.dry_run else pausing.resume()
-            _report(context, pausing.group, config.dry_run, pause_table(changes))
-
-    return _job(name, "Ends the group's pause.", _op(name, resume, claimer_key), executor_def, tags)
+def build_resume_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
+    """Build the job that ends a pause of the claimer's group, whoever began it. Default name: `resume_group`."""
+    return _job("resume_group", "Ends the group's pause.", ResumeConfig, _resume, options)
 
 
-def build_set_position_job(
-    *,
-    name: str = "set_position",
-    claimer_key: str = "claimer",
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-) -> JobDefinition:
-    """Build the job that sets where the group of the claimer `claimer_key` goes on (`SetPositionConfig`).
+def build_set_position_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
+    """Build the job that sets where the claimer's group goes on (`SetPositionConfig`).
 
     The group is paused meanwhile; a pause in force is put back. What runs hold that Dagster knows to be over is
-    revoked. Before and after stand in the metadata; should it fail half way, the failure says what was set. A group
+    revoked. Before and after are in the metadata; should it fail half way, the failure says what was set. A group
     without settings gets those of the claimer first. One that Go consumers share is not paused, and nothing is revoked
-    in it: a person says that all of its consumers are stopped (`go_consumers_stopped`).
+    in it: a person says that all of its consumers are stopped (`go_consumers_stopped`). Default name: `set_position`.
     """
-
-    def set_position(context: OpExecutionContext, config: SetPositionConfig) -> None:
-        _set_position(context, _claimer(context, claimer_key), config)
-
-    description = "Sets where the group goes on in a data topic."
-    return _job(name, description, _op(name, set_position, claimer_key), executor_def, tags)
+    about = "Sets where the group goes on in a data topic."
+    return _job("set_position", about, SetPositionConfig, _set_position, options)
 
 
-def build_import_positions_job(
-    *,
-    name: str = "adopt_positions",
-    claimer_key: str = "claimer",
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-) -> JobDefinition:
-    """Build the job that gives the group of the claimer `claimer_key` its first positions (`ImportPositionsConfig`).
+def build_import_positions_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
+    """Build the job that gives the claimer's group its first positions (`ImportPositionsConfig`).
 
     They come from a consumer group, or from a checkpoint of Structured Streaming. The run fails where the group has
-    positions already; else it does and shows what `build_set_position_job` does.
+    positions already; else it does and shows what `build_set_position_job` does. Default name: `adopt_positions`.
     """
-
-    def adopt(context: OpExecutionContext, config: ImportPositionsConfig) -> None:
-        _adopt(context, _claimer(context, claimer_key), config)
-
-    description = "Takes the group's first positions from where its work was done before."
-    return _job(name, description, _op(name, adopt, claimer_key), executor_def, tags)
+    about = "Takes the group's first positions from where its work was done before."
+    return _job("adopt_positions", about, ImportPositionsConfig, _import_positions, options)
 
 
-def build_settings_job(
-    *,
-    name: str = "set_settings",
-    claimer_key: str = "claimer",
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-) -> JobDefinition:
-    """Build the job that gives the group of the claimer `claimer_key` the settings that this is configured with.
+def build_settings_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
+    """Build the job that gives the claimer's group the settings that the claimer is configured with.
 
     The group is paused meanwhile, unless nothing of it is there; a pause in force is put back. What runs hold that
-    Dagster knows to be over is revoked. Before and after stand in the metadata.
+    Dagster knows to be over is revoked. Before and after are in the metadata. Default name: `set_settings`.
     """
-
-    def set_settings(context: OpExecutionContext, config: SettingsConfig) -> None:
-        _set_settings(context, _claimer(context, claimer_key), config)
-
-    description = "Gives the group the settings that its claimer is configured with."
-    return _job(name, description, _op(name, set_settings, claimer_key), executor_def, tags)
+    about = "Gives the group the settings that its claimer is configured with."
+    return _job("set_settings", about, SettingsConfig, _set_settings, options)
 
 
-def build_reprocess_range_job(
-    *,
-    name: str = "reprocess_range",
-    claimer_key: str = "claimer",
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-) -> JobDefinition:
-    """Build the job that has the group of the claimer `claimer_key` do a range again (`ReprocessRangeConfig`).
+def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
+    """Build the job that has the claimer's group do a range again (`ReprocessRangeConfig`).
 
     The group's own scheduled runs do it, so these must go on: the job sets the position back, waits until they have
-    reached the end, and sets the position to where the group stood. However it ends, but by a kill, the group goes on
-    there. The run fails when they were not through in time; the metadata say how far they got.
+    reached the end, and sets the position to where the group was. However it ends, except by a kill, the group goes on
+    there. The run fails when they were not through in time; the metadata say how far they got. Default name:
+    `reprocess_range`.
     """
-
-    def reprocess_range(context: OpExecutionContext, config: ReprocessRangeConfig) -> None:
-        _reprocess_range(context, _claimer(context, claimer_key), config)
-
-    description = "Has the group's own runs do a range of offsets again."
-    return _job(name, description, _op(name, reprocess_range, claimer_key), executor_def, tags)
+    about = "Has the group's own runs do a range of offsets again."
+    return _job("reprocess_range", about, ReprocessRangeConfig, _reprocess_range, options)
 
 
-def build_revoke_job(
-    *,
-    name: str = "revoke_claims",
-    claimer_key: str = "claimer",
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-) -> JobDefinition:
+def build_revoke_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     """Build the job that takes from an owner who is dead what it holds of a data topic (`RevokeConfig`).
 
-    Others can then claim it at once. What was taken stands in the metadata. The run fails when the owner holds nothing,
+    Others can then claim it at once. What was taken is in the metadata. The run fails when the owner holds nothing,
     or not all could be taken. In a group that Go consumers share another instance takes the partitions and releases
     them; a live Go owner takes them back with its next heartbeat. What dead runs hold is revoked without a person by
-    `build_run_failure_sensors`.
+    `build_run_failure_sensors`. Default name: `revoke_claims`.
     """
-
-    def revoke(context: OpExecutionContext, config: RevokeConfig) -> None:
-        _revoke(context, _claimer(context, claimer_key), config)
-
-    return _job(name, "Takes what a dead owner holds.", _op(name, revoke, claimer_key), executor_def, tags)
+    return _job("revoke_claims", "Takes what a dead owner holds.", RevokeConfig, _revoke, options)
 
 
-def _op(name: str, work: Any, claimer_key: str) -> OpDefinition:  # noqa: ANN401 - a function of context and config
-    return op(name=f"{name}_op", required_resource_keys={claimer_key})(work)
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """The run of an action, and the claimer in whose name it acts."""
+
+    context: OpExecutionContext
+    claimer: ClaimerResource
+
+    @property
+    def client(self) -> str:
+        return self.claimer.client_id or self.context.run_id
+
+    @property
+    def is_dead(self) -> EndedRunDetector:
+        return EndedRunDetector(self.context.instance)
+
+    def require_allowed(self, config: AdminConfig, go_consumers_stopped: str | None = None) -> bool:
+        """Check that it may write, unless it is a dry run; return whether a person says that Go consumers are stopped.
+
+        Raises `ConfigurationError`, `AuthorizationError`.
+        """
+        stopped = are_stopped(go_consumers_stopped, self.claimer.group)
+        if not config.dry_run:
+            self.claimer.require_rights()
+        return stopped
+
+    def resetter(self, topics: "Topics", topic: str, *, stopped: bool = False) -> PositionResetter:
+        claimer = self.claimer
+        return PositionResetter(
+            claimer.open_log,
+            topics,
+            claimer.group,
+            topic,
+            self.client,
+            SystemClock(),
+            settings=claimer.settings,
+            go_consumers_stopped=stopped,
+        )
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        for warning in warnings:
+            self.context.log.warning(warning)
 
 
 def _job(
-    name: str,
+    default_name: str,
     about: str,
-    work: OpDefinition,
-    executor_def: ExecutorDefinition,
-    tags: Mapping[str, str] | None,
+    config_class: type[AdminConfig],
+    act: Callable[[_Action, Any], TableMetadataValue],
+    options: AdminJobOptions,
     *,
     shown: Mapping[str, object] | None = None,
 ) -> JobDefinition:
-    """Make the job; `shown` is the op's config as the launchpad opens, by default all that has a default."""
+    """Make the job of what `act` does, which returns what was and what is.
+
+    `shown` is the op's config as the launchpad opens, by default all that has a default.
+    """
+    name, claimer_key = options.get("name", default_name), options.get("claimer_key", "claimer")
+
+    def run(context: OpExecutionContext, config: config_class) -> None:  # type: ignore[valid-type]
+        claimer = claimer_of(context.resources, claimer_key)
+        tag_run(context, {GROUP_TAG: claimer.group})
+        with logs_to_run(context):
+            table = act(_Action(context, claimer), config)
+        dry_run: bool = config.dry_run  # type: ignore[attr-defined]
+        if dry_run:
+            context.log.info("a dry run: nothing was written")
+        context.add_output_metadata({"group": claimer.group, "dry_run": dry_run, "before_and_after": table})
+
+    work = op(name=f"{name}_op", required_resource_keys={claimer_key})(run)
 
     def do() -> None:
         work()
 
     config: Any = None if shown is None else {"ops": {work.name: {"config": dict(shown)}}}
-    return job(name=name, description=about, config=config, executor_def=executor_def, tags=dict(tags or {}))(do)
-
-
-def _claimer(context: OpExecutionContext, claimer_key: str) -> ClaimerResource:
-    """Give the claimer, and have the run show whose group it acts on."""
-    claimer = claimer_of(context.resources, claimer_key)
-    tag_run(context, {GROUP_TAG: claimer.group})
-    return claimer
-
-
-def _require_rights(claimer: ClaimerResource, *, dry_run: bool) -> None:
-    """Make sure that it can be written before anything is. Raises `AuthorizationError`."""
-    if not dry_run:
-        claimer.require_rights()
+    executor_def, tags = options.get("executor_def", in_process_executor), dict(options.get("tags") or {})
+    return job(name=name, description=about, config=config, executor_def=executor_def, tags=tags)(do)
 
 
 @contextmanager
-def _pausing(
-    context: OpExecutionContext, claimer_key: str, config: PauseConfig | ResumeConfig
-) -> Iterator[GroupPauser]:
-    claimer = _claimer(context, claimer_key)
-    stopped = are_stopped(config.go_consumers_stopped, claimer.group)
-    _require_rights(claimer, dry_run=config.dry_run)
+def _pauser(action: _Action, config: ResumeConfig) -> Iterator[GroupPauser]:
+    claimer = action.claimer
+    stopped = action.require_allowed(config, config.go_consumers_stopped)
     interval_ms = min(LOOKING_MS, claimer.settings.heartbeat_interval_ms)
-    with logs_to_run(context), closing(claimer.open_log(interval_ms)) as rationalizer:
-        pausing = GroupPauser(
-            rationalizer,
-            claimer.group,
-            claimer.client_id or context.run_id,
-            settings=claimer.settings,
-            go_consumers_stopped=stopped,
+    with closing(claimer.open_log(interval_ms)) as rationalizer:
+        pauser = GroupPauser(
+            rationalizer, claimer.group, action.client, settings=claimer.settings, go_consumers_stopped=stopped
         )
-        pausing.look()
-        yield pausing
+        pauser.look()
+        yield pauser
 
 
-def _until_s(config: PauseConfig, pausing: GroupPauser) -> int:
-    """Give the end of the pause, in unix seconds. Raises `ConfigurationError`."""
-    if config.until is not None and config.duration is None:
-        until_s = -(-instant_ms(config.until, "until") // _SECOND_MS)
-        pausing.require_future(until_s, "until")
-        return until_s
-    if config.duration is not None and config.until is None:
-        return pausing.end_after(duration_s(config.duration, "duration"))
-    raise ConfigurationError("give one of until and duration in the run config")
+def _pause(action: _Action, config: PauseConfig) -> TableMetadataValue:
+    with _pauser(action, config) as pauser:
+        if (config.until is None) == (config.duration is None):
+            raise ConfigurationError("give one of until and duration in the run config")
+        if config.until is not None:
+            until_s = -(-instant_ms(config.until, "until") // _SECOND_MS)
+            pauser.require_future(until_s, "until")
+        else:
+            until_s = pauser.end_after(duration_s(config.duration or "", "duration"))
+        return pause_table(pauser.preview(until_s) if config.dry_run else pauser.pause(until_s))
 
 
-def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config: SetPositionConfig) -> None:
-    require_topic_name("topic", config.topic)
+def _resume(action: _Action, config: ResumeConfig) -> TableMetadataValue:
+    with _pauser(action, config) as pauser:
+        if not pauser.is_in_force:
+            action.context.log.info("group %r is not paused", pauser.group)
+        return pause_table(pauser.preview() if config.dry_run else pauser.resume())
+
+
+def _set_position(action: _Action, config: SetPositionConfig) -> TableMetadataValue:
+    chosen = config.chosen()
     shift_by = None if config.back is None else -config.back
-    where = TargetOptions(config.offsets, config.timestamp, config.earliest, config.latest, shift_by)
-    named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
-    target = where.target()
-    stopped = are_stopped(config.go_consumers_stopped, claimer.group)
-    _require_rights(claimer, dry_run=config.dry_run)
-    with logs_to_run(context), claimer.open_data() as topics:
-        work = _repositioning(context, claimer, topics, config.topic, stopped=stopped)
-        with closing(work):
-            moves = work.look(target, named, allow_out_of_range=config.allow_out_of_range, new_group=True)
-            for warning in work.warnings():
-                context.log.warning(warning)
-            if not config.dry_run:
-                _carry_out(context, claimer.group, work, moves, config.wait_s)
-    _report_changes(context, claimer.group, moves, dry_run=config.dry_run)
+    target = TargetOptions(config.offsets, config.timestamp, config.earliest, config.latest, shift_by).target()
+    stopped = action.require_allowed(config, config.go_consumers_stopped)
+    with (
+        action.claimer.open_data() as topics,
+        closing(action.resetter(topics, config.topic, stopped=stopped)) as work,
+    ):
+        moves = work.look(target, chosen, allow_out_of_range=config.allow_out_of_range, new_group=True)
+        action.warn(work.warnings())
+        return _move(action, config, work, moves)
 
 
-def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: ImportPositionsConfig) -> None:
-    given = PositionSourceOptions(config.consumer_group, config.checkpoint, config.others)
-    others = given.begin_at()
-    named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
-    stopped = are_stopped(config.go_consumers_stopped, claimer.group)
+def _import_positions(action: _Action, config: ImportPositionsConfig) -> TableMetadataValue:
+    chosen = config.chosen()
+    options = PositionSourceOptions(config.consumer_group, config.checkpoint, config.others)
+    others = options.begin_at()
+    stopped = action.require_allowed(config, config.go_consumers_stopped)
+    with (
+        action.claimer.open_data() as topics,
+        closing(PositionImporter(action.resetter(topics, config.topic, stopped=stopped))) as work,
+    ):
+        source = options.source(topics, config.topic)
+        moves = work.look(source, chosen, others=others, allow_out_of_range=config.allow_out_of_range)
+        action.warn([*source.notes, *work.warnings()])
+        if not config.dry_run:
+            source.require_at_rest()
+        return _move(action, config, work, moves)
+
+
+def _move(
+    action: _Action,
+    config: PositionsConfig,
+    work: PositionResetter | PositionImporter,
+    moves: Sequence[PositionChange],
+) -> TableMetadataValue:
+    """Set the positions, unless it is a dry run; if it fails, have the failure say what was set."""
+    if config.dry_run:
+        return move_table(moves, ())
+    log = action.context.log
+
+    def done() -> list[int]:
+        """Return the partitions that were set, as the log shows."""
+        try:
+            return sorted(work.done(moves))
+        except MarshalError as error:
+            log.warning("what was set could not be read: %s", error)
+            return []
+
+    try:
+        problem = work.carry_out(moves, wait_s=config.wait_s, is_dead=action.is_dead)
+    except MarshalError as error:
+        partitions = done()
+        raise Failure(
+            f"{error}. Set: partitions {partitions}",
+            metadata={"group": action.claimer.group, "before_and_after": move_table(moves, partitions)},
+            allow_retries=False,
+        ) from error
+    except BaseException:
+        log.exception("the run was stopped; of the positions were set: partitions %s", done())
+        raise
+    if problem is not None:
+        log.warning(problem)
+    return move_table(moves, [move.partition for move in moves])
+
+
+def _reprocess_range(action: _Action, config: ReprocessRangeConfig) -> TableMetadataValue:
+    log = action.context.log
     require_topic_name("topic", config.topic)
-    _require_rights(claimer, dry_run=config.dry_run)
-    with logs_to_run(context), claimer.open_data() as topics:
-        work = PositionImporter(_repositioning(context, claimer, topics, config.topic, stopped=stopped))
-        with closing(work):
-            source = given.source(topics, config.topic)
-            moves = work.look(source, named, others=others, allow_out_of_range=config.allow_out_of_range)
-            for warning in (*source.notes, *work.warnings()):
-                context.log.warning(warning)
-            if not config.dry_run:
-                source.require_at_rest()
-                _carry_out(context, claimer.group, work, moves, config.wait_s)
-    _report_changes(context, claimer.group, moves, dry_run=config.dry_run)
-
-
-def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, config: ReprocessRangeConfig) -> None:
-    require_topic_name("topic", config.topic)
-    _require_rights(claimer, dry_run=config.dry_run)
-    with logs_to_run(context), claimer.open_data() as topics:
-        work = RangeReprocessor(_repositioning(context, claimer, topics, config.topic, stopped=False))
-        with closing(work):
-            redo = work.look(config.partition, config.start, config.end)
-            for warning in work.warnings():
-                context.log.warning(warning)
-            redone = None
-            if not config.dry_run:
-                redone = work.carry_out(
-                    redo,
-                    wait_s=config.wait_s,
-                    within_s=config.within_s,
-                    is_dead=EndedRunDetector(context.instance),
-                    tell=context.log.info,
-                )
+    action.require_allowed(config)
+    with (
+        action.claimer.open_data() as topics,
+        closing(RangeReprocessor(action.resetter(topics, config.topic))) as work,
+    ):
+        redo = work.look(config.partition, config.start, config.end)
+        action.warn(work.warnings())
+        if config.dry_run:
+            return redo_table(redo, None)
+        redone = work.carry_out(
+            redo, wait_s=config.wait_s, within_s=config.within_s, is_dead=action.is_dead, tell=log.info
+        )
     table = redo_table(redo, redone)
-    if redone is not None and redone.problem is not None:
-        context.log.warning(redone.problem)
-    if redone is not None and redone.reached < redo.end:
+    if redone.problem is not None:
+        log.warning(redone.problem)
+    if redone.reached < redo.end:
         raise Failure(
             f"the group's runs have got to {redone.reached} of {redo.end} within {config.within_s:g} s; it goes on at "
             f"{redone.resume_offset}",
-            metadata={"group": claimer.group, "before_and_after": table},
+            metadata={"group": action.claimer.group, "before_and_after": table},
             allow_retries=False,
         )
-    _report(context, claimer.group, config.dry_run, table)
+    return table
 
 
-def _repositioning(
-    context: OpExecutionContext, claimer: ClaimerResource, topics: "Topics", topic: str, *, stopped: bool
-) -> PositionResetter:
-    return PositionResetter(
-        claimer.open_log,
-        topics,
-        claimer.group,
-        topic,
-        claimer.client_id or context.run_id,
-        SystemClock(),
-        settings=claimer.settings,
-        go_consumers_stopped=stopped,
-    )
-
-
-def _set_settings(context: OpExecutionContext, claimer: ClaimerResource, config: SettingsConfig) -> None:
-    stopped = are_stopped(config.go_consumers_stopped, claimer.group)
-    client = claimer.client_id or context.run_id
-    _require_rights(claimer, dry_run=config.dry_run)
-    work = GroupSettingsAdmin(claimer.open_log, claimer.group, client, SystemClock(), stopped)
-    with logs_to_run(context), closing(work):
-        before = work.look(new_group=True)
-        after = before
-        if all(each.settings == claimer.settings for each in before.values()):
-            context.log.info("group %r has these settings already", claimer.group)
+def _set_settings(action: _Action, config: SettingsConfig) -> TableMetadataValue:
+    claimer = action.claimer
+    stopped = action.require_allowed(config, config.go_consumers_stopped)
+    work = GroupSettingsAdmin(claimer.open_log, claimer.group, action.client, SystemClock(), stopped)
+    with closing(work):
+        before = after = work.look(new_group=True)
+        if all(partition.settings == claimer.settings for partition in before.values()):
+            action.context.log.info("group %r has these settings already", claimer.group)
         elif config.dry_run:
             work.require_allowed()
-            after = {n: replace(each, settings=claimer.settings, by_default=False) for n, each in before.items()}
+            after = {
+                number: replace(partition, settings=claimer.settings, by_default=False)
+                for number, partition in before.items()
+            }
         else:
-            after = dict(
-                work.set_settings(claimer.settings, wait_s=config.wait_s, is_dead=EndedRunDetector(context.instance))
-            )
-    _report(context, claimer.group, config.dry_run, settings_table(before, after))
+            after = work.set_settings(claimer.settings, wait_s=config.wait_s, is_dead=action.is_dead)
+    return settings_table(before, after)
 
 
-def _report_changes(context: OpExecutionContext, group: str, moves: Sequence[PositionChange], *, dry_run: bool) -> None:
-    _report(context, group, dry_run, move_table(moves, () if dry_run else [move.partition for move in moves]))
-
-
-def _carry_out(
-    context: OpExecutionContext,
-    group: str,
-    work: PositionResetter | PositionImporter,
-    moves: Sequence[PositionChange],
-    wait_s: float,
-) -> None:
-    """Set the positions; should it fail, have the failure say what was set."""
-    try:
-        problem = work.carry_out(moves, wait_s=wait_s, is_dead=EndedRunDetector(context.instance))
-    except MarshalError as error:
-        done = _done(context, work, moves)
-        metadata: dict[str, Any] = {"group": group, "before_and_after": move_table(moves, done)}
-        raise Failure(f"{error}. Set: partitions {done}", metadata=metadata, allow_retries=False) from error
-    except BaseException:
-        context.log.exception(
-            "the run was stopped; of the positions were set: partitions %s", _done(context, work, moves)
-        )
-        raise
-    if problem is not None:
-        context.log.warning(problem)
-
-
-def _done(
-    context: OpExecutionContext, work: PositionResetter | PositionImporter, moves: Sequence[PositionChange]
-) -> list[int]:
-    """Give the partitions that were set, by what the log shows."""
-    try:
-        return sorted(work.done(moves))
-    except MarshalError as error:
-        context.log.warning("what was set could not be read: %s", error)
-        return []
-
-
-def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: RevokeConfig) -> None:
-    require_topic_name("topic", config.topic)
-    named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
-    client = claimer.client_id or context.run_id
-    _require_rights(claimer, dry_run=config.dry_run)
-    with (
-        logs_to_run(context),
-        closing(ClaimRevoker(claimer.open_log, claimer.group, config.topic, client)) as work,
-    ):
+def _revoke(action: _Action, config: RevokeConfig) -> TableMetadataValue:
+    claimer, chosen = action.claimer, config.chosen()
+    action.require_allowed(config)
+    with closing(ClaimRevoker(claimer.open_log, claimer.group, config.topic, action.client)) as work:
         held = work.look()
-        claims = held_by(config.instance, held, named)
+        claims = held_by(config.instance, held, chosen)
         if not claims:
             raise Failure(holds_nothing_text(config.instance, config.topic, held), allow_retries=False)
         taken = [] if config.dry_run else work.carry_out(claims)
         is_go = work.is_go
         if is_go:
-            context.log.warning(
+            action.context.log.warning(
                 "nothing can be revoked in group %r, which Go consumers share, or may because it has no settings: a "
                 "live Go owner takes its partitions back with its next heartbeat, within a minute",
                 claimer.group,
             )
-            back = {each.partition for each in work.taken_back(taken)} if taken else set()
-            taken = [each for each in taken if each.partition not in back]
+            back = {claim.partition for claim in work.taken_back(taken)} if taken else set()
+            taken = [claim for claim in taken if claim.partition not in back]
     table = claim_table(claims, taken)
     if not config.dry_run and len(taken) < len(claims):
         raise Failure(
@@ -548,10 +501,4 @@ def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: Revok
             metadata={"group": claimer.group, "claims": table},
             allow_retries=False,
         )
-    _report(context, claimer.group, config.dry_run, table)
-
-
-def _report(context: OpExecutionContext, group: str, dry_run: bool, table: TableMetadataValue) -> None:  # noqa: FBT001
-    if dry_run:
-        context.log.info("a dry run: nothing was written")
-    context.add_output_metadata({"group": group, "dry_run": dry_run, "before_and_after": table})
+    return table

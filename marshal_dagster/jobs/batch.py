@@ -1,7 +1,7 @@
 """Jobs and schedules round the claimed-batch op."""
 
 from collections.abc import Mapping
-from typing import Final, overload
+from typing import Final, TypedDict, Unpack, overload
 
 from dagster import (
     AssetsDefinition,
@@ -19,7 +19,7 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # has no public name
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ops import ClaimedBatchConfig
+from marshal_dagster.ops.config import ClaimedBatchConfig
 from marshal_dagster.runs.names import TOPIC_TAG
 
 EVERY_MINUTE: Final = "* * * * *"
@@ -50,52 +50,52 @@ def claimed_batch_ops(definition: AnyJob) -> dict[str, str]:
     }
 
 
+class ReprocessJobOptions(TypedDict, total=False):
+    """How a job of claimed batches is built."""
+
+    name: str | None
+    """The job's name."""
+    executor_def: ExecutorDefinition
+    """By default the work is done in the run worker itself."""
+    tags: Mapping[str, str] | None
+    """Tags of the job's runs, beside that of the data topic."""
+
+
+class ClaimedBatchJobOptions(ReprocessJobOptions, total=False):
+    """How `build_claimed_batch_job` builds a job."""
+
+    config: ClaimedBatchConfig | None
+    """What a run gets that is given none."""
+    description: str | None
+    """By default that of the op or asset."""
+
+
 @overload
-def build_claimed_batch_job(
-    claimed: OpDefinition,
-    *,
-    name: str | None = None,
-    config: ClaimedBatchConfig | None = None,
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-    description: str | None = None,
-) -> JobDefinition: ...
+def build_claimed_batch_job(claimed: OpDefinition, **options: Unpack[ClaimedBatchJobOptions]) -> JobDefinition: ...
 
 
 @overload
 def build_claimed_batch_job(
-    claimed: AssetsDefinition,
-    *,
-    name: str | None = None,
-    config: ClaimedBatchConfig | None = None,
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-    description: str | None = None,
+    claimed: AssetsDefinition, **options: Unpack[ClaimedBatchJobOptions]
 ) -> UnresolvedAssetJobDefinition: ...
 
 
 def build_claimed_batch_job(
-    claimed: OpDefinition | AssetsDefinition,
-    *,
-    name: str | None = None,
-    config: ClaimedBatchConfig | None = None,
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-    description: str | None = None,
+    claimed: OpDefinition | AssetsDefinition, **options: Unpack[ClaimedBatchJobOptions]
 ) -> AnyJob:
     """Build a job of what `build_claimed_batch_op` or `marshal_asset` made.
 
-    `config` is what a run gets that is given none. The work is done in the run worker itself unless another executor is
-    given: there is no child process that would start later and might outlive its run. An asset's checks are carried out
-    too. Default name: `<op>_job`. Raises `ConfigurationError`.
+    The work is done in the run worker itself unless another executor is given: there is no child process that would
+    start later and might outlive its run. An asset's checks are carried out too. Default name: `<op>_job`. Raises
+    `ConfigurationError`.
     """
     op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
     if TOPIC_TAG not in op.tags:
         raise ConfigurationError(f"{op.name!r} has no topic: make it with build_claimed_batch_op or marshal_asset")
-    name = name or f"{op.name}_job"
-    description = description or _description(claimed)
+    name, config = options.get("name") or f"{op.name}_job", options.get("config")
     run_config = RunConfig(ops={op.name: config}) if config else None  # an empty one would empty the launchpad
-    tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(tags or {})}
+    tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(options.get("tags") or {})}
+    executor_def = options.get("executor_def", in_process_executor)
     if isinstance(claimed, AssetsDefinition):
         per_partition = {} if claimed.partitions_def is None else {PER_PARTITION_TAG: "true"}
         return define_asset_job(
@@ -104,7 +104,7 @@ def build_claimed_batch_job(
             config=run_config,
             tags={OP_TAG: op.name, **per_partition, **tags},
             executor_def=executor_def,
-            description=description,
+            description=options.get("description") or claimed.descriptions_by_key.get(claimed.key),
         )
 
     def work() -> None:
@@ -112,7 +112,7 @@ def build_claimed_batch_job(
 
     return job(
         name=name,
-        description=description,
+        description=options.get("description") or op.description,
         config=run_config,  # type: ignore[arg-type] # None is its own default
         tags=tags,
         executor_def=executor_def,
@@ -125,12 +125,6 @@ def _require_whole(definition: AnyJob) -> None:
             f"runs of job {definition.name!r} need a Dagster partition, which nothing gives them here: start them by "
             "an automation condition of the asset, by a backfill, or by a schedule of your own that names partition_key"
         )
-
-
-def _description(claimed: OpDefinition | AssetsDefinition) -> str | None:
-    return (
-        claimed.descriptions_by_key.get(claimed.key) if isinstance(claimed, AssetsDefinition) else claimed.description
-    )
 
 
 def build_claimed_batch_schedule(
@@ -159,32 +153,16 @@ def build_claimed_batch_schedule(
 
 
 @overload
-def build_reprocess_job(
-    claimed: OpDefinition,
-    *,
-    name: str | None = None,
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-) -> JobDefinition: ...
+def build_reprocess_job(claimed: OpDefinition, **options: Unpack[ReprocessJobOptions]) -> JobDefinition: ...
 
 
 @overload
 def build_reprocess_job(
-    claimed: AssetsDefinition,
-    *,
-    name: str | None = None,
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
+    claimed: AssetsDefinition, **options: Unpack[ReprocessJobOptions]
 ) -> UnresolvedAssetJobDefinition: ...
 
 
-def build_reprocess_job(
-    claimed: OpDefinition | AssetsDefinition,
-    *,
-    name: str | None = None,
-    executor_def: ExecutorDefinition = in_process_executor,
-    tags: Mapping[str, str] | None = None,
-) -> AnyJob:
+def build_reprocess_job(claimed: OpDefinition | AssetsDefinition, **options: Unpack[ReprocessJobOptions]) -> AnyJob:
     """Build the job that redoes what a dead run left: the same work, one batch, the partitions named in run config.
 
     An open plan of these partitions is taken over exactly as it is. The stale-claim sensor asks for its runs; a person
@@ -196,11 +174,10 @@ def build_reprocess_job(
     if isinstance(claimed, AssetsDefinition) and claimed.partitions_def is not None:
         raise ConfigurationError(f"{claimed.op.name!r} has partitions: materialize the one that a dead run left")
     op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
-    return build_claimed_batch_job(
-        claimed,
-        name=name or f"reprocess_{op.name}",
-        config=ClaimedBatchConfig(max_batches=1),
-        executor_def=executor_def,
-        tags=tags,
-        description=f"Redoes what a run of {op.name!r} left undone when it died.",
-    )
+    made: ClaimedBatchJobOptions = {
+        **options,
+        "name": options.get("name") or f"reprocess_{op.name}",
+        "config": ClaimedBatchConfig(max_batches=1),
+        "description": f"Redoes what a run of {op.name!r} left undone when it died.",
+    }
+    return build_claimed_batch_job(claimed, **made)

@@ -1,8 +1,7 @@
 """The job that publishes what an outbox has, and ends."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from dagster import ExecutorDefinition, Failure, JobDefinition, OpExecutionContext, in_process_executor, job, op
 
@@ -26,7 +25,31 @@ def build_outbox_drain_job(
     """
 
     def drain(context: OpExecutionContext) -> None:
-        _drain(context, resource_of(OutboxResource, context.resources, outbox_key))
+        """Publish what is in the outbox."""
+        outbox = resource_of(OutboxResource, context.resources, outbox_key)
+        harvester, start_s = outbox.harvester(), time.monotonic()
+        try:
+            with logs_to_run(context):
+                context.log.info(backlog_text(outbox.status()))
+                published = harvester.drain()
+                after = outbox.status()
+        except MarshalError as error:
+            raise Failure(str(error)) from None  # in one line
+        parked = harvester.counts.parked
+        context.add_output_metadata(
+            {
+                "published": published,
+                "set aside": parked,
+                "seconds": round(time.monotonic() - start_s, 3),
+                **backlog_metadata(after),
+            }
+        )
+        if parked:
+            raise Failure(
+                f"{parked} rows of outbox {outbox.outbox!r} were set aside: `marshal-dagster outbox parked list` shows "
+                "why, `outbox parked retry` puts them back; all else is published",
+                allow_retries=False,
+            )
 
     work = op(name=f"{name}_op", required_resource_keys={outbox_key})(drain)
 
@@ -35,34 +58,3 @@ def build_outbox_drain_job(
 
     about = "Publishes what is in the outbox, and ends."
     return job(name=name, description=about, executor_def=executor_def, tags=dict(tags or {}))(do)
-
-
-def _drain(context: OpExecutionContext, outbox: OutboxResource) -> None:
-    harvester, start_s = outbox.harvester(), time.monotonic()
-    with logs_to_run(context), _in_one_line():
-        before = outbox.status()
-        context.log.info(backlog_text(before))
-        published = harvester.drain()
-        after = outbox.status()
-    context.add_output_metadata(
-        {
-            "published": published,
-            "set aside": harvester.counts.parked,
-            "seconds": round(time.monotonic() - start_s, 3),
-            **backlog_metadata(after),
-        }
-    )
-    if harvester.counts.parked:
-        raise Failure(
-            f"{harvester.counts.parked} rows of outbox {outbox.outbox!r} were set aside: `marshal-dagster outbox "
-            "parked list` shows why, `outbox parked retry` puts them back; all else is published",
-            allow_retries=False,
-        )
-
-
-@contextmanager
-def _in_one_line() -> Iterator[None]:
-    try:
-        yield
-    except MarshalError as error:
-        raise Failure(str(error)) from None

@@ -5,10 +5,9 @@ from typing import Unpack
 
 from dagster import AssetKey, OpDefinition, OpExecutionContext, Out, Output, RetryPolicy, op
 
-from marshal_dagster.ops.config import WorkOptions, config_of
+from marshal_dagster.ops.config import Process, WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
-from marshal_dagster.ops.results import BatchesResult
-from marshal_dagster.ops.spec import Process, batch_spec
+from marshal_dagster.ops.metadata import BatchesResult
 from marshal_dagster.runs.names import TOPIC_TAG
 
 

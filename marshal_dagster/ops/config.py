@@ -1,17 +1,24 @@
-"""What a run may be told, and what an op or asset is told of its batches."""
+"""The run config of claimed batches, the options of an op or asset, and what is made of them."""
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict
 
-from dagster import Config, OpExecutionContext
+from dagster import AssetKey, Config, OpExecutionContext
 from pydantic import Field, create_model
 
-from marshal_dagster.batches import RangeOptions
+from marshal_dagster._internal.enums import enum_member
+from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.batch_planning import StartPolicy
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 from marshal_dagster.sinks import Sink
+from marshal_dagster.spark.reader import check_min_partitions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class ClaimedBatchConfig(Config):
@@ -62,7 +69,7 @@ class WorkOptions(TypedDict, total=False):
     """How batches are claimed and worked on; the same for an op and for an asset."""
 
     sink: Sink | MakeSink | None
-    """Takes the rows in effectively once; may be made anew for each run by a function of the context."""
+    """Takes the rows in effectively once; or a function of the context that makes one for each run."""
     max_records: int | None
     """The most offsets of a batch. This and the limits below are defaults that run config may change."""
     max_bytes: int | None
@@ -83,7 +90,7 @@ class WorkOptions(TypedDict, total=False):
     max_attempts: int
     """How often a plan is tried before it is left to a person; 5 by default."""
     count_records: bool
-    """Tell how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
+    """Report how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
     pass over the batch of its own."""
     min_partitions: int | None
     """Read each batch in at least so many Spark tasks, where one partition has far more than the others; by default in
@@ -99,23 +106,18 @@ class WorkOptions(TypedDict, total=False):
     """Changes the settings (`spark_settings`) of a session that is started here."""
 
 
+LIMITS: Final = ("max_records", "max_bytes", "max_batches", "time_budget_s")
+"""The options that are defaults of the run config."""
+
+
 def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
-    """Give the config class with the defaults of `options`, so that the launchpad shows them.
+    """Return the config class with the limits of `options` as defaults, so that the launchpad shows them.
 
     Raises `ConfigurationError`.
     """
-    return _with_defaults(
-        max_records=options.get("max_records"),
-        max_bytes=options.get("max_bytes"),
-        max_batches=options.get("max_batches"),
-        time_budget_s=options.get("time_budget_s"),
-    )
-
-
-def _with_defaults(**defaults: float | None) -> type[ClaimedBatchConfig]:
-    """Give the config class with other defaults, so that the launchpad shows them. Raises `ConfigurationError`."""
     fields: dict[str, Any] = {}
-    for name, value in defaults.items():
+    for name in LIMITS:
+        value: Any = options.get(name)
         if value is not None and value <= 0:
             raise ConfigurationError(f"{name} is {value}; it must be above 0")
         info = copy.copy(ClaimedBatchConfig.model_fields[name])
@@ -124,3 +126,49 @@ def _with_defaults(**defaults: float | None) -> type[ClaimedBatchConfig]:
     return create_model(
         ClaimedBatchConfig.__name__, __base__=ClaimedBatchConfig, __doc__=ClaimedBatchConfig.__doc__, **fields
     )
+
+
+class Process(Protocol):
+    """What a user writes: turns the messages of a batch into the rows of the sink, or does its work and gives None."""
+
+    def __call__(self, context: OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame", /) -> "DataFrame | None":
+        """Process `frame`: key, value, topic, partition, offset, timestamp, headers of exactly `batch.ranges`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """What run config does not change of an op's or asset's batches; options as in `WorkOptions`."""
+
+    process: Process
+    topic: str
+    asset_key: AssetKey
+    sink: Sink | MakeSink | None = None
+    start: StartPolicy = StartPolicy.EARLIEST
+    max_claims: int | None = None
+    claim_entire_topic: bool = False
+    ranges: RangeOptions | None = None
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    count_records: bool = False
+    min_partitions: int | None = None
+    claimer_key: str = "claimer"
+    spark_key: str | None = None
+    spark_config: Mapping[str, str] | None = None
+
+    @property
+    def resource_keys(self) -> set[str]:
+        """The resources that a run needs."""
+        return {self.claimer_key} | ({self.spark_key} if self.spark_key is not None else set())
+
+
+def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
+    """Check and gather what run config does not change. Raises `ConfigurationError`."""
+    require_topic_name("topic", topic)
+    given: dict[str, Any] = {name: value for name, value in options.items() if name not in LIMITS}
+    if "start" in given:
+        given["start"] = enum_member(StartPolicy, "start", given["start"])
+    spec = BatchSpec(process=process, topic=topic, asset_key=asset_key, **given)
+    check_min_partitions(spec.min_partitions)
+    if spec.spark_key is not None and spec.spark_config is not None:
+        raise ConfigurationError(f"spark_config: the session of resource {spec.spark_key!r} is configured there")
+    return spec

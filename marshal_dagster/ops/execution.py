@@ -16,14 +16,20 @@ from dagster import (
     RetryRequested,
 )
 
-from marshal_dagster.batches import ClaimedBatch, PartitionReport
+from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
-from marshal_dagster.ops.config import ClaimedBatchConfig
-from marshal_dagster.ops.metadata import lost_offsets, lost_range, ranges_table, seen_table
-from marshal_dagster.ops.results import BatchesResult, CompletedBatch, ExecutionOutcome, parse_completed_batch
+from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig
+from marshal_dagster.ops.metadata import (
+    BatchesResult,
+    CompletedBatch,
+    ExecutionOutcome,
+    lost_offsets,
+    parse_completed_batch,
+    ranges_table,
+    seen_table,
+)
 from marshal_dagster.ops.spark_monitor import progress_lines, session_death_as_abort
-from marshal_dagster.ops.spec import BatchSpec
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run
@@ -75,7 +81,7 @@ class BatchExecution:
     """How many records the batch in hand has of each partition, where they are counted."""
 
     def run(self) -> bool:
-        """Work until drained or at a limit; tell whether this step did anything, in earlier attempts too."""
+        """Work until drained or at a limit; return whether this step did anything, in earlier attempts too."""
         tag_run(self.context, {GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
         if over := self._run_is_over():
             raise Failure(f"nothing is begun: {over}", allow_retries=False)
@@ -85,7 +91,7 @@ class BatchExecution:
             outcome = ExecutionOutcome.DONE if self.all_done or idle is None else idle.outcome
             tag_run(self.context, {OUTCOME_TAG: outcome.value})
         except BaseException as error:
-            with suppress(Exception):  # the error of the work is the one to tell
+            with suppress(Exception):  # the error of the work is the one to report
                 self._report_last()
             self._forbid_retries(error)
             raise
@@ -104,13 +110,13 @@ class BatchExecution:
     def _recall(self) -> None:
         """Learn what earlier attempts of this step did."""
         recorded = batches_of_earlier_attempts(self.context, self.claimer.group, self.spec.topic)
-        self.before = [batch for each in recorded if (batch := parse_completed_batch(each.metadata)) is not None]
-        self.before_in_run = sum(each.run_id == self.context.run_id for each in recorded)
+        self.before = [batch for _, metadata in recorded if (batch := parse_completed_batch(metadata)) is not None]
+        self.before_in_run = sum(run_id == self.context.run_id for run_id, _ in recorded)
         if self.before:
             self.context.log.info(
                 "earlier attempts of this step did %d batches, which belong to what it gives: %s",
                 len(self.before),
-                ", ".join(each.batch_id for each in self.before),
+                ", ".join(batch.batch_id for batch in self.before),
             )
 
     def _forbid_retries(self, error: BaseException) -> None:
@@ -252,7 +258,8 @@ class BatchExecution:
 
     def _process(self, batch: ClaimedBatch) -> None:
         log = self.context.log
-        log.info("claimed batch %s: %s", batch.batch_id, ", ".join(_named(report) for report in batch.report()))
+        ranges = [f"{part.range}{' (an open plan)' if part.is_replay else ''}" for part in batch.report()]
+        log.info("claimed batch %s: %s", batch.batch_id, ", ".join(ranges))
         if not batch.ranges:
             log.info("the sink has all of these ranges already: they are only committed")
             return
@@ -279,7 +286,7 @@ class BatchExecution:
                 self.spark = getattr(self.context.resources, self.spec.spark_key).spark_session
             else:
                 single = SINGLE_EXECUTION if batch.mode is DeliveryMode.AT_MOST_ONCE else {}
-                extra = {**single, **self.spec.spark_config}
+                extra = {**single, **(self.spec.spark_config or {})}
                 name = f"{self.context.op.name} {self.context.run_id}"
                 self.spark = start_session(spark_settings(app_name=name, extra=extra))
             took_s = time.monotonic() - began_s
@@ -287,7 +294,7 @@ class BatchExecution:
             self.context.log.info("the Spark session was ready after %.1f s", took_s)
         return self.spark
 
-    # Telling
+    # Records of what was done
 
     def _record(self, batch: ClaimedBatch) -> None:
         """Note a batch that is over, as a materialization: its numbers plot over time."""
@@ -331,55 +338,52 @@ class BatchExecution:
             self.context.log_event(last)
 
     def _observe_dropped(self, batch: ClaimedBatch) -> None:
-        """Note what at most once has dropped, however the batch ended; the lines in the log are the batch's own."""
+        """Record what at most once has dropped, however the batch ended; the lines in the log are the batch's own."""
         dropped = set(batch.dropped)
         if not dropped:
             return
         reports = [report for report in batch.report() if report.range in dropped]
+        metadata = {
+            "dropped": ranges_table(reports),
+            "dropped_offsets": sum(report.range.width for report in reports),
+        }
         try:
-            self.context.log_event(
-                AssetObservation(
-                    announcements_key(self.spec.topic),
-                    description="At most once: committed, and never processed, or possibly not.",
-                    metadata={
-                        "dropped": ranges_table(reports),
-                        "dropped_offsets": sum(report.range.width for report in reports),
-                        "batch_id": batch.batch_id,
-                        "group": self.claimer.group,
-                    },
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - the batch's own error is the one to tell
+            self._observe(batch, "At most once: committed, and never processed, or possibly not.", metadata)
+        except Exception as error:  # noqa: BLE001 - the batch's own error is the one to report
             self.context.log.warning("what was dropped could not be written into the run's events: %s", error)
 
     def _observe_lost(self, batch: ClaimedBatch) -> None:
-        """Note what retention has deleted of a batch that was committed, as an observation of the topic."""
+        """Record what retention has deleted of a batch that was committed."""
         reports = [report for report in batch.report() if report.range.lost is not None]
         if not reports:
             return
+        lost = [
+            {"partition": range_.partition, "start": range_.start, "end": range_.first_readable}
+            for range_ in (report.range for report in reports)
+        ]
+        self._observe(
+            batch,
+            "Retention deleted these messages before they were read; the batch went on behind them.",
+            {"lost": MetadataValue.json(lost), "lost_offsets": lost_offsets(reports)},
+        )
+
+    def _observe(self, batch: ClaimedBatch, description: str, metadata: Mapping[str, Any]) -> None:
+        """Observe the topic."""
         self.context.log_event(
             AssetObservation(
                 announcements_key(self.spec.topic),
-                description="Retention deleted these messages before they were read; the batch went on behind them.",
-                metadata={
-                    "lost": MetadataValue.json([lost_range(report) for report in reports]),
-                    "lost_offsets": lost_offsets(reports),
-                    "batch_id": batch.batch_id,
-                    "group": self.claimer.group,
-                },
+                description=description,
+                metadata={**metadata, "batch_id": batch.batch_id, "group": self.claimer.group},
             )
         )
 
     def _idle_metadata(self, outcome: ExecutionOutcome, text: str) -> dict[str, Any]:
-        metadata: dict[str, Any] = {
-            "state": outcome.value,
-            "reason": text,
-            "group": self.claimer.group,
-            "topic": self.spec.topic,
-        }
-        if self.config.seen:
-            metadata["seen"] = seen_table(self.config.seen)
-        return metadata
+        group, topic = self.claimer.group, self.spec.topic
+        return {"state": outcome.value, "reason": text, "group": group, "topic": topic, **self._seen}
+
+    @property
+    def _seen(self) -> dict[str, Any]:
+        return {"seen": seen_table(self.config.seen)} if self.config.seen else {}
 
     def _record_idle(self, outcome: ExecutionOutcome, text: str) -> None:
         """Say in the metadata that there was nothing to do and why; fail if that is what was asked for."""
@@ -398,35 +402,28 @@ class BatchExecution:
             topic=self.spec.topic,
             group=self.claimer.group,
             outcome=ExecutionOutcome.DONE,
-            batch_ids=tuple(each.batch_id for each in self.all_done),
-            offsets=sum(int(each.numbers["offsets"]) for each in self.all_done),
+            batch_ids=tuple(batch.batch_id for batch in self.all_done),
+            offsets=sum(int(batch.numbers["offsets"]) for batch in self.all_done),
             lag=int(self.all_done[-1].numbers["lag"]),
         )
 
     def sum(self) -> dict[str, Any]:
         """Give the metadata of all batches together."""
         all_done = self.all_done
-        names = {name: None for each in all_done for name in each.numbers}
-        numbers = {name: sum(each.numbers.get(name, 0) for each in all_done) for name in names}
+        names = {name: None for batch in all_done for name in batch.numbers}
+        numbers = {name: sum(batch.numbers.get(name, 0) for batch in all_done) for name in names}
         numbers = {name: round(value, 3) if name.endswith("_s") else int(value) for name, value in numbers.items()}
-        metadata: dict[str, Any] = {
+        return {
             "batches": len(all_done),
             **numbers,
             "lag": int(all_done[-1].numbers["lag"]),
             "ranges": MetadataValue.table(
-                [row for each in all_done for row in each.ranges.records], all_done[-1].ranges.schema
+                [row for batch in all_done for row in batch.ranges.records], all_done[-1].ranges.schema
             ),
             "delivery": all_done[-1].delivery.value,
-            "batch_ids": MetadataValue.json([each.batch_id for each in all_done]),
+            "batch_ids": MetadataValue.json([batch.batch_id for batch in all_done]),
             "group": self.claimer.group,
             "ended": self.ended or "at a limit of this run",
+            **({"batches_of_earlier_attempts": len(self.before)} if self.before else {}),
+            **self._seen,
         }
-        if self.before:
-            metadata["batches_of_earlier_attempts"] = len(self.before)
-        if self.config.seen:
-            metadata["seen"] = seen_table(self.config.seen)
-        return metadata
-
-
-def _named(report: PartitionReport) -> str:
-    return f"{report.range}{' (an open plan)' if report.is_replay else ''}"

@@ -1,62 +1,119 @@
-"""Tables of metadata, as Dagster's pages show them."""
+"""What executions come to, and how batches are recorded as metadata that Dagster's pages show."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
 
-from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
+from dagster import MetadataValue, TableMetadataValue
 
 from marshal_dagster.batches import PartitionReport
+from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
+from marshal_dagster.runs.tables import Column, table
 
-_COLUMNS: Final = (
-    TableColumn("partition", "int", "The partition."),
-    TableColumn("start", "int", "The first offset of the range."),
-    TableColumn("end", "int", "The next offset to read after it."),
-    TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
-    TableColumn("lost", "int", "How many of these, from the start, retention had deleted before they were read."),
-    TableColumn("state", "string", "What became of the range."),
-    TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
-    TableColumn("lag_after", "int", "The same behind the batch."),
-    TableColumn("epoch", "int", "The fencing token of the claim."),
-    TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
-    TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
-    TableColumn("topic", "string", "The data topic."),
+
+class ExecutionOutcome(StrEnum):
+    """What an execution of the op came to: batches were done, or why there was none."""
+
+    DONE = "done"
+    PAUSED = "paused"
+    HELD = "held"
+    DRAINED = "drained"
+    GIVEN_UP = "given_up"
+    NOT_ASSIGNED = "not_assigned"
+    TOPIC_MISSING = "topic_missing"
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedBatch:
+    """One batch that was carried out."""
+
+    batch_id: str
+    delivery: DeliveryMode
+    ranges: TableMetadataValue
+    numbers: Mapping[str, float]
+    """Seconds of each phase, offsets, lag, and the rows written where the sink reports them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesResult:
+    """What the op gives to ops that depend on it."""
+
+    topic: str
+    group: str
+    outcome: ExecutionOutcome
+    batch_ids: tuple[str, ...]
+    offsets: int
+    lag: int
+
+
+_NUMBERS: Final = (
+    "offsets",
+    "lag",
+    "lost_offsets",
+    "records",
+    "waiting_s",
+    "starting_spark_s",
+    "reading_s",
+    "processing_s",
+    "committing_s",
+    "rows",
 )
-_RANGES: Final = TableSchema([*_COLUMNS])
-_COUNTED: Final = TableSchema(
-    [*_COLUMNS, TableColumn("records", "int", "How many records the offsets of the range held, where it was read.")]
+"""What a batch is recorded with that plots over time."""
+
+
+def parse_completed_batch(metadata: Mapping[str, MetadataValue[Any]]) -> CompletedBatch | None:
+    """Read what a batch was recorded with; None for what is of another form."""
+    batch_id, delivery, ranges = (metadata.get(name) for name in ("batch_id", "delivery", "ranges"))
+    numbers = {name: metadata[name].value for name in _NUMBERS if name in metadata}
+    if batch_id is None or delivery is None or not isinstance(ranges, TableMetadataValue):
+        return None
+    if not {"offsets", "lag"} <= numbers.keys():
+        return None
+    return CompletedBatch(str(batch_id.value), DeliveryMode(delivery.value), ranges, numbers)
+
+
+_COLUMNS: Final[Sequence[Column[PartitionReport]]] = (
+    Column("partition", "int", "The partition.", lambda report: report.range.partition),
+    Column("start", "int", "The first offset of the range.", lambda report: report.range.start),
+    Column("end", "int", "The next offset to read after it.", lambda report: report.range.end),
+    Column(
+        "offsets",
+        "int",
+        "How many offsets it spans; compaction and transactions leave fewer records.",
+        lambda report: report.range.width,
+    ),
+    Column(
+        "lost",
+        "int",
+        "How many of these, from the start, retention had deleted before they were read.",
+        lambda report: report.range.first_readable - report.range.start,
+    ),
+    Column("state", "string", "What happened to the range."),
+    Column("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
+    Column("lag_after", "int", "The same after the batch."),
+    Column("epoch", "int", "The fencing token of the claim.", lambda report: report.range.epoch),
+    Column(
+        "generation",
+        "int",
+        "The generation of the position: another one once a person has set it.",
+        lambda report: report.range.generation,
+    ),
+    Column("replay", "bool", "Whether it was the open plan of an earlier owner.", lambda report: report.is_replay),
+    Column("topic", "string", "The data topic.", lambda report: report.range.topic),
 )
 
 
 def ranges_table(reports: Sequence[PartitionReport], counts: Mapping[int, int] | None = None) -> TableMetadataValue:
-    """Show the ranges of a batch; `counts` says how many records each partition's held."""
-    records = [
-        TableRecord(
-            {
-                "partition": report.range.partition,
-                "start": report.range.start,
-                "end": report.range.end,
-                "offsets": report.range.width,
-                "lost": report.range.first_readable - report.range.start,
-                "state": report.state,
-                "lag_before": report.lag_before,
-                "lag_after": report.lag_after,
-                "epoch": report.range.epoch,
-                "generation": report.range.generation,
-                "replay": report.is_replay,
-                "topic": report.range.topic,
-                **({} if counts is None else {"records": counts.get(report.range.partition, 0)}),
-            }
-        )
-        for report in reports
-    ]
-    return MetadataValue.table(records, _RANGES if counts is None else _COUNTED)
-
-
-def lost_range(report: PartitionReport) -> dict[str, int]:
-    """Give what retention has deleted of a range."""
-    one = report.range
-    return {"partition": one.partition, "start": one.start, "end": one.first_readable}
+    """Show the ranges of a batch; `counts` has how many records each partition's held."""
+    if counts is None:
+        return table(_COLUMNS, reports)
+    about = "How many records the offsets of the range held, where it was read."
+    records: Column[PartitionReport] = Column(
+        "records", "int", about, lambda report: counts.get(report.range.partition, 0)
+    )
+    return table([*_COLUMNS, records], reports)
 
 
 def lost_offsets(reports: Sequence[PartitionReport]) -> int:
@@ -66,6 +123,5 @@ def lost_offsets(reports: Sequence[PartitionReport]) -> int:
 
 def seen_table(seen: Sequence[ExpectedKeyState]) -> TableMetadataValue:
     """Show what a sensor saw."""
-    names = tuple(ExpectedKeyState.model_fields)
-    schema = TableSchema([TableColumn(name, "string" if name == "instance" else "int") for name in names])
-    return MetadataValue.table([TableRecord({name: getattr(each, name) for name in names}) for each in seen], schema)
+    names = ExpectedKeyState.model_fields
+    return table([Column(name, "string" if name == "instance" else "int") for name in names], seen)

@@ -30,8 +30,8 @@ def session_death_as_abort(spark: "SparkSession") -> Iterator[None]:
         ended = session_ended(spark, error)
         if ended is None:
             raise
-        told = next(iter(str(error).splitlines()), type(error).__name__)
-        raise BatchAbortedError(f"{ended} ({told}): this batch ends here and its claims are released") from error
+        text = next(iter(str(error).splitlines()), type(error).__name__)
+        raise BatchAbortedError(f"{ended} ({text}): this batch ends here and its claims are released") from error
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def progress_lines(context: OpExecutionContext, spark: "SparkSession", batch_id:
 
     over = threading.Event()
 
-    def tell() -> None:
+    def log_progress() -> None:
         last = ""
         while not over.wait(PROGRESS_EVERY_S):
             now = progress(spark, batch_id)
@@ -49,7 +49,7 @@ def progress_lines(context: OpExecutionContext, spark: "SparkSession", batch_id:
                 last = str(now)
                 context.log.info("Spark: %s", last)
 
-    thread = threading.Thread(target=tell, name=f"progress {batch_id}", daemon=True)
+    thread = threading.Thread(target=log_progress, name=f"progress {batch_id}", daemon=True)
     thread.start()
     try:
         yield

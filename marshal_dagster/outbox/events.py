@@ -61,10 +61,10 @@ class OutgoingEvents:
         """Make sure that the outbox and the columns are there (`TransactionHook.check`)."""
         for field, name in (("key", self._key), ("value", self._value)):
             if name is not None and name not in columns:
-                raise ConfigurationError(
-                    f"{field}: the output has no column {name!r}; it has {', '.join(each for each in columns)}"
-                )
-        found = connection.execute("SELECT to_regclass(%s)", (self._regclass(connection),)).fetchone()
+                raise ConfigurationError(f"{field}: the output has no column {name!r}; it has {', '.join(columns)}")
+        found = connection.execute(
+            "SELECT to_regclass(%s)", (identifier(self._tables.schema, self._tables.name).as_string(connection),)
+        ).fetchone()
         if found is None or found[0] is None:
             raise self._tables.missing()
         self._tables.registration(connection)
@@ -97,11 +97,6 @@ class OutgoingEvents:
             "WHERE attrelid = 'pg_temp.marshal_rows'::regclass AND attnum > 0"
         )
         return dict(found.fetchall())
-
-    def _regclass(self, connection: "Connection") -> str:
-        from psycopg import sql
-
-        return sql.Identifier(self._tables.schema, self._tables.name).as_string(connection)
 
 
 def _as_bytes(column: str, kinds: dict[str, str]) -> "Composable":

@@ -33,7 +33,6 @@ class HarvestCounts:
 
     published: int = 0
     """Rows that it has struck: its own, and those that the note says a session before it has published."""
-    batches: int = 0
     parked: int = 0
     refused: int = 0
     sessions: int = 0
@@ -148,7 +147,6 @@ class Harvest:
             else:
                 self._done = PublishedBatch([row.id for row in batch])
                 self._holds.accept(batch)
-                self._counts.batches += 1
 
     def _without(self, batch: Sequence[Row], refused: RowRejectedError) -> list[Sequence[Row]]:
         """Give what is to be tried of a refused batch."""

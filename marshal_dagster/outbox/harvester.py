@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -161,22 +161,20 @@ class Harvester:
 
     def _stand(self, registration: OutboxRegistration, is_over: Callable[[], bool]) -> None:
         elector = self._elector(registration)
-        with (
-            self._hint_how_to_create(),
-            metrics_recorded(self._tables, self.counts, lambda: self.term is not None),
-            elector,
-        ):
-            while not self._is_stopped and not is_over():
-                self._alive_at_s = time.monotonic()
-                term = elector.wait_for_term(_LOOK_S)
-                if term is None:
-                    self._look_at_ends(elector)
-                    continue
-                self.term = term
-                try:
-                    self._lead(registration, elector, term, is_over)
-                finally:
-                    self.term = None
+        try:
+            with metrics_recorded(self._tables, self.counts, lambda: self.term is not None), elector:
+                while not self._is_stopped and not is_over():
+                    self._alive_at_s = time.monotonic()
+                    self.term = elector.wait_for_term(_LOOK_S)
+                    if self.term is None:
+                        self._look_at_ends(elector)
+                        continue
+                    try:
+                        self._lead(registration, elector, self.term, is_over)
+                    finally:
+                        self.term = None
+        except TopicNotFoundError as error:
+            raise TopicNotFoundError(f"{error}; `marshal-dagster outbox init` makes the topics of an outbox") from None
 
     def _look_at_ends(self, elector: Elector) -> None:
         """Find out now and then whether this harvester could take over, while it stands by."""
@@ -191,13 +189,6 @@ class Harvester:
         else:
             self._note(elector.failure)
         self._looked_at_s = time.monotonic()
-
-    @contextmanager
-    def _hint_how_to_create(self) -> Iterator[None]:
-        try:
-            yield
-        except TopicNotFoundError as error:
-            raise TopicNotFoundError(f"{error}; `marshal-dagster outbox init` makes the topics of an outbox") from None
 
     def _look_up(self) -> OutboxRegistration:
         with self._tables.telling(), self._tables.database.connect() as connection:

@@ -204,3 +204,32 @@ class OutboxTables:
         return ConfigurationError(
             f"outbox {self.name!r} is not in schema {self.schema!r}: `marshal-dagster outbox init` makes it"
         )
+
+
+class OutboxConnection:
+    """One connection to an outbox's database, made when it is needed and closed after an error; for one thread."""
+
+    def __init__(self, tables: OutboxTables) -> None:
+        """Connect to nothing yet."""
+        self._tables = tables
+        self._connection: Connection | None = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connect(self) -> "Connection":
+        return self._tables.database.connect()
+
+    @contextmanager
+    def _using(self) -> "Iterator[Connection]":
+        try:
+            with self._tables.telling():
+                if self._connection is None:
+                    self._connection = self._connect()
+                yield self._connection
+        except BaseException:
+            self.close()
+            raise

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, LiteralString
 
-from marshal_dagster.outbox.schema import OutboxRegistration, OutboxTables
+from marshal_dagster.outbox.schema import OutboxConnection, OutboxRegistration
 
 if TYPE_CHECKING:
     from marshal_dagster._internal.postgres import Connection
@@ -42,19 +42,8 @@ class ParkedRow:
     parked_at: datetime
 
 
-class OutboxInspector:
+class OutboxInspector(OutboxConnection):
     """Questions about an outbox over one connection, made when it is needed; for one thread."""
-
-    def __init__(self, tables: OutboxTables) -> None:
-        """Connect to nothing yet."""
-        self._tables = tables
-        self._connection: Connection | None = None
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
     def status(self) -> OutboxStatus:
         """Count what is there. Raises, as all here, `ConfigurationError` and `UnavailableError`."""
@@ -115,13 +104,7 @@ class OutboxInspector:
 
     @contextmanager
     def _asking(self) -> "Iterator[Connection]":
-        """Give the connection for one transaction."""
-        try:
-            with self._tables.telling():
-                if self._connection is None:
-                    self._connection = self._tables.database.connect()
-                yield self._connection
-                self._connection.commit()
-        except BaseException:
-            self.close()
-            raise
+        """Yield the connection for one transaction."""
+        with self._using() as connection:
+            yield connection
+            connection.commit()

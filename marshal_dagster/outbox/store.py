@@ -2,12 +2,12 @@
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
+from marshal_dagster._internal.postgres import identifier
 from marshal_dagster.outbox.interfaces import BatchTransaction, Row, SessionSupersededError, TransactionResult
-from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.schema import OutboxConnection, OutboxTables
 
 if TYPE_CHECKING:
     from psycopg import Cursor
@@ -63,17 +63,13 @@ stays: the harvester has no right to change it. Another row under the same id wa
 """
 
 
-class PostgresStore:
-    """The rows of an outbox, as a `marshal_dagster.outbox.interfaces.Store`; for one thread.
-
-    It has one connection, made when it is needed and given up after an error.
-    """
+class PostgresStore(OutboxConnection):
+    """The rows of an outbox, as a `marshal_dagster.outbox.interfaces.Store`; for one thread."""
 
     def __init__(self, tables: OutboxTables, leader: str | None = None) -> None:
         """Connect to nothing yet; `leader` is a name for people, by default this host's and this process's."""
-        self._tables = tables
+        super().__init__(tables)
         self._leader = leader or f"{socket.gethostname()}:{os.getpid()}"
-        self._connection: Connection | None = None
 
     def begin(self) -> int:
         """Begin a session (`Store.begin`)."""
@@ -104,39 +100,21 @@ class PostgresStore:
                 pass
             connection.commit()
 
-    def close(self) -> None:
-        """Give up the connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    @contextmanager
-    def _using(self) -> "Iterator[Connection]":
-        """Give the connection, which is given up by any error."""
+    def _connect(self) -> "Connection":
+        connection = self._tables.database.connect(options=_SETTINGS, answer_timeout_s=_ANSWER_TIMEOUT_S)
         try:
-            with self._tables.telling():
-                yield self._connected()
+            self._tables.registration(connection)
+            connection.execute(self._tables.named("LISTEN {name}", name=identifier(self._tables.channel)), ())
+            # A struck row that came back after a crash of the server could be published again.
+            connection.execute(
+                "SELECT set_config('synchronous_commit', 'on', false) "
+                "WHERE current_setting('synchronous_commit') = 'off'"
+            )
+            connection.commit()
         except BaseException:
-            self.close()
+            connection.close()
             raise
-
-    def _connected(self) -> "Connection":
-        if self._connection is None:
-            connection = self._tables.database.connect(options=_SETTINGS, answer_timeout_s=_ANSWER_TIMEOUT_S)
-            try:
-                self._tables.registration(connection)
-                connection.execute(self._tables.named("LISTEN {name}", name=_identifier(self._tables.channel)))
-                # A struck row that came back after a crash of the server could be published again.
-                connection.execute(
-                    "SELECT set_config('synchronous_commit', 'on', false) "
-                    "WHERE current_setting('synchronous_commit') = 'off'"
-                )
-                connection.commit()
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
-        return self._connection
+        return connection
 
     def _turn(self, connection: "Connection", session: int, turn: BatchTransaction) -> TransactionResult:
         named = self._tables.named
@@ -148,7 +126,7 @@ class PostgresStore:
             if turn.done.rows:
                 struck = connection.execute(named(_STRIKE), (list(turn.done.rows), turn.done.created_until_us))
             if turn.parked:
-                ids, reasons = [each.id for each in turn.parked], [each.reason for each in turn.parked]
+                ids, reasons = [row.id for row in turn.parked], [row.reason for row in turn.parked]
                 parked = connection.execute(named(_PARK), (ids, reasons))
             rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
         present = found.fetchone()
@@ -157,7 +135,7 @@ class PostgresStore:
             raise SessionSupersededError(
                 f"outbox {self._tables.name!r}: session {session} is over, another harvester took over"
             )
-        taken = [] if rows is None else [_row(each) for each in rows]
+        taken = [] if rows is None else [_row(found) for found in rows]
         connection.commit()
         return TransactionResult(taken, _count(struck), _count(parked))
 
@@ -192,9 +170,3 @@ def _row(found: Sequence[Any]) -> Row:
     number, topic, key, value, names, values, created_us = found
     headers = None if names is None else list(zip(names, values, strict=True))
     return Row(number, topic, key, value, headers, created_us)
-
-
-def _identifier(name: str) -> Any:  # noqa: ANN401 - psycopg's
-    from psycopg import sql
-
-    return sql.Identifier(name)

@@ -105,11 +105,11 @@ class Outbox:
         if any(name == ID_HEADER for name, _ in headers):
             raise ConfigurationError(f"headers: {ID_HEADER!r} is the harvester's own; leave it out")
         contents = [key, value, *(content for _, content in headers)]
-        size = sum(len(each or b"") for each in contents) + sum(len(name.encode()) for name, _ in headers)
+        size = sum(len(content or b"") for content in contents) + sum(len(name.encode()) for name, _ in headers)
         if size > self._max_bytes:
             raise ConfigurationError(
                 f"a record for topic {record.topic!r} has {size} bytes; {self._max_bytes} are allowed (max_bytes), and "
-                "brokers take about a million unless they are told otherwise"
+                "brokers take about a million by default"
             )
         if not headers:
             return record.topic, key, value, None, None

@@ -7,7 +7,7 @@ opens what it needs.
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict, TypeVar, Unpack
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
+from marshal_dagster.coordination.log import Append, CoordinationLog
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, CoordinationLogChangedError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -33,8 +33,8 @@ from marshal_dagster.protocol.messages import (
     render,
 )
 from marshal_dagster.protocol.state import RANGES
-from marshal_dagster.resources.connection import CheckedResource, KafkaConnectionConfig, check_secrets, check_topic
-from marshal_dagster.resources.rationalizer import NOT_AUTHORIZED, read_to_end, require_rights
+from marshal_dagster.resources.connection import KafkaConnectionConfig, check_topic
+from marshal_dagster.resources.rationalizer import NOT_AUTHORIZED, CoordinationResource, require_rights
 from marshal_dagster.runs.announcements import announcer
 from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import run_of
@@ -42,13 +42,10 @@ from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worke
 
 if TYPE_CHECKING:
     from marshal_dagster.batches import Advise, BatchRequest, BatchSession, ClaimedBatch, RangeOptions
-    from marshal_dagster.coordination.heartbeats import ReasonToStop
-    from marshal_dagster.coordination.log import Append, CoordinationLog
     from marshal_dagster.coordination.rationalizer import Rationalizer
     from marshal_dagster.kafka.admin_client import Topics
     from marshal_dagster.protocol.batch_planning import StartPolicy
     from marshal_dagster.protocol.state import DataPartitionId, Key
-    from marshal_dagster.protocol.world import World
     from marshal_dagster.runs.names import RunContext
     from marshal_dagster.sinks import Sink
 
@@ -80,38 +77,27 @@ class BatchOptions(TypedDict, total=False):
     ranges: "RangeOptions | None"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Revocation:
-    """What became of the claims of runs that are over."""
+    """What happened to the claims of runs that are over."""
 
-    taken: "Mapping[DataPartitionId, Key]"
-    """The keys that were taken from them, as they stood before."""
-    kept: "Mapping[DataPartitionId, Key]"
-    """Those that they still hold, by what was read last."""
+    run_ids: Collection[str]
+    held: "dict[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
+    """All keys that they held, as these were when they were first read."""
+    kept: "Mapping[DataPartitionId, Key] | None" = None
+    """Those that they still hold, by what was read last; None if the log could not be read."""
     problem: str = ""
     """Why, if there are any."""
     awaited: "Mapping[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
     """Those that they hold where Go consumers share the group: nothing is revoked, they go stale by themselves."""
 
-
-@dataclass(slots=True)
-class _RevocationProgress:
-    """How far a revocation is."""
-
-    run_ids: Collection[str]
-    before: "dict[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
-    kept: "dict[DataPartitionId, Key] | None" = None
-    """None: the log could not be read yet."""
-    problem: str = ""
-    awaited: "dict[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
-
     @property
-    def is_done(self) -> bool:
-        """Whether the runs hold nothing that could be revoked."""
-        return self.kept is not None and not any(_epochs(self.kept))
+    def taken(self) -> "Mapping[DataPartitionId, Key]":
+        """The keys that were taken from them."""
+        return {place: key for place, key in self.held.items() if place not in (self.kept or {})}
 
 
-class ClaimerResource(CheckedResource):
+class ClaimerResource(CoordinationResource):
     """Claims partitions in the name of a run and gives claimed batches. For ops and assets.
 
     Making one raises `ConfigurationError` for a field that is wrong, a name that no record could carry among them.
@@ -124,9 +110,6 @@ class ClaimerResource(CheckedResource):
     connection: KafkaConnectionConfig = Field(description="The Kafka cluster that has the data topics.")
     coordination_connection: KafkaConnectionConfig | None = Field(
         default=None, description="The cluster that has the coordination topic; by default that of the data topics."
-    )
-    coordination_topic: str = Field(
-        default=DEFAULT_COORDINATION_TOPIC, description="The topic that is the coordination log."
     )
     group: str = Field(description="The group whose members share the partitions and one position in each of them.")
     client_id: str | None = Field(
@@ -173,7 +156,7 @@ class ClaimerResource(CheckedResource):
 
     _open: dict[str, Any] = PrivateAttr(default_factory=dict)
 
-    _topic_is_allowed = field_validator("coordination_topic", "coordinator_topic")(check_topic)
+    _coordinator_topic_is_allowed = field_validator("coordinator_topic")(check_topic)
 
     @field_validator("delivery", "rule_set", mode="before")
     @classmethod
@@ -207,12 +190,6 @@ class ClaimerResource(CheckedResource):
                 "claim_ranges: a Go consumer would take a partition for free that is claimed by ranges"
             )
         return self
-
-    def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
-        """Give what Dagster stores of this resource; refuses secrets in plain text."""
-        connections = {"connection": self.connection, "coordination_connection": self.coordination_connection}
-        check_secrets(type(self).__name__, connections)
-        return super().get_resource_definition()
 
     @property
     def member_session_ms(self) -> int:
@@ -275,16 +252,12 @@ class ClaimerResource(CheckedResource):
         opened: BatchSession = self._open["delivery"]
         return opened
 
-    def revoke_run(self, run_id: str) -> "Revocation":
-        """Take from the group's members what a run held that is over. See `revoke_runs`."""
-        return self.revoke_runs([run_id])
-
     def revoke_runs(self, run_ids: Collection[str]) -> "Revocation":
         """Take from the group's members what runs held that are over, with one append.
 
         See protocol.md, section 6, "Revoke".
 
-        Should the runs' processes still live, they are fenced. What is not acknowledged is tried again, three times at
+        If the runs' processes still live, they are fenced. What is not acknowledged is tried again, three times at
         most and within the connection's time-out. Where Go consumers share the group nothing is revoked. Raises
         `ConfigurationError`, `TopicNotFoundError`, `AuthorizationError`, and `UnavailableError` when it cannot even be
         read what the runs hold.
@@ -295,31 +268,25 @@ class ClaimerResource(CheckedResource):
         deadline_s = time.monotonic() + connection.timeout_s
         # A producer for a long interval would wait beyond a sensor's tick.
         interval_ms = min(self.settings.heartbeat_interval_ms, round(2_000 * connection.timeout_s))
-        log = KafkaLog(connection, self.coordination_topic, interval_ms)
-        work = _RevocationProgress(frozenset(run_ids))
-        try:
+        revocation = Revocation(frozenset(run_ids))
+        with closing(KafkaLog(connection, self.coordination_topic, interval_ms)) as log:
             for attempt in range(_TRIES):
                 if attempt:
                     time.sleep(_PAUSE_S)
                 try:
-                    self._revoke_held(log, work)
-                except (
-                    UnavailableError,
-                    CoordinationLogChangedError,
-                ) as error:  # a reader that failed is replaced at its next use
-                    work.problem = str(error)
-                if work.is_done or time.monotonic() + _PAUSE_S >= deadline_s:
+                    self._revoke_held(log, revocation)
+                except (UnavailableError, CoordinationLogChangedError) as error:
+                    revocation.problem = str(error)  # a reader that failed is replaced at its next use
+                is_done = revocation.kept is not None and not any(_epochs(revocation.kept))
+                if is_done or time.monotonic() + _PAUSE_S >= deadline_s:
                     break
-        finally:
-            log.close()
-        if work.kept is None:
+        if revocation.kept is None:
             raise UnavailableError(
                 f"what run {', '.join(sorted(run_ids))} held of group {self.group!r} could not be revoked: "
-                f"{work.problem}. Its claims go stale by themselves within {2 * self.heartbeat_interval_s:g} s of its "
-                "last heartbeat"
+                f"{revocation.problem}. Its claims go stale by themselves within {2 * self.heartbeat_interval_s:g} s "
+                "of its last heartbeat"
             )
-        taken = {place: key for place, key in work.before.items() if place not in work.kept}
-        return Revocation(taken, work.kept, work.problem if work.kept else "", work.awaited)
+        return revocation
 
     def open_log(self, interval_ms: int) -> "Rationalizer":
         """Open a reader of all of the coordination log, by which members of that heartbeat interval (ms) can write.
@@ -338,12 +305,6 @@ class ClaimerResource(CheckedResource):
         """
         require_rights(self.coordination(), self.coordination_topic, to_write=True)
 
-    def open_data(self) -> "Topics":
-        """Open what asks the cluster of the data topics; who opens it closes it. Raises `ConfigurationError`."""
-        from marshal_dagster.kafka.admin_client import Topics
-
-        return Topics(self.connection.to_connection("connection"))
-
     def group_keys(self) -> "dict[DataPartitionId, Key]":
         """Read to the present end of the log and give copies of the group's keys.
 
@@ -352,34 +313,21 @@ class ClaimerResource(CheckedResource):
         with self.world() as world:
             return {place: replace(key) for name, place, _, key in world.keys() if name == self.group}  # noqa: SIM118 - no dict
 
-    @contextmanager
-    def world(self) -> "Iterator[World]":
-        """Read to the present end of the log and give the world state, which stays as it is inside the block.
-
-        Raises `ConfigurationError`, `TopicNotFoundError`, `UnavailableError`, `CoordinationLogChangedError`.
-        """
-        from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
-
-        reader = shared_rationalizer(self.coordination(), self.coordination_topic)
-        with reader.lock:
-            yield read_to_end(reader, self.coordination())
-
-    def _revoke_held(self, log: "CoordinationLog", work: "_RevocationProgress") -> None:
-        """Append revocations for what the run holds now, and look what became of them."""
-        held, work.awaited, partitions = self._held_by(work.run_ids)
-        work.before = {**held, **work.before}
-        work.kept = held
-        if not held:
+    def _revoke_held(self, log: CoordinationLog, revocation: Revocation) -> None:
+        """Append revocations for what the runs hold now, and read what became of them."""
+        kept, revocation.awaited, partitions = self._held_by(revocation.run_ids)
+        revocation.held, revocation.kept = {**kept, **revocation.held}, kept
+        if not kept:
             return
-        records = self._revocations(work.run_ids, held, partitions)
+        records = self._revocations(revocation.run_ids, kept, partitions)
         if not records:
-            work.problem = "the log no longer begins at offset 0, so it shows no epoch to revoke"
+            revocation.problem = "the log no longer begins at offset 0, so it shows no epoch to revoke"
             return
         refused = [ack.error or "no acknowledgement came" for ack in log.append(records) if ack.offset is None]
         if any(NOT_AUTHORIZED in error for error in refused):
             self.require_rights()
-        work.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
-        work.kept, work.awaited, _ = self._held_by(work.run_ids)
+        revocation.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
+        revocation.kept, revocation.awaited, _ = self._held_by(revocation.run_ids)
 
     def _held_by(
         self, run_ids: Collection[str]
@@ -389,42 +337,47 @@ class ClaimerResource(CheckedResource):
         First those that can be revoked, then those where Go consumers share the group. Nothing that others hold of a
         key is in the copy.
         """
-        from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
-
-        reader = shared_rationalizer(self.coordination(), self.coordination_topic)
-        with reader.lock:
-            revocable: dict[DataPartitionId, Key] = {}
-            awaited: dict[DataPartitionId, Key] = {}
-            for name, place, group, key in read_to_end(reader, self.coordination()).keys():  # noqa: SIM118 - no dict
+        revocable: dict[DataPartitionId, Key] = {}
+        awaited: dict[DataPartitionId, Key] = {}
+        with self.world() as world:
+            for name, place, group, key in world.keys():  # noqa: SIM118 - no dict
                 if name == self.group and (held := _held_of(key, run_ids)) is not None:
                     (awaited if group.is_go and not key.provisional else revocable)[place] = held
-            return revocable, awaited, reader.identity.partitions
+            return revocable, awaited, world.coordination_partitions
 
     def _revocations(
         self, run_ids: Collection[str], held: "Mapping[DataPartitionId, Key]", partitions: int
-    ) -> "list[Append]":
+    ) -> list[Append]:
         from marshal_dagster.coordination.claimer import new_instance_id
-        from marshal_dagster.coordination.log import Append
 
         name = f"revoking-{min(run_ids)}"
-        who = {
-            "instance": new_instance_id(name),
-            "client": self.client_id or name,
-            "group": self.group,
-            "time_s": int(time.time()),
-        }
+        instance, client, time_s = new_instance_id(name), self.client_id or name, int(time.time())
         return [
             Append(
                 coordination_partition(topic, partitions),
-                render(kind(topic=topic, partition=partition, epoch=epoch, **who)),  # type: ignore[arg-type]
+                render(
+                    kind(
+                        topic=topic,
+                        partition=partition,
+                        epoch=epoch,
+                        instance=instance,
+                        client=client,
+                        group=self.group,
+                        time_s=time_s,
+                    )
+                ),
             )
             for (topic, partition), kind, epoch in _epochs(held)
         ]
 
     def coordination(self) -> KafkaConnection:
-        """Give the connection to the cluster of the coordination topic. Raises `ConfigurationError`."""
+        """Return the connection to the cluster of the coordination topic. Raises `ConfigurationError`."""
         if self.coordination_connection is not None:
             return self.coordination_connection.to_connection("coordination_connection")
+        return self.data()
+
+    def data(self) -> KafkaConnection:
+        """Return the connection to the cluster of the data topics. Raises `ConfigurationError`."""
         return self.connection.to_connection("connection")
 
     def close(self) -> None:
@@ -444,9 +397,11 @@ class ClaimerResource(CheckedResource):
         from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
         from marshal_dagster.kafka.admin_client import Topics
 
-        data, coordination = self.connection.to_connection("connection"), self.coordination()
+        data, coordination = self.data(), self.coordination()
         log = KafkaLog(coordination, self.coordination_topic, self.settings.heartbeat_interval_ms)
         topics = Topics(data)
+        worker_ended = run_worker_ended(context.instance, context.run_id)
+        is_over = run_is_over(context.instance, context.run_id)
         delivery = BatchSession(
             log=log,
             data=topics,
@@ -457,7 +412,7 @@ class ClaimerResource(CheckedResource):
             settings=self.settings,
             is_dead=EndedRunDetector(context.instance),
             announce=announcer(context),
-            reasons_to_stop=_reasons_to_stop(context),
+            reasons_to_stop=[reason for reason in (worker_ended, is_over) if reason is not None],
             timeout_s=coordination.timeout_s,
             snapshots=kafka_snapshots(coordination, self.coordination_topic),
         )
@@ -467,28 +422,18 @@ class ClaimerResource(CheckedResource):
         return delivery
 
     def _advise(self) -> "Advise | None":
-        """Give what tells batches what is this member's."""
+        """Return what limits batches to this member's partitions."""
         if self.member is None:
             return None
-        from marshal_dagster.batches import Advice
         from marshal_dagster.coordinator.assignment_reader import AssignmentReader
         from marshal_dagster.coordinator.transport import CoordinatorTopics
 
         topics = CoordinatorTopics(self.coordinator_topic)
-        adviser = AssignmentReader(self.coordination(), topics, self.group, self.member, self.member_session_ms)
-
-        def advise(topic: str) -> Advice | None:
-            assigned_partitions = adviser.assigned_partitions(topic)
-            return (
-                None
-                if assigned_partitions is None
-                else Advice(assigned_partitions.partitions, assigned_partitions.text)
-            )
-
-        return advise
+        reader = AssignmentReader(self.coordination(), topics, self.group, self.member, self.member_session_ms)
+        return reader.assigned_partitions
 
     def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> None:
-        """Refuse one that this user may not write, or with dangerous settings, unless told to accept these."""
+        """Refuse one that this user may not write, or with dangerous settings unless `allow_unsafe_topic`."""
         from marshal_dagster.coordination.topic_settings import Severity, require_safe
         from marshal_dagster.kafka.acls import Right, on_topic
         from marshal_dagster.kafka.admin_client import Topics
@@ -524,12 +469,6 @@ def resource_of(kind: type[_Resource], resources: object, key: str) -> _Resource
     if not isinstance(found, kind):
         raise ConfigurationError(f"resource {key!r} is of type {type(found).__name__}; it must be {kind.__name__}")
     return found
-
-
-def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
-    worker_ended = run_worker_ended(context.instance, context.run_id)
-    is_over = run_is_over(context.instance, context.run_id)
-    return [is_over] if worker_ended is None else [worker_ended, is_over]
 
 
 def _request(options: BatchOptions) -> "BatchRequest":

@@ -26,7 +26,7 @@ class KafkaConnectionConfig(Config):
     )
     username: str | None = Field(default=None, description="The user name for SASL.")
     # Not marked as Dagster's secrets: the launchpad would fill in asterisks, as if they were the password. What Dagster
-    # stores is a variable's name, since `_check_secrets` refuses all else.
+    # stores is a variable's name, because `CheckedResource` refuses all else.
     password: str | None = Field(
         default=None,
         repr=False,
@@ -56,14 +56,14 @@ class KafkaConnectionConfig(Config):
 
         Raises `ConfigurationError`, naming the field.
         """
-        told: ConfigurationError | None = None
+        wrong: ConfigurationError | None = None
         _reject_unknown_fields(type(self), fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            told = _in_one_line(type(self), error)
-        if told is not None:
-            raise told  # out here, lest it carry pydantic's error with all that was given
+            wrong = _in_one_line(type(self), error)
+        if wrong is not None:
+            raise wrong  # out here: in the block it would carry pydantic's error with all that was given
         values = self._values()
         if not any(isinstance(value, EnvVar) for value in values.values()):
             unseen = {*_FILES, *(("ssl_key_password",) if self.ssl_key_location is not None else ())}
@@ -95,13 +95,6 @@ class KafkaConnectionConfig(Config):
         return {name: value for name in type(self).model_fields if (value := self.__dict__[name]) is not None}
 
 
-def check_secrets(resource: str, connections: Mapping[str, KafkaConnectionConfig | None]) -> None:
-    """Refuse secrets that Dagster would store and show with the definitions."""
-    for field, connection in connections.items():
-        for name in connection.secrets_in_code() if connection else ():
-            raise secret_in_code(f"{resource}: {field}.{name}", name)
-
-
 def secret_in_code(where: str, field: str) -> ConfigurationError:
     """Return the error that a secret is written down, with what to do."""
     return ConfigurationError(
@@ -120,18 +113,20 @@ def check_topic(value: str) -> str:
 
 def _reject_unknown_fields(cls: type[Any], given: Mapping[str, Any]) -> None:
     """Refuse fields that a config or resource does not have, which pydantic would leave out without a word."""
-    strange = sorted(given.keys() - cls.model_fields.keys())
-    if strange:
+    unknown = sorted(given.keys() - cls.model_fields.keys())
+    if unknown:
         raise ConfigurationError(
-            f"{cls.__name__} has no field {', '.join(strange)}; it has {', '.join(cls.model_fields)}"
+            f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(cls.model_fields)}"
         )
 
 
 def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
-    """Say which fields are wrong as our own error, in one line; a value stands in it only where a check puts it."""
-    told = [(".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")) for each in error.errors()]
-    problems = "; ".join(f"{field}: {problem}" if field else problem for field, problem in told)
-    return ConfigurationError(f"{cls.__name__}: {problems}")
+    """Name the wrong fields as our own error, in one line; a value is in it only where a check puts it."""
+    texts = []
+    for problem in error.errors():
+        field, text = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+        texts.append(f"{field}: {text}" if field else text)
+    return ConfigurationError(f"{cls.__name__}: {'; '.join(texts)}")
 
 
 class CheckedResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
@@ -139,6 +134,13 @@ class CheckedResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
     Making one raises `ConfigurationError`.
     """
+
+    def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
+        """Return what Dagster stores of this resource; refuses secrets in plain text, which Dagster would show."""
+        for field, value in self.__dict__.items():
+            for name in value.secrets_in_code() if isinstance(value, KafkaConnectionConfig) else ():
+                raise secret_in_code(f"{type(self).__name__}: {field}.{name}", name)
+        return super().get_resource_definition()
 
     @model_validator(mode="wrap")
     @classmethod
@@ -148,5 +150,5 @@ class CheckedResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         try:
             return check(values)
         except ValidationError as error:
-            told = _in_one_line(cls, error)
-        raise told  # out here, lest it carry pydantic's error with all that was given
+            wrong = _in_one_line(cls, error)
+        raise wrong  # out here: in the block it would carry pydantic's error with all that was given

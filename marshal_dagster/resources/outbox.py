@@ -7,10 +7,7 @@ what is there and ends, as often as the sensor or a schedule asks for it.
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from dagster import (
-    EnvVar,
-    MetadataValue,
-)
+from dagster import EnvVar, MetadataValue
 from pydantic import Field
 
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database
@@ -26,13 +23,12 @@ from marshal_dagster.outbox.options import (
     TOPIC_PATIENCE_TEXT,
     HarvesterOptions,
 )
-from marshal_dagster.outbox.schema import DEFAULT_NAME
+from marshal_dagster.outbox.schema import DEFAULT_NAME, OutboxTables
+from marshal_dagster.outbox.status import OutboxInspector, OutboxStatus
 from marshal_dagster.resources.connection import CheckedResource, KafkaConnectionConfig, secret_in_code
 
 if TYPE_CHECKING:
     from marshal_dagster.outbox.harvester import Harvester
-    from marshal_dagster.outbox.schema import OutboxTables
-    from marshal_dagster.outbox.status import OutboxStatus
 
 
 class OutboxResource(CheckedResource):
@@ -48,34 +44,21 @@ class OutboxResource(CheckedResource):
     max_in_flight_records: int = Field(
         default=DEFAULT_OPTIONS.limits.max_in_flight_records, ge=1, description=MAX_IN_FLIGHT_TEXT
     )
-    max_attempts: int = Field(
-        default=DEFAULT_OPTIONS.limits.max_attempts,
-        ge=1,
-        description=MAX_ATTEMPTS_TEXT,
-    )
+    max_attempts: int = Field(default=DEFAULT_OPTIONS.limits.max_attempts, ge=1, description=MAX_ATTEMPTS_TEXT)
     topic_patience_s: float = Field(
-        default=DEFAULT_OPTIONS.limits.topic_patience_s,
-        ge=0,
-        description=TOPIC_PATIENCE_TEXT,
+        default=DEFAULT_OPTIONS.limits.topic_patience_s, ge=0, description=TOPIC_PATIENCE_TEXT
     )
-    partitioner: str = Field(
-        default=str(DEFAULT_OPTIONS.partitioner),
-        description=PARTITIONER_TEXT,
-    )
+    partitioner: str = Field(default=str(DEFAULT_OPTIONS.partitioner), description=PARTITIONER_TEXT)
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
-        """Give what Dagster stores of this resource; refuses secrets in plain text."""
-        for name in self.connection.secrets_in_code():
-            raise ConfigurationError(secret_in_code(f"OutboxResource: connection.{name}", name))
+        """Return what Dagster stores of this resource; refuses secrets in plain text."""
         dsn = self.__dict__["dsn"]
         if not isinstance(dsn, EnvVar) and Database(dsn).has_password:
-            raise ConfigurationError(secret_in_code("OutboxResource: dsn", "dsn"))
+            raise secret_in_code("OutboxResource: dsn", "dsn")
         return super().get_resource_definition()
 
-    def tables(self) -> "OutboxTables":
+    def tables(self) -> OutboxTables:
         """Name the outbox's tables; nothing is connected to. Raises `ConfigurationError`."""
-        from marshal_dagster.outbox.schema import OutboxTables
-
         return OutboxTables(Database(self._dsn()), self.outbox, self.database_schema)
 
     def create(self, *, notifies: bool = True, replication: int | None = None) -> None:
@@ -100,10 +83,8 @@ class OutboxResource(CheckedResource):
         options = HarvesterOptions(limits=limits, partitioner=self.partitioner)
         return Harvester(self.tables(), self.connection.to_connection("connection"), options)
 
-    def status(self) -> "OutboxStatus":
+    def status(self) -> OutboxStatus:
         """Look at the backlog. Raises `ConfigurationError`, `UnavailableError`."""
-        from marshal_dagster.outbox.status import OutboxInspector
-
         with closing(OutboxInspector(self.tables())) as backlog:
             return backlog.status()
 
@@ -118,14 +99,14 @@ class OutboxResource(CheckedResource):
         return found
 
 
-def backlog_text(status: "OutboxStatus") -> str:
+def backlog_text(status: OutboxStatus) -> str:
     """Return how many rows wait and for how long, as a sentence."""
     if status.oldest_age_s is None:
         return f"outbox {status.registration.name!r} is empty"
     return f"{status.rows} rows wait in outbox {status.registration.name!r}, the oldest for {status.oldest_age_s:.1f} s"
 
 
-def backlog_metadata(status: "OutboxStatus") -> dict[str, MetadataValue[Any]]:
+def backlog_metadata(status: OutboxStatus) -> dict[str, MetadataValue[Any]]:
     """Return the backlog as Dagster metadata."""
     return {
         "rows waiting": MetadataValue.int(status.rows),

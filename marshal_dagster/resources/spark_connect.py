@@ -9,8 +9,6 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.resources.connection import CheckedResource, secret_in_code
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
 
@@ -43,8 +41,8 @@ class SparkConnectResource(CheckedResource):
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
         """Give what Dagster stores of this resource; refuses a token in plain text."""
-        told = self.__dict__["token"]  # not asked of the model, which would look up the variable
-        if (told is not None and not isinstance(told, EnvVar)) or "token=" in (self.url or ""):
+        token = self.__dict__["token"]  # not read from the model, which would look up the variable
+        if (token is not None and not isinstance(token, EnvVar)) or "token=" in (self.url or ""):
             raise secret_in_code("SparkConnectResource: token", "token")
         return super().get_resource_definition()
 
@@ -67,7 +65,8 @@ class SparkConnectResource(CheckedResource):
         """Stop the server on this machine; False when there was none. Raises `ConfigurationError`."""
         from marshal_dagster.spark.connect_server import ConnectServer
 
-        self._require_own()
+        if self.url is not None:
+            raise ConfigurationError("url: the server there is not this machine's own: stop it where it was started")
         return ConnectServer(self.folder).stop()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's
@@ -84,10 +83,5 @@ class SparkConnectResource(CheckedResource):
         if self.url is not None:
             token: Any = self.__dict__["token"]
             return self.url, token.get_value() if isinstance(token, EnvVar) else token
-        settings: Mapping[str, str] = self.server_config
-        server = ConnectServer(self.folder).start(settings)
+        server = ConnectServer(self.folder).start(self.server_config)
         return server.url, server.token
-
-    def _require_own(self) -> None:
-        if self.url is not None:
-            raise ConfigurationError("url: the server there is not this machine's own: stop it where it was started")

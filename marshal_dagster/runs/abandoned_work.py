@@ -30,7 +30,7 @@ MAX_NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class AbandonedPartition:
-    """What a dead member left: a partition whose owner is stale, or whose plan is open and nobody holds it.
+    """What a dead member left: a partition whose owner is stale, or whose plan is open and no member holds it.
 
     Or a range of one: then `offset` is where it begins, and `plan_end` where it ends.
     """
@@ -45,10 +45,10 @@ class AbandonedPartition:
     client: str | None
     epoch: int | None
     silent_s: float | None
-    """Seconds since the owner's last heartbeat; as the other three None when nobody holds it."""
+    """Seconds since the owner's last heartbeat; as the other three None when no member holds it."""
 
     def __str__(self) -> str:
-        """Say what was left, for the log of a tick."""
+        """Describe what was left, for the log of a tick."""
         plan = "no plan" if self.plan_end is None else f"plan [{self.offset}, {self.plan_end})"
         held = "held by nobody" if self.silent_s is None else f"client {self.client!r} silent for {self.silent_s:.0f} s"
         return f"{self.topic}/{self.partition}: {plan}, {held}"
@@ -60,10 +60,10 @@ class AbandonedPartition:
 
 
 def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> list[AbandonedPartition]:
-    """Give the partitions of `topic` whose owner in `group` is stale, or whose plan is open without a live owner.
+    """Return the partitions of `topic` whose owner in `group` is stale, or whose plan is open without a live owner.
 
-    And each planned range without a live owner; one that was merely claimed keeps nobody from its offsets. Stale by the
-    larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records is
+    And each planned range without a live owner; one that was merely claimed keeps no member from its offsets. Stale by
+    the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records is
     (protocol.md, section 2).
     """
     state = world.group_of(group, topic)
@@ -73,7 +73,7 @@ def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> 
         if of_topic != topic or state.is_live(key, now_ms):
             continue
         found += [
-            abandoned_range(topic, partition, key, range_, now_ms)
+            abandoned_partition(topic, partition, key, now_ms, range_)
             for range_ in key.ranges
             if range_.phase is Phase.PLANNED and not range_.is_live(now_ms, state.settings.heartbeat_interval_ms)
         ]
@@ -82,32 +82,22 @@ def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> 
     return found
 
 
-def abandoned_partition(topic: str, partition: int, key: Key, now_ms: int) -> AbandonedPartition:
-    """Describe a key whose owner, if it has one, is dead."""
-    owner = key.owner
-    return AbandonedPartition(
-        topic=topic,
-        partition=partition,
-        offset=key.offset,
-        plan_end=key.plan_end,
-        plan_attempts=key.plan_attempts,
-        generation=key.generation,
-        instance=None if owner is None else owner.instance,
-        client=None if owner is None else owner.client,
-        epoch=None if owner is None else owner.epoch,
-        silent_s=None if owner is None else (now_ms - key.last_beat_ms) / 1_000,
-    )
-
-
-def abandoned_range(topic: str, partition: int, key: Key, left: Range, now_ms: int) -> AbandonedPartition:
-    """Describe a range of a key, whose owner, if it has one, is dead."""
+def abandoned_partition(
+    topic: str, partition: int, key: Key, now_ms: int, range_: Range | None = None
+) -> AbandonedPartition:
+    """Describe a key, or a range of it, whose owner, if it has one, is dead."""
+    offset, attempts, plan_end = key.offset, key.plan_attempts, key.plan_end
+    if range_ is not None:
+        offset, attempts = range_.start, range_.attempts
+        plan_end = range_.end if range_.phase is Phase.PLANNED else None
+    left = range_ or key
     owner = left.owner
     return AbandonedPartition(
         topic=topic,
         partition=partition,
-        offset=left.start,
-        plan_end=left.end if left.phase is Phase.PLANNED else None,
-        plan_attempts=left.attempts,
+        offset=offset,
+        plan_end=plan_end,
+        plan_attempts=attempts,
         generation=key.generation,
         instance=None if owner is None else owner.instance,
         client=None if owner is None else owner.client,
@@ -116,14 +106,19 @@ def abandoned_range(topic: str, partition: int, key: Key, left: Range, now_ms: i
     )
 
 
-def listed(found: Sequence[AbandonedPartition]) -> str:
-    """Name the first ten, and how many more there are."""
-    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
-    return "; ".join(str(one) for one in found[:MAX_NAMED]) + more
+def first_ten(texts: Sequence[object], separator: str = ", ") -> str:
+    """Join the first ten, and say how many more there are."""
+    more = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
+    return separator.join(map(str, texts[:MAX_NAMED])) + more
+
+
+def listed(partitions: Sequence[AbandonedPartition]) -> str:
+    """Describe the first ten, and say how many more there are."""
+    return first_ten(partitions, "; ")
 
 
 def why_unclaimable(world: World, group: str, topic: str, wall_ms: int) -> str | None:
-    """Say why nobody could claim `topic` for `group` at present; None: nothing stands against it.
+    """Return why no member could claim `topic` for `group` at present; None if any could.
 
     Paused by the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records.
     """

@@ -3,26 +3,16 @@
 Dagster's word is advice to the protocol: it lets a member revoke early or stop early, and never decides who owns what.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dagster import (
-    AssetObservation,
-    DagsterEventType,
-    DagsterInstance,
-    EventLogEntry,
-    MetadataValue,
-    TableColumn,
-    TableMetadataValue,
-    TableRecord,
-    TableSchema,
-)
+from dagster import AssetObservation, DagsterEventType, DagsterInstance, EventLogEntry, TableMetadataValue
 
 from marshal_dagster.errors import BatchAbortedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.runs.names import announcements_key
+from marshal_dagster.runs.tables import Column, table
 
 if TYPE_CHECKING:
     from marshal_dagster.runs.names import RunContext
@@ -32,10 +22,6 @@ ANNOUNCED: Final = "announced"
 DROPPED: Final = "possibly_dropped"
 """Names of tables of ranges in observations of a data topic."""
 _EVENTS_AT_ONCE: Final = 4
-logger = logging.getLogger(__name__)
-
-
-# Announcements of at-most-once batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +40,7 @@ _COLUMNS: Final = ("group", "topic", "partition", "epoch", "start", "end")
 
 
 def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]:
-    """Give what writes an at-most-once batch's ranges into the run, where they outlive this process.
+    """Return what writes an at-most-once batch's ranges into the run, where they outlive this process.
 
     See protocol.md, section 6.
     """
@@ -64,7 +50,7 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
 
         Raises `BatchAbortedError`, before anything is committed, when it cannot be read back.
         """
-        rows = [AnnouncedRange(one.group, one.topic, one.partition, one.epoch, one.start, one.end) for one in ranges]
+        rows = [AnnouncedRange(*(getattr(range_, name) for name in _COLUMNS)) for range_ in ranges]
         context.log_event(
             AssetObservation(
                 asset_key=announcements_key(ranges[0].topic),
@@ -76,7 +62,7 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
         if context.instance.has_run(context.run_id) and not _is_announced(context.instance, context.run_id, rows):
             raise BatchAbortedError(
                 "the ranges of this at-most-once batch were written into the run's events but cannot be read back, so "
-                "nobody could say afterwards what was dropped; nothing was committed. Is Dagster's event storage "
+                "it would not be known afterwards what was dropped; nothing was committed. Is Dagster's event storage "
                 "writing in batches (DAGSTER_EVENT_BATCH_SIZE)?"
             )
 
@@ -84,7 +70,7 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
 
 
 def _is_announced(instance: DagsterInstance, run_id: str, rows: Sequence[AnnouncedRange]) -> bool:
-    """Tell whether the run's events have all of `rows`; the newest are read first, of a long run those alone."""
+    """Return whether the run's events have all of `rows`; the newest are read first, of a long run only those."""
     missing, cursor = set(rows), None
     while missing:
         page = instance.get_records_for_run(
@@ -99,20 +85,13 @@ def _is_announced(instance: DagsterInstance, run_id: str, rows: Sequence[Announc
 
 def announcement_table(rows: Sequence[AnnouncedRange]) -> TableMetadataValue:
     """Show `rows` as a table."""
-    schema = TableSchema([TableColumn(name, "string" if name in {"group", "topic"} else "int") for name in _COLUMNS])
-    records = [TableRecord({name: getattr(row, name) for name in _COLUMNS}) for row in rows]
-    return MetadataValue.table(records, schema)
+    return table([Column(name, "string" if name in {"group", "topic"} else "int") for name in _COLUMNS], rows)
 
 
-def announced_ranges(instance: DagsterInstance, run_id: str) -> Iterator[AnnouncedRange]:
-    """Give what a run announced, oldest first; events that are not of this form are passed over."""
-    return (row for _, row in announced_ranges_with_times(instance, run_id))
-
-
-def announced_ranges_with_times(instance: DagsterInstance, run_id: str) -> Iterator[tuple[float, AnnouncedRange]]:
-    """Give the same with the time of each, in unix seconds."""
+def announced_ranges(instance: DagsterInstance, run_id: str) -> Iterator[tuple[AnnouncedRange, float]]:
+    """Yield what a run announced, oldest first, and when (unix seconds); events of another form are passed over."""
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_OBSERVATION):
-        yield from ((entry.timestamp, row) for row in rows_in(entry))
+        yield from ((row, entry.timestamp) for row in rows_in(entry))
 
 
 def rows_in(entry: EventLogEntry, name: str = ANNOUNCED) -> Iterator[AnnouncedRange]:
@@ -120,13 +99,13 @@ def rows_in(entry: EventLogEntry, name: str = ANNOUNCED) -> Iterator[AnnouncedRa
     event = entry.dagster_event
     if event is None or event.event_type is not DagsterEventType.ASSET_OBSERVATION:
         return
-    table = event.asset_observation_data.asset_observation.metadata.get(name)
-    if isinstance(table, TableMetadataValue):
-        yield from (row for record in table.records if (row := _announced(record.data)) is not None)
+    found = event.asset_observation_data.asset_observation.metadata.get(name)
+    if isinstance(found, TableMetadataValue):
+        yield from (row for record in found.records if (row := _announced(record.data)) is not None)
 
 
 def _announced(data: Mapping[str, object]) -> AnnouncedRange | None:
     group, topic, *numbers = (data.get(name) for name in _COLUMNS)
-    if isinstance(group, str) and isinstance(topic, str) and all(isinstance(each, int) for each in numbers):
-        return AnnouncedRange(group, topic, *numbers)  # type: ignore[arg-type] # each is an int
+    if isinstance(group, str) and isinstance(topic, str) and all(isinstance(number, int) for number in numbers):
+        return AnnouncedRange(group, topic, *numbers)  # type: ignore[arg-type] # each number is an int
     return None

@@ -10,8 +10,6 @@ from marshal_dagster.telemetry.log_lines import FIELDS, FURTHER_FIELDS
 if TYPE_CHECKING:
     from marshal_dagster.runs.names import RunContext
 
-# Log lines
-
 
 class _RunLogHandler(logging.Handler):
     """Hands the library's warnings and errors to a run's log."""

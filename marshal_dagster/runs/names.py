@@ -20,17 +20,17 @@ OUTCOME_TAG: Final = "marshal/outcome"
 
 
 def run_of(instance_id: str) -> str:
-    """Give the run id that stands in front of an instance id: all before its last dot, or nothing."""
+    """Return the run id that an instance id begins with: all before its last dot, or nothing."""
     return instance_id.rpartition(".")[0]
 
 
 def topic_asset_key(topic: str) -> AssetKey:
-    """Give the asset key under which Dagster shows a data topic, unless a translator gives it another."""
+    """Return the asset key under which Dagster shows a data topic, unless a translator gives it another."""
     return AssetKey(["kafka", topic])
 
 
 def announcements_key(topic: str) -> AssetKey:
-    """Give the asset key under which runs announce what they are about to commit, and what was dropped is told.
+    """Return the asset key under which runs announce what they are about to commit, and report what was dropped.
 
     Not the data topic's own: an observation without a data version would make those start that wait for new messages.
     """
@@ -44,19 +44,19 @@ def tag_run(context: "RunContext", tags: Mapping[str, str]) -> None:
 
 
 DEFAULT_INTERVAL_S: Final = 30
-"""How often a sensor is evaluated unless its builder is told otherwise, in seconds."""
+"""How often a sensor is evaluated by default, in seconds."""
 _LOG: Final = logging.getLogger(__name__)
 _NAMED: Final[dict[str, str]] = {}
 """What each sensor of this process is named after."""
 
 
 def as_name(text: str) -> str:
-    """Give `text` with `_` in place of each character that a Dagster name must not have."""
-    return "".join(each if each.isascii() and each.isalnum() else "_" for each in text)
+    """Return `text` with `_` in place of each character that a Dagster name must not have."""
+    return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in text)
 
 
 def unique_name(text: str) -> str:
-    """Give the same, told apart from what other texts come to: `a.b` and `a-b` are two topics."""
+    """Return the same, distinguished from what other texts become: `a.b` and `a-b` are two topics."""
     name = as_name(text)
     return name if name == text else f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -64,7 +64,7 @@ def unique_name(text: str) -> str:
 def sensor_name(text: str, what: str) -> str:
     """Name a sensor after a group or topic; its dashes alone become `_` as they are.
 
-    That gives `a-b` and `a_b` one name, and of two sensors Dagster tells but that: so it is logged whose name it is.
+    That gives `a-b` and `a_b` one name, and Dagster reports only that two sensors share one: so both are logged.
     """
     plain = text.replace("-", "_")
     name = f"{plain if plain == as_name(text) else unique_name(text)}_{what}"

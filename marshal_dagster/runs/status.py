@@ -35,7 +35,7 @@ class EndedRunDetector:
         self._asked_s: dict[str, float] = {}
 
     def __call__(self, owner: Owner) -> bool:
-        """Tell whether `owner` is dead. Never raises: a storage that does not answer knows of nobody."""
+        """Return whether `owner` is dead. Never raises: a storage that does not answer knows of no run."""
         run_id = run_of(owner.instance)
         if not run_id or run_id in self._over:
             return bool(run_id)

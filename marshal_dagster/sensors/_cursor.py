@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Cursor(BaseModel):
-    """A sensor's memory as JSON. Every field has a default that is safe: what is lost is told again, never run again.
+    """A sensor's memory as JSON. Every field has a safe default: what is lost is reported again, never run again.
 
     `version` is raised when a field comes to mean something else; a field that is added or left out needs none.
     """
@@ -18,12 +18,12 @@ class Cursor(BaseModel):
 
     @classmethod
     def read(cls, text: str | None) -> Self:
-        """Read a cursor: of another version it is begun anew, and so is each field of another shape, alone."""
+        """Read a cursor: one of another version is dropped, and so is each field of another shape, alone."""
         try:
             return cls.model_validate_json(text or "{}")
         except ValidationError as error:
-            wrong = {each["loc"][0] for each in error.errors() if each["loc"]}
+            wrong = {problem["loc"][0] for problem in error.errors() if problem["loc"]}
         if not wrong or "version" in wrong:
             return cls()
-        found = json.loads(text or "{}")
-        return cls.model_validate({name: value for name, value in found.items() if name not in wrong})
+        fields = json.loads(text or "{}")
+        return cls.model_validate({name: value for name, value in fields.items() if name not in wrong})

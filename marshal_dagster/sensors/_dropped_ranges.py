@@ -1,11 +1,12 @@
-"""What at-most-once runs possibly dropped: what they announced and committed, but for what they recorded as processed.
+"""What at-most-once runs possibly dropped: what they announced and committed, except what they recorded as processed.
 
 Announcements are observations of the data topic in Dagster's event log (protocol.md, section 6, "At most once"), so
-they are found whoever holds the partitions by now. Reports are observations too, so that no sensor repeats another's.
+they are found although others hold the partitions by now. Reports are observations too, so that no sensor repeats
+another's.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,11 +24,11 @@ from dagster import (
 from marshal_dagster.protocol.range_set import is_done
 from marshal_dagster.protocol.state import DataPartitionId, Key
 from marshal_dagster.protocol.world import World
-from marshal_dagster.runs.abandoned_work import MAX_NAMED
+from marshal_dagster.runs.abandoned_work import first_ten
 from marshal_dagster.runs.announcements import (
     DROPPED,
     AnnouncedRange,
-    announced_ranges_with_times,
+    announced_ranges,
     announcement_table,
     rows_in,
 )
@@ -39,11 +40,9 @@ OBSERVATIONS_A_TICK: Final = 500
 RUNS_A_TICK: Final = 20
 MOST_WATCHED: Final = 200
 TIME_TO_RECORD_S: Final = 60
-"""For so long a run that goes on may hold nothing before it is taken for vanished: it records a batch behind it."""
+"""For so long a run that is not over may hold nothing before it counts as vanished: it records a batch after it."""
 _PAGE: Final = 200
 _MOST_PAGES: Final = 10
-
-KeyOf = Callable[[DataPartitionId], Key | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,71 +53,74 @@ class DroppedRanges:
     rows: Sequence[AnnouncedRange]
 
     def describe(self) -> str:
-        """Say it in one line."""
         ranges = [f"{row.topic}/{row.partition}: possibly dropped [{row.start}, {row.end})" for row in self.rows]
-        more = f" and {len(ranges) - MAX_NAMED} more" if len(ranges) > MAX_NAMED else ""
         return (
-            f"{', '.join(ranges[:MAX_NAMED])}{more}: run {self.run.run_id} ({self.run.status.value}) committed and has "
-            "no record of having processed it"
+            f"{first_ten(ranges)}: run {self.run.run_id} ({self.run.status.value}) committed and has no record of "
+            "having processed it"
         )
 
     def observations(self) -> list[AssetObservation]:
-        """Give what shows it in the data topic's timeline, one for each partition."""
-        places = dict.fromkeys((row.topic, row.partition) for row in self.rows)
-        return [self._observation([row for row in self.rows if (row.topic, row.partition) == at]) for at in places]
-
-    def _observation(self, rows: Sequence[AnnouncedRange]) -> AssetObservation:
-        return AssetObservation(
-            announcements_key(rows[0].topic),
-            description="At most once: committed, and possibly never processed.",
-            metadata={
-                DROPPED: announcement_table(rows),
-                "possibly_dropped_offsets": sum(row.end - row.start for row in rows),
-                "group": rows[0].group,
-                "run": MetadataValue.dagster_run(self.run.run_id),
-            },
-        )
+        """Return what shows it in the data topic's timeline, one for each partition."""
+        by_partition: dict[tuple[str, int], list[AnnouncedRange]] = {}
+        for row in self.rows:
+            by_partition.setdefault((row.topic, row.partition), []).append(row)
+        return [
+            AssetObservation(
+                announcements_key(topic),
+                description="At most once: committed, and possibly never processed.",
+                metadata={
+                    DROPPED: announcement_table(rows),
+                    "possibly_dropped_offsets": sum(row.end - row.start for row in rows),
+                    "group": rows[0].group,
+                    "run": MetadataValue.dagster_run(self.run.run_id),
+                },
+            )
+            for (topic, _), rows in by_partition.items()
+        ]
 
 
 def possibly_dropped(
-    instance: DagsterInstance, group: str, run: DagsterRun, key_of: KeyOf, topics: Collection[str] | None = None
+    instance: DagsterInstance,
+    group: str,
+    run: DagsterRun,
+    read_keys: Callable[[], Mapping[DataPartitionId, Key]],
+    topics: Collection[str] | None = None,
 ) -> DroppedRanges:
-    """Give what `run`, which is over, announced and possibly committed (by the group's keys), and did not process.
+    """Return what `run`, which is over, announced and possibly committed, and did not process.
 
-    Claimed-batch ops record each batch behind it. An op of one's own records nothing: of it only the last range of each
-    partition counts, and none if it succeeded. Left out is what a later owner announced anew, for then it was not
-    committed, and what was reported before.
+    The group's keys show what was committed; they are read only if the run announced something. Claimed-batch ops
+    record each batch after it. An op of one's own records nothing: of it only the last range of each partition counts,
+    and none if it succeeded. Left out is what a later owner announced again, because then it was not committed, and
+    what was reported before.
     """
-    rows = [(at_s, row) for at_s, row in announced_ranges_with_times(instance, run.run_id) if row.group == group]
+    rows = [(at_s, row) for row, at_s in announced_ranges(instance, run.run_id) if row.group == group]
     if GROUP_TAG not in run.tags:
         last = {(row.topic, row.partition): (at_s, row) for at_s, row in rows}
         rows = [] if run.status is DagsterRunStatus.SUCCESS else list(last.values())
     done = committed_ranges(instance, run.run_id, group) if rows else set()
-    found: dict[str, list[tuple[float, AnnouncedRange]]] = {}
+    keys: Mapping[DataPartitionId, Key] | None = None
+    committed: dict[str, list[tuple[float, AnnouncedRange]]] = {}
     for at_s, row in rows:
         if (row.topic, row.partition, row.epoch) in done or (topics is not None and row.topic not in topics):
             continue
-        key = key_of((row.topic, row.partition))
+        keys = read_keys() if keys is None else keys
+        key = keys.get((row.topic, row.partition))
         if key is not None and is_done(key, row.start, row.end):
-            found.setdefault(row.topic, []).append((at_s, row))
-    lost = [row for topic, of_topic in found.items() for row in _not_settled(instance, topic, of_topic)]
-    return DroppedRanges(run, lost)
+            committed.setdefault(row.topic, []).append((at_s, row))
+    return DroppedRanges(run, [row for rows in committed.values() for row in _not_settled(instance, rows)])
 
 
-def _not_settled(
-    instance: DagsterInstance, topic: str, rows: Sequence[tuple[float, AnnouncedRange]]
-) -> list[AnnouncedRange]:
-    """Leave out what the topic's later observations show as begun anew, or reported."""
-    lost = {row: None for _, row in rows}
-    for entry in _observations(instance, topic, min(at_s for at_s, _ in rows)):
-        for reported in rows_in(entry, DROPPED):
-            lost.pop(reported, None)
-        for later in rows_in(entry):
-            for row in [row for row in lost if _was_repositioned(row, later)]:
-                del lost[row]
+def _not_settled(instance: DagsterInstance, rows: Sequence[tuple[float, AnnouncedRange]]) -> list[AnnouncedRange]:
+    """Leave out the ranges of a topic that its later observations show as begun again, or reported."""
+    lost = [row for _, row in rows]
+    for entry in _observations(instance, lost[0].topic, min(at_s for at_s, _ in rows)):
+        reported, announced = set(rows_in(entry, DROPPED)), list(rows_in(entry))
+        lost = [
+            row for row in lost if row not in reported and not any(_was_repositioned(row, later) for later in announced)
+        ]
         if not lost:
             break
-    return list(lost)
+    return list(dict.fromkeys(lost))
 
 
 def _was_repositioned(row: AnnouncedRange, later: AnnouncedRange) -> bool:
@@ -127,7 +129,7 @@ def _was_repositioned(row: AnnouncedRange, later: AnnouncedRange) -> bool:
 
 
 def _observations(instance: DagsterInstance, topic: str, after_s: float) -> Iterator[EventLogEntry]:
-    """Give up to 2,000 observations of a topic from a time on, oldest first."""
+    """Yield up to 2,000 observations of a topic from a time on, oldest first."""
     wanted = AssetRecordsFilter(announcements_key(topic), after_timestamp=after_s)
     cursor = None
     for _ in range(_MOST_PAGES):
@@ -140,7 +142,7 @@ def _observations(instance: DagsterInstance, topic: str, after_s: float) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class KeysView:
-    """What the log says of a group's keys at one moment, kept beyond the world state's lock."""
+    """A group's keys at one moment, kept beyond the world state's lock."""
 
     keys: dict[DataPartitionId, Key]
     live: set[str]
@@ -150,19 +152,19 @@ class KeysView:
 
     @classmethod
     def of(cls, world: World, group: str, wall_ms: int) -> "KeysView":
-        """Look at all keys of `group`; live and stale as `partitions_left` judges."""
+        """Copy all keys of `group`; live and stale as `abandoned_partitions` judges."""
         view = cls({}, set(), set())
         for name, place, state, key in world.keys():  # noqa: SIM118 - it is no dict
             if name != group:
                 continue
             view.keys[place] = replace(key)
             now_ms = world.advice_time_ms(group, place[0], wall_ms)
-            if key.owner is not None:
-                (view.live if state.is_live(key, now_ms) else view.stale).add(run_of(key.owner.instance))
-            for range_ in key.ranges:
-                if range_.owner is not None:
-                    is_live = range_.is_live(now_ms, state.settings.heartbeat_interval_ms)
-                    (view.live if is_live else view.stale).add(run_of(range_.owner.instance))
+            interval_ms = state.settings.heartbeat_interval_ms
+            claims = [(key.owner, state.is_live(key, now_ms))]
+            claims += [(range_.owner, range_.is_live(now_ms, interval_ms)) for range_ in key.ranges]
+            for owner, is_live in claims:
+                if owner is not None:
+                    (view.live if is_live else view.stale).add(run_of(owner.instance))
         return view
 
 
@@ -186,7 +188,7 @@ class DroppedRangeWatcher:
         found = []
         for run in self._over(view)[:RUNS_A_TICK]:
             del self.watched[run.run_id]
-            drops = possibly_dropped(self.instance, self.group, run, view.keys.get, topics)
+            drops = possibly_dropped(self.instance, self.group, run, lambda: view.keys, topics)
             if drops.rows:
                 found.append(drops)
         while len(self.watched) > MOST_WATCHED:
@@ -205,7 +207,7 @@ class DroppedRangeWatcher:
                 self.watched.setdefault(entry.run_id, 0)
 
     def _over(self, view: KeysView) -> list[DagsterRun]:
-        """Give the watched runs that are over; forget those that Dagster has deleted, their announcements too."""
+        """Return the watched runs that are over; forget those that Dagster has deleted, their announcements too."""
         if not self.watched:
             return []
         known = {run.run_id: run for run in self.instance.get_runs(RunsFilter(run_ids=list(self.watched)))}
@@ -213,7 +215,7 @@ class DroppedRangeWatcher:
         return [known[run_id] for run_id in list(self.watched) if self._is_over(known[run_id], view)]
 
     def _is_over(self, run: DagsterRun, view: KeysView) -> bool:
-        """Tell whether nothing of the run goes on: Dagster says so, or (it may not know of a death) the log does."""
+        """Return whether the run is over, by Dagster or (which may not know of a death) by the log."""
         if run.run_id in view.live:
             self.watched[run.run_id] = 0
             return False

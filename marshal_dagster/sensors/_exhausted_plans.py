@@ -1,4 +1,4 @@
-"""Telling of what is asked for no more: a failed asset check of the data topic, and a function of the user's own."""
+"""Reports of what is requested no more: a failed asset check of the data topic, and a function of the user's own."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,18 +15,14 @@ from dagster import (
     AssetCheckSpec,
     DagsterEventType,
     DagsterInstance,
-    MetadataValue,
-    TableColumn,
-    TableMetadataValue,
-    TableRecord,
-    TableSchema,
     multi_asset_check,
 )
 
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.resources.claimer import require_group
-from marshal_dagster.runs.abandoned_work import MAX_NAMED, AbandonedPartition
+from marshal_dagster.runs.abandoned_work import first_ten
 from marshal_dagster.runs.names import topic_asset_key, unique_name
+from marshal_dagster.runs.tables import Column, table
 from marshal_dagster.sensors._run_history import place_of
 
 if TYPE_CHECKING:
@@ -39,89 +35,84 @@ _PAGE: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class ExhaustedPlan:
-    """A partition, or a range of one, that no more runs are asked for; offsets as in `AbandonedPartition`."""
+    """A partition, or a range of one, that no more runs are requested for; offsets as in `AbandonedPartition`."""
 
     partition: int
     offset: int | None
     plan_end: int | None
     generation: int
     attempts: int
-    """How often its plan was tried, or how many runs that were asked for failed or changed nothing."""
+    """How often its plan was tried, or how many runs failed or changed nothing."""
     run_ids: tuple[str, ...]
-    """The runs that were asked for it and failed or changed nothing."""
+    """The runs that failed or changed nothing."""
     reason: str
     """Why, and what a person can do."""
+
+    @property
+    def place(self) -> str:
+        """Partition, generation and offset, as the cursor remembers them."""
+        return place_of(self.partition, self.generation, self.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class ExhaustedPlans:
-    """What was given up of a topic since it was told last."""
+    """What was given up of a topic since the last report."""
 
     group: str
     topic: str
     partitions: tuple[ExhaustedPlan, ...]
     total: int
-    """How many are given up in all, those that were told before among them."""
+    """How many are given up in all, those that were reported before among them."""
 
     def __str__(self) -> str:
-        """Say it in a line: the first ten."""
-        told = "; ".join(partition.reason for partition in self.partitions[:MAX_NAMED])
-        more = len(self.partitions) - MAX_NAMED
-        return f"group {self.group!r}: {told}" + (f"; and {more} more" if more > 0 else "")
+        """Describe the first ten in a line."""
+        return f"group {self.group!r}: {first_ten([plan.reason for plan in self.partitions], '; ')}"
 
 
 class AlertHook(Protocol):
-    """A function of the user's own that is told once of each partition, generation and offset that is given up.
+    """A function of the user's own that is called once for each partition, generation and offset that is given up.
 
-    It is told again if it raised, and rarely otherwise. It is called in the tick, so it should be quick; what it raises
-    is logged and does no harm.
+    It is called again if it raised, and rarely otherwise. It is called in the tick, so it should be quick; what it
+    raises is logged and does no harm.
     """
 
     def __call__(self, found: ExhaustedPlans, /) -> object:
-        """Tell somebody."""
+        """Notify people."""
         ...
 
 
 def exhausted_plans_check_key(
     group: str, topic: str, translator: "DagsterMarshalTranslator | None" = None
 ) -> AssetCheckKey:
-    """Name the check: each group has its own of a topic, for what one gave up another may have read."""
+    """Name the check: each group has its own of a topic, because what one gave up another may have read."""
     asset_key = topic_asset_key(topic) if translator is None else translator.get_topic_spec(topic).key
     return AssetCheckKey(asset_key, f"nothing_given_up_{unique_name(group)}")
 
 
-def exhausted_plan(one: AbandonedPartition, attempts: int, run_ids: Sequence[str], reason: str) -> ExhaustedPlan:
-    """Describe what is asked for no more."""
-    return ExhaustedPlan(
-        one.partition, one.offset, one.plan_end, one.generation, attempts, tuple(run_ids), f"{one}: {reason}"
-    )
+def digest(key: AssetCheckKey, plans: Sequence[ExhaustedPlan]) -> str:
+    """Name a state of the check; one that gets another key has not been evaluated yet."""
+    lines = [*key.asset_key.path, key.name, *sorted(plan.place for plan in plans)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def named(each: ExhaustedPlan) -> str:
-    """Name partition, generation and offset, as the cursor remembers them."""
-    return place_of(each.partition, each.generation, each.offset)
+_COLUMNS: Final[Sequence[Column[ExhaustedPlan]]] = (
+    *(Column(name, "int") for name in ("partition", "generation", "offset", "plan_end", "attempts")),
+    Column("last_run", "string", cell=lambda plan: plan.run_ids[0] if plan.run_ids else None),
+    Column("reason", "string"),
+)
 
 
-def digest(key: AssetCheckKey, found: Sequence[ExhaustedPlan]) -> str:
-    """Name a state of the check; one that gets another key has said nothing yet."""
-    told = [*key.asset_key.path, key.name, *sorted(map(named, found))]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
-
-
-def evaluation(key: AssetCheckKey, group: str, found: Sequence[ExhaustedPlan]) -> AssetCheckEvaluation:
-    """Give what the check says: failed while anything is given up, with up to 100 of them."""
-    metadata: dict[str, Any] = {"group": group, "partitions_given_up": len(found)}
-    if found:
-        metadata["given_up"] = _table(found[:_MOST_SHOWN])
-    description = (
-        f"{len(found)} partitions or ranges are asked for no more: somebody must look at them."
-        if found
-        else "Nothing is given up."
-    )
+def evaluation(key: AssetCheckKey, group: str, plans: Sequence[ExhaustedPlan]) -> AssetCheckEvaluation:
+    """Evaluate the check: failed while anything is given up, with up to 100 of them."""
+    metadata: dict[str, Any] = {"group": group, "partitions_given_up": len(plans)}
+    description = "Nothing is given up."
+    if plans:
+        metadata["given_up"] = table(_COLUMNS, plans[:_MOST_SHOWN])
+        description = f"{len(plans)} partitions or ranges are asked for no more: somebody must look at them."
     return AssetCheckEvaluation(
         asset_key=key.asset_key,
         check_name=key.name,
-        passed=not found,
+        passed=not plans,
         severity=AssetCheckSeverity.ERROR,
         description=description,
         metadata=metadata,
@@ -168,21 +159,3 @@ def _newest_evaluation(instance: DagsterInstance, key: AssetCheckKey) -> AssetCh
         if event is not None and event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION:
             return event.asset_check_evaluation_data
     return None
-
-
-def _table(found: Sequence[ExhaustedPlan]) -> TableMetadataValue:
-    numbers = ("partition", "generation", "offset", "plan_end", "attempts")
-    schema = TableSchema(
-        [*(TableColumn(name, "int") for name in numbers), TableColumn("last_run", "string"), TableColumn("reason")]
-    )
-    records = [
-        TableRecord(
-            {
-                **{name: getattr(each, name) for name in numbers},
-                "last_run": each.run_ids[0] if each.run_ids else None,
-                "reason": each.reason,
-            }
-        )
-        for each in found
-    ]
-    return MetadataValue.table(records, schema)

@@ -1,6 +1,6 @@
 """What a group has not read of a topic: the positions of the world state beside the topic's own offsets."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -11,17 +11,15 @@ from marshal_dagster.runs.names import run_of
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 
-_UNKNOWN_POSITION: Final = Key()
-
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where the group stands in one partition, and what keeps a run from it."""
+    """Where the group is in one partition, and what keeps a run from it."""
 
     offset: int | None
     generation: int
     passed_over: Ranges
-    """Ranges ahead of the offset that no run takes: done, or planned and tried too often."""
+    """Ranges beyond the offset that no run takes: done, or planned and tried too often."""
     data_topic_id: str | None
     is_claimed: bool
     is_given_up: bool
@@ -35,10 +33,6 @@ class GroupPositions:
     working: Collection[str]
     """The runs that hold a live claim."""
 
-    def at(self, partition: int) -> Position:
-        """Give one; a partition that nobody named yet is held by nobody, and read from its first record."""
-        return self.by_partition.get(partition) or _position(_UNKNOWN_POSITION, is_claimed=False, max_attempts=1)
-
 
 @dataclass(frozen=True, slots=True)
 class UnreadRecords:
@@ -49,21 +43,16 @@ class UnreadRecords:
     records: int
     position: Position
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a run could take it now: nobody holds the partition."""
-        return not self.position.is_claimed
-
 
 @dataclass(frozen=True, slots=True)
 class TopicLag:
-    """What is unread of a topic; but for `records`, without what is left to a person."""
+    """What is unread of a topic; except in `records`, without what is left to a person."""
 
     records: int
     """How much is unread in all."""
     unread: Sequence[UnreadRecords]
     old: Collection[int]
-    """The partitions whose oldest unread record has the age that was asked for; none if no age was."""
+    """The partitions whose oldest unread record has the given age; none if no age was given."""
     given_up: Sequence[int]
     """The partitions whose plan was tried too often."""
     is_recreated: Sequence[int]
@@ -74,22 +63,21 @@ class TopicLag:
 
     @property
     def due(self) -> list[UnreadRecords]:
-        """Give what a run could take now."""
-        return [each for each in self.unread if each.is_due]
+        """What a run could take now, because no member holds it."""
+        return [unread for unread in self.unread if not unread.position.is_claimed]
 
 
 def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wall_ms: int) -> GroupPositions:
-    """Copy the positions of `group`; live is judged as `partitions_left` does."""
+    """Copy the positions of `group`; live is judged as `abandoned_partitions` does."""
     state = world.group_of(group, topic)
     now_ms = world.advice_time_ms(group, topic, wall_ms)
+    interval_ms = state.settings.heartbeat_interval_ms
     found: dict[int, Position] = {}
     working: set[str] = set()
     for (of_topic, partition), key in state.keys.items():
         if of_topic != topic:
             continue
-        is_live = state.is_live(key, now_ms)
-        owners = [key.owner] if is_live else []
-        interval_ms = state.settings.heartbeat_interval_ms
+        owners = [key.owner] if state.is_live(key, now_ms) else []
         owners += [range_.owner for range_ in key.ranges if range_.is_live(now_ms, interval_ms)]
         working |= {run_of(owner.instance) for owner in owners if owner is not None}
         known = replace(key, data_topic_id=None) if state.is_go else key  # Go consumers name no data topic
@@ -98,52 +86,53 @@ def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wal
 
 
 def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than_ms: int | None) -> TopicLag:
-    """Ask the broker for the topic's offsets and see what is unread, and what is older than that time (unix ms).
+    """Read the topic's offsets from the broker; return what is unread, and what is older than that time (unix ms).
 
     It needs DESCRIBE on the topic, reads no record and joins no consumer group: the first offset of a time or later
-    tells whether an earlier one is unread. Raises what `Topics` does.
+    shows whether an earlier one is unread. Raises what `Topics` does.
     """
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)
     records = 0
     unread, given_up, is_recreated = [], [], []
     for partition, at in sorted(bounds.items()):
-        position = positions.at(partition)
+        position = positions.by_partition.get(partition, _FROM_START)
         if position.data_topic_id not in {None, described.topic_id} or (position.offset or 0) > at.end:
             is_recreated.append(partition)
         elif found := _unread(partition, position, at):
             records += found.records
             (given_up.append(partition) if position.is_given_up else unread.append(found))
-    old = _old(unread, lambda wanted: topics.offsets_at(topic, wanted, older_than_ms or 0)) if older_than_ms else set()
+    old = set()
+    if older_than_ms:
+        young = topics.offsets_at(topic, [left.partition for left in unread], older_than_ms)
+        numbered = {left.partition: left.start for left in unread}
+        old = {number for number, start in numbered.items() if number not in young or start < young[number]}
     return TopicLag(records, unread, old, given_up, is_recreated)
 
 
 def _position(key: Key, *, is_claimed: bool, max_attempts: int) -> Position:
+    def is_passed_over(range_: Range) -> bool:
+        return range_.phase is Phase.DONE or (range_.phase is Phase.PLANNED and range_.attempts >= max_attempts)
+
     return Position(
         offset=key.offset,
         generation=key.generation,
-        passed_over=tuple(range_ for range_ in key.ranges if _is_passed_over(range_, max_attempts)),
+        passed_over=tuple(filter(is_passed_over, key.ranges)),
         data_topic_id=key.data_topic_id,
         is_claimed=is_claimed,
         is_given_up=key.plan_end is not None and key.plan_attempts >= max_attempts,
     )
 
 
-def _is_passed_over(each: Range, max_attempts: int) -> bool:
-    return each.phase is Phase.DONE or (each.phase is Phase.PLANNED and each.attempts >= max_attempts)
+_FROM_START: Final = _position(Key(), is_claimed=False, max_attempts=1)
+"""Of a partition that no record named yet: no member holds it, and it is read from its first record."""
 
 
 def _unread(partition: int, position: Position, at: "OffsetBounds") -> UnreadRecords | None:
     start = max(position.offset or 0, at.start)
-    for each in position.passed_over:
-        if each.start <= start < each.end:
-            start = each.end
-    passed = sum(min(each.end, at.end) - each.start for each in position.passed_over if start < each.start < at.end)
-    records = at.end - start - passed
+    for passed in position.passed_over:
+        if passed.start <= start < passed.end:
+            start = passed.end
+    later = (passed for passed in position.passed_over if start < passed.start < at.end)
+    records = at.end - start - sum(min(passed.end, at.end) - passed.start for passed in later)
     return UnreadRecords(partition, start, records, position) if records > 0 else None
-
-
-def _old(unread: Sequence[UnreadRecords], first_young: Callable[[list[int]], Mapping[int, int]]) -> set[int]:
-    """Give the partitions that have an unread record before the first one that is young enough."""
-    young = first_young([each.partition for each in unread])
-    return {each.partition for each in unread if each.partition not in young or each.start < young[each.partition]}

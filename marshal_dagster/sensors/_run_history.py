@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 
-from marshal_dagster.ops import ExecutionOutcome
+from marshal_dagster.ops.metadata import ExecutionOutcome
 from marshal_dagster.runs.abandoned_work import AbandonedPartition
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG
 from marshal_dagster.runs.status import FINISHED, NOT_LAUNCHED
@@ -34,11 +34,12 @@ Doubled with each such run, up to an hour.
 _RUNS_LOOKED_AT: Final = 200
 _DIGESTS_AT_ONCE: Final = 900
 """Older versions of SQLite take no more than 999 values in a query."""
+_EXPECTED_DEFAULTS: Final = {"plan_attempts": 0}
 _COULD_NOT_TRY: Final = frozenset({ExecutionOutcome.HELD, ExecutionOutcome.PAUSED})
 
 
 class ExpectedState(NamedTuple):
-    """What a run was told of a partition: the fields of `ExpectedKeyState` that are compared, cheap by the thousand."""
+    """What a run expected of a partition: the fields of `ExpectedKeyState` that are compared, cheap by the thousand."""
 
     partition: int
     generation: int
@@ -52,51 +53,38 @@ class PreviousRun:
     """One partition of one run."""
 
     record: RunRecord
-    seen: ExpectedState
+    expected: ExpectedState
 
     @property
     def run_id(self) -> str:
-        """The run's id."""
         return self.record.dagster_run.run_id
 
     @property
     def status(self) -> DagsterRunStatus:
-        """What Dagster says of the run."""
         return self.record.dagster_run.status
 
     @property
     def outcome(self) -> str | None:
-        """What the op said of itself."""
         return self.record.dagster_run.tags.get(OUTCOME_TAG)
 
-    @property
-    def asked_at_s(self) -> float:
-        """When it was asked for."""
-        return requested_at_s(self.record)
-
-    @property
-    def ended_at_s(self) -> float:
-        """When it ended."""
-        return ended_at_s(self.record)
-
     def saw_same_state(self, left: AbandonedPartition) -> bool:
-        """Tell whether nobody has claimed the partition since."""
-        return (self.seen.epoch, self.seen.plan_attempts) == (left.epoch, left.plan_attempts)
+        """Return whether no member has claimed the partition since."""
+        return (self.expected.epoch, self.expected.plan_attempts) == (left.epoch, left.plan_attempts)
 
     def may_still_run(self, left: AbandonedPartition, now_s: float) -> bool:
-        """Tell whether the run may still redo what is left: it is not over, and has not shown itself dead.
+        """Return whether the run may still redo what is left: it is not over, and has not shown itself dead.
 
-        Dagster alone cannot say so: without run monitoring a run whose host died stays STARTED for ever. One that
+        Dagster alone does not know: without run monitoring a run whose host died always stays STARTED. One that
         claimed itself, and went stale, has left another epoch than it saw.
         """
         return self.status not in FINISHED and self.saw_same_state(left) and may_begin(self.record, now_s)
 
     def was_blocked(self, left: AbandonedPartition) -> bool:
-        """Tell whether the run saw what is there now, and found it held after all, or the group paused."""
+        """Return whether the run saw what is there now, and found it held after all, or the group paused."""
         return self.status is DagsterRunStatus.SUCCESS and self.outcome in _COULD_NOT_TRY and self.saw_same_state(left)
 
     def was_futile(self, left: AbandonedPartition, now_s: float) -> bool:
-        """Tell whether the run failed, died, or changed nothing of what it saw."""
+        """Return whether the run failed, died, or changed nothing of what it saw."""
         if self.status in NOT_LAUNCHED:
             return not may_begin(self.record, now_s)
         if self.status not in FINISHED:
@@ -108,52 +96,62 @@ class PreviousRun:
 
 @dataclass(slots=True)
 class PreviousRuns:
-    """What was asked for before, as far as it matters for what is left now."""
+    """The earlier runs that matter for what is left now."""
 
     instance: DagsterInstance
     now_s: float
-    _asks: defaultdict[tuple[int, int, int | None], dict[str, PreviousRun]] = field(
+    _runs: defaultdict[tuple[int, int, int | None], dict[str, PreviousRun]] = field(
         default_factory=lambda: defaultdict(dict)
     )
     """For each partition, generation and offset the runs by their ids."""
 
     def add(self, records: Sequence[RunRecord], op_name: str) -> None:
-        """Take what these runs of op `op_name` were told."""
+        """Take what these runs of op `op_name` expected."""
         for record in records:
-            for seen in _expected_states(record.dagster_run.run_config, op_name):
-                self._asks[seen.partition, seen.generation, seen.offset][record.dagster_run.run_id] = PreviousRun(
-                    record, seen
-                )
+            for expected in _expected_states(record.dagster_run.run_config, op_name):
+                runs = self._runs[expected.partition, expected.generation, expected.offset]
+                runs[record.dagster_run.run_id] = PreviousRun(record, expected)
 
     def pending_run(self, left: AbandonedPartition) -> str | None:
-        """Give the id of a run that was asked for and may still redo it."""
-        return next((ask.run_id for ask in self._of(left) if ask.may_still_run(left, self.now_s)), None)
+        """Return the id of a run that was requested and may still redo it."""
+        return next((run.run_id for run in self._of(left) if run.may_still_run(left, self.now_s)), None)
 
     def futile_runs(self, left: AbandonedPartition) -> list[str]:
-        """Give the runs, newest first, that were asked for it where it stands and failed, died, or changed nothing."""
-        runs = [ask for ask in self._of(left) if ask.was_futile(left, self.now_s)]
-        return [ask.run_id for ask in sorted(runs, key=lambda ask: ask.asked_at_s, reverse=True)]
+        """Return the runs, newest first, for it where it stands that failed, died, or changed nothing."""
+        runs = [run for run in self._of(left) if run.was_futile(left, self.now_s)]
+        return [run.run_id for run in sorted(runs, key=lambda run: requested_at_s(run.record), reverse=True)]
 
     def wait_s(self, left: AbandonedPartition, first_wait_s: float) -> float:
-        """Give for how long it is not asked for, after runs that were in vain: what hinders them may take time to pass.
+        """Return how long no run is requested, after runs in vain: what hinders them may take time to pass.
 
-        A run that could not try may only mean that the sensor's clock is ahead.
+        A run that could not try may only mean that the sensor's clock is fast.
         """
-        vain = [ask.ended_at_s for ask in self._of(left) if ask.was_blocked(left) or ask.was_futile(left, self.now_s)]
+        vain = [run.record for run in self._of(left) if run.was_blocked(left) or run.was_futile(left, self.now_s)]
         if not vain:
             return 0.0
-        return max(vain) + retry_backoff_s(first_wait_s, len(vain)) - self.now_s
+        return max(map(ended_at_s, vain)) + retry_backoff_s(first_wait_s, len(vain)) - self.now_s
 
     def is_settled(self, left: AbandonedPartition) -> bool:
-        """Tell whether a run that saw what is there now has found nothing to redo."""
-        return any(ask.outcome == ExecutionOutcome.DRAINED and ask.saw_same_state(left) for ask in self._of(left))
+        """Return whether a run that saw what is there now has found nothing to redo."""
+        return any(run.outcome == ExecutionOutcome.DRAINED and run.saw_same_state(left) for run in self._of(left))
 
     def count(self, digest: str) -> int:
-        """Count all runs that were ever asked for this: Dagster compares run keys with all of its history too."""
+        """Count all runs that were ever requested for this: Dagster compares run keys with all of its history too."""
         return self.instance.get_runs_count(RunsFilter(tags={ASKED_TAG: digest}))
 
     def _of(self, left: AbandonedPartition) -> Sequence[PreviousRun]:
-        return list(self._asks[left.partition, left.generation, left.offset].values())
+        return list(self._runs[left.partition, left.generation, left.offset].values())
+
+
+def request_tags(group: str, topic: str, reason: str, digest: str, at_s: float) -> dict[str, str]:
+    """Return the tags of a run that a sensor requests."""
+    return {
+        GROUP_TAG: group,
+        TOPIC_TAG: topic,
+        REASON_TAG: reason,
+        ASKED_TAG: digest,
+        ASKED_AT_TAG: str(int(at_s)),
+    }
 
 
 def requested_at_s(record: RunRecord) -> float:
@@ -181,20 +179,18 @@ def retry_backoff_s(first_wait_s: float, times: int) -> float:
 def previous_runs(
     instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[AbandonedPartition]
 ) -> PreviousRuns:
-    """Look up what runs of `job` were asked for: the newest 200, and all that were asked for one of `found` alone."""
-    asked = PreviousRuns(instance, time.time())
-    if not found:
-        return asked
+    """Look up earlier runs of `job`: the newest 200, and all that were requested for one of `found` alone."""
+    runs = PreviousRuns(instance, time.time())
     tags = {GROUP_TAG: group, TOPIC_TAG: found[0].topic, REASON_TAG: STALE_CLAIM}
     newest = instance.get_run_records(RunsFilter(job_name=job, tags=tags), limit=_RUNS_LOOKED_AT)
-    asked.add(newest, op_name)
+    runs.add(newest, op_name)
     if len(newest) < _RUNS_LOOKED_AT:
-        return asked
-    digests = iter([digest_of(group, [one]) for one in found])
+        return runs
+    digests = iter([digest_of(group, [partition]) for partition in found])
     while some := list(islice(digests, _DIGESTS_AT_ONCE)):
         # Not limited: the attempts of each are, and an older one that were left out would be tried again.
-        asked.add(instance.get_run_records(RunsFilter(job_name=job, tags={ASKED_TAG: some})), op_name)
-    return asked
+        runs.add(instance.get_run_records(RunsFilter(job_name=job, tags={ASKED_TAG: some})), op_name)
+    return runs
 
 
 def place_of(partition: int, generation: int, offset: int | None) -> str:
@@ -203,27 +199,20 @@ def place_of(partition: int, generation: int, offset: int | None) -> str:
 
 
 def digest_of(group: str, bundle: Sequence[AbandonedPartition]) -> str:
-    """Name what a run is asked for, the same for ever: group, topic, and each partition, generation and offset.
+    """Name what a run is requested for, always the same: group, topic, and each partition, generation and offset.
 
     Not the epoch: how often redoing a place has been tried is counted over all of its owners.
     """
-    parts = [group, bundle[0].topic, *(place_of(one.partition, one.generation, one.offset) for one in bundle)]
+    parts = [group, bundle[0].topic, *(place_of(left.partition, left.generation, left.offset) for left in bundle)]
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:24]
 
 
 def _expected_states(run_config: Mapping[str, Any], op_name: str) -> Iterator[ExpectedState]:
-    """Give what a run was told; what an older version wrote otherwise is passed over."""
+    """Yield what a run expected; what an older version wrote otherwise is passed over."""
     config = run_config.get("ops", {}).get(op_name, {}).get("config", {})
-    for each in config.get("seen") or []:
-        if not isinstance(each, Mapping):
-            continue
-        partition, generation, attempts = each.get("partition"), each.get("generation"), each.get("plan_attempts", 0)
-        offset, epoch = each.get("offset"), each.get("epoch")
-        if (
-            isinstance(partition, int)
-            and isinstance(generation, int)
-            and isinstance(attempts, int)
-            and isinstance(offset, int | None)
-            and isinstance(epoch, int | None)
-        ):
-            yield ExpectedState(partition, generation, offset, attempts, epoch)
+    for fields in config.get("seen") or []:
+        if isinstance(fields, Mapping):
+            state = ExpectedState(*(fields.get(name, _EXPECTED_DEFAULTS.get(name)) for name in ExpectedState._fields))
+            numbers = (state.partition, state.generation, state.plan_attempts)
+            if None not in numbers and all(isinstance(value, int | None) for value in state):
+                yield state

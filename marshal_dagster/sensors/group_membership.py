@@ -8,17 +8,11 @@ coordinator is silent, nothing is anybody's, and claims are first come, first se
 import logging
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dagster import (
-    DefaultSensorStatus,
-    RunRequest,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-)
-from pydantic import BaseModel, ConfigDict, ValidationError
+from dagster import DefaultSensorStatus, RunRequest, SensorDefinition, SensorEvaluationContext, SensorResult
+from pydantic import Field
 
 from marshal_dagster.coordinator.messages import by_topic
 from marshal_dagster.errors import ConfigurationError
@@ -26,11 +20,11 @@ from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.names import sensor_name
+from marshal_dagster.sensors._cursor import Cursor
 
 if TYPE_CHECKING:
     from marshal_dagster.coordinator.client import CoordinatedMember
 
-DEFAULT_INTERVAL_S: Final = 10
 MEMBER_TAG: Final = "marshal/member"
 """On runs that a member's sensor asks for: the member's name."""
 _MISSED_TICKS: Final = 6
@@ -42,20 +36,10 @@ _MAY_PASS: Final = {"session_timeout_too_short", "session_timeout_too_long", "ba
 logger = logging.getLogger(__name__)
 
 
-class MemberCursor(BaseModel):
+class MemberCursor(Cursor):
     """What a member's sensor remembers: the partitions that it had at the last tick, by topic."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    had: dict[str, list[int]] = {}
-
-    @classmethod
-    def read(cls, text: str | None) -> "MemberCursor":
-        """Read what an earlier tick wrote; an empty one for anything else."""
-        try:
-            return cls.model_validate_json(text or "{}")
-        except ValidationError:
-            return cls()
+    had: dict[str, list[int]] = Field(default_factory=dict)
 
 
 def build_group_member_sensor(
@@ -66,7 +50,7 @@ def build_group_member_sensor(
     capacity: int = 1,
     asks_for_runs: bool = True,
     name: str | None = None,
-    minimum_interval_s: int = DEFAULT_INTERVAL_S,
+    minimum_interval_s: int = 10,
     claimer_key: str = "claimer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
@@ -96,12 +80,12 @@ def build_group_member_sensor(
         if living.error is not None:
             raise ConfigurationError(_refused(member, claimer, living.error))
         had, has = MemberCursor.read(context.cursor).had, by_topic(living.places)
-        cursor = MemberCursor(had=has).model_dump_json()
-        told = f"member {member!r} of group {claimer.group!r}: {living.state.value}, with {_named(living.places)}"
+        cursor = MemberCursor(had=has).model_dump_json(exclude={"version"})
+        text = f"member {member!r} of group {claimer.group!r}: {living.state.value}, with {_named(living.places)}"
         gained = {topic: set(numbers) - set(had.get(topic, ())) for topic, numbers in has.items()}
         if not asks_for_runs or not any(gained.values()):
-            return SensorResult(skip_reason=told, cursor=cursor)
-        context.log.info("%s: asking for a run", told)
+            return SensorResult(skip_reason=text, cursor=cursor)
+        context.log.info("%s: asking for a run", text)
         return SensorResult(run_requests=[RunRequest(tags={MEMBER_TAG: member})], cursor=cursor)
 
     return SensorDefinition(
@@ -142,7 +126,7 @@ class _Membership:
     """A membership of this process; `timer` ends it unless a tick comes before."""
 
     member: "CoordinatedMember"
-    timer: threading.Timer | None = field(default=None)
+    timer: threading.Timer | None = None
 
     def stop(self) -> None:
         """Leave the group."""
@@ -153,7 +137,7 @@ class _Membership:
 
 _kept: dict[_Key, _Membership] = {}
 _locks: dict[_Key, threading.Lock] = {}
-"""One each, as a group whose brokers are slow keeps no other waiting."""
+"""One each, so that a group whose brokers are slow keeps no other waiting."""
 
 
 def process_member(claimer: ClaimerResource, interest: Subscription, patience_s: float) -> "CoordinatedMember":
@@ -164,7 +148,7 @@ def process_member(claimer: ClaimerResource, interest: Subscription, patience_s:
     """
     connection, name = claimer.coordination(), require_member(claimer, "claimer")
     key = (connection, claimer.coordinator_topic, claimer.group, name, claimer.member_session_ms, interest)
-    with _lock_of(key):
+    with _locks.setdefault(key, threading.Lock()):
         kept = _kept.get(key)
         if kept is None or kept.member.is_over or kept.member.error in _MAY_PASS:
             if kept is not None:
@@ -176,16 +160,6 @@ def process_member(claimer: ClaimerResource, interest: Subscription, patience_s:
         kept.timer.daemon = True
         kept.timer.start()
         return kept.member
-
-
-def leave_all() -> None:
-    """End all memberships of this process."""
-    for key, kept in list(_kept.items()):
-        _leave(key, kept)
-
-
-def _lock_of(key: _Key) -> threading.Lock:
-    return _locks.setdefault(key, threading.Lock())
 
 
 def _join(
@@ -212,17 +186,14 @@ def _join(
 
 
 def _leave(key: _Key, kept: _Membership) -> None:
-    with _lock_of(key):
+    with _locks.setdefault(key, threading.Lock()):
         if _kept.get(key) is kept:
             del _kept[key]
     kept.stop()
 
 
-# Telling
-
-
 def _refused(member: str, claimer: ClaimerResource, error: str) -> str:
-    """Say why a coordinator refused a member, and what to do."""
+    """Return why a coordinator refused a member, and what to do."""
     causes = {
         "duplicate_id": "another process has registered under that name: give each deployment a name of its own; after "
         "a reload of this code location the newest one has it",
@@ -235,6 +206,4 @@ def _refused(member: str, claimer: ClaimerResource, error: str) -> str:
 
 
 def _named(places: Collection[tuple[str, int]]) -> str:
-    """Say which partitions these are."""
-    told = [f"{len(numbers)} of {topic!r}" for topic, numbers in by_topic(places).items()]
-    return f"{', '.join(told)}" if told else "no partitions"
+    return ", ".join(f"{len(numbers)} of {topic!r}" for topic, numbers in by_topic(places).items()) or "no partitions"

@@ -46,14 +46,14 @@ def build_outbox_backlog_sensor(
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult | SkipReason:
         """Look at the backlog once."""
         status = resource_of(OutboxResource, context.resources, outbox_key).status()
-        told = backlog_text(status)
+        text = backlog_text(status)
         age_s = status.oldest_age_s or 0.0
         if status.rows <= max_backlog_rows and (max_backlog_age_s is None or age_s <= max_backlog_age_s):
-            return SkipReason(told)
+            return SkipReason(text)
         under_way = RunsFilter(job_name=drain_job.name, statuses=list(UNFINISHED))
         if context.instance.get_run_records(under_way, limit=1):
-            return SkipReason(f"{told}; a run of {drain_job.name!r} is under way")
-        context.log.info("%s: asking for a run", told)
+            return SkipReason(f"{text}; a run of {drain_job.name!r} is under way")
+        context.log.info("%s: asking for a run", text)
         return SensorResult(run_requests=[RunRequest(tags={OUTBOX_TAG: status.registration.name})])
 
     return SensorDefinition(

@@ -18,13 +18,13 @@ from dagster import (
 
 from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError, UnavailableError
 from marshal_dagster.jobs.batch import AnyJob
-from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name
+from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
 from marshal_dagster.protocol.state import GO_ALLOWANCE_MS, DataPartitionId, Key, stale_after_ms
-from marshal_dagster.resources.claimer import ClaimerResource, Revocation
-from marshal_dagster.runs.abandoned_work import AbandonedPartition, abandoned_partition, abandoned_range, listed
+from marshal_dagster.resources.claimer import ClaimerResource, Revocation, claimer_of, require_group
+from marshal_dagster.runs.abandoned_work import abandoned_partition, listed
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, run_of, sensor_name
 from marshal_dagster.runs.status import FINISHED
-from marshal_dagster.sensors._dropped_ranges import DroppedRanges, possibly_dropped
+from marshal_dagster.sensors._dropped_ranges import possibly_dropped
 
 _GO_STALE_S: Final = (stale_after_ms(GO_HEARTBEAT_INTERVAL_MS) + GO_ALLOWANCE_MS) / 1_000
 
@@ -49,12 +49,11 @@ def build_run_failure_sensors(
     which takes WRITE on the coordination topic. Default names: `<group>_failed_runs` and `<group>_canceled_runs`.
     Raises `ConfigurationError`.
     """
-    if not is_name(group):
-        raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
+    require_group(group)
 
     def revoke(context: RunStatusSensorContext, **_resources: object) -> SensorResult | SkipReason:
         """Revoke what the run held."""
-        return _revoke_run(context, group, getattr(context.resources, claimer_key))
+        return _revoke_run(context, group, claimer_of(context.resources, claimer_key))
 
     def build(status: DagsterRunStatus, word: str) -> SensorDefinition:
         return RunStatusSensorDefinition(
@@ -72,80 +71,69 @@ def build_run_failure_sensors(
     return build(DagsterRunStatus.FAILURE, "failed"), build(DagsterRunStatus.CANCELED, "canceled")
 
 
-def _revoke_run(context: RunStatusSensorContext, group: str, claimer: object) -> SensorResult | SkipReason:
-    if not isinstance(claimer, ClaimerResource) or claimer.group != group:
-        raise ConfigurationError(f"the claimer of a dead-run sensor must be a ClaimerResource of group {group!r}")
+def _revoke_run(context: RunStatusSensorContext, group: str, claimer: ClaimerResource) -> SensorResult | SkipReason:
+    if claimer.group != group:
+        raise ConfigurationError(f"the claimer of a dead-run sensor must be of group {group!r}, not {claimer.group!r}")
     run_id = context.dagster_run.run_id
-    revocation = claimer.revoke_run(run_id)
-    told = _revocation_text(f"run {run_id}", revocation, claimer)
+    revocation = claimer.revoke_runs([run_id])
+    texts = _revocation_texts(f"run {run_id}", revocation, claimer)
     try:
         if others := _other_ended_runs(context, claimer):
-            told += _revocation_text(f"{len(others)} other runs that are over", claimer.revoke_runs(others), claimer)
+            whose = f"{len(others)} other runs that are over"
+            texts += _revocation_texts(whose, claimer.revoke_runs(others), claimer)
     except (UnavailableError, CoordinationLogChangedError) as error:
-        told.append(f"what other runs held that are over cannot be revoked now: {error}")
+        texts.append(f"what other runs held that are over cannot be revoked now: {error}")
     observations: list[AssetObservation] = []
     try:
-        drops = _drops(context, claimer)
+        # The log is read only if the run announced something.
+        drops = possibly_dropped(context.instance, group, context.dagster_run, claimer.group_keys)
     except UnavailableError as error:
-        told.append(f"what the run possibly dropped cannot be said now, the stale-claim sensor tells it later: {error}")
+        texts.append(
+            f"what the run possibly dropped is not known now, the stale-claim sensor reports it later: {error}"
+        )
     else:
-        told += [drops.describe()] if drops.rows else []
+        texts += [drops.describe()] if drops.rows else []
         observations += drops.observations()
-    if not told:
+    if not texts:
         return SkipReason(f"run {run_id} held nothing of group {group!r}")
     log = context.log.error if revocation.kept else context.log.info
-    log("; ".join(told))
-    return SensorResult(skip_reason="; ".join(told), asset_events=observations)
+    log("; ".join(texts))
+    return SensorResult(skip_reason="; ".join(texts), asset_events=observations)
 
 
 def _other_ended_runs(context: RunStatusSensorContext, claimer: ClaimerResource) -> list[str]:
-    """Give the other runs that hold something of the group and of which Dagster says that they are over."""
-    keys = claimer.group_keys().values()
-    owners = [
-        owner for key in keys for owner in (key.owner, *(range_.owner for range_ in key.ranges)) if owner is not None
-    ]
-    holding = {run_of(owner.instance) for owner in owners} - {context.dagster_run.run_id, ""}
+    """Return the other runs that hold something of the group and of which Dagster says that they are over."""
+    held = [owner for key in claimer.group_keys().values() for owner in (key.owner, *(r.owner for r in key.ranges))]
+    holding = {run_of(owner.instance) for owner in held if owner is not None} - {context.dagster_run.run_id, ""}
     if not holding:
         return []
-    found = context.instance.get_runs(RunsFilter(run_ids=sorted(holding), statuses=list(FINISHED)))
-    return [run.run_id for run in found]
+    ended = context.instance.get_runs(RunsFilter(run_ids=sorted(holding), statuses=list(FINISHED)))
+    return [run.run_id for run in ended]
 
 
-def _revocation_text(whose: str, revocation: Revocation, claimer: ClaimerResource) -> list[str]:
-    told = []
+def _revocation_texts(whose: str, revocation: Revocation, claimer: ClaimerResource) -> list[str]:
+    texts = []
     if revocation.taken:
-        told.append(f"revoked what {whose} held: {listed(_dead(revocation.taken))}")
+        texts.append(f"revoked what {whose} held: {_described(revocation.taken)}")
     if revocation.kept:
-        told.append(
-            f"could not revoke what {whose} holds: {listed(_dead(revocation.kept))}: {revocation.problem}. "
+        texts.append(
+            f"could not revoke what {whose} holds: {_described(revocation.kept)}: {revocation.problem}. "
             f"Unless its processes live, these claims go stale by themselves within "
             f"{2 * claimer.heartbeat_interval_s:g} s of its last heartbeat"
         )
     if revocation.awaited:
-        told.append(
+        texts.append(
             f"Go consumers share group {claimer.group!r}, or may because it has no settings, so what {whose} held is "
-            f"not revoked: {listed(_dead(revocation.awaited))}. It goes stale by itself within "
+            f"not revoked: {_described(revocation.awaited)}. It goes stale by itself within "
             f"{_GO_STALE_S:g} s of its last heartbeat"
         )
-    return told
+    return texts
 
 
-def _dead(keys: Mapping[DataPartitionId, Key]) -> list[AbandonedPartition]:
-    found = []
+def _described(keys: Mapping[DataPartitionId, Key]) -> str:
+    held = []
     for (topic, partition), key in sorted(keys.items(), key=itemgetter(0)):
         if key.owner is not None:
-            found.append(abandoned_partition(topic, partition, key, key.last_beat_ms))
-        found += [abandoned_range(topic, partition, key, range_, range_.last_beat_ms) for range_ in key.ranges]
-    return found
-
-
-def _drops(context: RunStatusSensorContext, claimer: ClaimerResource) -> DroppedRanges:
-    """Give what the run possibly dropped; the log is read only if it announced something."""
-    keys: dict[DataPartitionId, Key] = {}
-
-    def key_of(place: DataPartitionId) -> Key | None:
-        if not keys:
-            keys.update(claimer.group_keys())
-        return keys.get(place)
-
-    return possibly_dropped(context.instance, claimer.group, context.dagster_run, key_of)
+            held.append(abandoned_partition(topic, partition, key, key.last_beat_ms))
+        held += [abandoned_partition(topic, partition, key, range_.last_beat_ms, range_) for range_ in key.ranges]
+    return listed(held)

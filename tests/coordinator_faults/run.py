@@ -106,7 +106,7 @@ class Run(FaultRun[Process, Line, Tally]):
 
     def _topics(self) -> Sequence[str]:
         messages = self.coordinator_topics
-        return *self.topics, self.log_topic, messages.messages, messages.orders, messages.leader
+        return *self.topics, self.log_topic, messages.member_messages, messages.coordinator_messages, messages.leader
 
     # Each tick
 
@@ -243,7 +243,7 @@ class Run(FaultRun[Process, Line, Tally]):
             bootstrap_servers=self.kafka.servers(process.link),
             name=process.name,
             run_id=process.run_id,
-            messages=self.coordinator_topics.messages,
+            messages=self.coordinator_topics.member_messages,
             coordination_topic=self.log_topic,
             topic=self.topic,
             pattern=self.pattern,
@@ -321,7 +321,9 @@ class Run(FaultRun[Process, Line, Tally]):
     def _broker_fails(self, fault: Fault) -> Script:
         """Mostly one fails that leads what coordinators or members write to."""
         messages = self.coordinator_topics
-        topic = self.chance.choice((messages.messages, messages.orders, messages.leader, self.log_topic))
+        topic = self.chance.choice(
+            (messages.member_messages, messages.coordinator_messages, messages.leader, self.log_topic)
+        )
         broker = yield from self._broker(topic, self.chance.randrange(2))
         fails = self._broker_killed if fault.kind is FaultKind.BROKER_KILLED else self._broker_stopped
         yield from fails(broker, fault.lasts_s)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +20,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
-from marshal_dagster.coordinator import background, service, transport
+from marshal_dagster.coordinator import lag_weights, service, transport
 from marshal_dagster.coordinator.assignment import AssignmentInput, sticky_assignment
-from marshal_dagster.coordinator.background import GroupWeigher
 from marshal_dagster.coordinator.group import GroupEvent, GroupEventKind
 from marshal_dagster.coordinator.member import Membership
 from marshal_dagster.coordinator.messages import (
@@ -191,10 +189,11 @@ def test_a_coordinator_that_can_take_nothing_over_is_not_well(coordinator: Coord
     assert not coordinator.health()["healthy"]
 
 
-@pytest.mark.parametrize("name", ["failure", "_cannot_look", "_cannot_use"])
+@pytest.mark.parametrize("name", ["election", "_topic_lookup", "_topic_check"])
 def test_whatever_keeps_it_from_leading_is_told(coordinator: Coordinator, ends: Ends, name: str) -> None:
     """It cannot stand for election, nor look up what there is to work on, nor use its own topics."""
-    setattr(ends if name == "failure" else coordinator, name, UnavailableError(name))
+    failing: Any = ends if name == "election" else getattr(coordinator, name)
+    failing.failure = UnavailableError(name)
     turn(coordinator, ends)
     assert coordinator.health()["failure"] == name
 
@@ -227,7 +226,7 @@ def test_its_own_brokers_are_looked_at_too(
 
     def takes_a_turn_and_works() -> bool:
         turn(coordinator, ends)
-        return coordinator._cannot_use is None
+        return coordinator._topic_check.failure is None
 
     wait_until(takes_a_turn_and_works, "the brokers can be used again")
 
@@ -457,7 +456,7 @@ def weighs(coordinator: Coordinator) -> dict[str, Any]:
             raise each
         return each() if callable(each) else each
 
-    coordinator._weigher = GroupWeigher(partial(service._weighed, weigh))
+    coordinator._weigher = lag_weights.GroupWeigher(weigh)
     coordinator._rules = replace(coordinator._rules, weighs=True)
     return found
 
@@ -487,7 +486,7 @@ def test_a_weighing_that_fails_is_done_again(
     turns(coordinator, ends, clock)
     assert shares(ends) == {"etl": [{"t": [0, 1]}]}
     for left in (1, 0):
-        clock.now_ms += background._WEIGH_EACH_MS + 1
+        clock.now_ms += lag_weights._WEIGH_EACH_MS + 1
         turn(coordinator, ends)
         wait_until(lambda left=left: len(weighs["etl"]) == left, "the weights were asked for", 10)  # type: ignore[misc]
         wait_until(
@@ -507,7 +506,7 @@ def test_a_weighing_that_hangs_holds_up_no_other_group(
     until_weighed(coordinator, ends, "free")
     turns(coordinator, ends, clock)
     assert shares(ends) == {"free": [{"t": [0, 1]}]}
-    clock.now_ms += background._WEIGHS_FOR_MS
+    clock.now_ms += lag_weights._WEIGHS_FOR_MS
     turns(coordinator, ends, clock)
     assert shares(ends)["stuck"] == [{"t": [0, 1]}]
     goes_on.set()

@@ -11,18 +11,25 @@ from dagster._core.definitions.observe import observe
 
 from marshal_dagster.assets.checks import recorded_ranges
 from marshal_dagster.assets.decorator import ClaimedAsset, DagsterMarshalTranslator, kafka_partitions_def, marshal_asset
-from marshal_dagster.assets.progress import MOST_SHOWN, PartitionProgress, TopicProgress
-from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
+from marshal_dagster.assets.topics import (
+    MOST_SHOWN,
+    PartitionProgress,
+    TopicProgress,
+    build_topic_asset,
+    build_topic_sensor,
+)
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
-from marshal_dagster.ops import ClaimedBatchConfig
+from marshal_dagster.ops.config import ClaimedBatchConfig
 from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.names import OUTCOME_TAG
-from marshal_dagster.sensors import build_exhausted_plans_check, build_lag_sensor, build_stale_claim_sensor
+from marshal_dagster.sensors._exhausted_plans import build_exhausted_plans_check
+from marshal_dagster.sensors.lag import build_lag_sensor
+from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from tests.batch_fixtures import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
 from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side

@@ -17,9 +17,9 @@ from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.sensors import group_membership
-from marshal_dagster.sensors.group_membership import build_group_member_sensor, leave_all, process_member
+from marshal_dagster.sensors.group_membership import build_group_member_sensor, process_member
 from tests.conditions import wait_until
 
 CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
@@ -64,7 +64,8 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Joined]:
     made = Joined()
     monkeypatch.setattr(group_membership, "_join", made.join)
     yield made
-    leave_all()
+    for key, membership in list(group_membership._kept.items()):
+        group_membership._leave(key, membership)
 
 
 def claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - any field

@@ -13,13 +13,13 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs.batch import build_claimed_batch_job
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.sensors import LagCursor, build_lag_sensor
 from marshal_dagster.sensors._lag_reader import GroupPositions, _position, read_lag
+from marshal_dagster.sensors.lag import LagCursor, build_lag_sensor
 from marshal_dagster.testing import ManualClock
 from tests.batch_fixtures import GROUP, TOPIC, DataTopics, Scene
 

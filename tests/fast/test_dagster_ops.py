@@ -18,13 +18,10 @@ from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.errors import ClaimLostError, ConfigurationError, TopicNotFoundError
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.kafka import record_size
-from marshal_dagster.ops import (
-    BatchesResult,
-    BatchExecution,
-    ClaimedBatchConfig,
-    ExecutionOutcome,
-    build_claimed_batch_op,
-)
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
+from marshal_dagster.ops.config import ClaimedBatchConfig
+from marshal_dagster.ops.execution import BatchExecution
+from marshal_dagster.ops.metadata import BatchesResult, ExecutionOutcome
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
@@ -749,7 +746,7 @@ def test_at_most_once_announces_before_it_commits(stand: Stand) -> None:
     stand.process = lambda *_: offsets.append(stand.scene.key().offset)
     result = stand.run()
     assert offsets == [0, 10]
-    rows = [(row.partition, row.start, row.end) for row in announced_ranges(stand.instance, result.run_id)]
+    rows = [(row.partition, row.start, row.end) for row, _ in announced_ranges(stand.instance, result.run_id)]
     assert rows == [(n, 0, 10) for n in range(3)]
 
 

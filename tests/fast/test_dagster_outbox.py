@@ -16,7 +16,7 @@ from dagster import (
     build_sensor_context,
 )
 
-from marshal_dagster.assets.outbox_check import build_outbox_check
+from marshal_dagster.assets.checks import build_outbox_check
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.outbox import build_outbox_drain_job
 from marshal_dagster.outbox.backoff import HarvestLimits

@@ -18,7 +18,8 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOr
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_shared.serdes import deserialize_value, serialize_value
 
-from marshal_dagster.assets import DagsterMarshalTranslator, build_topic_sensor
+from marshal_dagster.assets.decorator import DagsterMarshalTranslator
+from marshal_dagster.assets.topics import build_topic_sensor
 from marshal_dagster.batches import BatchSession, ClaimedBatch
 from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
@@ -27,7 +28,7 @@ from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs.batch import build_reprocess_job
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, GroupSettings, RuleSet, render
 from marshal_dagster.protocol.state import DataPartitionId, Key
 from marshal_dagster.resources.claimer import ClaimerResource
@@ -36,13 +37,6 @@ from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 from marshal_dagster.runs.announcements import AnnouncedRange, announced_ranges, announcement_table
 from marshal_dagster.runs.names import announcements_key, topic_asset_key
-from marshal_dagster.sensors import (
-    Grouping,
-    StaleClaimCursor,
-    build_lag_sensor,
-    build_run_failure_sensors,
-    build_stale_claim_sensor,
-)
 from marshal_dagster.sensors._exhausted_plans import (
     ExhaustedPlans,
     build_exhausted_plans_check,
@@ -50,6 +44,9 @@ from marshal_dagster.sensors._exhausted_plans import (
     exhausted_plans_check_key,
 )
 from marshal_dagster.sensors._run_history import retry_backoff_s
+from marshal_dagster.sensors.lag import build_lag_sensor
+from marshal_dagster.sensors.run_failure import build_run_failure_sensors
+from marshal_dagster.sensors.stale_claims import Grouping, StaleClaimCursor, build_stale_claim_sensor
 from marshal_dagster.spark import job_control as spark_jobs
 from marshal_dagster.spark import reader
 from marshal_dagster.testing import ManualClock, MemoryLog
@@ -1057,7 +1054,8 @@ def test_what_an_op_records_is_what_the_sensor_compares(
     result = Stand(watch.scene, watch.instance, process, DeliveryMode.AT_MOST_ONCE).run()
     assert result.success == is_done
     assert watch.scene.key().offset == 10
-    assert sorted(announced_ranges(watch.instance, result.run_id), key=lambda row: row.partition)[2].end == 10
+    rows = (row for row, _ in announced_ranges(watch.instance, result.run_id))
+    assert sorted(rows, key=lambda row: row.partition)[2].end == 10
     assert _dropped(watch.tick()) == ([] if is_done else [10, 10, 10])
 
 
@@ -1229,7 +1227,7 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
     monkeypatch.setattr(ClaimerResource, "group_keys", down)
     told = dead_runs.told()
     assert told.startswith(f"revoked what run {RUN} held: ")
-    assert told.endswith("cannot be said now, the stale-claim sensor tells it later: Kafka is down")
+    assert told.endswith("is not known now, the stale-claim sensor reports it later: Kafka is down")
 
 
 # Cursor
@@ -1287,7 +1285,7 @@ def test_the_cursor_stays_small(watch: Watch) -> None:
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.scene.data.make(partitions=1_100, messages=1)
     watch.die("of-elsewhere")
-    assert watch.skipped().endswith("; and 1090 more in the log of this tick, which has the first 1,000")
+    assert watch.skipped().endswith(" and 1090 more in the log of this tick, which has the first 1,000")
     assert watch.cursor is not None
     assert len(StaleClaimCursor.read(watch.cursor).reported) == 1_000
     assert len(watch.cursor) < 50_000
@@ -1358,7 +1356,7 @@ def _other_job() -> None:
         (JOB, {"group": "a/b"}, "group 'a/b' cannot be a name"),
         (JOB, {"group": GROUP, "max_runs_per_tick": 0}, "max_runs_per_tick is 0; it must be at least 1"),
         (JOB, {"group": GROUP, "max_attempts": -1}, "max_attempts is -1; it must be at least 1"),
-        (JOB, {"group": GROUP, "grouping": "run"}, "grouping is 'run'; it must be one of topic, partition"),
+        (JOB, {"group": GROUP, "grouping": "run"}, "grouping: 'run'; give topic or partition"),
         (_other_job, {"group": GROUP}, "job '_other_job' has no claimed-batch op"),
         (JOB, {"group": GROUP, "retry_wait_s": float("nan")}, "retry_wait_s is nan; it must be a number of seconds"),
         ([JOB, build_reprocess_job(OP, name="redo2")], {"group": GROUP}, "'redo' and 'redo2' both work on topic"),
@@ -1388,7 +1386,7 @@ def test_a_dead_run_sensor_refuses_another_groups_claimer(watch: Watch) -> None:
         dg.build_run_status_sensor_context(
             sensor.name, event, watch.instance, run, resources={"claimer": other}
         ) as context,
-        pytest.raises(ConfigurationError, match=f"must be a ClaimerResource of group '{GROUP}'"),
+        pytest.raises(ConfigurationError, match=f"must be of group '{GROUP}', not 'other'"),
     ):
         sensor(context)
 

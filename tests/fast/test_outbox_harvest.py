@@ -230,7 +230,7 @@ def test_a_turn_publishes_what_it_takes_and_the_next_strikes_it() -> None:
     assert ports.outbox.rows
     assert harvest.turn() == 0
     assert ports.outbox.rows == []
-    assert counts == HarvestCounts(published=3, batches=1, sessions=1)
+    assert counts == HarvestCounts(published=3, sessions=1)
 
 
 def test_the_limits_are_those_of_a_turn() -> None:

@@ -18,13 +18,13 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
-from marshal_dagster.assets.progress import topic_progress
+from marshal_dagster.assets.topics import topic_progress
 from marshal_dagster.batches import BatchSession
 from marshal_dagster.coordination.claimer import Member
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.jobs.batch import build_claimed_batch_job
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
 from marshal_dagster.protocol.state import DataPartitionId, Key
 from marshal_dagster.protocol.world import World

@@ -26,7 +26,7 @@ MUTANTS: Final = (
         'ask + " FOR SHARE" if writes else ask',
         "ask",
     ),
-    Mutant("a turn is not committed", STORE, "for each in rows]\n        connection.commit()", "for each in rows]"),
+    Mutant("a turn is not committed", STORE, "for found in rows]\n        connection.commit()", "for found in rows]"),
     Mutant("rows are taken in any order", STORE, "WHERE {free} ORDER BY id LIMIT", "WHERE {free} LIMIT"),
     Mutant("rows come in any order", STORE, "<= %(limit_bytes)s ORDER BY id", "<= %(limit_bytes)s"),
     Mutant("lanes that are held are taken", STORE, "        if lanes:\n", "        if False:\n"),
@@ -207,8 +207,8 @@ MUTANTS: Final = (
         (
             (
                 "election/elector.py",
-                "candidacy = self._candidacies.pop(each.partition, None)",
-                "candidacy = self._candidacies.get(each.partition)",
+                "candidacy = self._candidacies.pop(taken.partition, None)",
+                "candidacy = self._candidacies.get(taken.partition)",
             ),
         ),
     ),

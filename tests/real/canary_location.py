@@ -14,7 +14,7 @@ import psutil
 
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.jobs.batch import build_claimed_batch_job
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.sinks import PostgresSink

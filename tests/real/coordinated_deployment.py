@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from marshal_dagster.sensors.group_membership import leave_all
+from marshal_dagster.sensors import group_membership
 
 PARCELS = Path(__file__).parents[2] / "examples" / "coordinator" / "parcels.py"
 PAUSE_S = 1.0
@@ -33,7 +33,8 @@ def tick_on(
         skipped = tick.skip_reason
         logger.info("%s", "a run is asked for" if skipped is None else skipped.skip_message)
         ending.wait(PAUSE_S)
-    leave_all()
+    for membership in list(group_membership._kept.values()):
+        membership.stop()
 
 
 def work_on(job: dg.JobDefinition, instance: dg.DagsterInstance, ending: threading.Event) -> None:

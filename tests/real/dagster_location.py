@@ -18,7 +18,7 @@ import dagster as dg
 
 from marshal_dagster.batches import ClaimedBatch, RangeOptions
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_reprocess_job
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.claimer import ClaimerResource

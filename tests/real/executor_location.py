@@ -28,7 +28,8 @@ from marshal_dagster.batches import BatchSession, ClaimedBatch, RangeOptions
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.jobs.batch import build_claimed_batch_schedule
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ops import BatchesResult, build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
+from marshal_dagster.ops.metadata import BatchesResult
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -40,7 +41,7 @@ from marshal_dagster.protocol.messages import (
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.runs.names import TOPIC_TAG
-from marshal_dagster.sensors import build_run_failure_sensors
+from marshal_dagster.sensors.run_failure import build_run_failure_sensors
 from tests.real.kill_points import KillableLog, die, read_messages
 from tests.sink_outputs import FakeFileSink, FakeFrame, hook
 

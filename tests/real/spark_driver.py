@@ -29,7 +29,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.resources.claimer import ClaimerResource

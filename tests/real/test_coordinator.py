@@ -164,13 +164,13 @@ def test_topics_that_do_not_fit_each_other_are_told(
 ) -> None:
     """Groups of a partition that only one of them has would have no coordinator, or two after a restart of some."""
     topics_of.check(connection, 2)
-    grow(topics, topics_of.messages, 4)
-    actions = f"'{topics_of.messages}' has 4, '{topics_of.orders}' has 2.*delete the three"
+    grow(topics, topics_of.member_messages, 4)
+    actions = f"'{topics_of.member_messages}' has 4, '{topics_of.coordinator_messages}' has 2.*delete the three"
     with pytest.raises(ConfigurationError, match=actions):
         topics_of.check(connection, 2)
     with pytest.raises(ConfigurationError, match=actions):
         topics_of.create(connection, 4)
-    for name in (topics_of.orders, topics_of.leader):
+    for name in (topics_of.coordinator_messages, topics_of.leader):
         grow(topics, name, 4)
     with pytest.raises(ConfigurationError, match=r"had 2 partitions when this process started.*start .* again"):
         topics_of.check(connection, 2)
@@ -201,7 +201,10 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
         wait_until(even([stays], 4), "the member that stays has all", 30)
 
         def kept() -> set[bytes]:
-            return {came.key for _, came in read_coordinator_messages(connection, topics_of.orders, [partition])}
+            return {
+                came.key
+                for _, came in read_coordinator_messages(connection, topics_of.coordinator_messages, [partition])
+            }
 
         wait_until(
             lambda: not any(key.startswith(b"etl/goes/") for key in kept()),
@@ -229,11 +232,11 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.init_transactions(30)
     producer.begin_transaction()
     ping = Ping(group="etl", member=ALL, epoch=1, round=1)
-    producer.produce(topics_of.orders, render(ping), b"key", 0)
+    producer.produce(topics_of.coordinator_messages, render(ping), b"key", 0)
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
-    wait_until(lambda: end_of(connection, topics_of.orders, 0) == 2, "both orders are in the topic", 30)
-    found = read_coordinator_messages(connection, topics_of.orders, [0])
+    wait_until(lambda: end_of(connection, topics_of.coordinator_messages, 0) == 2, "both orders are in the topic", 30)
+    found = read_coordinator_messages(connection, topics_of.coordinator_messages, [0])
     assert [(order, came.offset, came.key) for order, came in found] == [(ping, 0, b"key")]
 
 
@@ -243,16 +246,16 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
     """As one that was stopped for longer than members' words are kept."""
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for _ in range(3):
-        producer.produce(topics_of.messages, b"old", partition=0)
+        producer.produce(topics_of.member_messages, b"old", partition=0)
     producer.flush(30)
     admin = AdminClient({"bootstrap.servers": connection.bootstrap_servers})
-    for done in admin.delete_records([TopicPartition(topics_of.messages, 0, 3)]).values():
+    for done in admin.delete_records([TopicPartition(topics_of.member_messages, 0, 3)]).values():
         done.result(30)
-    reader = Reader(connection, topics_of.messages)
+    reader = Reader(connection, topics_of.member_messages)
     try:
         reader.follow({0: 0})
         wait_until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, "the reader is at the end", 30)
-        producer.produce(topics_of.messages, b"new", partition=0)
+        producer.produce(topics_of.member_messages, b"new", partition=0)
         producer.flush(30)
         found: list[bytes | None] = []
 
@@ -261,7 +264,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
             return bool(found)
 
         wait_until(finds_some, "the new record is read", 30)
-        assert (found, end_of(connection, topics_of.messages, 0)) == ([b"new"], 4)
+        assert (found, end_of(connection, topics_of.member_messages, 0)) == ([b"new"], 4)
     finally:
         reader.close()
 

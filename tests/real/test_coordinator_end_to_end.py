@@ -138,7 +138,7 @@ def history(depot: Depot) -> list[str]:
     """Give what was assigned, order by order, as lines."""
     topics = CoordinatorTopics()
     number = partition_of(GROUP, topics.partitions(depot.connection))
-    reader = Reader(depot.connection, topics.orders)
+    reader = Reader(depot.connection, topics.coordinator_messages)
     reader.follow({number: 0})
     shares: dict[str, frozenset[tuple[str, int]]] = {}
     by_generation: dict[int, list[str]] = {}

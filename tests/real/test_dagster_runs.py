@@ -28,14 +28,15 @@ from marshal_dagster.errors import UnavailableError, UnsafeTopicError
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key, Phase
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.announcements import announced_ranges
-from marshal_dagster.sensors import build_run_failure_sensors, build_stale_claim_sensor
+from marshal_dagster.sensors.run_failure import build_run_failure_sensors
+from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
 from tests.conditions import RUN_S, wait_until
 from tests.real.conftest import MakeTopic
@@ -529,7 +530,7 @@ def test_an_announcement_outlives_a_kill(site: Site) -> None:
     """A run that dies by SIGKILL right behind its announcement has it in Dagster's storage; nothing was committed."""
     worker = site.start("kill_after_announcing", delivery=DeliveryMode.AT_MOST_ONCE)
     assert worker.wait(RUN_S) == -signal.SIGKILL
-    found = [(row.partition, row.start, row.end) for row in announced_ranges(site.instance, site.run().run_id)]
+    found = [(row.partition, row.start, row.end) for row, _ in announced_ranges(site.instance, site.run().run_id)]
     assert found == [(0, 0, 20), (1, 0, 20)]
     assert (site.key().offset, site.key().plan_end) == (0, 20)
 

@@ -22,13 +22,15 @@ from marshal_dagster.errors import UnavailableError
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.sensors import build_lag_sensor, build_run_failure_sensors, build_stale_claim_sensor
 from marshal_dagster.sensors._exhausted_plans import exhausted_plans_check_key
+from marshal_dagster.sensors.lag import build_lag_sensor
+from marshal_dagster.sensors.run_failure import build_run_failure_sensors
+from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 

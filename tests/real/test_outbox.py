@@ -375,7 +375,7 @@ def test_no_more_than_the_limit_is_in_flight(site: Site, topic: MakeTopic) -> No
     site.stash(*(OutboxRecord(goal, str(number)) for number in range(12)))
     with site.session(max_in_flight_records=5) as session:
         assert session.turns()[:3] == [5, 5, 2]
-        assert (session.counts.batches, session.counts.published) == (3, 12)
+        assert session.counts.published == 12
 
 
 def test_rows_that_are_rolled_back_are_not_published(site: Site, topic: MakeTopic) -> None:
@@ -697,7 +697,8 @@ def test_a_leader_that_is_frozen_in_a_turn_holds_nobody_up_for_long(site: Site, 
     with site.session() as frozen, site.session() as next_one:
         frozen.harvest.begin()
         frozen.harvest.turn()
-        connection = frozen.store._connected()
+        connection = frozen.store._connection
+        assert connection is not None
         connection.execute(site.tables.named("SELECT session FROM {registry} WHERE name = %s FOR SHARE"), (site.name,))
         began_s = time.monotonic()
         next_one.harvest.begin()

@@ -26,13 +26,13 @@ from marshal_dagster.jobs.batch import build_reprocess_job
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import ClaimingPartition, coordination_partition, render
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
-from marshal_dagster.sensors import build_stale_claim_sensor
+from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from marshal_dagster.sinks import KafkaSink, PostgresSink, WriteResult
 from marshal_dagster.sinks.conformance import LocalFrame
 from marshal_dagster.sinks.conformance.target import never, part, rows_of
@@ -273,8 +273,8 @@ def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
     finally:
         coordinator.stop()
         thread.join(WITHIN_S)
-    assert refused(stand, "member", topics.orders)
-    assert refused(stand, "reader", topics.messages)
+    assert refused(stand, "member", topics.coordinator_messages)
+    assert refused(stand, "reader", topics.member_messages)
     assert refused(stand, "coordinator", "orders")
     assert refused(stand, "coordinator", "__marshal")
 

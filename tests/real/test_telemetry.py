@@ -9,7 +9,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from marshal_dagster.jobs.batch import build_claimed_batch_job
-from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from tests.real.test_dagster_runs import MESSAGES, PARTITIONS, Site, _with_session, site
 
 if TYPE_CHECKING:

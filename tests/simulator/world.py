@@ -39,8 +39,8 @@ from marshal_dagster.protocol.messages import (
 )
 from marshal_dagster.protocol.state import RANGES, Group, Owner, Range
 from marshal_dagster.protocol.world import PartitionWorld
+from marshal_dagster.runs.abandoned_work import abandoned_partitions
 from marshal_dagster.runs.names import run_of
-from marshal_dagster.sensors import abandoned_partitions
 from marshal_dagster.testing import MemorySnapshotTopic
 from tests import reference_reader
 from tests.batch_fixtures import DataTopics

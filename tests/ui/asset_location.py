@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from marshal_dagster.assets import build_claim_checks, build_topic_asset, marshal_asset
+from marshal_dagster.assets.checks import build_claim_checks
+from marshal_dagster.assets.decorator import marshal_asset
+from marshal_dagster.assets.topics import build_topic_asset
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
