@@ -119,18 +119,20 @@ class PositionsConfig(PartitionsConfig):
 
 
 class SetPositionConfig(PositionsConfig):
-    """Where a group goes on in a data topic: give one of `offsets`, `timestamp`, `earliest`, `latest` and `back`."""
+    """Where a group goes on in a data topic: give one of the `to_...` and `shift_by`."""
 
-    offsets: str | None = Field(
+    to_offset: str | None = Field(
         default=None, description="These next offsets to read: '0=5,1=7' by partition, or one number for all."
     )
-    timestamp: str | None = Field(
+    to_datetime: str | None = Field(
         default=None,
         description="The first record of that time or later: ISO 8601 with its zone, such as 2026-01-31T18:00:00Z.",
     )
-    earliest: bool = Field(default=False, description="The first record that is left.")
-    latest: bool = Field(default=False, description="The end: only what comes is read.")
-    back: int | None = Field(default=None, ge=1, description="So many offsets before where each partition stands.")
+    to_earliest: bool = Field(default=False, description="The first record that is left.")
+    to_latest: bool = Field(default=False, description="The end: only new records are read.")
+    shift_by: int | None = Field(
+        default=None, description="So many offsets after the present position; before it where the number is negative."
+    )
 
 
 class ImportPositionsConfig(PositionsConfig):
@@ -361,8 +363,9 @@ def _resume(action: _Action, config: ResumeConfig) -> TableMetadataValue:
 
 def _set_position(action: _Action, config: SetPositionConfig) -> TableMetadataValue:
     chosen = config.chosen()
-    shift_by = None if config.back is None else -config.back
-    target = TargetOptions(config.offsets, config.timestamp, config.earliest, config.latest, shift_by).target()
+    target = TargetOptions(
+        config.to_offset, config.to_datetime, config.to_earliest, config.to_latest, config.shift_by
+    ).target()
     stopped = action.require_allowed(config, config.go_consumers_stopped)
     with (
         action.claimer.open_data() as topics,

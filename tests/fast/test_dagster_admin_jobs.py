@@ -238,7 +238,7 @@ def test_what_is_not_paused_is_resumed_all_the_same(stand: Stand) -> None:
     [
         ("pause_group", {"duration": "1h"}),
         ("resume_group", {}),
-        ("set_position", {"topic": TOPIC, "earliest": True}),
+        ("set_position", {"topic": TOPIC, "to_earliest": True}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -253,7 +253,7 @@ def test_a_dry_run_from_the_launchpad_writes_nothing(stand: Stand, name: str, co
 
 def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
     """Before and after stand in the metadata; the group goes on, and Kafka's own offsets follow."""
-    table = shown(stand.run("set_position", topic=TOPIC, offsets="0=30,2=40"))
+    table = shown(stand.run("set_position", topic=TOPIC, to_offset="0=30,2=40"))
     assert [(row["partition"], row["before"], row["after"], row["set"]) for row in table] == [
         (0, 50, 30, True),
         (2, None, 40, True),
@@ -266,10 +266,10 @@ def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
 @pytest.mark.parametrize(
     ("config", "after"),
     [
-        ({"timestamp": "1970-01-01T00:00:03Z"}, [60, 60, 60]),
-        ({"latest": True, "partitions": "1-2"}, [50, END, END]),
-        ({"back": 10, "partitions": "0"}, [40, 50, None]),
-        ({"offsets": "5", "partitions": "1", "allow_out_of_range": True}, [50, 5, None]),
+        ({"to_datetime": "1970-01-01T00:00:03Z"}, [60, 60, 60]),
+        ({"to_latest": True, "partitions": "1-2"}, [50, END, END]),
+        ({"shift_by": -10, "partitions": "0"}, [40, 50, None]),
+        ({"to_offset": "5", "partitions": "1", "allow_out_of_range": True}, [50, 5, None]),
     ],
     ids=str,
 )
@@ -285,9 +285,9 @@ def test_each_way_to_name_a_position_is_in_the_config(
     ("config", "says"),
     [
         ({}, "give one of to_offset, to_datetime, to_earliest, to_latest and shift_by"),
-        ({"earliest": True, "latest": True}, "give one of"),
-        ({"offsets": "5"}, "outside what the topic holds"),
-        ({"earliest": True, "partitions": "x"}, "partitions: 'x' names no partitions"),
+        ({"to_earliest": True, "to_latest": True}, "give one of"),
+        ({"to_offset": "5"}, "outside what the topic holds"),
+        ({"to_earliest": True, "partitions": "x"}, "partitions: 'x' names no partitions"),
     ],
     ids=str,
 )
@@ -301,7 +301,7 @@ def test_a_position_that_cannot_be_fails_the_run(stand: Stand, config: dict[str,
 def test_members_that_stay_fail_the_run(stand: Stand) -> None:
     """Nothing was set, and the metadata of the failure says so."""
     stand.site.owner_of(0, at=50)
-    result = stand.run("set_position", topic=TOPIC, offsets="30", partitions="0,1", wait_s=0)
+    result = stand.run("set_position", topic=TOPIC, to_offset="30", partitions="0,1", wait_s=0)
     data = failure(result).step_failure_data
     assert data.user_failure_data is not None
     assert "still held by live members" in (data.user_failure_data.description or "")
@@ -319,7 +319,7 @@ def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: 
         raise UnavailableError("the broker is gone")
 
     monkeypatch.setattr(GroupAdmin, "set_positions", half)
-    data = failure(stand.run("set_position", topic=TOPIC, offsets="30")).step_failure_data
+    data = failure(stand.run("set_position", topic=TOPIC, to_offset="30")).step_failure_data
     assert data.user_failure_data is not None
     assert data.user_failure_data.description == "the broker is gone. Set: partitions [0]"
     table = rows(data.user_failure_data.metadata["before_and_after"])
@@ -332,14 +332,14 @@ def test_what_a_run_holds_that_is_over_is_not_waited_for(stand: Stand) -> None:
     claimer = stand.site.claimer(instance=f"{over.run_id}.0")
     claimer.ensure_group_settings()
     assert claimer.claim([0])
-    assert stand.run("set_position", topic=TOPIC, offsets="0=30", wait_s=0).success
+    assert stand.run("set_position", topic=TOPIC, to_offset="0=30", wait_s=0).success
     assert stand.site.key(0).offset == 30
 
 
 def test_offsets_that_kafka_does_not_take_are_a_warning(stand: Stand) -> None:
     """Only lag tools read them."""
     stand.topics.problem = "READ is missing"
-    result = stand.run("set_position", topic=TOPIC, offsets="0=30")
+    result = stand.run("set_position", topic=TOPIC, to_offset="0=30")
     assert result.success
     assert "READ is missing" in stand.lines(result)
 
@@ -484,7 +484,9 @@ def test_an_operators_job_can_be_named_and_tagged(name: str) -> None:
     assert JOBS[name][0]().name == name
 
 
-@pytest.mark.parametrize(("name", "config"), [("set_position", {"latest": True}), ("revoke_claims", {"instance": "i"})])
+@pytest.mark.parametrize(
+    ("name", "config"), [("set_position", {"to_latest": True}), ("revoke_claims", {"instance": "i"})]
+)
 def test_a_topic_that_cannot_be_is_refused(stand: Stand, name: str, config: dict[str, Any]) -> None:
     """A name that would inject fields into a record fails the run before anything is asked for."""
     error = failure(stand.run(name, topic="orders/0", **config)).step_failure_data.error
@@ -499,7 +501,7 @@ def test_only_what_writes_needs_the_right_to(stand: Stand) -> None:
     assert stand.run("pause_group", duration="1h", dry_run=True).success
     assert stand.asked_for_rights == 0
     assert stand.run("pause_group", duration="1h").success
-    assert stand.run("set_position", topic=TOPIC, latest=True).success
+    assert stand.run("set_position", topic=TOPIC, to_latest=True).success
     assert stand.asked_for_rights == 2
 
 
@@ -528,7 +530,7 @@ def test_a_group_without_settings_gets_the_claimers_before_its_positions_are_set
     [
         ("pause_group", {"duration": "1h"}),
         ("resume_group", {}),
-        ("set_position", {"topic": TOPIC, "offsets": "0=30"}),
+        ("set_position", {"topic": TOPIC, "to_offset": "0=30"}),
         ("set_settings", {}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -548,7 +550,7 @@ def test_positions_of_a_go_group_are_set_by_records_that_go_knows(empty: Stand, 
     """Whatever the claimer is configured with: a person has said who shares the group."""
     empty.configured = {"rule_set": "go", "heartbeat_interval_s": 60} if rule_set == "go" else {}
     go_left(empty.site, 0)
-    assert empty.run("set_position", topic=TOPIC, offsets="0=30", go_consumers_stopped=GROUP).success
+    assert empty.run("set_position", topic=TOPIC, to_offset="0=30", go_consumers_stopped=GROUP).success
     assert (empty.site.key(0).offset, types(empty.site) <= GO_TYPES) == (30, True)
     assert empty.topics.committed == {0: 30}
 

@@ -211,7 +211,7 @@ def test_dagster_pauses_repositions_and_resumes(  # noqa: PLR0917 - fixtures
     worker.wait_until(lambda: worker.done, "the worker has done something")
     run(build_pause_job(), PauseConfig(duration="10m"))
     worker.wait_until(worker.is_waiting.is_set, "the worker waits for the end of the pause")
-    run(build_set_position_job(), SetPositionConfig(topic=data, offsets="0=3,1=5", wait_s=20))
+    run(build_set_position_job(), SetPositionConfig(topic=data, to_offset="0=3,1=5", wait_s=20))
     assert positions(call, data) == [3, 5]
     assert topics.group_offsets(GROUP, data) == {0: 3, 1: 5}
     run(build_resume_job(), ResumeConfig())

@@ -200,12 +200,12 @@ def somewhere(chance: random.Random, topic: str) -> SetPositionConfig:
     kind = chance.choice(["offsets", "one partition", "back", "earliest"])
     if kind == "offsets":
         given = ",".join(f"{number}={chance.randrange(MESSAGES)}" for number in range(PARTITIONS))
-        return SetPositionConfig(topic=topic, offsets=given)
+        return SetPositionConfig(topic=topic, to_offset=given)
     if kind == "one partition":
-        return SetPositionConfig(topic=topic, offsets=f"{chance.randrange(PARTITIONS)}={chance.randrange(MESSAGES)}")
+        return SetPositionConfig(topic=topic, to_offset=f"{chance.randrange(PARTITIONS)}={chance.randrange(MESSAGES)}")
     if kind == "back":
-        return SetPositionConfig(topic=topic, back=chance.randint(1, 2 * MAX_RECORDS))
-    return SetPositionConfig(topic=topic, earliest=True, partitions=str(chance.randrange(PARTITIONS)))
+        return SetPositionConfig(topic=topic, shift_by=-chance.randint(1, 2 * MAX_RECORDS))
+    return SetPositionConfig(topic=topic, to_earliest=True, partitions=str(chance.randrange(PARTITIONS)))
 
 
 def check_committed(runs: Runs, starts: dict[int, list[int]]) -> None:
