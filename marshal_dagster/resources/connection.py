@@ -2,14 +2,20 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Any, Final, Self, get_args
 
 from dagster import Config, ConfigurableResource, EnvVar
 from pydantic import Field, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
+from marshal_dagster.kafka.connection import (
+    DEFAULT_TIMEOUT_S,
+    LONGEST_TIMEOUT_S,
+    KafkaConnection,
+    SaslMechanism,
+    SecurityProtocol,
+)
 from marshal_dagster.kafka.topic_names import topic_name_problem
 
 _SECRETS: Final = ("password", "ssl_key_password")
@@ -22,7 +28,7 @@ class KafkaConnectionConfig(Config):
     bootstrap_servers: str = Field(description="Brokers to ask first: a comma-separated list of host:port.")
     security_protocol: SecurityProtocol = Field(default="PLAINTEXT", description="How the brokers' listener speaks.")
     sasl_mechanism: str | None = Field(
-        default=None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; with SASL_PLAINTEXT and SASL_SSL only."
+        default=None, description=f"One of {', '.join(get_args(SaslMechanism))}; with SASL_PLAINTEXT and SASL_SSL only."
     )
     username: str | None = Field(default=None, description="The user name for SASL.")
     # Not marked as Dagster's secrets: the launchpad would fill in asterisks, as if they were the password. What Dagster
