@@ -111,16 +111,16 @@ class ClaimRevoker:
             claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
             freed = claimer.take_over_and_release({each.partition: None for each in claims})
             return {(each.partition, each.owner.epoch) for each in claims if each.partition in freed}
-        numbered = [(claim.partition, claim.owner.epoch, claim.is_range) for claim in claims]
-        whole = {number: epoch for number, epoch, is_range in numbered if epoch is not None and not is_range}
-        parts = [(number, epoch) for number, epoch, is_range in numbered if epoch is not None and is_range]
+        named: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
+        for claim in claims:
+            if claim.owner.epoch is not None:
+                named[claim.is_range].append((claim.partition, claim.owner.epoch))
         taken: set[tuple[int, int | None]] = set()
-        if whole:
-            claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
-            taken |= {(number, whole[number]) for number in claimer.revoke(whole)}
-        if parts:
+        if named[False]:
+            taken |= Claimer(rationalizer, member, self.topic, settings, clock=self.clock).revoke(named[False])
+        if named[True]:
             ranges = RangeClaimer(rationalizer, member.with_new_instance(), self.topic, settings, clock=self.clock)
-            taken |= ranges.revoke(parts)
+            taken |= ranges.revoke(named[True])
         return taken
 
     def _held(self, world: World) -> list[HeldClaim]:

@@ -44,7 +44,7 @@ class EarlyCommit:
         """Return whether a dropped range is committed for sure and untouched for sure."""
         if self.is_permitted(one):
             return "possibly dropped" if was_read else "dropped"
-        return "dropped" if self.claims[one.partition].is_at(one.end) else "possibly dropped"
+        return "dropped" if self.claims[one.partition].offset == one.end else "possibly dropped"
 
     def log_dropped(self, dropped: Iterable[ClaimedRange], *, was_read: bool) -> None:
         """Log what was dropped, each range once."""

@@ -7,7 +7,7 @@ from typing import Final
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.request import RangeOptions
 from marshal_dagster.batches.result import Idle, IdleReason
-from marshal_dagster.coordination.base_claimer import listed
+from marshal_dagster.coordination.claim_set import listed
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
 from marshal_dagster.errors import GroupPausedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, ReadableOffsets, plan_ends

@@ -197,7 +197,7 @@ STEPS = {
     "commit first": Step(owner, lambda member: member.commit_before_processing(ENDS), AT_MOST_ONCE, ENDS),
     "give up one": Step(owner, lambda member: member.release([0])),
     "give up": Step(owner, lambda member: member.release()),
-    "revoke": Step(owner, lambda member: member.revoke({5: 1})),
+    "revoke": Step(owner, lambda member: member.revoke([(5, 1)])),
     "agree on settings": Step(owner, lambda member: member.ensure_group_settings()),
     "set positions": Step(pausing_owner, lambda member: member.set_positions({0: 9, 1: 9, 4: 9}, OTHER_TOPIC_ID)),
     "confirm positions": Step(pausing_owner, lambda member: member.confirm_positions()),
