@@ -95,7 +95,7 @@ def with_servers(problem: SettingProblem, servers: str) -> SettingProblem:
 
 def _look(topics: Topics, name: str, servers: str) -> tuple[TopicDescription, list[SettingProblem]]:
     described = topics.describe(name)
-    return described, [with_servers(each, servers) for each in check_coordination_topic(topics, name)]
+    return described, [with_servers(each, servers) for each in check_coordination_topic(topics, described)]
 
 
 def _created(topics: Topics, request: CreateRequest) -> bool:
@@ -104,7 +104,7 @@ def _created(topics: Topics, request: CreateRequest) -> bool:
     except UnsafeTopicError:
         if not request.allow_unsafe:
             raise
-        require_safe(topics, request.name, allow_unsafe=True)
+        require_safe(topics, topics.describe(request.name), allow_unsafe=True)
         return False
 
 

@@ -374,7 +374,7 @@ class Claimer(BaseClaimer[Claim]):
 
     def _has_no_live_ranges(self, key: Key, dead: Collection[Owner]) -> bool:
         """Tell whether nobody alive holds a range; who has not paused the group may not claim beside others either."""
-        group, now_ms = self.group, self._reader.advised_time_ms()
+        group, now_ms = self.group, self._reader.present_ms()
         interval_ms = group.settings.heartbeat_interval_ms
         if any(range_.is_live(now_ms, interval_ms) and range_.owner not in dead for range_ in key.ranges):
             return False

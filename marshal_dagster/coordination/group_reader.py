@@ -72,7 +72,7 @@ class GroupReader:
         """Return the time (unix seconds) until which the group is paused by another instance, or None."""
         with self.rationalizer.lock:
             group = self.group
-            if not group.is_paused(self.advised_time_ms()) or group.paused_by == self.member.instance:
+            if not group.is_paused(self.present_ms()) or group.paused_by == self.member.instance:
                 return None
             return group.paused_until_s
 
@@ -115,9 +115,9 @@ class GroupReader:
                 "resume it with `marshal-dagster resume`, or wait"
             )
 
-    def advised_time_ms(self) -> int:
-        """Return the later of log time and the member's clock: the time of a silent log stands still."""
-        return max(self.home.log_time_ms or 0, self.clock.wall_ms())
+    def present_ms(self) -> int:
+        """Return the later of log time and the member's clock."""
+        return self.home.present_ms(self.clock.wall_ms())
 
     def dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
         """Give the owners of `partitions` that `is_dead` knows to be dead; it is asked once an instance, unlocked."""
@@ -150,21 +150,21 @@ class GroupReader:
         if not dead:
             return []
         return [
-            each
+            record
             for partition in partitions
-            for each in self._revocations_of(signed, partition, dead, ranges_of(partition))
+            for record in revocations_of(
+                self.key(partition), ranges_of(partition), dead.__contains__, {**signed, "partition": partition}
+            )
         ]
 
-    def _revocations_of(
-        self, signed: Mapping[str, Any], partition: int, dead: Collection[Owner], ranges: Iterable[Range]
-    ) -> list[Message]:
-        whole = self.key(partition).owner
-        parts = [range_.owner for range_ in ranges if range_.owner is not None and range_.owner in dead]
-        revocations: list[Message] = [
-            RevokingRange(partition=partition, epoch=owner.epoch, **signed)
-            for owner in parts
-            if owner.epoch is not None
-        ]
-        if whole is not None and whole.epoch is not None and whole in dead:
-            revocations.append(RevokingClaim(partition=partition, epoch=whole.epoch, **signed))
-        return revocations
+
+def revocations_of(
+    key: Key, ranges: Iterable[Range], is_dead: Callable[[Owner], bool], fields: Mapping[str, Any]
+) -> list[Message]:
+    """Return the records that take `key`, and `ranges` of it, from dead owners; `fields` are all others of theirs."""
+    owners = [*((RevokingRange, range_.owner) for range_ in ranges), (RevokingClaim, key.owner)]
+    return [
+        record_type(epoch=owner.epoch, **fields)
+        for record_type, owner in owners
+        if owner is not None and owner.epoch is not None and is_dead(owner)
+    ]

@@ -75,8 +75,8 @@ class KafkaLog:
         self._producer_log: clients.ClientLog | None = None
         self._is_reached = False
         self._positions: dict[int, int] = {}
-        self._usable_id: str | None = None
-        """The id of the topic that was found usable."""
+        self.usable_id: str | None = None
+        """The id of the topic that was found usable, here or by the caller."""
 
     @property
     def delivery_timeout_ms(self) -> int:
@@ -86,9 +86,9 @@ class KafkaLog:
     def identity(self) -> LogIdentity:
         """Ask the cluster which log it is now; an unusable topic is refused at the first call (`require_usable`)."""
         described = self._admin().describe(self.topic)
-        if described.topic_id != self._usable_id:
+        if described.topic_id != self.usable_id:
             require_usable(self._admin(), described)
-            self._usable_id = described.topic_id
+            self.usable_id = described.topic_id
         return LogIdentity(self.topic, described.topic_id, len(described.partitions))
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:

@@ -83,7 +83,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         """
         dead = self._reader.dead_owners(ends, is_dead)
         with self.rationalizer.lock:
-            look = ChoiceContext(self._reader.advised_time_ms(), dead)
+            look = ChoiceContext(self._reader.present_ms(), dead)
             chosen = {
                 number: choose_range(
                     self.group,

@@ -2,9 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
@@ -116,7 +117,7 @@ class Rationalizer:
         Raises `CoordinationLogChangedError` when it is not the log that was read before, `UnavailableError` when it
         does not answer.
         """
-        with self.lock, _ReadGuard(self):
+        with self._reading():
             self._check_identity()
             bounds = self.log.bounds(self.world.partitions.keys())
             for partition, at in bounds.items():
@@ -139,7 +140,7 @@ class Rationalizer:
         Raises `CoordinationLogChangedError` when one is not in the log, or is another one there; `TimestampTypeError`,
         which is one too, when the broker did not give one its timestamp; `UnavailableError`.
         """
-        with self.lock, _ReadGuard(self):
+        with self._reading():
             self._check_new(own)
             self._sender_timed.clear()
             outcomes: dict[int, dict[int, RecordResult]] = {partition: {} for partition in own}
@@ -158,7 +159,7 @@ class Rationalizer:
 
     def follow_all(self) -> World:
         """Follow every coordination partition from now on, and catch up."""
-        with self.lock, _ReadGuard(self):
+        with self._reading():
             missing = set(range(self.identity.partitions)) - self.world.partitions.keys()
             if missing:
                 self._begin(missing)
@@ -169,18 +170,26 @@ class Rationalizer:
 
         Raises `CoordinationLogChangedError`, `TopicNotFoundError`, `UnavailableError`.
         """
-        with self.lock, _ReadGuard(self):
+        with self._reading():
             self._check_identity()
-
-    def log_time_ahead_ms(self) -> int:
-        """Give how far log time lies ahead of this machine's clock: a broker's has jumped, or this one is slow."""
-        with self.lock:
-            return self._log_time_ahead_ms()
 
     def close(self) -> None:
         """Let go of the log."""
         with self.lock:
             self.log.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read under the lock, and remember how that ended: what is known of a log that changed counts no more."""
+        with self.lock:
+            if self.changed is not None:
+                raise CoordinationLogChangedError(str(self.changed))
+            try:
+                yield
+            except (CoordinationLogChangedError, UnavailableError) as error:
+                self.failure = error
+                raise
+            self.failure = None
 
     def _check_identity(self) -> None:
         now = self.log.identity()
@@ -375,13 +384,10 @@ class Rationalizer:
             )
         self._begin([partition])
 
-    def _log_time_ahead_ms(self) -> int:
-        latest_ms = max([world.log_time_ms or 0 for world in self.world.partitions.values()], default=0)
-        return latest_ms - self._clock.wall_ms()
-
     def _report_clock(self) -> None:
-        """Say once that log time is ahead, until it is not any more (protocol.md, section 6)."""
-        ahead_ms = self._log_time_ahead_ms()
+        """Report once that log time is ahead, until it is not any more (protocol.md, section 6)."""
+        latest_ms = max([world.log_time_ms or 0 for world in self.world.partitions.values()], default=0)
+        ahead_ms = latest_ms - self._clock.wall_ms()
         is_ahead = ahead_ms > LOG_TIME_AHEAD_MS
         if is_ahead and not self._is_clock_reported:
             logger.warning(
@@ -401,23 +407,3 @@ def sender_timed_error(topic: str, where: tuple[int, int]) -> TimestampTypeError
         f"nothing was claimed, planned or committed by it. Set message.timestamp.type=LogAppendTime on the topic, or "
         "use a new one, then start the members again"
     )
-
-
-class _ReadGuard:
-    """Remembers how a reading ended, under the lock: what is known of a log that changed counts no more."""
-
-    def __init__(self, rationalizer: Rationalizer) -> None:
-        self._rationalizer = rationalizer
-
-    def __enter__(self) -> None:
-        changed = self._rationalizer.changed
-        if changed is not None:
-            raise CoordinationLogChangedError(str(changed))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._rationalizer.failure = None
-        elif isinstance(error, CoordinationLogChangedError | UnavailableError):
-            self._rationalizer.failure = error

@@ -179,7 +179,7 @@ def create_coordination_topic(
             f"coordination topic {name!r} exists with {found.replication} replicas, not {replication}: reassign its "
             f"partitions with Kafka's own tools, or give --replication {found.replication}"
         )
-    require_safe(topics, name)
+    require_safe(topics, found)
     return False
 
 
@@ -194,13 +194,13 @@ def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC
     return topics.create(snapshot_topic_of(name), len(beside.partitions), beside.replication, settings)
 
 
-def check_coordination_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> list[SettingProblem]:
-    """List what is wrong with the coordination topic's settings.
+def check_coordination_topic(topics: Topics, described: TopicDescription) -> list[SettingProblem]:
+    """List what is wrong with the settings of a coordination topic.
 
     Raises `TopicNotFoundError`, `AuthorizationError` (DESCRIBE_CONFIGS), `UnavailableError`.
     """
+    name = described.name
     settings = topics.settings(name)
-    described = topics.describe(name)
     wrong = [problem for check in _CHECKS if (problem := _problem(name, check, settings.get(check.setting)))]
     if any(map(_is_ample_retention, wrong)) and _has_snapshot_topic(topics, name):
         wrong = [_outlived(problem) if _is_ample_retention(problem) else problem for problem in wrong]
@@ -223,18 +223,16 @@ def require_usable(topics: Topics, described: TopicDescription) -> None:
         raise UnsafeTopicError(described.name, [str(problem) for problem in problems], can_be_accepted=False)
 
 
-def require_safe(
-    topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC, *, allow_unsafe: bool = False
-) -> list[SettingProblem]:
+def require_safe(topics: Topics, described: TopicDescription, *, allow_unsafe: bool = False) -> list[SettingProblem]:
     """Return the problems that are left; raise `UnsafeTopicError` for dangers, unless these are accepted.
 
     What makes the topic unusable cannot be accepted.
     """
-    problems = check_coordination_topic(topics, name)
+    problems = check_coordination_topic(topics, described)
     is_unusable = any(problem.severity is Severity.UNUSABLE for problem in problems)
     dangers = [str(problem) for problem in problems if problem.severity is not Severity.WARNING]
     if is_unusable or (dangers and not allow_unsafe):
-        raise UnsafeTopicError(name, dangers, can_be_accepted=not is_unusable)
+        raise UnsafeTopicError(described.name, dangers, can_be_accepted=not is_unusable)
     return problems
 
 

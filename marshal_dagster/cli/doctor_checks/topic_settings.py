@@ -20,7 +20,7 @@ from marshal_dagster.kafka.admin_client import Topics
 def check_topic_settings(topics: Topics, topic: str, servers: str) -> Iterator[Finding]:
     """Check the coordination topic's settings: under some the protocol does not hold."""
     try:
-        problems = check_coordination_topic(topics, topic)
+        problems = check_coordination_topic(topics, topics.describe(topic))
     except TopicNotFoundError:
         return  # told already
     except MarshalError as error:
