@@ -1,19 +1,19 @@
 """The settings of a group as each coordination partition has them, given, changed, and its ranges switched off."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from marshal_dagster.admin.go_groups import require_settings_allowed
-from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval
-from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.log_access import LogUser, require_all_certain
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.reset_positions import owners_of
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_settings import check_settings
-from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, IncompleteLogError
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import RANGES, DataPartitionId, Key, Owner, Phase, Ranges
 from marshal_dagster.protocol.world import World
@@ -117,19 +117,17 @@ def settings_by_partition(world: World, group: str) -> Mapping[int, PartitionSet
 
 
 @dataclass(slots=True)
-class GroupSettingsAdmin:
+class GroupSettingsAdmin(LogUser):
     """Looks at the settings of one group, gives it others, and switches its ranges off; `client` is for people to see.
 
     `look` before anything else. `go_consumers_stopped`: a person says that no Go consumer, of any group, will use this
     coordination topic again.
     """
 
-    open_log: OpenForInterval
     group: str
     client: str
     clock: Clock = field(default_factory=SystemClock)
     go_consumers_stopped: bool = False
-    _reader: Rationalizer | None = None
 
     def look(self, *, new_group: bool = False) -> Mapping[int, PartitionSettings]:
         """Read to the end, and give the settings by coordination partition.
@@ -137,7 +135,7 @@ class GroupSettingsAdmin:
         Raises `ConfigurationError` for a group that the log does not name, unless it may be a `new_group`;
         `UnavailableError`, `CoordinationLogChangedError`.
         """
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             world = reader.follow_all()
             if not new_group:
@@ -146,14 +144,14 @@ class GroupSettingsAdmin:
 
     def require_allowed(self) -> None:
         """Raise `GoGroupError` where Go consumers may use the group or the topic, and no person says otherwise."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
-            _require_all_certain(reader.world)
+            require_all_certain(reader.world)
             require_settings_allowed(reader.world, self.group, stopped=self.go_consumers_stopped)
 
     def owners(self) -> Sequence[Owner]:
         """Return who holds something of the group, by the log as read last."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             keys = [key for name, _, _, key in reader.world.keys() if name == self.group]  # noqa: SIM118
             return tuple(dict.fromkeys(owner for key in keys for owner in owners_of(key)))
@@ -163,17 +161,12 @@ class GroupSettingsAdmin:
     ) -> Mapping[int, PartitionSettings]:
         """Give the group `settings`, pausing it meanwhile, and return those then in force.
 
-        Raises `GoGroupError` as `require_allowed`; as `GroupAdmin.set_settings`.
+        Raises `GoGroupError` as `require_allowed`; as `SettingsChanger.set_settings`.
         """
         found = self.look(new_group=True)
         self.require_allowed()
-        intervals = [settings.heartbeat_interval_ms, *(each.settings.heartbeat_interval_ms for each in found.values())]
-        rationalizer = self.open_log(min(intervals))
-        try:
-            operator = GroupAdmin(rationalizer, self.group, self.client, clock=self.clock)
-            operator.set_settings(settings, wait_ms=wait_s * 1_000, is_dead=is_dead)
-        finally:
-            rationalizer.close()
+        with self._changer([settings, *(part.settings for part in found.values())]) as changer:
+            changer.set_settings(settings, wait_ms=wait_s * 1_000, is_dead=is_dead)
         return self.look()
 
     def forgotten(self) -> Sequence[ForgottenRanges]:
@@ -181,16 +174,16 @@ class GroupSettingsAdmin:
 
         Also those that stand nowhere: they keep ranges from being switched off. Raises `IncompleteLogError`.
         """
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
-            _require_all_certain(reader.world)
+            require_all_certain(reader.world)
             keys = [(place, key) for name, place, _, key in reader.world.keys() if name == self.group]  # noqa: SIM118
             found = [_forgotten(place, key) for place, key in sorted(keys, key=lambda each: each[0])]
         return [each for each in found if each.ahead or each.owners or each.offset is None]
 
     def warnings(self) -> Sequence[str]:
         """Say what a person should know of the group before ranges are switched off."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             modes = {each.settings.delivery for each in settings_by_partition(reader.world, self.group).values()}
         if DeliveryMode.EFFECTIVELY_ONCE not in modes:
@@ -201,28 +194,17 @@ class GroupSettingsAdmin:
     def switch_ranges_off(self, *, wait_s: float) -> Mapping[int, PartitionSettings]:
         """Take the feature out of the settings, pausing the group meanwhile, and give them as they then are.
 
-        Raises as `GroupAdmin.switch_ranges_off`.
+        Raises as `SettingsChanger.switch_ranges_off`.
         """
-        interval_ms = min(each.settings.heartbeat_interval_ms for each in self.look().values())
-        rationalizer = self.open_log(interval_ms)
-        try:
-            GroupAdmin(rationalizer, self.group, self.client, clock=self.clock).switch_ranges_off(
-                wait_ms=wait_s * 1_000
-            )
-        finally:
-            rationalizer.close()
+        with self._changer([part.settings for part in self.look().values()]) as changer:
+            changer.switch_ranges_off(wait_ms=wait_s * 1_000)
         return self.look()
 
-    def close(self) -> None:
-        """Let go of the coordination log."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _open(self) -> Rationalizer:
-        if self._reader is None:
-            self._reader = self.open_log(LOOKING_MS)
-        return self._reader
+    @contextmanager
+    def _changer(self, settings: Iterable[GroupSettings]) -> Iterator[SettingsChanger]:
+        """Open the log as members of the shortest heartbeat interval among `settings` write it."""
+        with closing(self.open_log(min(each.heartbeat_interval_ms for each in settings))) as rationalizer:
+            yield SettingsChanger(rationalizer, self.group, self.client, clock=self.clock)
 
 
 def partitions_by_settings(found: Mapping[int, PartitionSettings]) -> Mapping[PartitionSettings, Sequence[int]]:
@@ -231,14 +213,6 @@ def partitions_by_settings(found: Mapping[int, PartitionSettings]) -> Mapping[Pa
     for number, each in found.items():
         together.setdefault(each, []).append(number)
     return together
-
-
-def _require_all_certain(world: World) -> None:
-    if unsure := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
-        raise IncompleteLogError(
-            f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: the settings there "
-            "are not known. Stop all members of the group, then see `marshal-dagster recover`"
-        )
 
 
 def _forgotten(place: DataPartitionId, key: Key) -> ForgottenRanges:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from marshal_dagster.admin.log_access import LOOKING_MS
-from marshal_dagster.admin.operator import LONGEST_SETTING_S
 from marshal_dagster.admin.pause import GroupPauser
+from marshal_dagster.admin.paused_change import LONGEST_SETTING_S
 from marshal_dagster.admin.position_spec import ToOffsets
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.coordination.claimer import assume_alive
@@ -45,7 +45,7 @@ class ReprocessResult:
 
 @dataclass(slots=True)
 class RangeReprocessor:
-    """Has one group do a range of a partition again, by `work`, which it closes.
+    """Has one group do a range of a partition again, by `work`, which the caller closes.
 
     `look` first, show a person what it gives, then `carry_out`.
     """
@@ -73,10 +73,6 @@ class RangeReprocessor:
             )
         self._require_fit()
         return ReprocessPlan(back, end, position_before)
-
-    def warnings(self) -> list[str]:
-        """Say what a person should know of the group before."""
-        return list(self.work.warnings())
 
     def carry_out(
         self,
@@ -109,10 +105,6 @@ class RangeReprocessor:
                 redone = self._go_on(redo, generation, position_before, wait_s, is_dead)
             tell(f"the group goes on at {redone.resume_offset}")
         return redone
-
-    def close(self) -> None:
-        """Let go of the coordination log."""
-        self.work.close()
 
     def _require_fit(self) -> None:
         settings, group = self.work.settings_in_force(), self.work.group

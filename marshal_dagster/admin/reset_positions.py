@@ -1,12 +1,13 @@
 """A group's positions: where they stand, where a person wants them, and how they get there."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from marshal_dagster.admin.go_groups import has_native_settings
-from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval, require_certain
+from marshal_dagster.admin.log_access import LogUser, require_certain
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.position_spec import (
@@ -20,7 +21,6 @@ from marshal_dagster.admin.position_spec import (
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_settings import require_no_go_consumers
-from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
     ConfigurationError,
     DataTopicChangedError,
@@ -31,7 +31,6 @@ from marshal_dagster.errors import (
 from marshal_dagster.protocol.batch_planning import ReadableOffsets
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key, Owner, Ranges
-from marshal_dagster.protocol.world import World
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -87,7 +86,7 @@ class Way(Enum):
 
 
 @dataclass(slots=True)
-class PositionResetter:
+class PositionResetter(LogUser):
     """Sets positions of one group in one data topic; `client` is for people to see.
 
     `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
@@ -95,7 +94,6 @@ class PositionResetter:
     person says that all consumers of the group are stopped, Go's and those of this library.
     """
 
-    open_log: OpenForInterval
     topics: "Topics"
     group: str
     topic: str
@@ -103,8 +101,7 @@ class PositionResetter:
     clock: Clock = field(default_factory=SystemClock)
     settings: GroupSettings | None = None
     go_consumers_stopped: bool = False
-    _reader: Rationalizer | None = None
-    _topic_id: str = ""
+    _topic_id: str = field(default="", init=False)
 
     def look(
         self,
@@ -126,13 +123,14 @@ class PositionResetter:
         described = self.topics.describe(self.topic)
         self._topic_id = described.topic_id
         numbers = choose_partitions(self.topic, target, partitions, described.partitions)
-        world = self._read()
+        world = self.reader.follow_all()
         if not new_group:
             require_known(world, self.group, "If its positions are to be set before its first claim give --new-group")
         require_certain(world, self.topic)
         if is_set_later:
             self.way()
-        keys, ahead = self._keys(numbers), self._operator(self._open()).ahead(self.topic)
+        keys = self._keys(numbers)
+        ahead = GroupAdmin(self.reader, self.group, self.client, clock=self.clock).ahead(self.topic)
         extents = {n: ReadableOffsets(at.start, at.end) for n, at in self.topics.offsets(self.topic, numbers).items()}
         at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, ToDatetime) else {}
         strange = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
@@ -181,13 +179,14 @@ class PositionResetter:
         follow.
         """
         self._check_topic("nothing was set")
-        self._read()
+        self.reader.follow_all()
         way, offsets = self.way(), {move.partition: move.offset for move in moves}
         if way is Way.GO:
             self._set_go(offsets, wait_s * 1_000)
             return None
         if way is Way.SETTINGS_FIRST and self.settings is not None:
-            self._give_settings(self.settings)
+            with self._admin(self.settings.heartbeat_interval_ms) as admin:
+                admin.give_first_settings(self.settings)
         interval_ms = self._interval_ms()
         try:
             self._set(offsets, interval_ms, wait_s * 1_000, is_dead)
@@ -216,7 +215,7 @@ class PositionResetter:
 
     def way(self) -> Way:
         """Return how positions are set here, by the log as read last. Raises `GoGroupError` where a person must say."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             world, group = reader.world, reader.world.group_of(self.group, self.topic)
             if group.settings_accepted and not group.is_go:
@@ -256,46 +255,28 @@ class PositionResetter:
 
         Raises `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        require_certain(self._read(), self.topic)
+        require_certain(self.reader.follow_all(), self.topic)
         return self._keys(partitions)
 
     def settings_in_force(self) -> GroupSettings:
         """Return the group's settings as the last reading has them."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             return reader.world.group_of(self.group, self.topic).settings
 
-    def close(self) -> None:
-        """Let go of the coordination log."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _open(self) -> Rationalizer:
-        if self._reader is None:
-            self._reader = self.open_log(LOOKING_MS)
-        return self._reader
-
-    def _read(self) -> World:
-        return self._open().follow_all()
-
     def _interval_ms(self) -> int:
-        self._read()
+        self.reader.follow_all()
         return self.settings_in_force().heartbeat_interval_ms
 
-    def _give_settings(self, settings: GroupSettings) -> None:
-        rationalizer = self.open_log(settings.heartbeat_interval_ms)
-        try:
-            self._operator(rationalizer).give_first_settings(settings)
-        finally:
-            rationalizer.close()
+    @contextmanager
+    def _admin(self, interval_ms: int) -> Iterator[GroupAdmin]:
+        """Open the log as members of that heartbeat interval write it."""
+        with closing(self.open_log(interval_ms)) as rationalizer:
+            yield GroupAdmin(rationalizer, self.group, self.client, clock=self.clock)
 
     def _set_go(self, offsets: Mapping[int, int], wait_ms: float) -> None:
-        rationalizer = self.open_log(GO_HEARTBEAT_INTERVAL_MS)
-        try:
-            self._operator(rationalizer).set_go_positions(self.topic, offsets, wait_ms=wait_ms)
-        finally:
-            rationalizer.close()
+        with self._admin(GO_HEARTBEAT_INTERVAL_MS) as admin:
+            admin.set_go_positions(self.topic, offsets, wait_ms=wait_ms)
         self._check_topic("positions were set in one that is no more: set them again")
         problem = self.topics.commit_group_offsets(self.group, self.topic, offsets)
         if problem is None:
@@ -312,19 +293,11 @@ class PositionResetter:
     def _set(
         self, offsets: Mapping[int, int], interval_ms: int, wait_ms: float, is_dead: Callable[[Owner], bool]
     ) -> None:
-        rationalizer = self.open_log(interval_ms)
-        try:
-            self._operator(rationalizer).set_positions(
-                self.topic, offsets, self._topic_id, wait_ms=wait_ms, is_dead=is_dead
-            )
-        finally:
-            rationalizer.close()
-
-    def _operator(self, rationalizer: Rationalizer) -> GroupAdmin:
-        return GroupAdmin(rationalizer, self.group, self.client, clock=self.clock)
+        with self._admin(interval_ms) as admin:
+            admin.set_positions(self.topic, offsets, self._topic_id, wait_ms=wait_ms, is_dead=is_dead)
 
     def _keys(self, numbers: Collection[int]) -> dict[int, Key]:
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             return {number: reader.world.snapshot_key(self.group, self.topic, number) for number in numbers}
 

@@ -9,6 +9,7 @@ from marshal_dagster.batches.request import BatchRequest
 from marshal_dagster.batches.result import Idle, IdleReason
 from marshal_dagster.coordination.claimer import Claim
 from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.pause_text import paused_group_text
 from marshal_dagster.coordination.range_claimer import RangeClaim
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
@@ -158,7 +159,7 @@ class BatchContext:
 
     def paused(self, until_s: int | None) -> Idle:
         """Say that the group is paused until then (unix seconds)."""
-        return Idle(IdleReason.PAUSED, f"group {self.group!r} is paused until {until_s} (unix seconds)")
+        return Idle(IdleReason.PAUSED, paused_group_text(self.group, until_s))
 
     def given_up(self, plans: Mapping[int, tuple[int | None, int | None]]) -> str:
         """Say that `plans` are left alone."""

@@ -12,6 +12,7 @@ from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.coordination.pause_text import paused_text
 
 _SECOND_MS = 1_000
 
@@ -50,7 +51,10 @@ def pause(request: PauseRequest) -> None:
         until_s = pausing.end_after(length_s or 0) if until_ms is None else -(-until_ms // _SECOND_MS)
         pausing.require_future(until_s, "--for" if until_ms is None else "--until")
         if pausing.ends_s is not None and pausing.ends_s > until_s:
-            output.write_note(f"this ends earlier than the pause in force, which goes on until {_utc(pausing.ends_s)}")
+            output.write_note(
+                f"this ends earlier than the pause in force, which goes on until "
+                f"{output.utc(pausing.ends_s * _SECOND_MS)}"
+            )
         _show(request, pausing.preview(until_s) if request.dry_run else pausing.pause(until_s))
 
 
@@ -105,11 +109,7 @@ def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
 def _text(pause: Pause) -> str:
     if not pause.is_in_force or pause.until_s is None:
         return "not paused"
-    return f"paused until {_utc(pause.until_s)}" + ("" if pause.by is None else f" by {pause.by}")
-
-
-def _utc(at_s: int) -> str:
-    return output.utc(at_s * _SECOND_MS)
+    return paused_text(output.utc(pause.until_s * _SECOND_MS), pause.by)
 
 
 def _to_json(pause: Pause) -> dict[str, Any]:

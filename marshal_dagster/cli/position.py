@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import typer
 
 from marshal_dagster.admin.position_spec import partitions_of
-from marshal_dagster.admin.reset_positions import PositionChange, Way
+from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter, Way
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.exit_codes import ExitCode
@@ -22,22 +22,6 @@ _HOW: Final = {
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#before", "#after", "#by", "note")
 
 
-class PositionSetter(Protocol):
-    """What sets positions."""
-
-    def way(self) -> Way:
-        """Return how they are set. Raises `GoGroupError`."""
-        ...
-
-    def carry_out(self, moves: Sequence[PositionChange], *, wait_s: float) -> str | None:
-        """Set them, and say why Kafka's own offsets did not follow. Raises `MarshalError`."""
-        ...
-
-    def done(self, moves: Sequence[PositionChange]) -> Mapping[int, int]:
-        """Give the partitions that were set, with their generations. Raises `MarshalError`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionOptions(PositionRequest):
     """Which positions are set, and how."""
@@ -49,7 +33,7 @@ class PositionOptions(PositionRequest):
         """Give the partitions that were named; None for all. Raises `ConfigurationError`."""
         return None if self.partitions is None else partitions_of(self.partitions, "--partitions")
 
-    def confirm_and_set(self, work: PositionSetter, moves: Sequence[PositionChange], question: str) -> ExitCode:
+    def confirm_and_set(self, work: PositionResetter, moves: Sequence[PositionChange], question: str) -> ExitCode:
         """Show what was and what is to be, ask `question`, set it, and tell. Raises `MarshalError`."""
         ask = f"{question} " + _HOW[work.way()]
         if not self.as_json:
@@ -63,7 +47,7 @@ class PositionOptions(PositionRequest):
         self._report(moves, {} if self.dry_run else self._carry_out(work, moves))
         return ExitCode.OK
 
-    def _carry_out(self, work: PositionSetter, moves: Sequence[PositionChange]) -> Mapping[int, int | None]:
+    def _carry_out(self, work: PositionResetter, moves: Sequence[PositionChange]) -> Mapping[int, int | None]:
         """Set the positions, and give the generations that this has begun; should it fail, say what was set."""
         if any(change.owners for change in moves):
             is_paused = "" if work.way() is Way.GO else "the group is paused; "
@@ -99,7 +83,7 @@ class PositionOptions(PositionRequest):
             )
 
 
-def _report_partial_change(work: PositionSetter, moves: Sequence[PositionChange]) -> None:
+def _report_partial_change(work: PositionResetter, moves: Sequence[PositionChange]) -> None:
     try:
         done = work.done(moves)
     except MarshalError as error:

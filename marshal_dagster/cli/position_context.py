@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from marshal_dagster.admin.go_groups import are_stopped
 from marshal_dagster.admin.reset_positions import PositionResetter
@@ -22,6 +23,8 @@ from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.admin_client import Topics
+
+_Resetter = TypeVar("_Resetter", bound=PositionResetter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,7 @@ class PositionRequest:
         check_topic("TOPIC", self.topic)
 
     @contextmanager
-    def opened(self, command: str) -> Iterator[tuple[Topics, PositionResetter]]:
+    def opened(self, command: str, kind: type[_Resetter]) -> Iterator[_Resetter]:
         """Connect, in the name of a command, as long as the block lasts. Raises `MarshalError`."""
         connection = connection_of(self.connection)
         rights = READING if self.dry_run else WRITING
@@ -65,7 +68,7 @@ class PositionRequest:
                 data_connection_of(self.data_connection, connection), client_id=f"marshal-dagster-{command}"
             ) as topics,
             closing(
-                PositionResetter(
+                kind(
                     open_log,
                     topics,
                     self.group,
@@ -75,4 +78,4 @@ class PositionRequest:
                 )
             ) as positions,
         ):
-            yield topics, positions
+            yield positions

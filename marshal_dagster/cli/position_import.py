@@ -10,10 +10,9 @@ def run(moving: PositionOptions, given: PositionSourceOptions) -> ExitCode:
     """Show where the group would begin, ask, and set its positions. Raises `MarshalError`."""
     moving.check()
     others, named = given.begin_at("--"), moving.named()
-    with moving.opened("adopt") as (topics, positions):
-        work = PositionImporter(positions)
-        source = given.source(topics, moving.topic)
-        moves = work.look(source, named, others=others, allow_out_of_range=moving.allow_out_of_range)
+    with moving.opened("adopt", PositionImporter) as work:
+        source = given.source(work.topics, moving.topic)
+        moves = work.look_at(source, named, others=others, allow_out_of_range=moving.allow_out_of_range)
         if not moving.dry_run:
             source.require_at_rest()
         for warning in (*source.notes, *work.warnings()):

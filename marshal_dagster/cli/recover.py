@@ -23,6 +23,7 @@ from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.pause_text import paused_text
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.protocol.messages import (
@@ -281,7 +282,8 @@ def _show(
     output.show(f"Only observed: coordination partitions {world_view.listed(list(observed))}.", _UNKNOWN)
     for number, each in observed.items():
         for name, group in each.groups.items():
-            pause = "" if group.paused_until_s is None else f", paused until {output.utc(group.paused_until_s * 1_000)}"
+            until_s = group.paused_until_s
+            pause = "" if until_s is None else f", {paused_text(output.utc(until_s * 1_000))}"
             settings = group.settings if group.settings_accepted else named.get(name, group.settings)
             origin = "" if group.settings_accepted else f" ({_origin(name, named, go_groups)})"
             output.show(f"Group {name} in {number}: {world_view.settings_text(settings)}{origin}{pause}")

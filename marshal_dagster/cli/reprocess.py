@@ -6,6 +6,7 @@ from typing import Final
 import typer
 
 from marshal_dagster.admin.reprocess import RangeReprocessor, ReprocessPlan, ReprocessResult
+from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
 from marshal_dagster.cli.exit_codes import ExitCode
@@ -28,10 +29,10 @@ def run(request: ReprocessRequest) -> ExitCode:
     """Show what is to be, ask, and stay until it is done. Raises `MarshalError`."""
     request.check()
     wait_s, within_s = duration_s(request.wait, "--wait"), duration_s(request.within, "--within")
-    with request.opened("redo") as (_, positions):
+    with request.opened("redo", PositionResetter) as positions:
         work = RangeReprocessor(positions)
         redo = work.look(request.partition, request.start, request.end)
-        for warning in work.warnings():
+        for warning in positions.warnings():
             output.write_note(warning)
         if not request.as_json:
             _show(request, redo)

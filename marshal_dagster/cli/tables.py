@@ -18,6 +18,7 @@ from marshal_dagster.cli.world_view import (
     listed,
     settings_text,
 )
+from marshal_dagster.coordination.pause_text import paused_text
 from marshal_dagster.protocol.state import DataPartitionId, Freshness, Owner, Phase
 
 _STYLES: Final[Mapping[Freshness, str]] = {
@@ -66,8 +67,7 @@ def _group(group: GroupOverview, looked: WorldView) -> Iterator[str | Line | Tab
     yield f"  {settings_text(group.settings)}{unwritten}"
     if group.paused_until_s is not None:
         tense = "" if looked.at_ms is None else " (paused now)" if group.is_paused else " (over)"
-        until = output.utc(group.paused_until_s * 1_000)
-        line = f"  paused until {until} by {group.paused_by}{tense}"
+        line = f"  {paused_text(output.utc(group.paused_until_s * 1_000), group.paused_by)}{tense}"
         yield output.styled(line, _WARNING if group.is_paused else "")
     for difference in group.differences:
         yield output.styled(f"  half written: {difference}", _WARNING)

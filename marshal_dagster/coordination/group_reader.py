@@ -7,6 +7,7 @@ from typing import Any
 from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.group_settings import require_settings
+from marshal_dagster.coordination.pause_text import paused_group_text
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, GroupPausedError, IncompleteLogError
 from marshal_dagster.protocol.messages import GroupSettings, Message, RevokingClaim, RevokingRange, RuleSet
@@ -111,8 +112,8 @@ class GroupReader:
         until_s = self.paused_until_s()
         if until_s is not None:
             raise GroupPausedError(
-                f"group {self.member.group!r} is paused until {until_s} (unix seconds) by {self.group.paused_by!r}; "
-                "resume it with `marshal-dagster resume`, or wait"
+                f"{paused_group_text(self.member.group, until_s, repr(self.group.paused_by))}; resume it with "
+                "`marshal-dagster resume`, or wait"
             )
 
     def present_ms(self) -> int:

@@ -12,6 +12,7 @@ from marshal_dagster.admin.pause import Pause, PauseChange
 from marshal_dagster.admin.reprocess import ReprocessPlan, ReprocessResult
 from marshal_dagster.admin.reset_positions import PositionChange
 from marshal_dagster.admin.revoke import HeldClaim
+from marshal_dagster.coordination.pause_text import paused_text
 from marshal_dagster.protocol.messages import settings_text
 
 Row = TypeVar("Row")
@@ -64,7 +65,7 @@ def pause_table(changes: Sequence[PauseChange]) -> TableMetadataValue:
 def _pause_text(pause: Pause) -> str:
     if not pause.is_in_force or pause.until_s is None:
         return "not paused"
-    return f"paused until {_utc(pause.until_s)}" + (f" by {pause.by}" if pause.by else "")
+    return paused_text(_utc(pause.until_s), pause.by)
 
 
 def _utc(at_s: int) -> str:

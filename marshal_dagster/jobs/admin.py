@@ -7,7 +7,7 @@ is. They write, which takes WRITE on the coordination topic.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 
 from dagster import (
     Config,
@@ -42,10 +42,8 @@ from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import GROUP_TAG, tag_run
 from marshal_dagster.runs.status import EndedRunDetector
 
-if TYPE_CHECKING:
-    from marshal_dagster.kafka.admin_client import Topics
-
 DEFAULT_WAIT_S: Final = 300.0
+_Resetter = TypeVar("_Resetter", bound=PositionResetter)
 _SHOWN_PAUSE: Final = "1h"
 """How long a pause lasts that is launched as the launchpad opens."""
 _SECOND_MS: Final = 1_000
@@ -379,14 +377,12 @@ def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config:
     target = where.target()
     stopped = are_stopped(config.go_consumers_stopped, claimer.group)
     _require_rights(claimer, dry_run=config.dry_run)
-    with logs_to_run(context), claimer.open_data() as topics:
-        work = _repositioning(context, claimer, topics, config.topic, stopped=stopped)
-        with closing(work):
-            moves = work.look(target, named, allow_out_of_range=config.allow_out_of_range, new_group=True)
-            for warning in work.warnings():
-                context.log.warning(warning)
-            if not config.dry_run:
-                _carry_out(context, claimer.group, work, moves, config.wait_s)
+    with _resetter(PositionResetter, context, claimer, config.topic, stopped=stopped) as work:
+        moves = work.look(target, named, allow_out_of_range=config.allow_out_of_range, new_group=True)
+        for warning in work.warnings():
+            context.log.warning(warning)
+        if not config.dry_run:
+            _carry_out(context, claimer.group, work, moves, config.wait_s)
     _report_changes(context, claimer.group, moves, dry_run=config.dry_run)
 
 
@@ -397,37 +393,34 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: Import
     stopped = are_stopped(config.go_consumers_stopped, claimer.group)
     require_topic_name("topic", config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
-    with logs_to_run(context), claimer.open_data() as topics:
-        work = PositionImporter(_repositioning(context, claimer, topics, config.topic, stopped=stopped))
-        with closing(work):
-            source = given.source(topics, config.topic)
-            moves = work.look(source, named, others=others, allow_out_of_range=config.allow_out_of_range)
-            for warning in (*source.notes, *work.warnings()):
-                context.log.warning(warning)
-            if not config.dry_run:
-                source.require_at_rest()
-                _carry_out(context, claimer.group, work, moves, config.wait_s)
+    with _resetter(PositionImporter, context, claimer, config.topic, stopped=stopped) as work:
+        source = given.source(work.topics, config.topic)
+        moves = work.look_at(source, named, others=others, allow_out_of_range=config.allow_out_of_range)
+        for warning in (*source.notes, *work.warnings()):
+            context.log.warning(warning)
+        if not config.dry_run:
+            source.require_at_rest()
+            _carry_out(context, claimer.group, work, moves, config.wait_s)
     _report_changes(context, claimer.group, moves, dry_run=config.dry_run)
 
 
 def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, config: ReprocessRangeConfig) -> None:
     require_topic_name("topic", config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
-    with logs_to_run(context), claimer.open_data() as topics:
-        work = RangeReprocessor(_repositioning(context, claimer, topics, config.topic, stopped=False))
-        with closing(work):
-            redo = work.look(config.partition, config.start, config.end)
-            for warning in work.warnings():
-                context.log.warning(warning)
-            redone = None
-            if not config.dry_run:
-                redone = work.carry_out(
-                    redo,
-                    wait_s=config.wait_s,
-                    within_s=config.within_s,
-                    is_dead=EndedRunDetector(context.instance),
-                    tell=context.log.info,
-                )
+    with _resetter(PositionResetter, context, claimer, config.topic, stopped=False) as positions:
+        work = RangeReprocessor(positions)
+        redo = work.look(config.partition, config.start, config.end)
+        for warning in positions.warnings():
+            context.log.warning(warning)
+        redone = None
+        if not config.dry_run:
+            redone = work.carry_out(
+                redo,
+                wait_s=config.wait_s,
+                within_s=config.within_s,
+                is_dead=EndedRunDetector(context.instance),
+                tell=context.log.info,
+            )
     table = redo_table(redo, redone)
     if redone is not None and redone.problem is not None:
         context.log.warning(redone.problem)
@@ -441,19 +434,26 @@ def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, conf
     _report(context, claimer.group, config.dry_run, table)
 
 
-def _repositioning(
-    context: OpExecutionContext, claimer: ClaimerResource, topics: "Topics", topic: str, *, stopped: bool
-) -> PositionResetter:
-    return PositionResetter(
-        claimer.open_log,
-        topics,
-        claimer.group,
-        topic,
-        claimer.client_id or context.run_id,
-        SystemClock(),
-        settings=claimer.settings,
-        go_consumers_stopped=stopped,
-    )
+@contextmanager
+def _resetter(
+    kind: type[_Resetter], context: OpExecutionContext, claimer: ClaimerResource, topic: str, *, stopped: bool
+) -> Iterator[_Resetter]:
+    with (
+        logs_to_run(context),
+        claimer.open_data() as topics,
+        closing(
+            kind(
+                claimer.open_log,
+                topics,
+                claimer.group,
+                topic,
+                claimer.client_id or context.run_id,
+                settings=claimer.settings,
+                go_consumers_stopped=stopped,
+            )
+        ) as work,
+    ):
+        yield work
 
 
 def _set_settings(context: OpExecutionContext, claimer: ClaimerResource, config: SettingsConfig) -> None:
@@ -483,7 +483,7 @@ def _report_changes(context: OpExecutionContext, group: str, moves: Sequence[Pos
 def _carry_out(
     context: OpExecutionContext,
     group: str,
-    work: PositionResetter | PositionImporter,
+    work: PositionResetter,
     moves: Sequence[PositionChange],
     wait_s: float,
 ) -> None:
@@ -503,9 +503,7 @@ def _carry_out(
         context.log.warning(problem)
 
 
-def _done(
-    context: OpExecutionContext, work: PositionResetter | PositionImporter, moves: Sequence[PositionChange]
-) -> list[int]:
+def _done(context: OpExecutionContext, work: PositionResetter, moves: Sequence[PositionChange]) -> list[int]:
     """Give the partitions that were set, by what the log shows."""
     try:
         return sorted(work.done(moves))

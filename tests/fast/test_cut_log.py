@@ -14,7 +14,7 @@ from itertools import count
 
 import pytest
 
-from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, PositionLostError
 from marshal_dagster.coordination.range_claimer import RangeClaimer
@@ -32,7 +32,7 @@ RANGES_AT_MOST_ONCE = GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE, f
 GO = GroupSettings(60_000, RuleSet.GO)
 
 Cut = Callable[[Site], None]
-Member = Claimer | RangeClaimer | GroupAdmin
+Member = Claimer | RangeClaimer | SettingsChanger
 
 
 class MomentLog(MemoryLog):
@@ -178,12 +178,12 @@ def pausing_owner(site: Site, log: MomentLog, step: Step) -> Claimer:
     return member
 
 
-def operator(site: Site, log: MomentLog, step: Step) -> GroupAdmin:
+def operator(site: Site, log: MomentLog, step: Step) -> SettingsChanger:
     """Open an operator of a group in which nobody is at work."""
     site.owner_of(0, 1, settings=step.settings).release()
     if step.settings is RANGES:
         site.holder_of({0: (0, 5), 1: (0, 5)}, plans=True).release([1])
-    return GroupAdmin(site.reader(log), GROUP, "ops", clock=site.clock)
+    return SettingsChanger(site.reader(log), GROUP, "ops", clock=site.clock)
 
 
 ENDS = {0: 5, 1: 5}
@@ -261,7 +261,7 @@ def cut_at(moment: int, site: Site, step: Step, cut: Cut) -> bool:
         is_done = True
     if not log.is_cut:
         return False
-    if isinstance(member, GroupAdmin):
+    if isinstance(member, SettingsChanger):
         assert not (is_done and log.has_told), moment
         return True
     reader = member.rationalizer

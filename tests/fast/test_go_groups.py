@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from marshal_dagster.admin.group_settings import GroupSettingsAdmin
-from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.pause import GroupPauser
 from marshal_dagster.admin.position_spec import ToOffsets
 from marshal_dagster.admin.reset_positions import PositionResetter, Way
 from marshal_dagster.admin.revoke import ClaimRevoker
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.cli import pause, position_context, revoke
 from marshal_dagster.cli import settings as settings_command
 from marshal_dagster.coordination.log import Ack, Append
@@ -79,9 +79,9 @@ def reader_on(site: Site) -> Rationalizer:
     return reader
 
 
-def operator_on(site: Site) -> GroupAdmin:
+def operator_on(site: Site) -> SettingsChanger:
     """Open an operator."""
-    return GroupAdmin(reader_on(site), GROUP, "ops", clock=site.clock)
+    return SettingsChanger(reader_on(site), GROUP, "ops", clock=site.clock)
 
 
 def in_force(site: Site, group: str = GROUP) -> set[GroupSettings]:
@@ -223,7 +223,7 @@ def test_a_position_that_another_takes_back_is_not_set(site: Site, monkeypatch: 
     """A consumer that was not stopped beats in between."""
     go_left(site, 0)
     log = site.log()
-    operator = GroupAdmin(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock)
+    operator = SettingsChanger(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock)
     append = FaultyLog.append
 
     def beat_before_a_release(self: FaultyLog, records: Sequence[Append]) -> Sequence[Ack]:
@@ -435,7 +435,7 @@ def test_settings_that_were_not_acknowledged_are_completed(site: Site) -> None:
     log = site.log()
     log.fail(Fault.FAILED, of_type("GroupSettings"))
     with pytest.raises(SettingsNotSetError, match="try again, which completes it"):
-        GroupAdmin(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock).set_settings(
+        SettingsChanger(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock).set_settings(
             GroupSettings(20_000), wait_ms=0
         )
     assert not site.world().group_of(GROUP, TOPIC).is_paused(site.clock.wall_ms())

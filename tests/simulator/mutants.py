@@ -273,7 +273,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a pause is half written",
-        "admin/operator.py",
+        "admin/group_writer.py",
         "            signed, unsent = self._sender.signed(member), list(ends)\n",
         "            signed, unsent = self._sender.signed(member), list(ends)[:1]\n",
     ),
@@ -410,9 +410,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "ranges are off wherever none are known",
-        "admin/operator.py",
-        "        if unsure := [number for number, one in partitions if not one.certain]:\n",
-        "        if unsure := []:\n",
+        "admin/group_writer.py",
+        "        require_all_certain(world)\n",
+        "",
     ),
     Mutant(
         "a snapshot leaves out the pause",
