@@ -4,7 +4,9 @@ import logging
 
 import pytest
 
-from marshal_dagster.admin.operator import LONGEST_SETTING_S, TRIES, SettingsChanger
+from marshal_dagster.admin.group_writer import TRIES
+from marshal_dagster.admin.paused_change import LONGEST_SETTING_S
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
     ConfigurationError,
