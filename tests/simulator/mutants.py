@@ -318,13 +318,13 @@ MUTANTS: Final = (
     Mutant(
         "a range is done by who does not own it",
         TRANSITIONS,
-        "Rule(finish_range, (*_BY_RANGE_OWNER, (is_planned",
-        "Rule(finish_range, (_BY_RANGE_OWNER[0], (is_planned",
+        "finish_range, (*_BY_RANGE_OWNER, (lambda",
+        "finish_range, (_BY_RANGE_OWNER[0], (lambda",
     ),
     Mutant(
         "a range is done that is not planned",
         TRANSITIONS,
-        "(*_BY_RANGE_OWNER, (is_planned, Refusal.NOT_PLANNED))",
+        "(*_BY_RANGE_OWNER, (lambda event: _named(event).phase is Phase.PLANNED, Refusal.NOT_PLANNED))",
         "_BY_RANGE_OWNER",
     ),
     Mutant(
@@ -482,8 +482,8 @@ MUTANTS: Final = (
     Mutant(
         "first settings while a plan is open",
         TRANSITIONS,
-        "return is_pauser(event) or all(key.plan_end is None for key in event.group.keys.values())",
-        "return True",
+        "is_pauser(event) or all(key.plan_end is None for key in event.group.keys.values()),",
+        "True,",
     ),
     Mutant(
         "members of Go groups write settings",
