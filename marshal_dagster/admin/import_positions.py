@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marshal_dagster.admin.position_spec import ToOffsets, choose_partitions
+from marshal_dagster.admin.position_spec import LogEnd, ToOffsets, choose_partitions
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.errors import ConfigurationError, PositionNotSetError
@@ -15,13 +14,6 @@ from marshal_dagster.spark.checkpoints import read_checkpoint
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
-
-
-class MissingPositionPolicy(StrEnum):
-    """Where partitions begin of which the source has no offset."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +26,7 @@ class PositionSource:
 
     name: str
     offsets: Mapping[int, int]
-    others: MissingPositionPolicy | None = None
+    others: LogEnd | None = None
     notes: tuple[str, ...] = ()
     is_at_work: bool = False
 
@@ -69,7 +61,7 @@ def checkpoint(folder: Path, topic: str) -> PositionSource:
         notes.append(
             f"batch {found.begun} was begun and not committed: what it has written already will be written again"
         )
-    return PositionSource(f"checkpoint {folder}", found.offsets(topic), MissingPositionPolicy.EARLIEST, tuple(notes))
+    return PositionSource(f"checkpoint {folder}", found.offsets(topic), LogEnd.EARLIEST, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,7 @@ class PositionSourceOptions:
         """Whether one source is given."""
         return (self.consumer_group is None) != (self.checkpoint is None)
 
-    def begin_at(self, prefix: str = "") -> MissingPositionPolicy | None:
+    def begin_at(self, prefix: str = "") -> LogEnd | None:
         """Read where other partitions begin; `prefix` is what a person writes before the names.
 
         Raises `ConfigurationError` for that, and unless one source is given.
@@ -94,9 +86,9 @@ class PositionSourceOptions:
             raise ConfigurationError("give one of the two: a consumer group or a checkpoint")
         if self.others is None:
             return None
-        if self.others not in set(MissingPositionPolicy):
+        if self.others not in set(LogEnd):
             raise ConfigurationError(f"{prefix}others: {self.others!r} is neither earliest nor latest")
-        return MissingPositionPolicy(self.others)
+        return LogEnd(self.others)
 
     def source(self, topics: "Topics", topic: str) -> PositionSource:
         """Look it up. Raises as `consumer_group` and `checkpoint`."""
@@ -113,7 +105,7 @@ class PositionImporter(PositionResetter):
         source: PositionSource,
         partitions: Sequence[range] | None = None,
         *,
-        others: MissingPositionPolicy | None = None,
+        others: LogEnd | None = None,
         allow_out_of_range: bool = False,
     ) -> Sequence[PositionChange]:
         """Return what is to be, by partition, in their order. Nothing is written.
@@ -154,7 +146,7 @@ class PositionImporter(PositionResetter):
         return super().carry_out(moves, wait_s=wait_s, is_dead=is_dead)
 
     def _offsets(
-        self, source: PositionSource, partitions: Sequence[range] | None, others: MissingPositionPolicy | None
+        self, source: PositionSource, partitions: Sequence[range] | None, others: LogEnd | None
     ) -> dict[int, int]:
         topics, topic = self.topics, self.topic
         existing = topics.describe(topic).partitions
@@ -173,8 +165,6 @@ class PositionImporter(PositionResetter):
                 f"{source.name} has no offset for partitions {unclear} of topic {topic!r}: say with others whether "
                 "they begin at the earliest or at the latest, or name the partitions to adopt"
             )
-        rest = {
-            number: at.end if begin_at is MissingPositionPolicy.LATEST else at.start for number, at in bounds.items()
-        }
+        rest = {number: at.end if begin_at is LogEnd.LATEST else at.start for number, at in bounds.items()}
         known = {**source.offsets, **rest}
         return {number: known[number] for number in numbers}

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from marshal_dagster.admin.times import instant_ms
@@ -27,6 +28,19 @@ class PartitionPosition:
     at_time: int | None = None
 
 
+class LogEnd(StrEnum):
+    """An end of what can be read of a partition."""
+
+    EARLIEST = "earliest"
+    """The first record that is left."""
+    LATEST = "latest"
+    """Only what comes is read."""
+
+    def of(self, extent: ReadableOffsets) -> int:
+        """Return its offset."""
+        return extent.start if self is LogEnd.EARLIEST else extent.end
+
+
 @dataclass(frozen=True, slots=True)
 class ToOffsets:
     """These very offsets: `each` for every partition, or `by_partition`, which names the partitions too."""
@@ -43,23 +57,13 @@ class ToDatetime:
 
 
 @dataclass(frozen=True, slots=True)
-class ToEarliest:
-    """The first record that is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToLatest:
-    """The end of what can be read: only what comes is read."""
-
-
-@dataclass(frozen=True, slots=True)
 class ShiftBy:
     """So many offsets before where it stands."""
 
     offsets: int
 
 
-Target = ToOffsets | ToDatetime | ToEarliest | ToLatest | ShiftBy
+Target = ToOffsets | ToDatetime | LogEnd | ShiftBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class TargetOptions:
             return ToDatetime(instant_ms(self.timestamp, f"{prefix}timestamp"))
         if self.back is not None:
             return ShiftBy(self.back)
-        return ToEarliest() if self.earliest else ToLatest()
+        return LogEnd.EARLIEST if self.earliest else LogEnd.LATEST
 
 
 def offsets_of(text: str, source: str) -> ToOffsets:
@@ -154,10 +158,8 @@ def _resolve(name: str, number: int, target: Target, at: PartitionPosition) -> i
             return offset
         case ToDatetime():
             return at.extent.end if at.at_time is None else at.at_time
-        case ToEarliest():
-            return at.extent.start
-        case ToLatest():
-            return at.extent.end
+        case LogEnd():
+            return target.of(at.extent)
         case ShiftBy():
             return _back(name, target.offsets, at)
     raise AssertionError(target)

@@ -118,17 +118,14 @@ _CHECKS: Final = (
         lambda found: found == "delete" or "compact" in found,
         if_not_reported=Severity.WARNING,
     ),
-    _Check(
-        "retention.ms",
-        UNLIMITED,
-        "a log that no longer starts at offset 0 can only be observed: offsets, plans and pauses are forgotten",
-        lambda found: found == UNLIMITED,
-    ),
-    _Check(
-        "retention.bytes",
-        UNLIMITED,
-        "a log that no longer starts at offset 0 can only be observed: offsets, plans and pauses are forgotten",
-        lambda found: found == UNLIMITED,
+    *(
+        _Check(
+            setting,
+            UNLIMITED,
+            "a log that no longer starts at offset 0 can only be observed: offsets, plans and pauses are forgotten",
+            lambda found: found == UNLIMITED,
+        )
+        for setting in ("retention.ms", "retention.bytes")
     ),
     _Check(
         "max.message.bytes",
@@ -300,19 +297,14 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
                 Severity.DANGER if alone and topics.broker_count() > 1 else Severity.WARNING,
             )
         )
-    if insync < min(LEAST_INSYNC, replicas):
-        problems.append(
-            _insync_problem(described, insync, "a record acknowledged by one replica alone is lost with it")
-        )
-    if insync > replicas:
-        problems.append(_insync_problem(described, insync, "there are never that many, so nothing can be written"))
+    wanted = min(LEAST_INSYNC, replicas)
+    if not wanted <= insync <= replicas:
+        why = "there are never that many, so nothing can be written"
+        if insync < wanted:
+            why = "a record acknowledged by one replica alone is lost with it"
+        mend = _alter(described.name, "min.insync.replicas", str(wanted))
+        problems.append(SettingProblem("min.insync.replicas", str(insync), str(wanted), why, mend))
     return problems
-
-
-def _insync_problem(described: TopicDescription, insync: int, why: str) -> SettingProblem:
-    wanted = str(min(LEAST_INSYNC, described.replication))
-    mend = _alter(described.name, "min.insync.replicas", wanted)
-    return SettingProblem("min.insync.replicas", str(insync), wanted, why, mend)
 
 
 def _alter(name: str, setting: str, value: str) -> str:

@@ -232,10 +232,8 @@ def load(stored: StoredSnapshot, defaults: GroupSettings) -> PartitionWorld | Re
         return text
     try:
         return _read_rows(stored.name, [json.loads(line) for line in text.split(b"\n")], defaults)
-    except _OtherDefaultsError:
-        return RejectedSnapshot.OTHER_DEFAULTS
-    except _SkippedRangesError:
-        return RejectedSnapshot.RANGES_SKIPPED
+    except _RejectedError as rejected:
+        return rejected.reason
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError):
         return RejectedSnapshot.MALFORMED
 
@@ -342,12 +340,9 @@ def _defaults_text(defaults: GroupSettings) -> str:
     return f"{defaults.heartbeat_interval_ms}/{defaults.rule_set}/{defaults.delivery}/{features}"
 
 
-class _OtherDefaultsError(Exception):
-    pass
-
-
-class _SkippedRangesError(Exception):
-    pass
+class _RejectedError(Exception):
+    def __init__(self, reason: RejectedSnapshot) -> None:
+        self.reason = reason
 
 
 def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: GroupSettings) -> PartitionWorld:
@@ -356,30 +351,29 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: GroupSettings)
     first = next(remaining)
     is_former = name.version in _FORMER_VERSIONS
     if first["defaults"] != _defaults_text(_FORMER_WITHOUT_SETTINGS if is_former else defaults):
-        raise _OtherDefaultsError
+        raise _RejectedError(RejectedSnapshot.OTHER_DEFAULTS)
     world = PartitionWorld(name.number, name.partitions, defaults, 0)
     world.had_ranges = name.version in _WITH_RANGES
     world.resume_at(name.offset, None if first["log_time_ms"] is None else _time(first["log_time_ms"]))
     world.invalid = _read_counts(first["invalid"], Invalid)
     world.refused = _read_counts(first["refused"], Refusal)
     world.noted = _read_counts(first["noted"], RecordNote)
-    read_key_row = _read_key_with_ranges if world.had_ranges else _read_key
     world.set_last_record(_read_last(first.get("last"), name))
     group, topic = Group(defaults), None
     for row in remaining:
         if isinstance(row, list):
             if topic is None:
                 raise ValueError("a key without a topic")
-            group.keys[topic, _whole_number(row[0], INT32_MAX)] = read_key_row(row)
+            group.keys[topic, _whole_number(row[0], INT32_MAX)] = _read_key(row, with_ranges=world.had_ranges)
         elif "group" in row:
             group, topic = _read_group(row, defaults), None
             world.groups[_name(row["group"])] = group
         else:
             topic = _topic(row["topic"], name)
     if is_former and any(group.keys and not group.settings_accepted for group in world.groups.values()):
-        raise _OtherDefaultsError
+        raise _RejectedError(RejectedSnapshot.OTHER_DEFAULTS)
     if not world.had_ranges and _may_lack_ranges(world, knows=first.get("knows", [])):
-        raise _SkippedRangesError
+        raise _RejectedError(RejectedSnapshot.RANGES_SKIPPED)
     return world
 
 
@@ -421,15 +415,12 @@ def _read_group(row: dict[str, Any], defaults: GroupSettings) -> Group:
     )
 
 
-def _read_key(row: list[Any]) -> Key:
-    return _read_key_row(*row[1:])
-
-
-def _read_key_with_ranges(row: list[Any]) -> Key:
-    key = _read_key_row(*row[1:_RANGES_AT], *row[_RANGES_AT + 1 :])
-    if type(row[_RANGES_AT]) is not list:
+def _read_key(row: list[Any], *, with_ranges: bool) -> Key:
+    ranges = row.pop(_RANGES_AT) if with_ranges else []
+    key = _read_key_row(*row[1:])
+    if type(ranges) is not list:
         raise ValueError(row)
-    key.ranges = tuple(_read_range(*each) for each in row[_RANGES_AT])
+    key.ranges = tuple(_read_range(*range_) for range_ in ranges)
     if key.ranges and (key.offset is None or key.offset > key.ranges[0].start):
         raise ValueError(key)
     if not all(one.end <= next_one.start for one, next_one in pairwise(key.ranges)):

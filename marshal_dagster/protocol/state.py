@@ -1,7 +1,7 @@
 """The values that the log's records change: keys, their owners, and groups (protocol.md, section 3)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -106,18 +106,8 @@ class Key:
     ranges: Ranges = ()
 
     def copy(self) -> "Key":
-        """Give a copy, which stays as it is while the log is followed further."""
-        return Key(
-            self.offset,
-            self.owner,
-            self.last_beat_ms,
-            self.plan_end,
-            self.plan_attempts,
-            self.generation,
-            self.data_topic_id,
-            self.provisional,
-            self.ranges,
-        )
+        """Return a copy, which stays as it is while the log is followed further."""
+        return replace(self)
 
     def end_plan(self) -> None:
         """Forget the open plan, if any, and its attempts."""

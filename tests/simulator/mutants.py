@@ -254,8 +254,8 @@ MUTANTS: Final = (
     Mutant(
         "the output takes a range again",
         "protocol/idempotence.py",
-        "    if stored.position == wanted.end:\n        return Verdict.SKIP\n",
-        "    if stored.position == wanted.end:\n        return Verdict.TAKE\n",
+        "    if position == wanted.end:\n        return Verdict.SKIP\n",
+        "    if position == wanted.end:\n        return Verdict.TAKE\n",
     ),
     Mutant(
         "the output takes what a displaced run writes",
@@ -268,7 +268,7 @@ MUTANTS: Final = (
                 "    if wanted.epoch < stored.epoch and not wanted.in_any_order:\n",
                 "    if False:\n",
             ),
-            ("protocol/idempotence.py", "    if stored.position != wanted.start:\n", "    if False:\n"),
+            ("protocol/idempotence.py", "    if position != wanted.start:\n", "    if False:\n"),
         ),
     ),
     Mutant(
