@@ -6,7 +6,7 @@ from typing import Final
 
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.request import RangeOptions
-from marshal_dagster.batches.result import Idle, IdleReason
+from marshal_dagster.batches.result import Idle
 from marshal_dagster.coordination.claim_set import listed
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
 from marshal_dagster.errors import GroupPausedError
@@ -63,7 +63,7 @@ class RangeSource:
         if not claims:
             return ()
         self._keep_alive()
-        extents = self._extents_in_time(claims) if is_ahead else self._extents(claims)
+        extents = self._extents_in_time(claims) if is_ahead else self._context.extents([c.partition for c in claims])
         self._context.look_up()  # last: nothing is planned of a topic that was made anew meanwhile
         return self._ranges(claims, extents)
 
@@ -127,21 +127,18 @@ class RangeSource:
         except GroupPausedError:
             return []
         request = self._context.request
-        exhausted = [] if request.retry_exhausted else [each for each in claims if each.attempts > request.max_attempts]
+        exhausted = [c for c in claims if c.attempts > request.max_attempts and not request.retry_exhausted]
         if exhausted:
-            logger.error("%s", self._context.given_up({each.partition: (each.start, each.end) for each in exhausted}))
-            self.claimer.release([each.partition for each in exhausted])
+            logger.error("%s", self._context.given_up({c.partition: (c.start, c.end) for c in exhausted}))
+            self.claimer.release([claim.partition for claim in exhausted])
         return [claim for claim in claims if claim not in exhausted]
-
-    def _extents(self, claims: Sequence[RangeClaim]) -> dict[int, ReadableOffsets]:
-        return self._context.extents([claim.partition for claim in claims])
 
     def _extents_in_time(self, claims: Sequence[RangeClaim]) -> dict[int, ReadableOffsets]:
         """Wait until messages have come up to the end of each range, or long enough."""
         clock = self.claimer.clock
         until_ms = clock.lease_ms() + self._options.wait_s * 1_000
         while True:
-            extents = self._extents(claims)
+            extents = self._context.extents([claim.partition for claim in claims])
             is_full = all(extents[claim.partition].end >= claim.end for claim in claims)
             if is_full or clock.lease_ms() >= until_ms or self.claimer.paused_until_s() is not None:
                 return extents
@@ -165,7 +162,7 @@ class RangeSource:
         unused = [claim.partition for claim in claims if claim.partition not in ends]
         if unused:
             self.claimer.release(unused)
-        return context.ranges((held[number], self.positions[number], ends[number]) for number in sorted(ends))
+        return context.ranges(held, self.positions, ends)
 
     # What to tell
 
@@ -185,14 +182,8 @@ class RangeSource:
         exhausted = self._exhausted_claims(keys)
         todo = [key for n, key in keys.items() if key.offset is None or key.offset < extents[n].end]
         owners = [pair for key in todo for pair in self._owners(key)]
-        if owners or (todo and not exhausted):
-            idle = self._held(owners)
-            return (
-                Idle(idle.reason, f"{idle.text}. {context.given_up(exhausted)}", idle.stale_in_s) if exhausted else idle
-            )
-        if exhausted:
-            return Idle(IdleReason.GIVEN_UP, context.given_up(exhausted))
-        return context.drained()
+        held = self._held(owners) if owners or (todo and not exhausted) else None
+        return context.why_idle(held, exhausted)
 
     def _held(self, owners: Sequence[tuple[Owner, int]]) -> Idle:
         clients = listed(sorted({owner.client for owner, _ in owners}), separator=", ")
@@ -219,11 +210,7 @@ class RangeSource:
     def _owners(self, key: Key) -> list[tuple[Owner, int]]:
         """Give who holds a key, or ranges of it, and when each was last heard of."""
         held: list[Key | Range] = [key, *key.ranges]
-        return [
-            (each.owner, each.last_beat_ms)
-            for each in held
-            if each.owner is not None and self._has_recent_heartbeat(each)
-        ]
+        return [(part.owner, part.last_beat_ms) for part in held if part.owner and self._has_recent_heartbeat(part)]
 
     def _has_recent_heartbeat(self, held: Key | Range) -> bool:
         return held.owner is not None and self._context.live_for_ms([held.last_beat_ms]) >= 0

@@ -21,6 +21,7 @@ from marshal_dagster.cli.connections import (
 )
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.admin_client import Topics
 
@@ -74,6 +75,7 @@ class PositionRequest:
                     self.group,
                     self.topic,
                     operator_name(),
+                    SystemClock(),
                     go_consumers_stopped=are_stopped(self.go_consumers_stopped, self.group),
                 )
             ) as positions,

@@ -448,6 +448,7 @@ def _resetter(
                 claimer.group,
                 topic,
                 claimer.client_id or context.run_id,
+                SystemClock(),
                 settings=claimer.settings,
                 go_consumers_stopped=stopped,
             )

@@ -1,11 +1,9 @@
 """`adopt` as its user calls it, on a log in memory."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.cli import position_context
 from marshal_dagster.protocol.messages import render
 from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, site_now, write_first_settings
@@ -29,7 +27,7 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     site = site_now()
     write_first_settings(site)
     at_work_on(site, monkeypatch, position_context, topics=topics)
-    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(position_context, "SystemClock", lambda: site.clock)
     return site
 
 

@@ -108,7 +108,7 @@ def test_position_set_does_not_say_that_it_set_what_it_did_not(
     """Keys that are only observed have generation 0: that is no new generation."""
     site = site_now()
     at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
-    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(position_context, "SystemClock", lambda: site.clock)
     site.owner_of(0, at=40).release()
     assert act(capsys, "position", "set", GROUP, TOPIC, "--offsets", "0=50", "--yes").code == 0
     owner = site.owner_of(0, at=50)

@@ -66,7 +66,7 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A coordination topic without records, on which commands work."""
     site = site_now()
     at_work_on(site, monkeypatch, position_context, pause, revoke, settings_command, topics=topics)
-    monkeypatch.setattr(position_context, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(position_context, "SystemClock", lambda: site.clock)
     monkeypatch.setattr(revoke, "ClaimRevoker", partial(ClaimRevoker, clock=site.clock))
     monkeypatch.setattr(settings_command, "GroupSettingsAdmin", partial(GroupSettingsAdmin, clock=site.clock))
     return site

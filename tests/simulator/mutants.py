@@ -381,7 +381,7 @@ MUTANTS: Final = (
     Mutant(
         "at most once processes a range whose end was refused",
         BATCH,
-        " and not self._early.is_refused(one)",
+        " and not self._early.is_refused(part)",
         "",
     ),
     Mutant(

@@ -470,8 +470,8 @@ class Simulation:
             without_lease = 0
             for _, offset in self.data.read([range_]):
                 self.scheduler.sleep(chance.random() * self._slow_ms())
-                if batch._lost is not None:
-                    raise batch._lost
+                if batch._guard.lost is not None:
+                    raise batch._guard.lost
                 self._check_stops(run, batch, attempt)
                 attempt.done.append(offset)
                 without_lease = 0 if _has_lease(run, range_.partition) else without_lease + 1
@@ -490,8 +490,8 @@ class Simulation:
         while left_ms > 0:
             part_ms = min(left_ms, self.hi_ms / 4)
             self.scheduler.sleep(part_ms)
-            if batch._lost is not None:
-                raise batch._lost
+            if batch._guard.lost is not None:
+                raise batch._guard.lost
             left_ms -= part_ms
 
     def _slow_ms(self) -> float:
