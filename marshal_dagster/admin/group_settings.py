@@ -59,7 +59,7 @@ class SettingsChange:
         Raises `ConfigurationError` for what no group can have, and where `found` differs in what is not named.
         """
         in_force = {there.settings for there in found.values() if not there.by_default} or {self._without()}
-        wanted = {self._changed(each) for each in in_force}
+        wanted = {self._changed(settings) for settings in in_force}
         if len(wanted) > 1:
             raise ConfigurationError(
                 "the group's settings differ between coordination partitions, so that nothing says what stays. Give "
@@ -179,13 +179,13 @@ class GroupSettingsAdmin(LogUser):
             require_all_certain(reader.world)
             keys = [(place, key) for name, place, _, key in reader.world.keys() if name == self.group]  # noqa: SIM118
             found = [_forgotten(place, key) for place, key in sorted(keys, key=lambda each: each[0])]
-        return [each for each in found if each.ahead or each.owners or each.offset is None]
+        return [key for key in found if key.ahead or key.owners or key.offset is None]
 
     def warnings(self) -> Sequence[str]:
         """Say what a person should know of the group before ranges are switched off."""
         reader = self.reader
         with reader.lock:
-            modes = {each.settings.delivery for each in settings_by_partition(reader.world, self.group).values()}
+            modes = {part.settings.delivery for part in settings_by_partition(reader.world, self.group).values()}
         if DeliveryMode.EFFECTIVELY_ONCE not in modes:
             return []
         told = "at the offsets done ahead its output must replace what it holds; one that cannot refuses"

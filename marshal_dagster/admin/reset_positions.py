@@ -69,7 +69,7 @@ class PositionChange:
             told.append("the topic was made anew")
         if self.key.plan_end is not None:
             told.append(f"the plan up to {self.key.plan_end} ends")
-        told += [f"[{each.start}, {each.end}) {each.phase}: done again, or never" for each in self.ahead]
+        told += [f"[{range_.start}, {range_.end}) {range_.phase}: done again, or never" for range_ in self.ahead]
         told += [f"held by {owner.instance}" for owner in self.owners]
         return told
 

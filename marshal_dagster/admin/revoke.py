@@ -95,8 +95,8 @@ class ClaimRevoker(LogUser):
 
     def taken_back(self, taken: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         """Read the log again, and return what is held by now of the partitions in `taken`. Raises as `look`."""
-        partitions = {each.partition for each in taken}
-        return [each for each in self.look() if each.partition in partitions]
+        partitions = {claim.partition for claim in taken}
+        return [claim for claim in self.look() if claim.partition in partitions]
 
     def _revoke(
         self, claims: Sequence[HeldClaim], rationalizer: Rationalizer, settings: GroupSettings
@@ -105,8 +105,8 @@ class ClaimRevoker(LogUser):
         member = Member(self.group, self.client, new_instance_id("revoking"))
         if settings.rule_set is RuleSet.GO:
             claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
-            freed = claimer.take_over_and_release({each.partition: None for each in claims})
-            return {(each.partition, each.owner.epoch) for each in claims if each.partition in freed}
+            freed = claimer.take_over_and_release({claim.partition: None for claim in claims})
+            return {(claim.partition, claim.owner.epoch) for claim in claims if claim.partition in freed}
         named: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
         for claim in claims:
             if claim.owner.epoch is not None:
@@ -138,7 +138,7 @@ def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range]
 
 def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
     """Say that the owner `named` holds nothing of what is wanted, and who does of all that is `held`."""
-    owners = ", ".join(dict.fromkeys(repr(each.owner.instance) for each in held)) or "nobody"
+    owners = ", ".join(dict.fromkeys(repr(claim.owner.instance) for claim in held)) or "nobody"
     return f"{named!r} holds nothing of topic {topic!r} in the partitions wanted; of all of it holds: {owners}"
 
 

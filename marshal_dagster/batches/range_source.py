@@ -168,7 +168,7 @@ class RangeSource:
 
     def offsets_to_publish(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
         """Give the offsets that lag tools may see once `sure` are committed: up to the first range that is not done."""
-        keys = self._context.keys(one.partition for one in sure)
+        keys = self._context.keys(part.partition for part in sure)
         return {number: key.offset for number, key in keys.items() if key.offset is not None}
 
     def why_idle(self, wanted: Sequence[int]) -> Idle:

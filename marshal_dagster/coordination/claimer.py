@@ -378,5 +378,5 @@ class Claimer(BaseClaimer[Claim]):
         interval_ms = group.settings.heartbeat_interval_ms
         if any(range_.is_live(now_ms, interval_ms) and range_.owner not in dead for range_ in key.ranges):
             return False
-        is_waiting = any(each.phase is not Phase.CLAIMED for each in key.ranges)
+        is_waiting = any(range_.phase is not Phase.CLAIMED for range_ in key.ranges)
         return not is_waiting or group.is_paused_by(self.member.instance, now_ms)

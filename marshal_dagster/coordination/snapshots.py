@@ -125,16 +125,18 @@ class Snapshots:
         def judge(_: int, records: Read) -> tuple[SnapshotHead | None, bool]:
             """Give the newest whole one, and whether a newer one may only have been read in part."""
             is_cut = False
-            for one in collect(records)[0]:
-                if (one.name.topic_id, one.name.partitions) != whose or one.name.version not in WRITTEN_VERSIONS:
+            for stored in collect(records)[0]:
+                name, closing = stored.name, stored.closing
+                if (name.topic_id, name.partitions) != whose or name.version not in WRITTEN_VERSIONS:
                     continue
-                if (closing := one.closing) is not None:
-                    return SnapshotHead(one.name.offset, closing.log_time_ms, one.name.version), is_cut
+                if closing is not None:
+                    return SnapshotHead(name.offset, closing.log_time_ms, name.version), is_cut
                 is_cut = True
             return None, is_cut
 
-        found = self._look(range(identity.partitions), judge, lambda told: told[0] is not None, lambda told: told[1])
-        return {number: found.get(number, (None, False))[0] for number in range(identity.partitions)}
+        numbers = range(identity.partitions)
+        heads = self._look(numbers, judge, lambda judged: judged[0] is not None, lambda judged: judged[1])
+        return {number: heads.get(number, (None, False))[0] for number in numbers}
 
     def write(self, world: PartitionWorld, identity: LogIdentity, check: Callable[[], object] = lambda: None) -> None:
         """Write the state of a coordination partition, then clear away what that makes useless.
@@ -150,7 +152,7 @@ class Snapshots:
         reach = 4 * len(records) + 2 * _FIRST_LOOK
         read = self._topic.read({number: Bounds(max(at.start, at.end - reach), at.end)}, self._timeout_s)[number]
         stored, _ = collect(read)
-        own = next((one for one in stored if one.name.snapshot_id == snapshot_id), None)
+        own = next((snapshot for snapshot in stored if snapshot.name.snapshot_id == snapshot_id), None)
         if own is not None and own.is_whole:
             check()
             self._topic.append(number, outdated(stored, own.name))

@@ -212,16 +212,15 @@ def choose(
     `strange` are last records before a snapshot of which it is known that the log holds others there.
     """
     stored, passed_over = collect(records)
-    for one in stored:
-        if one.name.number != number:
+    for snapshot in stored:
+        if snapshot.name.number != number:
             continue
-        misfit = _rejection(one.name, topic_id, partitions, start, end)
-        loaded = misfit or load(one, defaults)
+        loaded = _rejection(snapshot.name, topic_id, partitions, start, end) or load(snapshot, defaults)
         if isinstance(loaded, PartitionWorld) and loaded.last in strange:
             loaded = RejectedSnapshot.OTHER_RECORDS
         if isinstance(loaded, PartitionWorld):
             return SnapshotChoice(loaded, passed_over)
-        passed_over[f"{one.name}"] = loaded
+        passed_over[f"{snapshot.name}"] = loaded
     return SnapshotChoice(None, passed_over)
 
 
@@ -244,11 +243,12 @@ def outdated(stored: Sequence[StoredSnapshot], newest: SnapshotName) -> list[Rec
     What lies at the same one stays: of two writers that both did this, each would delete the other's. What is of
     another version stays too: there may be members that read only that.
     """
+    log = (*newest[:3], newest.version)
     return [
-        Record(one.name.key(part), None)
-        for one in stored
-        if (*one.name[:3], one.name.version) == (*newest[:3], newest.version) and one.name.offset < newest.offset
-        for part in one.parts
+        Record(name.key(part), None)
+        for name, parts in ((snapshot.name, snapshot.parts) for snapshot in stored)
+        if (*name[:3], name.version) == log and name.offset < newest.offset
+        for part in parts
     ]
 
 
@@ -423,7 +423,7 @@ def _read_key(row: list[Any], *, with_ranges: bool) -> Key:
     key.ranges = tuple(_read_range(*range_) for range_ in ranges)
     if key.ranges and (key.offset is None or key.offset > key.ranges[0].start):
         raise ValueError(key)
-    if not all(one.end <= next_one.start for one, next_one in pairwise(key.ranges)):
+    if not all(before.end <= after.start for before, after in pairwise(key.ranges)):
         raise ValueError(key)
     return key
 

@@ -330,7 +330,7 @@ MUTANTS: Final = (
     Mutant(
         "a range is claimed over another",
         TRANSITIONS,
-        "is not None or not any(each.overlaps(start, end) for each in _effective_ranges(event))",
+        "is not None or not any(range_.overlaps(start, end) for range_ in _effective_ranges(event))",
         "is not None or start < end",
     ),
     Mutant(
@@ -429,8 +429,8 @@ MUTANTS: Final = (
     Mutant(
         "who writes a snapshot late deletes newer ones",
         SNAPSHOTS,
-        "and one.name.offset < newest.offset",
-        "and one.name.offset != newest.offset",
+        "and name.offset < newest.offset",
+        "and name.offset != newest.offset",
     ),
     Mutant(
         "half a snapshot is read on from",
@@ -654,13 +654,13 @@ MUTANTS: Final = (
     Mutant(
         "former snapshots are deleted",
         SNAPSHOTS,
-        "(*one.name[:3], one.name.version) == (*newest[:3], newest.version)",
-        "one.name[:3] == newest[:3]",
+        "(*name[:3], name.version) == log",
+        "name[:3] == log[:3]",
     ),
     Mutant(
         "a former snapshot counts as the newest",
         "coordination/snapshots.py",
-        " or one.name.version not in WRITTEN_VERSIONS:",
+        " or name.version not in WRITTEN_VERSIONS:",
         ":",
     ),
 )
