@@ -303,8 +303,8 @@ class Recovery:
         for observed in self.observed.values():
             if observed.disturbed_by is not None:
                 raise RecoveryFailedError(
-                    f"somebody is at work: {observed.disturbed_by} came since this was shown. Nothing was written; stop "
-                    "all members of all groups, then recover again"
+                    f"somebody is at work: {observed.disturbed_by} came since this was shown. Nothing was written; "
+                    "stop all members of all groups, then recover again"
                 )
 
     def _require_written(self) -> None:

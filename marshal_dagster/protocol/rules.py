@@ -154,10 +154,8 @@ def is_free_of_ranges_or_pauser(event: Event[Any]) -> bool:
 
 
 def is_takeover_or_free(event: Event[ClaimingRange]) -> bool:
-    start, end = event.message.start, event.message.end
-    return _abandoned_plan(event) is not None or not any(
-        range_.overlaps(start, end) for range_ in _effective_ranges(event)
-    )
+    start, end, ranges = event.message.start, event.message.end, _effective_ranges(event)
+    return _abandoned_plan(event) is not None or not any(range_.overlaps(start, end) for range_ in ranges)
 
 
 def is_takeover_or_not_too_many(event: Event[ClaimingRange]) -> bool:

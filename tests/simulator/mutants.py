@@ -330,7 +330,7 @@ MUTANTS: Final = (
     Mutant(
         "a range is claimed over another",
         TRANSITIONS,
-        "is not None or not any(range_.overlaps(start, end) for range_ in _effective_ranges(event))",
+        "is not None or not any(range_.overlaps(start, end) for range_ in ranges)",
         "is not None or start < end",
     ),
     Mutant(
