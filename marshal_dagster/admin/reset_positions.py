@@ -3,10 +3,9 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from marshal_dagster.admin.go_groups import has_native_settings
+from marshal_dagster.admin.go_groups import Way, way_to_set
 from marshal_dagster.admin.log_access import LogUser, require_certain
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.pause import require_known
@@ -20,11 +19,9 @@ from marshal_dagster.admin.position_spec import (
 )
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.group_settings import require_no_go_consumers
 from marshal_dagster.errors import (
     ConfigurationError,
     DataTopicChangedError,
-    GoGroupError,
     MarshalError,
     PositionNotSetError,
 )
@@ -62,27 +59,15 @@ class PositionChange:
     @property
     def notes(self) -> Sequence[str]:
         """What a person should think of before, in words."""
-        told = [self.outside] if self.outside else []
+        notes = [self.outside] if self.outside else []
         if self.is_too_young:
-            told.append("no record is that young")
+            notes.append("no record is that young")
         if self.is_other:
-            told.append("the topic was made anew")
+            notes.append("the topic was made anew")
         if self.key.plan_end is not None:
-            told.append(f"the plan up to {self.key.plan_end} ends")
-        told += [f"[{range_.start}, {range_.end}) {range_.phase}: done again, or never" for range_ in self.ahead]
-        told += [f"held by {owner.instance}" for owner in self.owners]
-        return told
-
-
-class Way(Enum):
-    """How positions of a group are set (protocol.md, sections 6 and 7)."""
-
-    PAUSE = auto()
-    """The group is paused meanwhile."""
-    SETTINGS_FIRST = auto()
-    """It has no settings yet: it gets those that its members are configured with, and is then paused."""
-    GO = auto()
-    """Without a pause, by records that Go knows, and in Kafka's own group offsets too."""
+            notes.append(f"the plan up to {self.key.plan_end} ends")
+        notes += [f"[{range_.start}, {range_.end}) {range_.phase}: done again, or never" for range_ in self.ahead]
+        return [*notes, *(f"held by {owner.instance}" for owner in self.owners)]
 
 
 @dataclass(slots=True)
@@ -137,17 +122,23 @@ class PositionResetter(LogUser):
         positions = {n: PartitionPosition(keys[n].offset, extents[n], n in strange, at_time.get(n)) for n in numbers}
         wanted = resolve(self.topic, target, positions)
         held = self._with_open_transactions(wanted, extents)
-        told = {n: text for n in numbers if (text := outside_text(wanted[n], held[n]))}
-        if told and not allow_out_of_range:
-            named = "; ".join(f"{self.topic}/{n}: offset {wanted[n]}: {text}" for n, text in told.items())
+        outside = {n: text for n in numbers if (text := outside_text(wanted[n], held[n]))}
+        if outside and not allow_out_of_range:
+            named = "; ".join(f"{self.topic}/{n}: offset {wanted[n]}: {text}" for n, text in outside.items())
             raise ConfigurationError(
                 f"outside what the topic holds: {named}. Name others, or allow these with --allow-out-of-range "
                 "(allow_out_of_range in a run config)"
             )
-        young = set(numbers) - at_time.keys() if isinstance(target, ToDatetime) else set()
         return [
             PositionChange(
-                n, keys[n], extents[n], wanted[n], n in strange, ahead.get(n, ()), told.get(n, ""), n in young
+                partition=n,
+                key=keys[n],
+                extent=extents[n],
+                offset=wanted[n],
+                is_other=n in strange,
+                ahead=ahead.get(n, ()),
+                outside=outside.get(n, ""),
+                is_too_young=isinstance(target, ToDatetime) and n not in at_time,
             )
             for n in numbers
         ]
@@ -155,18 +146,18 @@ class PositionResetter(LogUser):
     def warnings(self) -> Sequence[str]:
         """Say what a person should know of the group before positions are set."""
         settings = self.settings_in_force()
-        told = []
+        warnings = []
         if self.go_consumers_stopped and settings.rule_set is RuleSet.GO:
-            told.append(
+            warnings.append(
                 f"Go consumers share group {self.group!r}: the next heartbeat of one that is not stopped moves the "
                 "position again"
             )
         if settings.delivery is DeliveryMode.EFFECTIVELY_ONCE:
-            told.append(
+            warnings.append(
                 f"group {self.group!r} delivers effectively once: at the offsets read again its output must replace "
                 "what it holds; one that cannot refuses"
             )
-        return told
+        return warnings
 
     def carry_out(
         self, moves: Sequence[PositionChange], *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
@@ -215,33 +206,10 @@ class PositionResetter(LogUser):
 
     def way(self) -> Way:
         """Return how positions are set here, by the log as read last. Raises `GoGroupError` where a person must say."""
-        reader = self.reader
-        with reader.lock:
-            world, group = reader.world, reader.world.group_of(self.group, self.topic)
-            if group.settings_accepted and not group.is_go:
-                return Way.PAUSE
-            if self.go_consumers_stopped and not has_native_settings(world, self.group):
-                return Way.GO
-            if group.settings_accepted:
-                raise GoGroupError(
-                    f"Go consumers share group {self.group!r}, so nothing was written. Stop all consumers of the "
-                    f"group, then give --go-consumers-stopped {self.group} (go_consumers_stopped in a run config)"
-                )
-            if self.settings is not None and self.settings.rule_set is RuleSet.NATIVE:
-                require_no_go_consumers(world, self.group)
-                return Way.SETTINGS_FIRST
-            if has_native_settings(world, self.group):
-                raise GoGroupError(
-                    f"group {self.group!r} has settings in a part of the coordination partitions only, and none for "
-                    f"topic {self.topic!r}, so nothing was written. Complete them with `marshal-dagster settings set "
-                    f"{self.group}`"
-                )
-        raise GoGroupError(
-            f"group {self.group!r} has no settings for topic {self.topic!r}, so nothing was written. If only members "
-            f"of this library use it give it settings with `marshal-dagster settings set {self.group}`; if Go "
-            f"consumers share it stop all consumers of the group, then give --go-consumers-stopped {self.group} "
-            "(go_consumers_stopped in a run config)"
-        )
+        with self.reader.lock:
+            return way_to_set(
+                self.reader.world, self.group, self.topic, settings=self.settings, stopped=self.go_consumers_stopped
+            )
 
     def positions(self, partitions: Collection[int]) -> Mapping[int, int]:
         """Read on, and give those of `partitions` that have a position.

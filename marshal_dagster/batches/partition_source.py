@@ -23,7 +23,6 @@ class PartitionSource:
     """Claims whole partitions for a batch; `keep_alive` starts the heartbeats."""
 
     def __init__(self, context: BatchContext, claimer: Claimer, keep_alive: Callable[[], None]) -> None:
-        """Claim by `claimer`, on `ground`."""
         self.claimer = claimer
         self.positions: dict[int, Position] = {}
         self.replays: set[int] = set()

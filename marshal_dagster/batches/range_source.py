@@ -28,7 +28,6 @@ class RangeSource:
     def __init__(
         self, context: BatchContext, claimer: RangeClaimer, keep_alive: Callable[[], None], check: Callable[[], None]
     ) -> None:
-        """Claim by `claimer`, on `ground`."""
         self.claimer = claimer
         self.positions: dict[int, Position] = {}
         self.replays: set[int] = set()

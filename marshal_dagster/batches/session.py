@@ -68,7 +68,6 @@ class BatchSession:
     _followed: Rationalizer | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that no member can keep."""
         check_settings(self.settings, 0)
 
     def claimed_batch(self, request: BatchRequest, sink: Sink | None = None) -> ClaimedBatch:

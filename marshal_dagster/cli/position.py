@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import typer
 
+from marshal_dagster.admin.go_groups import Way
 from marshal_dagster.admin.position_spec import partitions_of
-from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter, Way
+from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.exit_codes import ExitCode

@@ -20,7 +20,6 @@ class Member:
     instance: str
 
     def __post_init__(self) -> None:
-        """Refuse names that a record could not carry."""
         for name, value in (("group", self.group), ("client id", self.client), ("instance id", self.instance)):
             if not is_name(value):
                 raise ConfigurationError(

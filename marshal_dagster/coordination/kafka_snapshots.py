@@ -30,7 +30,6 @@ class KafkaSnapshotTopic:
     """A topic of a Kafka cluster, as a `marshal_dagster.coordination.snapshots.SnapshotTopic`."""
 
     def __init__(self, connection: KafkaConnection, topic: str) -> None:
-        """Say which; nothing is connected before it is needed."""
         self.topic = topic
         self._connection = connection
         self._topics: Topics | None = None

@@ -57,7 +57,6 @@ class PositionLostError(Exception):
     """The next offset to read is not in the log: retention deleted it, or the log was truncated."""
 
     def __init__(self, partition: int) -> None:
-        """Name the coordination partition."""
         super().__init__(f"coordination partition {partition}")
         self.partition = partition
 

@@ -90,21 +90,16 @@ class Rationalizer:
         self._is_clock_reported = False
         self._looks_again_ms = 0.0
         """When a snapshot of what is only observed is looked for again."""
-        self._can_resume = False
-        """Whether the log's next record is the one that the world state waits for."""
+        self.can_resume = False
+        """Whether no reading was interrupted: the log's next record is the one that the world state waits for."""
         self._began_at: dict[int, int] = {}
         """The log offset from which each coordination partition was read, the last time that it was begun."""
         self._half_applied: int | None = None
         """The coordination partition in which a record may have been carried out in part."""
         self._sender_timed: list[tuple[int, int]] = []
         """Coordination partition and log offset of own records that have their sender's timestamp."""
-        numbers = range(self.identity.partitions)
-        self._begin(numbers if topics is None else {self._partition_of(topic) for topic in topics})
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether the next reading takes up where the last one ended, as none was interrupted."""
-        return self._can_resume
+        count = self.identity.partitions
+        self._begin(range(count) if topics is None else {coordination_partition(topic, count) for topic in topics})
 
     @property
     def changed(self) -> CoordinationLogChangedError | None:
@@ -210,12 +205,9 @@ class Rationalizer:
                     f"{first}, but was read up to {read} before: the log was truncated; {_SEE_DOCTOR}"
                 )
 
-    def _partition_of(self, topic: str) -> int:
-        return coordination_partition(topic, self.identity.partitions)
-
     def _begin(self, partitions: Collection[int]) -> None:
         """Know nothing of these partitions, and read them from a snapshot, or else from the log's start."""
-        self._can_resume = False
+        self.can_resume = False
         self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         bounds = self.log.bounds(partitions)
         known = self._snapshots_of(bounds)
@@ -226,7 +218,13 @@ class Rationalizer:
             else:
                 self.world.start(partition, at.start)
                 if at.start > 0:
-                    self._warn_incomplete_log(partition, at.start)
+                    logger.warning(
+                        "coordination partition %d of %r begins at offset %d and no snapshot fits: it is only "
+                        "observed, nothing can be claimed from it",
+                        partition,
+                        self.identity.topic,
+                        at.start,
+                    )
             self._began_at[partition] = self.world.partitions[partition].next_offset
 
     def _look_again(self, bounds: Mapping[int, Bounds]) -> None:
@@ -234,7 +232,7 @@ class Rationalizer:
         observed = {number: bounds[number] for number, world in self.world.partitions.items() if not world.certain}
         if self._snapshots is None or not observed or self._clock.lease_ms() < self._looks_again_ms:
             return
-        self._can_resume = False
+        self.can_resume = False
         self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         for state in self._snapshots_of(observed).values():
             self.world.adopt(state)
@@ -260,15 +258,6 @@ class Rationalizer:
             return {}
         finally:
             snapshots.close()
-
-    def _warn_incomplete_log(self, partition: int, start: int) -> None:
-        logger.warning(
-            "coordination partition %d of %r begins at offset %d and no snapshot fits: it is only observed, "
-            "nothing can be claimed from it",
-            partition,
-            self.identity.topic,
-            start,
-        )
 
     def _read(
         self,
@@ -299,14 +288,14 @@ class Rationalizer:
         An exception in the middle of it (Ctrl-C, Dagster's interrupt) may have lost records that the log gave, or have
         left one half carried out; then that partition is read anew.
         """
-        if self._can_resume:
+        if self.can_resume:
             return
         if self._half_applied is not None:
             self._begin([self._half_applied])
             self._half_applied = None
         self._check_last_read()
         self.log.follow({number: world.next_offset for number, world in self.world.partitions.items()})
-        self._can_resume = True
+        self.can_resume = True
 
     def _check_last_read(self) -> None:
         """Make sure that the log still holds what was read last: who begins to follow it anew is not told otherwise."""
@@ -327,7 +316,7 @@ class Rationalizer:
         own: Mapping[int, Mapping[int, OwnRecord]],
         outcomes: Mapping[int, dict[int, RecordResult]],
     ) -> None:
-        self._can_resume = False
+        self.can_resume = False
         for chunk in self.log.read_until(due, self._timeout_s):
             world = self.world.partitions[chunk.partition]
             self._half_applied = chunk.partition
@@ -343,7 +332,7 @@ class Rationalizer:
                 world.set_last_record(chunk.records[-1])
             self._half_applied = None
             self.records_read += len(chunk.records)
-        self._can_resume = True
+        self.can_resume = True
 
     def _apply(
         self,

@@ -68,7 +68,6 @@ class SettingProblem:
     severity: Severity = Severity.DANGER
 
     def __str__(self) -> str:
-        """Say it in one sentence."""
         return f"{self.setting} is {self.found}, it must be {self.wanted}: {self.why} (mend it with: {self.mend})"
 
 

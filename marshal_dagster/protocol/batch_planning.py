@@ -118,12 +118,10 @@ class ClaimedRange:
     in_any_order: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
         if not 0 <= self.start <= self.first_readable <= self.end:
             raise ValueError(f"not a range: start {self.start}, readable {self.first_readable}, end {self.end}")
 
     def __str__(self) -> str:
-        """Name topic, partition and offsets."""
         return f"{self.topic}/{self.partition} [{self.start}, {self.end})"
 
     @property

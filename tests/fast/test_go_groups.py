@@ -8,10 +8,11 @@ from functools import partial
 
 import pytest
 
+from marshal_dagster.admin.go_groups import Way
 from marshal_dagster.admin.group_settings import GroupSettingsAdmin
 from marshal_dagster.admin.pause import GroupPauser
 from marshal_dagster.admin.position_spec import ToOffsets
-from marshal_dagster.admin.reset_positions import PositionResetter, Way
+from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.revoke import ClaimRevoker
 from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.cli import pause, position_context, revoke
