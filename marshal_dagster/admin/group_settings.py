@@ -3,19 +3,19 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TypeVar
 
 from marshal_dagster.admin.go_groups import require_settings_allowed
 from marshal_dagster.admin.log_access import LogUser, require_all_certain
 from marshal_dagster.admin.pause import require_known
-from marshal_dagster.admin.reset_positions import owners_of
 from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.state import RANGES, DataPartitionId, Key, Owner, Phase, Ranges
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Owner, Ranges, without_ranges
 from marshal_dagster.protocol.world import World
 
 N = TypeVar("N", RuleSet, DeliveryMode)
@@ -40,8 +40,7 @@ class PartitionSettings:
 
     def without_ranges(self) -> "PartitionSettings":
         """Give them without that."""
-        features = tuple(feature for feature in self.settings.features if feature != RANGES)
-        return replace(self, settings=replace(self.settings, features=features))
+        return replace(self, settings=without_ranges(self.settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ class GroupSettingsAdmin(LogUser):
         reader = self.reader
         with reader.lock:
             keys = [key for name, _, _, key in reader.world.keys() if name == self.group]  # noqa: SIM118
-            return tuple(dict.fromkeys(owner for key in keys for owner in owners_of(key)))
+            return tuple(dict.fromkeys(owner for key in keys for owner in key.owners))
 
     def set_settings(
         self, settings: GroupSettings, *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
@@ -178,7 +177,10 @@ class GroupSettingsAdmin(LogUser):
         with reader.lock:
             require_all_certain(reader.world)
             keys = [(place, key) for name, place, _, key in reader.world.keys() if name == self.group]  # noqa: SIM118
-            found = [_forgotten(place, key) for place, key in sorted(keys, key=lambda each: each[0])]
+            found = [
+                ForgottenRanges(place, key.offset, key.ahead, key.owners)
+                for place, key in sorted(keys, key=itemgetter(0))
+            ]
         return [key for key in found if key.ahead or key.owners or key.offset is None]
 
     def warnings(self) -> Sequence[str]:
@@ -213,8 +215,3 @@ def partitions_by_settings(found: Mapping[int, PartitionSettings]) -> Mapping[Pa
     for number, each in found.items():
         together.setdefault(each, []).append(number)
     return together
-
-
-def _forgotten(place: DataPartitionId, key: Key) -> ForgottenRanges:
-    ahead = tuple(range_ for range_ in key.ranges if range_.phase is not Phase.CLAIMED)
-    return ForgottenRanges(place, key.offset, ahead, owners_of(key))

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Final
 
 from marshal_dagster.admin.group_writer import TRIES, GroupWriter
@@ -20,7 +21,7 @@ from marshal_dagster.errors import (
     PositionNotSetError,
 )
 from marshal_dagster.protocol.messages import GroupSettings
-from marshal_dagster.protocol.state import Owner, Phase, Ranges
+from marshal_dagster.protocol.state import Owner, Ranges
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +77,8 @@ class GroupAdmin(GroupWriter):
         """
         with self.rationalizer.lock:
             self.rationalizer.follow_all()
-            keys = sorted((place, key.ranges) for place, key in self.group(topic).keys.items() if place[0] == topic)
-        waiting = {number: tuple(r for r in ranges if r.phase is not Phase.CLAIMED) for (_, number), ranges in keys}
-        return {number: ranges for number, ranges in waiting.items() if ranges}
+            keys = sorted(self.group(topic).keys.items(), key=itemgetter(0))
+            return {number: key.ahead for (name, number), key in keys if name == topic and key.ahead}
 
     def set_positions(
         self,

@@ -54,7 +54,7 @@ class PositionChange:
     @property
     def owners(self) -> Sequence[Owner]:
         """Who holds the partition, or ranges of it."""
-        return owners_of(self.key)
+        return self.key.owners
 
     @property
     def notes(self) -> Sequence[str]:
@@ -291,12 +291,6 @@ class PositionResetter(LogUser):
         except MarshalError as error:
             return str(error)
         return self.topics.commit_group_offsets(self.group, self.topic, offsets)
-
-
-def owners_of(key: Key) -> Sequence[Owner]:
-    """Give who holds a key, or ranges of it."""
-    holders = (key.owner, *(range_.owner for range_ in key.ranges))
-    return tuple(dict.fromkeys(owner for owner in holders if owner is not None))
 
 
 def _is_set(move: PositionChange, now: Key) -> bool:

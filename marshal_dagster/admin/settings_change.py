@@ -5,7 +5,6 @@ See protocol.md, sections 6 ("Settings") and 8.4 ("Switch off").
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from marshal_dagster.admin.operator import LOOK_PART, GroupAdmin
@@ -16,7 +15,7 @@ from marshal_dagster.coordination.group_reader import revocations_of
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.errors import ClaimLostError, GroupPausedError, PositionNotSetError, SettingsNotSetError
 from marshal_dagster.protocol.messages import GroupSettings, GroupSettingsRecord, Mark, Message, ReleaseGroup
-from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Owner
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Owner, without_ranges
 
 logger = logging.getLogger(__name__)
 
@@ -147,11 +146,8 @@ class SettingsChanger(GroupAdmin):
                 self._wait_for_owners(claimer, self._positions(claimer.topic), change)
             self._wait_out(member, begun)
             if all(self._confirm(claimer, change) for claimer in claimers):
-                without = {
-                    number: replace(group.settings, features=tuple(f for f in group.settings.features if f != RANGES))
-                    for number, group in self._with_ranges().items()
-                }
-                self._write_settings(member, without)
+                groups = self._with_ranges()
+                self._write_settings(member, {n: without_ranges(group.settings) for n, group in groups.items()})
         return not self._with_ranges()
 
     def _wait_out(self, member: Member, begun: Mapping[int, int]) -> None:

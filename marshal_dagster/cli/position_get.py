@@ -14,7 +14,7 @@ from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 from marshal_dagster.protocol.batch_planning import ReadableOffsets
-from marshal_dagster.protocol.state import Key, Phase
+from marshal_dagster.protocol.state import Key
 from marshal_dagster.protocol.world import World
 
 _COLUMNS = ("partition", "#log start", "#log end", "#position", "#lag", "#in Kafka", "#generation", "note")
@@ -77,11 +77,7 @@ class Position:
             told.append(outside_text(self.key.offset, ReadableOffsets(self.bounds.start, self.bounds.end)))
         if self.key.plan_end is not None:
             told.append(f"planned up to {self.key.plan_end}")
-        told += [
-            f"[{range_.start}, {range_.end}) {range_.phase}"
-            for range_ in self.key.ranges
-            if range_.phase is not Phase.CLAIMED
-        ]
+        told += [f"[{range_.start}, {range_.end}) {range_.phase}" for range_ in self.key.ahead]
         return [each for each in told if each]
 
 

@@ -348,7 +348,7 @@ class BaseClaimer(ABC, Generic[H]):
         held = [
             (partition, owner.epoch)
             for partition in partitions
-            for owner in self._reader.owners(partition)
+            for owner in self.key(partition).owners
             if owner.epoch is not None and owner.instance == self.member.instance
         ]
         return frozenset(partition for partition, _ in self.revoke(held))
@@ -367,9 +367,9 @@ class BaseClaimer(ABC, Generic[H]):
         if leaving and not claim_set.claims:
             self.rationalizer.log.purge()
 
-    def _current_owners(self, partition: int) -> list[Owner]:
+    def _current_owners(self, partition: int) -> Sequence[Owner]:
         """Return who holds what was lost of `partition`."""
-        return self._reader.owners(partition)
+        return self.key(partition).owners
 
     def _named(self, partitions: Iterable[int]) -> str:
         return f"{self.topic}/{listed([str(partition) for partition in sorted(partitions)], separator=',')}"

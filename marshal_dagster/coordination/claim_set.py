@@ -24,7 +24,7 @@ class ClaimSet(Generic[H]):
     """
 
     def __init__(
-        self, reader: GroupReader, owners_of: Callable[[int], list[Owner]], on_lost: Callable[[H, str], None]
+        self, reader: GroupReader, owners_of: Callable[[int], Sequence[Owner]], on_lost: Callable[[H, str], None]
     ) -> None:
         """Hold nothing yet; `owners_of` returns who may hold what was lost of a partition.
 

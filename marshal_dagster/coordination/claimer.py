@@ -18,7 +18,7 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     RevokingClaim,
 )
-from marshal_dagster.protocol.state import Key, Owner, Phase
+from marshal_dagster.protocol.state import Key, Owner
 
 __all__ = ["Claim", "Claimer", "Member", "assume_alive", "new_instance_id"]
 
@@ -378,5 +378,4 @@ class Claimer(BaseClaimer[Claim]):
         interval_ms = group.settings.heartbeat_interval_ms
         if any(range_.is_live(now_ms, interval_ms) and range_.owner not in dead for range_ in key.ranges):
             return False
-        is_waiting = any(range_.phase is not Phase.CLAIMED for range_ in key.ranges)
-        return not is_waiting or group.is_paused_by(self.member.instance, now_ms)
+        return not key.ahead or group.is_paused_by(self.member.instance, now_ms)

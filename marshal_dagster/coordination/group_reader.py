@@ -125,17 +125,12 @@ class GroupReader:
         if is_dead is assume_alive or self.is_go:  # in a Go group a dead owner is waited for
             return frozenset()
         with self.rationalizer.lock:
-            owners = {owner for partition in partitions for owner in self.owners(partition)}
+            owners = {owner for partition in partitions for owner in self.key(partition).owners}
         if not owners:
             return frozenset()
         instances = {owner.instance: owner for owner in owners}
         dead = {instance for instance, owner in instances.items() if is_dead(owner)}
         return frozenset(owner for owner in owners if owner.instance in dead)
-
-    def owners(self, partition: int) -> list[Owner]:
-        """Give who holds the key whole, and who holds ranges of it."""
-        key = self.key(partition)
-        return [owner for owner in (key.owner, *[range_.owner for range_ in key.ranges]) if owner is not None]
 
     def revocations(
         self,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from marshal_dagster.errors import DataLossError, DataTopicChangedError, StartPositionError
-from marshal_dagster.protocol.state import Key, Phase
+from marshal_dagster.protocol.state import Key
 
 
 class StartPolicy(StrEnum):
@@ -41,9 +41,7 @@ class Position(NamedTuple):
 
 def reach(key: Key) -> int:
     """Give the end of what was done or planned by ranges of `key`, its offset where there are none."""
-    if not key.ranges:
-        return key.offset or 0
-    return max((range_.end for range_ in key.ranges if range_.phase is not Phase.CLAIMED), default=key.offset or 0)
+    return max((range_.end for range_ in key.ahead), default=key.offset or 0)
 
 
 def check_incarnation(name: str, key: Key, topic_id: str, extent: ReadableOffsets) -> None:

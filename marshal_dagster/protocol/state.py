@@ -105,6 +105,16 @@ class Key:
     provisional: bool = False
     ranges: Ranges = ()
 
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        """The members that hold the key whole, or ranges of it."""
+        return tuple(owner for owner in (self.owner, *(range_.owner for range_ in self.ranges)) if owner is not None)
+
+    @property
+    def ahead(self) -> Ranges:
+        """The ranges that are planned or done ahead of the offset."""
+        return tuple(range_ for range_ in self.ranges if range_.phase is not Phase.CLAIMED)
+
     def copy(self) -> "Key":
         """Return a copy, which stays as it is while the log is followed further."""
         return replace(self)
@@ -130,6 +140,11 @@ class Key:
 def enables_ranges(settings: GroupSettings) -> bool:
     """Tell whether a group under `settings` may claim ranges: a Go reader would take the partition for free."""
     return RANGES in settings.features and settings.rule_set is RuleSet.NATIVE
+
+
+def without_ranges(settings: GroupSettings) -> GroupSettings:
+    """Return `settings` that do not name the feature `ranges`."""
+    return replace(settings, features=tuple(feature for feature in settings.features if feature != RANGES))
 
 
 @dataclass(slots=True)

@@ -101,9 +101,7 @@ def _revoke_run(context: RunStatusSensorContext, group: str, claimer: object) ->
 def _other_ended_runs(context: RunStatusSensorContext, claimer: ClaimerResource) -> list[str]:
     """Give the other runs that hold something of the group and of which Dagster says that they are over."""
     keys = claimer.group_keys().values()
-    owners = [
-        owner for key in keys for owner in (key.owner, *(range_.owner for range_ in key.ranges)) if owner is not None
-    ]
+    owners = [owner for key in keys for owner in key.owners]
     holding = {run_of(owner.instance) for owner in owners} - {context.dagster_run.run_id, ""}
     if not holding:
         return []
