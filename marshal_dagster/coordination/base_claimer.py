@@ -37,14 +37,12 @@ from marshal_dagster.protocol.messages import (
     RevokingRange,
     is_topic,
 )
-from marshal_dagster.protocol.state import Group, Key, Owner
+from marshal_dagster.protocol.state import RANGES, Group, Key, enables_ranges
 
 logger = logging.getLogger(__name__)
 
 RETRY_PART: Final = 0.02
 """Part of the heartbeat interval to wait before something that failed is tried again."""
-
-Revocation = type[RevokingClaim] | type[RevokingRange]
 
 
 class BaseClaimer(ABC, Generic[H]):
@@ -55,8 +53,8 @@ class BaseClaimer(ABC, Generic[H]):
     not to be the one read before (`CoordinationLogChangedError`), every claim is over.
     """
 
-    _revocation: ClassVar[Revocation]
-    """The record that takes such a claim from its owner."""
+    _claims_ranges: ClassVar[bool] = False
+    """Whether it holds ranges of partitions, not the whole of each."""
 
     def __init__(
         self,
@@ -70,9 +68,14 @@ class BaseClaimer(ABC, Generic[H]):
     ) -> None:
         """Be `member`, for the partitions of data topic `topic`, under the group's `settings`.
 
-        Raises `ConfigurationError` for settings that a member cannot keep, and for a log opened for a longer heartbeat
-        interval.
+        Raises `ConfigurationError` for settings that a member cannot keep or that do not enable ranges where these are
+        claimed, and for a log opened for a longer heartbeat interval.
         """
+        if self._claims_ranges and not enables_ranges(settings):
+            raise ConfigurationError(
+                f"features are {settings.features}, rule set is {settings.rule_set}: ranges are claimed in groups of "
+                f"rule set 'native' whose settings name the feature {RANGES!r}"
+            )
         if not is_topic(topic):
             raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows")
         check_settings(settings, rationalizer.log.delivery_timeout_ms)
@@ -89,7 +92,7 @@ class BaseClaimer(ABC, Generic[H]):
                 f"the rationalizer does not follow topic {topic!r}: open it with topics=[{topic!r}]"
             )
         self._reader = GroupReader(rationalizer, member, topic, settings, self.clock, number)
-        self._claim_set: ClaimSet[H] = ClaimSet(self._reader, self._current_owners, observed.lost)
+        self._claim_set: ClaimSet[H] = ClaimSet(self._reader, observed.lost)
         self._is_settled = True
         """Whether the result of every record sent for a claim is known."""
 
@@ -193,7 +196,8 @@ class BaseClaimer(ABC, Generic[H]):
         with self._step():
             is_used = any(number in self._claim_set.requested for number, _ in claims)
             signed = self._sender.signed(self.member.with_new_instance() if is_used else self.member)
-            sent = self._sender.send([self._revocation(partition=n, epoch=epoch, **signed) for n, epoch in claims])
+            record_type = RevokingRange if self._claims_ranges else RevokingClaim
+            sent = self._sender.send([record_type(partition=n, epoch=epoch, **signed) for n, epoch in claims])
             accepted = [claim for claim, outcome in zip(claims, sent.outcomes, strict=True) if is_accepted(outcome)]
             return frozenset(accepted) if self._reader.is_certain else frozenset()
 
@@ -366,10 +370,6 @@ class BaseClaimer(ABC, Generic[H]):
         claim_set.refresh()  # what was read back with them may have ended other claims
         if leaving and not claim_set.claims:
             self.rationalizer.log.purge()
-
-    def _current_owners(self, partition: int) -> Sequence[Owner]:
-        """Return who holds what was lost of `partition`."""
-        return self.key(partition).owners
 
     def _named(self, partitions: Iterable[int]) -> str:
         return f"{self.topic}/{listed([str(partition) for partition in sorted(partitions)], separator=',')}"

@@ -1,13 +1,13 @@
 """The claims that one instance holds, and when each of them ends (protocol.md, section 6, "Stay")."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from marshal_dagster.coordination.claims import BaseClaim
 from marshal_dagster.coordination.group_reader import GroupReader
 from marshal_dagster.errors import ClaimLostError
-from marshal_dagster.protocol.state import Owner
+from marshal_dagster.protocol.range_choice import Bounds
 
 logger = logging.getLogger(__name__)
 
@@ -23,33 +23,28 @@ class ClaimSet(Generic[H]):
     A claim is judged by the state as last read and by its lease. Once one is lost, no further record is sent for it.
     """
 
-    def __init__(
-        self, reader: GroupReader, owners_of: Callable[[int], Sequence[Owner]], on_lost: Callable[[H, str], None]
-    ) -> None:
-        """Hold nothing yet; `owners_of` returns who may hold what was lost of a partition.
-
-        `on_lost` is called with each claim that is lost, and why.
-        """
+    def __init__(self, reader: GroupReader, on_lost: Callable[[H, str], None]) -> None:
+        """Hold nothing yet; `on_lost` is called with each claim that is lost, and why."""
         self.claims: dict[int, H] = {}
         """What is held, by partition: the whole partition, or a range of it."""
-        self.requested: set[int] = set()
+        self.requested: dict[int, Bounds | None] = {}
+        """What was requested of each partition: a range, or None for the whole."""
         self.unconfirmed: set[int] = set()
         """Partitions whose claim may be in the log but whose result has not been read back, or whose release is not
         sent yet. They are revoked on leaving."""
         self.left: dict[int, str] = {}
         """The partitions that were held once, and why they no longer are."""
         self._reader = reader
-        self._owners_of = owners_of
         self._on_lost = on_lost
         self._began_at = 0
         """The log offset from which records of the group concern this tenure."""
 
-    def request(self, partitions: Collection[int]) -> None:
-        """Note that records which request `partitions` are about to be sent."""
+    def request(self, wanted: Mapping[int, Bounds | None]) -> None:
+        """Note that records which request `wanted`, a range or the whole of each partition, are about to be sent."""
         if not self.requested:
             self._began_at = self._reader.home.next_offset
-        self.unconfirmed.update(partitions)
-        self.requested.update(partitions)
+        self.unconfirmed.update(wanted)
+        self.requested.update(wanted)
 
     def give_up(self, partitions: Iterable[int]) -> list[H]:
         """Hold `partitions` no more by the instance's own will; return their claims, for their last record."""
@@ -151,7 +146,9 @@ class ClaimSet(Generic[H]):
         )
 
     def _holder(self, partition: int) -> str:
-        owners = self._owners_of(partition)
+        owners, bounds = self._reader.key(partition).owners, self.requested.get(partition)
+        if bounds is not None:
+            owners = self._reader.key(partition).owners_within(*bounds)
         if any(owner.instance == self._reader.member.instance for owner in owners):
             return "the log as last read still shows this very instance as owner, until that goes stale"
         held_by = [f"client {owner.client!r}, instance {owner.instance!r}, epoch {owner.epoch}" for owner in owners]

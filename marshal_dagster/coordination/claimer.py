@@ -1,10 +1,10 @@
 """Writes on behalf of one instance: claims, plans, commits, releases (protocol.md, section 6)."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from marshal_dagster.coordination.appender import AppendResult
-from marshal_dagster.coordination.base_claimer import BaseClaimer, Revocation, is_accepted
+from marshal_dagster.coordination.base_claimer import BaseClaimer, is_accepted
 from marshal_dagster.coordination.claims import Claim, Member, new_instance_id
 from marshal_dagster.coordination.group_reader import assume_alive
 from marshal_dagster.errors import CommitFailedError, PlanRejectedError
@@ -28,8 +28,6 @@ class Claimer(BaseClaimer[Claim]):
 
     What holds for all its methods is described at `BaseClaimer`.
     """
-
-    _revocation: ClassVar[Revocation] = RevokingClaim
 
     # Before claiming
 
@@ -77,7 +75,7 @@ class Claimer(BaseClaimer[Claim]):
             signed = self._sender.signed(self.member)
             claims = [ClaimingPartition(partition=number, **signed) for number in wanted]
             revocations = self._reader.revocations(signed, wanted, dead, lambda number: self.key(number).ranges)
-            self._claim_set.request(wanted)
+            self._claim_set.request(dict.fromkeys(wanted))
             return self._add_won_claims(self._sender.send([*revocations, *claims]), ClaimingPartition)
 
     def claim_entire_topic(

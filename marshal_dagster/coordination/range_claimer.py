@@ -5,29 +5,24 @@ What each step must be is in protocol.md, section 8.4.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from marshal_dagster.coordination.appender import AppendResult
-from marshal_dagster.coordination.base_claimer import BaseClaimer, Revocation, is_accepted, reason
-from marshal_dagster.coordination.claims import Member, RangeClaim
-from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.base_claimer import BaseClaimer, is_accepted, reason
+from marshal_dagster.coordination.claims import RangeClaim
 from marshal_dagster.coordination.group_reader import assume_alive
-from marshal_dagster.coordination.observer import Observer
-from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import CommitFailedError, ConfigurationError, PlanRejectedError
+from marshal_dagster.errors import CommitFailedError, PlanRejectedError
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingRange,
-    GroupSettings,
     Message,
     PlanningRange,
     RangeDone,
     RangeHeartbeat,
     ReleasingRange,
-    RevokingRange,
 )
 from marshal_dagster.protocol.range_choice import Bounds, ChoiceContext, choose_range, overlapping_dead_ranges
-from marshal_dagster.protocol.state import RANGES, Key, Owner, enables_ranges
+from marshal_dagster.protocol.state import Key, Owner
 
 __all__ = ["RangeClaim", "RangeClaimer"]
 
@@ -36,32 +31,11 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     """Claims at most one range of each partition of one data topic for one instance; keeps, commits and releases them.
 
     What holds for all its methods is described at `BaseClaimer`. A range that is done needs no lease, no heartbeat and
-    no release: it stays among the `claims` until it is released all the same.
+    no release: it stays among the `claims` until it is released all the same. The group's settings enable ranges; the
+    instance id is never used for whole claims.
     """
 
-    _revocation: ClassVar[Revocation] = RevokingRange
-
-    def __init__(
-        self,
-        rationalizer: Rationalizer,
-        member: Member,
-        topic: str,
-        settings: GroupSettings,
-        *,
-        clock: Clock | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        """Be `member`, for ranges of the partitions of `topic`, under the group's `settings`, which enable ranges.
-
-        Its instance id is never used for whole claims. Raises `ConfigurationError` as a `Claimer` does.
-        """
-        if not enables_ranges(settings):
-            raise ConfigurationError(
-                f"features are {settings.features}, rule set is {settings.rule_set}: ranges are claimed in groups of "
-                f"rule set 'native' whose settings name the feature {RANGES!r}"
-            )
-        super().__init__(rationalizer, member, topic, settings, clock=clock, observer=observer)
-        self._wanted: dict[int, Bounds] = {}
+    _claims_ranges = True
 
     # Claiming
 
@@ -122,14 +96,11 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 signed, asked, dead, lambda n: overlapping_dead_ranges(self.key(n).ranges, *asked[n], dead)
             )
             self._claim_set.request(asked)
-            self._wanted.update(asked)
             sent = self._sender.send([*revocations, *claims])
             won = self._add_won_claims(sent, ClaimingRange)
-            self._claim_set.requested.difference_update(
-                message.partition
-                for message, outcome in sent
-                if isinstance(message, ClaimingRange) and outcome is not None and not outcome.accepted
-            )
+            for message, outcome in sent:
+                if isinstance(message, ClaimingRange) and outcome is not None and not outcome.accepted:
+                    del self._claim_set.requested[message.partition]
             return won
 
     # Staying
@@ -272,10 +243,3 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
 
     def _without_plan_to(self, ends: Mapping[int, int]) -> list[int]:
         return [number for number, end in ends.items() if self._claim_set.claims[number].plan_end != end]
-
-    # What it believes
-
-    def _current_owners(self, partition: int) -> list[Owner]:
-        key, (start, end) = self.key(partition), self._wanted.get(partition, (0, 0))
-        owners = (key.owner, *(range_.owner for range_ in key.ranges if range_.overlaps(start, end)))
-        return [owner for owner in owners if owner is not None]

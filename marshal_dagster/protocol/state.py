@@ -110,6 +110,10 @@ class Key:
         """The members that hold the key whole, or ranges of it."""
         return tuple(owner for owner in (self.owner, *(range_.owner for range_ in self.ranges)) if owner is not None)
 
+    def owners_within(self, start: int, end: int) -> tuple[Owner, ...]:
+        """Return the members that hold the key whole, or ranges of it that share an offset with [start, end)."""
+        return replace(self, ranges=tuple(range_ for range_ in self.ranges if range_.overlaps(start, end))).owners
+
     @property
     def ahead(self) -> Ranges:
         """The ranges that are planned or done ahead of the offset."""
