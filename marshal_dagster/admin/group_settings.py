@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TypeVar
 
+from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.admin.go_groups import require_settings_allowed
 from marshal_dagster.admin.log_access import LogUser, require_all_certain
 from marshal_dagster.admin.pause import require_known
@@ -17,8 +17,6 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import RANGES, DataPartitionId, Owner, Ranges, without_ranges
 from marshal_dagster.protocol.world import World
-
-N = TypeVar("N", RuleSet, DeliveryMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,10 @@ class SettingsChange:
         return WITHOUT_SETTINGS if self.rules == RuleSet.GO else DEFAULT_SETTINGS
 
     def _changed(self, before: GroupSettings) -> GroupSettings:
-        rules = before.rule_set if self.rules is None else _one_of(RuleSet, "--rules", self.rules)
-        delivery = before.delivery if self.delivery is None else _one_of(DeliveryMode, "--delivery", self.delivery)
+        rules = before.rule_set if self.rules is None else enum_member(RuleSet, "--rules", self.rules)
+        delivery = before.delivery
+        if self.delivery is not None:
+            delivery = enum_member(DeliveryMode, "--delivery", self.delivery)
         interval_ms = before.heartbeat_interval_ms
         if self.heartbeat_interval_s is not None:
             interval_ms = round(self.heartbeat_interval_s * 1_000)
@@ -85,13 +85,6 @@ class SettingsChange:
         if self.ranges and RANGES not in features:
             features = (*features, RANGES)
         return GroupSettings(interval_ms, rules, delivery, features)
-
-
-def _one_of(values: type[N], option: str, text: str) -> N:
-    try:
-        return values(text)
-    except ValueError:
-        raise ConfigurationError(f"{option}: {text!r} is none of {', '.join(values)}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.admin.position_spec import LogEnd, ToOffsets, choose_partitions
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.coordination.claimer import assume_alive
@@ -84,11 +85,7 @@ class PositionSourceOptions:
         """
         if not self.is_one:
             raise ConfigurationError("give one of the two: a consumer group or a checkpoint")
-        if self.others is None:
-            return None
-        if self.others not in set(LogEnd):
-            raise ConfigurationError(f"{prefix}others: {self.others!r} is neither earliest nor latest")
-        return LogEnd(self.others)
+        return None if self.others is None else enum_member(LogEnd, f"{prefix}others", self.others)
 
     def source(self, topics: "Topics", topic: str) -> PositionSource:
         """Look it up. Raises as `consumer_group` and `checkpoint`."""

@@ -218,7 +218,10 @@ class ClaimedBatch:
             self._entered_s = time.monotonic()
             self.phases.waiting_s = self._entered_s - began_s
         except BaseException:
-            self._guard.release()
+            try:
+                self._guard.release()
+            finally:  # once more: the first time may have been interrupted
+                self._guard.release()
             raise
         return self
 
@@ -239,7 +242,10 @@ class ClaimedBatch:
             try:
                 self._log_dropped()
             finally:
-                self._guard.release()
+                try:
+                    self._guard.release()
+                finally:  # once more: the first time may have been interrupted
+                    self._guard.release()
             self.phases.committing_s += time.monotonic() - self._left_s
             self._notify_left()
         changed = self._claimer.rationalizer.changed

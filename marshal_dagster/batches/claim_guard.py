@@ -105,13 +105,10 @@ class ClaimGuard:
         return lost
 
     def release(self) -> None:
-        """Stop heartbeats and release; what fails here goes stale by itself, and undoes nothing that was committed."""
-        try:
-            self._release()
-        finally:  # once more: an interrupt may have come anywhere in there
-            self._release()
+        """Stop heartbeats and release; what fails here goes stale by itself, and undoes nothing that was committed.
 
-    def _release(self) -> None:
+        Call it again after an interrupt, which may come anywhere in here; otherwise the second call does nothing.
+        """
         if self._state is ReleaseState.RELEASED:
             return
         if self._state is ReleaseState.RELEASING and self.heartbeats is not None:

@@ -167,7 +167,7 @@ def test_a_person_is_asked_before_adoption(
     [
         (LOADER, "Kafka holds no offsets of a consumer group 'loader' in topic 'orders'"),
         (("--checkpoint", "/nowhere"), "/nowhere is no checkpoint"),
-        ((*LOADER, "--others", "first"), "--others: 'first' is neither earliest nor latest"),
+        ((*LOADER, "--others", "first"), "--others: 'first'; give earliest or latest"),
     ],
 )
 def test_what_cannot_be_adopted_is_one_line(
