@@ -6,8 +6,7 @@ was not seen accepted did not happen; one that may have happened is settled by r
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic
 
 from marshal_dagster.coordination.appender import AppendResult, Sender
@@ -133,7 +132,7 @@ class BaseClaimer(ABC, Generic[H]):
         """
         if not self.is_go or not self._claim_set.claims:
             return
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             try:
                 self._read_claims()
             except UnavailableError as error:
@@ -154,7 +153,7 @@ class BaseClaimer(ABC, Generic[H]):
         Raises `IncompleteLogError`, `SettingsMismatchError`, `GoGroupError`, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self.rationalizer.catch_up()
             self._reader.require_certain()
             if not self.group.settings_accepted:
@@ -173,7 +172,7 @@ class BaseClaimer(ABC, Generic[H]):
 
         Never raises but what interrupts it: what fails goes stale by itself.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             try:
                 self._claim_set.drop_ended()
                 self._leave(partitions)
@@ -193,7 +192,7 @@ class BaseClaimer(ABC, Generic[H]):
                 f"nothing is revoked in group {self.member.group!r}, which Go consumers use: a dead owner goes stale "
                 "by itself"
             )
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             is_used = any(number in self._claim_set.requested for number, _ in claims)
             signed = self._sender.signed(self.member.with_new_instance() if is_used else self.member)
             record_type = RevokingRange if self._claims_ranges else RevokingClaim
@@ -202,15 +201,6 @@ class BaseClaimer(ABC, Generic[H]):
             return frozenset(accepted) if self._reader.is_certain else frozenset()
 
     # How a step is done
-
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        """Do one step under the lock: however it ends, what the log has taken meanwhile is not held any more."""
-        with self.rationalizer.lock:
-            try:
-                yield
-            finally:
-                self._claim_set.drop_all_if_log_changed()
 
     def _send_owned(self, messages: Sequence[Message]) -> AppendResult:
         """Send records of owned keys, once all that was sent before is settled.
@@ -287,7 +277,7 @@ class BaseClaimer(ABC, Generic[H]):
         partitions = tuple(missing)
         is_sent = False
         while missing:
-            with self._step():
+            with self.rationalizer.lock, self._claim_set:
                 self._claim_set.require(partitions)
                 try:
                     if is_sent:
@@ -299,7 +289,7 @@ class BaseClaimer(ABC, Generic[H]):
                 is_sent = True
             if missing:
                 self.clock.sleep_ms(self.settings.heartbeat_interval_ms * RETRY_PART)
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._check_log()
 
     def _check_log(self) -> None:

@@ -21,6 +21,7 @@ class ClaimSet(Generic[H]):
     """The partitions that an instance has requested at any time, and what it holds of them; use it under the lock.
 
     A claim is judged by the state as last read and by its lease. Once one is lost, no further record is sent for it.
+    Each step of a claimer is a `with` block: however it ends, what the log has taken meanwhile is not held any more.
     """
 
     def __init__(self, reader: GroupReader, on_lost: Callable[[H, str], None]) -> None:
@@ -38,6 +39,12 @@ class ClaimSet(Generic[H]):
         self._on_lost = on_lost
         self._began_at = 0
         """The log offset from which records of the group concern this tenure."""
+
+    def __enter__(self) -> None:
+        """Begin a step."""
+
+    def __exit__(self, *_: object) -> None:
+        self.drop_all_if_log_changed()
 
     def request(self, wanted: Mapping[int, Bounds | None]) -> None:
         """Note that records which request `wanted`, a range or the whole of each partition, are about to be sent."""

@@ -67,7 +67,7 @@ class Claimer(BaseClaimer[Claim]):
         """
         wanted = list(dict.fromkeys(partitions))
         dead = self._reader.dead_owners(wanted, is_dead)
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._reader.require_ready()
             wanted = self._select_partitions(wanted, dead, max_claims)
             if not wanted:
@@ -100,7 +100,7 @@ class Claimer(BaseClaimer[Claim]):
         What does not have that id afterwards is released, and `ClaimLostError` raised for it. In a Go group nothing is
         written: Go consumers do not know the record.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._claim_set.require()
             if self.is_go:
                 return
@@ -127,7 +127,7 @@ class Claimer(BaseClaimer[Claim]):
         Raises `ClaimLostError`, `CommitFailedError` for one not acknowledged, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._claim_set.require()
             starts = starts or {}
             self._claim_set.require(starts.keys())
@@ -144,7 +144,7 @@ class Claimer(BaseClaimer[Claim]):
         One without acknowledgement is settled by reading. Raises `PlanRejectedError` when one was not seen accepted,
         `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._claim_set.require(ends.keys())
             signed = self._sender.signed(self.member)
             sent = self._send_owned([ClaimingMessages(partition=n, plan_end=end, **signed) for n, end in ends.items()])
@@ -159,7 +159,7 @@ class Claimer(BaseClaimer[Claim]):
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._claim_set.require(offsets.keys())
             self._require_forward(offsets)
         self._commit_while_held(dict(offsets))
@@ -173,7 +173,7 @@ class Claimer(BaseClaimer[Claim]):
         Raises `PlanRejectedError` for what is not the end of an open plan, `ClaimLostError`, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._settle()
             self._claim_set.require(ends.keys())
             claims = self._claim_set.claims
@@ -203,7 +203,7 @@ class Claimer(BaseClaimer[Claim]):
         Where another paused or resumed the group in between nothing is set: claim again as a new instance.
         Raises `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._claim_set.require(offsets.keys())
             held, signed = self._claim_set.claims, self._sender.signed(self.member)
             strange = [number for number in offsets if held[number].data_topic_id != topic_id]
@@ -219,7 +219,7 @@ class Claimer(BaseClaimer[Claim]):
         (protocol.md, section 8.4, "Switch off"). What has no offset, and that of which this was not seen accepted, is
         not set. Raises as `set_positions`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._claim_set.require()
             held, signed = self._claim_set.claims, self._sender.signed(self.member)
             ids = {n: claim.data_topic_id for n, claim in held.items()}
@@ -254,7 +254,7 @@ class Claimer(BaseClaimer[Claim]):
         The owner, should it be alive, takes the partition back with its next heartbeat. Raises `ClaimLostError`,
         `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self.rationalizer.catch_up()
             to = {n: self.key(n).offset if offset is None else offset for n, offset in offsets.items()}
             known = {n: offset for n, offset in to.items() if offset is not None}

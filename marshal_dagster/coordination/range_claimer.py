@@ -85,7 +85,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         `CoordinationLogChangedError`.
         """
         dead = self._reader.dead_owners(wanted, is_dead)
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._reader.require_ready()
             asked = {number: bounds for number, bounds in wanted.items() if number not in self._claim_set.requested}
             if not asked:
@@ -112,7 +112,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         Raises `ClaimLostError`, `CommitFailedError` for one not acknowledged, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._settle()
             self._claim_set.require()
             signed = self._sender.signed(self.member)
@@ -131,7 +131,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         `PlanRejectedError` for ends that the ranges do not allow, with nothing sent, and when a plan was not seen
         accepted; `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._settle()
             self._claim_set.require(ends.keys())
             claims, signed = self._claim_set.claims, self._sender.signed(self.member)
@@ -152,7 +152,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._claim_set.require(ends.keys())
             unplanned = self._without_plan_to(ends)
             if unplanned:
@@ -167,7 +167,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         from then on. The others must be dropped, all of them should this raise. Raises `PlanRejectedError` for what is
         not the end of a plan, or done already, `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._claim_set:
             self._settle()
             self._claim_set.require(ends.keys())
             unplanned = self._without_plan_to(ends) or ends.keys() - self._uncommitted(ends).keys()

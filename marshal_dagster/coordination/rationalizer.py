@@ -112,7 +112,7 @@ class Rationalizer:
         Raises `CoordinationLogChangedError` when it is not the log that was read before, `UnavailableError` when it
         does not answer.
         """
-        with self._reading():
+        with self.lock, self._reading():
             self._check_identity()
             bounds = self.log.bounds(self.world.partitions.keys())
             for partition, at in bounds.items():
@@ -135,7 +135,7 @@ class Rationalizer:
         Raises `CoordinationLogChangedError` when one is not in the log, or is another one there; `TimestampTypeError`,
         which is one too, when the broker did not give one its timestamp; `UnavailableError`.
         """
-        with self._reading():
+        with self.lock, self._reading():
             self._check_new(own)
             self._sender_timed.clear()
             outcomes: dict[int, dict[int, RecordResult]] = {partition: {} for partition in own}
@@ -154,7 +154,7 @@ class Rationalizer:
 
     def follow_all(self) -> World:
         """Follow every coordination partition from now on, and catch up."""
-        with self._reading():
+        with self.lock, self._reading():
             missing = set(range(self.identity.partitions)) - self.world.partitions.keys()
             if missing:
                 self._begin(missing)
@@ -165,7 +165,7 @@ class Rationalizer:
 
         Raises `CoordinationLogChangedError`, `TopicNotFoundError`, `UnavailableError`.
         """
-        with self._reading():
+        with self.lock, self._reading():
             self._check_identity()
 
     def close(self) -> None:
@@ -175,16 +175,15 @@ class Rationalizer:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Read under the lock, and remember how that ended: what is known of a log that changed counts no more."""
-        with self.lock:
-            if self.changed is not None:
-                raise CoordinationLogChangedError(str(self.changed))
-            try:
-                yield
-            except (CoordinationLogChangedError, UnavailableError) as error:
-                self.failure = error
-                raise
-            self.failure = None
+        """Remember how a reading ended, under the lock: what is known of a log that changed counts no more."""
+        if self.changed is not None:
+            raise CoordinationLogChangedError(str(self.changed))
+        try:
+            yield
+        except (CoordinationLogChangedError, UnavailableError) as error:
+            self.failure = error
+            raise
+        self.failure = None
 
     def _check_identity(self) -> None:
         now = self.log.identity()

@@ -635,9 +635,9 @@ MUTANTS: Final = (
     Mutant(
         "an own record with its sender's timestamp is forgotten",
         "coordination/rationalizer.py",
-        "            except (CoordinationLogChangedError, UnavailableError) as error:\n",
-        "            except TimestampTypeError:\n                raise\n"
-        "            except (CoordinationLogChangedError, UnavailableError) as error:\n",
+        "        except (CoordinationLogChangedError, UnavailableError) as error:\n",
+        "        except TimestampTypeError:\n            raise\n"
+        "        except (CoordinationLogChangedError, UnavailableError) as error:\n",
     ),
     Mutant(
         "a former snapshot of a group without settings is read on from",
