@@ -147,9 +147,9 @@ class PositionImporter(PositionResetter):
     ) -> dict[int, int]:
         topics, topic = self.topics, self.topic
         existing = topics.describe(topic).partitions
-        if strange := sorted(source.offsets.keys() - set(existing)):
+        if unknown := sorted(source.offsets.keys() - set(existing)):
             raise ConfigurationError(
-                f"{source.name} has offsets for partitions {strange}, which topic {topic!r} does not have: it was made "
+                f"{source.name} has offsets for partitions {unknown}, which topic {topic!r} does not have: it was made "
                 "anew since, or is another one"
             )
         numbers = choose_partitions(topic, ToOffsets(each=0), partitions, existing)

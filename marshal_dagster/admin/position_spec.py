@@ -139,9 +139,9 @@ def choose_partitions(
     runs = by_target or named
     if runs is None:
         return sorted(existing)
-    strange = [run[-1] for run in runs if run[-1] not in existing]
-    if strange:
-        raise ConfigurationError(f"topic {topic!r} has no partition {strange[0]}; it has {len(existing)}")
+    unknown = [run[-1] for run in runs if run[-1] not in existing]
+    if unknown:
+        raise ConfigurationError(f"topic {topic!r} has no partition {unknown[0]}; it has {len(existing)}")
     return sorted({number for run in runs for number in run})
 
 

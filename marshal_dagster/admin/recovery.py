@@ -254,7 +254,7 @@ class Recovery:
             self._log,
             bounds,
             self._timeout_s,
-            lambda strange: self._snapshots.newest(self.identity, bounds, defaults, strange),
+            lambda foreign: self._snapshots.newest(self.identity, bounds, defaults, foreign),
         )
 
     def _elsewhere(self, whole: Collection[int]) -> dict[str, Group]:

@@ -79,7 +79,7 @@ class RangeReprocessor:
         wait_s: float,
         within_s: float,
         is_dead: Callable[[Owner], bool] = assume_alive,
-        tell: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> ReprocessResult:
         """Set the position back, wait until the members are through, and set it to where they stood.
 
@@ -90,16 +90,16 @@ class RangeReprocessor:
         """
         with self._at_rest(redo, wait_s, is_dead):
             position_before = self._reached(redo, redo.back.key.generation)
-            with _failure_with_position(tell, position_before):
+            with _failure_with_position(report, position_before):
                 self.work.carry_out([redo.back], wait_s=wait_s, is_dead=is_dead)
                 generation = self._key(redo).generation
-        tell(f"the group does it again from {redo.back.offset} on; it has stood at {position_before}")
+        report(f"the group does it again from {redo.back.offset} on; it has stood at {position_before}")
         try:
             self._await(redo, generation, within_s)
         finally:
-            with _failure_with_position(tell, position_before):
+            with _failure_with_position(report, position_before):
                 redone = self._go_on(redo, generation, position_before, wait_s, is_dead)
-            tell(f"the group goes on at {redone.resume_offset}")
+            report(f"the group goes on at {redone.resume_offset}")
         return redone
 
     def _require_fit(self) -> None:
@@ -195,10 +195,10 @@ class RangeReprocessor:
 
 
 @contextmanager
-def _failure_with_position(tell: Callable[[str], None], position_before: int) -> Iterator[None]:
+def _failure_with_position(report: Callable[[str], None], position_before: int) -> Iterator[None]:
     """Tell what the group does if the block fails, which may have set the position or not."""
     try:
         yield
     except BaseException:
-        tell(f"where the group stands before {position_before} by now it does all up to there again")
+        report(f"where the group stands before {position_before} by now it does all up to there again")
         raise

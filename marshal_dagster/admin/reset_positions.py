@@ -118,8 +118,8 @@ class PositionResetter(LogUser):
         ahead = GroupAdmin(self.reader, self.group, self.client, clock=self.clock).ahead(self.topic)
         extents = {n: ReadableOffsets(at.start, at.end) for n, at in self.topics.offsets(self.topic, numbers).items()}
         at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, ToDatetime) else {}
-        strange = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
-        positions = {n: PartitionPosition(keys[n].offset, extents[n], n in strange, at_time.get(n)) for n in numbers}
+        others = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
+        positions = {n: PartitionPosition(keys[n].offset, extents[n], n in others, at_time.get(n)) for n in numbers}
         wanted = resolve(self.topic, target, positions)
         held = self._with_open_transactions(wanted, extents)
         outside = {n: text for n in numbers if (text := outside_text(wanted[n], held[n]))}
@@ -135,7 +135,7 @@ class PositionResetter(LogUser):
                 key=keys[n],
                 extent=extents[n],
                 offset=wanted[n],
-                is_other=n in strange,
+                is_other=n in others,
                 ahead=ahead.get(n, ()),
                 outside=outside.get(n, ""),
                 is_too_young=isinstance(target, ToDatetime) and n not in at_time,

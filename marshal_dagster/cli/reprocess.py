@@ -40,7 +40,9 @@ def run(request: ReprocessRequest) -> ExitCode:
             output.write_nothing_written()
             return ExitCode.PROBLEMS
         redone = (
-            None if request.dry_run else work.carry_out(redo, wait_s=wait_s, within_s=within_s, tell=output.write_note)
+            None
+            if request.dry_run
+            else work.carry_out(redo, wait_s=wait_s, within_s=within_s, report=output.write_note)
         )
     return _report(request, redo, redone)
 

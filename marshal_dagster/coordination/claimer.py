@@ -206,8 +206,8 @@ class Claimer(BaseClaimer[Claim]):
         with self.rationalizer.lock, self._claim_set:
             self._claim_set.require(offsets.keys())
             held, signed = self._claim_set.claims, self._sender.signed(self.member)
-            strange = [number for number in offsets if held[number].data_topic_id != topic_id]
-            self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in strange])
+            renamed = [number for number in offsets if held[number].data_topic_id != topic_id]
+            self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in renamed])
             self._settle()
             self._claim_set.refresh()
             return self._set({n: at for n, at in offsets.items() if n in held and held[n].data_topic_id == topic_id})

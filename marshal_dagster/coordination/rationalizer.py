@@ -243,14 +243,14 @@ class Rationalizer:
         if snapshots is None or not wanted:
             return {}
         return newest_snapshots(
-            self.log, wanted, self._timeout_s, lambda strange: self._newest(snapshots, wanted, strange)
+            self.log, wanted, self._timeout_s, lambda foreign: self._newest(snapshots, wanted, foreign)
         )
 
     def _newest(
-        self, snapshots: Snapshots, wanted: Mapping[int, Bounds], strange: Collection[ForeignSnapshot]
+        self, snapshots: Snapshots, wanted: Mapping[int, Bounds], foreign: Collection[ForeignSnapshot]
     ) -> Mapping[int, PartitionWorld]:
         try:
-            return snapshots.newest(self.identity, wanted, self.world.defaults, strange)
+            return snapshots.newest(self.identity, wanted, self.world.defaults, foreign)
         except MarshalError as error:
             level = logging.WARNING if any(at.start > 0 for at in wanted.values()) else logging.INFO
             logger.log(level, "no snapshot of %r can be read: %s", self.identity.topic, error)

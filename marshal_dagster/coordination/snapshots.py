@@ -89,11 +89,11 @@ class Snapshots:
         identity: LogIdentity,
         bounds: Mapping[int, Bounds],
         defaults: GroupSettings,
-        strange: Collection["ForeignSnapshot"] = (),
+        foreign: Collection["ForeignSnapshot"] = (),
     ) -> Mapping[int, PartitionWorld]:
         """Give the states from which the coordination partitions, which hold `bounds`, can be read on.
 
-        Absent where no snapshot fits; one whose last record is `strange` to the log does not, see `newest_snapshots`.
+        Absent where no snapshot fits; one whose last record is `foreign` to the log does not, see `newest_snapshots`.
         Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
         """
 
@@ -106,7 +106,7 @@ class Snapshots:
                 start=bounds[number].start,
                 end=bounds[number].end,
                 defaults=defaults,
-                strange=[last for where, last in strange if where == number],
+                foreign=[last for where, last in foreign if where == number],
             )
 
         choices = self._look(bounds.keys(), judge, lambda choice: choice.world is not None, _is_cut)
@@ -199,19 +199,19 @@ def newest_snapshots(
     timeout_s: float,
     newest: Callable[[Collection[ForeignSnapshot]], Mapping[int, PartitionWorld]],
 ) -> Mapping[int, PartitionWorld]:
-    """Give the states that `newest` finds, told which are strange, and that were read from this very log.
+    """Give the states that `newest` finds, told which are foreign, and that were read from this very log.
 
     A log that lost records by an unclean leader election may have grown again past a snapshot: so the last record
     before it is looked at, where retention has left it. Afterwards the log follows what it did for that. Raises
     `UnavailableError`, and what `newest` does.
     """
-    strange: frozenset[ForeignSnapshot] = frozenset()
+    foreign: frozenset[ForeignSnapshot] = frozenset()
     while True:
-        worlds = newest(strange)
+        worlds = newest(foreign)
         found = foreign_snapshots(log, bounds, timeout_s, worlds)
         if not found:
             return worlds
-        strange |= found
+        foreign |= found
 
 
 def foreign_snapshots(
@@ -227,18 +227,18 @@ def foreign_snapshots(
         for number, world in worlds.items()
         if world.last is not None and world.last.offset >= bounds[number].start
     }
-    strange: set[ForeignSnapshot] = set()
+    foreign: set[ForeignSnapshot] = set()
     while due:
         try:
             there = _records(log, due, timeout_s)
         except PositionLostError as lost:
             last, _ = due.pop(lost.partition)
             if log.bounds([lost.partition])[lost.partition].start <= last.offset:
-                strange.add((lost.partition, last))  # truncated meanwhile: retention would have moved the start
+                foreign.add((lost.partition, last))  # truncated meanwhile: retention would have moved the start
         else:
-            strange |= {(number, last) for number, (last, _) in due.items() if there[number] != [last]}
+            foreign |= {(number, last) for number, (last, _) in due.items() if there[number] != [last]}
             break
-    return frozenset(strange)
+    return frozenset(foreign)
 
 
 def _records(

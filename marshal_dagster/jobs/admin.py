@@ -419,7 +419,7 @@ def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, conf
                 wait_s=config.wait_s,
                 within_s=config.within_s,
                 is_dead=EndedRunDetector(context.instance),
-                tell=context.log.info,
+                report=context.log.info,
             )
     table = redo_table(redo, redone)
     if redone is not None and redone.problem is not None:

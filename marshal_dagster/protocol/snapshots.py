@@ -180,11 +180,11 @@ def collect(
     Those of another version are told apart; what is no part of a snapshot is passed over.
     """
     found: dict[SnapshotName, StoredSnapshot] = {}
-    foreign: dict[str, RejectedSnapshot] = {}
+    newer: dict[str, RejectedSnapshot] = {}
     for key, value in records:
         named = _read_name(key)
         if isinstance(named, str):
-            foreign[named] = RejectedSnapshot.NEWER_VERSION
+            newer[named] = RejectedSnapshot.NEWER_VERSION
         elif named is not None:
             name, part = named
             stored = found.setdefault(name, StoredSnapshot(name))
@@ -193,7 +193,7 @@ def collect(
             else:
                 stored.parts.pop(part, None)
     kept = [stored for stored in found.values() if stored.parts]
-    return sorted(kept, key=lambda stored: stored.name.offset, reverse=True), foreign
+    return sorted(kept, key=lambda stored: stored.name.offset, reverse=True), newer
 
 
 def choose(
@@ -205,18 +205,18 @@ def choose(
     start: int,
     end: int,
     defaults: GroupSettings,
-    strange: Collection[LastRecord] = (),
+    foreign: Collection[LastRecord] = (),
 ) -> SnapshotChoice:
     """Read the newest snapshot from which the log of that id, which holds the offsets [start, end), can be read on.
 
-    `strange` are last records before a snapshot of which it is known that the log holds others there.
+    `foreign` are last records before a snapshot of which it is known that the log holds others there.
     """
     stored, passed_over = collect(records)
     for snapshot in stored:
         if snapshot.name.number != number:
             continue
         loaded = _rejection(snapshot.name, topic_id, partitions, start, end) or load(snapshot, defaults)
-        if isinstance(loaded, PartitionWorld) and loaded.last in strange:
+        if isinstance(loaded, PartitionWorld) and loaded.last in foreign:
             loaded = RejectedSnapshot.OTHER_RECORDS
         if isinstance(loaded, PartitionWorld):
             return SnapshotChoice(loaded, passed_over)
