@@ -39,11 +39,9 @@ def run(request: ReprocessRequest) -> ExitCode:
         if not request.dry_run and not (request.yes or _agreed()):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
-        redone = (
-            None
-            if request.dry_run
-            else work.carry_out(redo, wait_s=wait_s, within_s=within_s, report=output.write_note)
-        )
+        redone = None
+        if not request.dry_run:
+            redone = work.carry_out(redo, wait_s=wait_s, within_s=within_s, report=output.write_note)
     return _report(request, redo, redone)
 
 
