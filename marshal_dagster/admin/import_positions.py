@@ -162,6 +162,6 @@ class PositionImporter(PositionResetter):
                 f"{source.name} has no offset for partitions {unclear} of topic {topic!r}: say with others whether "
                 "they begin at the earliest or at the latest, or name the partitions to adopt"
             )
-        rest = {number: at.end if begin_at is LogEnd.LATEST else at.start for number, at in bounds.items()}
+        rest = {number: (begin_at or LogEnd.EARLIEST).of(at) for number, at in bounds.items()}
         known = {**source.offsets, **rest}
         return {number: known[number] for number in numbers}

@@ -8,8 +8,8 @@ from typing import Final
 
 from marshal_dagster.admin.times import instant_ms
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.batch_planning import ReadableOffsets
 from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER
+from marshal_dagster.protocol.state import OffsetBounds
 
 _PARTITIONS: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
@@ -23,7 +23,7 @@ class PartitionPosition:
     """
 
     offset: int | None
-    extent: ReadableOffsets
+    extent: OffsetBounds
     is_other: bool = False
     at_time: int | None = None
 
@@ -36,7 +36,7 @@ class LogEnd(StrEnum):
     LATEST = "latest"
     """Only what comes is read."""
 
-    def of(self, extent: ReadableOffsets) -> int:
+    def of(self, extent: OffsetBounds) -> int:
         """Return its offset."""
         return extent.start if self is LogEnd.EARLIEST else extent.end
 
@@ -174,7 +174,7 @@ def _back(name: str, offsets: int, at: PartitionPosition) -> int:
     return at.offset - offsets
 
 
-def outside_text(offset: int, extent: ReadableOffsets) -> str:
+def outside_text(offset: int, extent: OffsetBounds) -> str:
     """Say how `offset` lies outside what is there; nothing where it does not."""
     if offset < extent.start:
         return f"offsets {offset} to {extent.start} (exclusive) are deleted"

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from marshal_dagster.coordination.appender import GO_TIME_SHIFT_S
 from marshal_dagster.coordination.claims import new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.coordination.log import Append, CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.coordination.rationalizer import Rationalizer, sender_timed_error
 from marshal_dagster.coordination.snapshots import Snapshots, foreign_snapshots, newest_snapshots
 from marshal_dagster.errors import CoordinationLogChangedError, MarshalError, RecoveryFailedError, UnavailableError
@@ -32,7 +32,7 @@ from marshal_dagster.protocol.messages import (
     render,
     type_name,
 )
-from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key, OffsetBounds
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, VerdictKind, World
 
 NAME: Final = "recover"
@@ -248,7 +248,7 @@ class Recovery:
         self._require_written()
         return sorted(self.observed)
 
-    def _newest(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
+    def _newest(self, bounds: Mapping[int, OffsetBounds]) -> Mapping[int, PartitionWorld]:
         defaults = World(self.identity.partitions).defaults
         return newest_snapshots(
             self._log,

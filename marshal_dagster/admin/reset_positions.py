@@ -25,9 +25,8 @@ from marshal_dagster.errors import (
     MarshalError,
     PositionNotSetError,
 )
-from marshal_dagster.protocol.batch_planning import ReadableOffsets
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.state import Key, Owner, Ranges
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Ranges
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -44,7 +43,7 @@ class PositionChange:
 
     partition: int
     key: Key
-    extent: ReadableOffsets
+    extent: OffsetBounds
     offset: int
     is_other: bool = False
     ahead: Ranges = ()
@@ -116,7 +115,7 @@ class PositionResetter(LogUser):
             self.way()
         keys = self._keys(numbers)
         ahead = GroupAdmin(self.reader, self.group, self.client, clock=self.clock).ahead(self.topic)
-        extents = {n: ReadableOffsets(at.start, at.end) for n, at in self.topics.offsets(self.topic, numbers).items()}
+        extents = self.topics.offsets(self.topic, numbers)
         at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, ToDatetime) else {}
         others = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
         positions = {n: PartitionPosition(keys[n].offset, extents[n], n in others, at_time.get(n)) for n in numbers}
@@ -270,12 +269,11 @@ class PositionResetter(LogUser):
             return {number: reader.world.snapshot_key(self.group, self.topic, number) for number in numbers}
 
     def _with_open_transactions(
-        self, wanted: Mapping[int, int], extents: Mapping[int, ReadableOffsets]
-    ) -> Mapping[int, ReadableOffsets]:
+        self, wanted: Mapping[int, int], extents: Mapping[int, OffsetBounds]
+    ) -> Mapping[int, OffsetBounds]:
         """Give what there is, also behind open transactions where that matters: nothing can be read there yet."""
         beyond = [number for number, offset in wanted.items() if offset > extents[number].end]
-        bounds = self.topics.offsets(self.topic, beyond, committed_only=False)
-        return {**extents, **{number: ReadableOffsets(at.start, at.end) for number, at in bounds.items()}}
+        return {**extents, **self.topics.offsets(self.topic, beyond, committed_only=False)}
 
     def _check_topic(self, otherwise: str) -> None:
         topic_id = self.topics.describe(self.topic).topic_id

@@ -16,13 +16,12 @@ from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
 from marshal_dagster.protocol.batch_planning import (
     ClaimedRange,
     Position,
-    ReadableOffsets,
     check_incarnation,
     position,
     reach,
 )
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.state import Key, Owner, enables_ranges, stale_after_ms
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, enables_ranges, stale_after_ms
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -88,16 +87,15 @@ class BatchContext:
             )
         return sorted(set(self.request.partitions))
 
-    def extents(self, partitions: Collection[int], *, committed_only: bool = True) -> dict[int, ReadableOffsets]:
+    def extents(self, partitions: Collection[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
         """Return what can be read of `partitions`; it ends where open transactions begin if `committed_only`."""
-        bounds = self.data.offsets(self.request.topic, partitions, committed_only=committed_only)
-        return {number: ReadableOffsets(at.start, at.end) for number, at in bounds.items()}
+        return self.data.offsets(self.request.topic, partitions, committed_only=committed_only)
 
     def group_offsets(self) -> Mapping[int, int]:
         """Give the offsets that Kafka knows of the group."""
         return self.data.group_offsets(self.group, self.request.topic)
 
-    def position(self, partition: int, offset: int, extent: ReadableOffsets) -> Position:
+    def position(self, partition: int, offset: int, extent: OffsetBounds) -> Position:
         """Lay `offset` against what can be read; raises `DataLossError`."""
         return position(self.name(partition), offset, extent, allow_data_loss=self.accepts_loss)
 
@@ -109,7 +107,7 @@ class BatchContext:
             world, topic = self.rationalizer.world, self.request.topic
             return {partition: world.snapshot_key(self.group, topic, partition) for partition in partitions}
 
-    def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, ReadableOffsets]) -> None:
+    def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds]) -> None:
         """Raise `DataTopicChangedError` unless all keys, and ranges that are batches already, are of this very topic.
 
         In a Go group only an offset beyond the topic's end shows another one: ids are not looked at there. `extents`

@@ -9,9 +9,9 @@ from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.result import Idle
 from marshal_dagster.coordination.claimer import Claim, Claimer
 from marshal_dagster.errors import GroupPausedError, StartPositionError
-from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, ReadableOffsets, first_offset, plan_ends
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, first_offset, plan_ends
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.state import Key, OffsetBounds
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class PartitionSource:
         return self._ranges(keys)
 
     def _starts(
-        self, keys: Mapping[int, Key], extents: Mapping[int, ReadableOffsets], *, is_first: bool
+        self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds], *, is_first: bool
     ) -> dict[int, int]:
         unset = [number for number, key in keys.items() if key.offset is None]
         committed = self._context.group_offsets() if unset else {}
@@ -235,7 +235,7 @@ class PartitionSource:
         return self._context.held(text, [(owner, taken[number].last_beat_ms) for number, owner in owners.items()])
 
 
-def _advised_lag(key: Key, extent: ReadableOffsets) -> int:
+def _advised_lag(key: Key, extent: OffsetBounds) -> int:
     """Say how much there seems to be to do: 1 at least for a key without position or with an open plan."""
     if key.offset is None or key.plan_end is not None:
         return max(1, extent.end - (key.offset or extent.start))

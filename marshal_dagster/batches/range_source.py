@@ -10,9 +10,9 @@ from marshal_dagster.batches.result import Idle
 from marshal_dagster.coordination.claim_set import listed
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
 from marshal_dagster.errors import GroupPausedError
-from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, ReadableOffsets, plan_ends
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, plan_ends
 from marshal_dagster.protocol.range_choice import Bounds
-from marshal_dagster.protocol.state import Key, Owner, Phase, Range
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Phase, Range
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class RangeSource:
             self.claimer.release([claim.partition for claim in exhausted])
         return [claim for claim in claims if claim not in exhausted]
 
-    def _extents_in_time(self, claims: Sequence[RangeClaim]) -> dict[int, ReadableOffsets]:
+    def _extents_in_time(self, claims: Sequence[RangeClaim]) -> dict[int, OffsetBounds]:
         """Wait until messages have come up to the end of each range, or long enough."""
         clock = self.claimer.clock
         until_ms = clock.lease_ms() + self._options.wait_s * 1_000
@@ -144,7 +144,7 @@ class RangeSource:
             self._check()
             clock.sleep_ms(min(LOOK_MS, max(1.0, until_ms - clock.lease_ms())))
 
-    def _ranges(self, claims: Sequence[RangeClaim], extents: Mapping[int, ReadableOffsets]) -> tuple[ClaimedRange, ...]:
+    def _ranges(self, claims: Sequence[RangeClaim], extents: Mapping[int, OffsetBounds]) -> tuple[ClaimedRange, ...]:
         """Lay what was won against what can be read; let go of that for which nothing came."""
         context, ends = self._context, dict[int, int]()
         keys = context.keys(extents)

@@ -12,9 +12,8 @@ from marshal_dagster.cli import output
 from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
-from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
-from marshal_dagster.protocol.batch_planning import ReadableOffsets
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.protocol.state import Key, OffsetBounds
 from marshal_dagster.protocol.world import World
 
 _COLUMNS = ("partition", "#log start", "#log end", "#position", "#lag", "#in Kafka", "#generation", "note")
@@ -74,7 +73,7 @@ class Position:
         if self.key.provisional:
             told.append("provisional")
         if self.bounds is not None and self.key.offset is not None and not self.is_other:
-            told.append(outside_text(self.key.offset, ReadableOffsets(self.bounds.start, self.bounds.end)))
+            told.append(outside_text(self.key.offset, self.bounds))
         if self.key.plan_end is not None:
             told.append(f"planned up to {self.key.plan_end}")
         told += [f"[{range_.start}, {range_.end}) {range_.phase}" for range_ in self.key.ahead]

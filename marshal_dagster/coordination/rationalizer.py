@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.coordination.log import CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.coordination.snapshots import (
     WORTH_A_LOOK,
     ForeignSnapshot,
@@ -19,6 +19,7 @@ from marshal_dagster.coordination.snapshots import (
 )
 from marshal_dagster.errors import CoordinationLogChangedError, MarshalError, TimestampTypeError, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, Message, coordination_partition
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, VerdictKind, World
 
 logger = logging.getLogger(__name__)
@@ -226,7 +227,7 @@ class Rationalizer:
                     )
             self._began_at[partition] = self.world.partitions[partition].next_offset
 
-    def _look_again(self, bounds: Mapping[int, Bounds]) -> None:
+    def _look_again(self, bounds: Mapping[int, OffsetBounds]) -> None:
         """Look whether what is only observed has a snapshot by now: somebody has recovered, or it can be read again."""
         observed = {number: bounds[number] for number, world in self.world.partitions.items() if not world.certain}
         if self._snapshots is None or not observed or self._clock.lease_ms() < self._looks_again_ms:
@@ -236,7 +237,7 @@ class Rationalizer:
         for state in self._snapshots_of(observed).values():
             self.world.adopt(state)
 
-    def _snapshots_of(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
+    def _snapshots_of(self, bounds: Mapping[int, OffsetBounds]) -> Mapping[int, PartitionWorld]:
         """Look for snapshots where one is needed or saves time; a log is read without them too."""
         wanted = {number: at for number, at in bounds.items() if at.start > 0 or at.end >= WORTH_A_LOOK}
         snapshots = self._snapshots
@@ -247,7 +248,7 @@ class Rationalizer:
         )
 
     def _newest(
-        self, snapshots: Snapshots, wanted: Mapping[int, Bounds], foreign: Collection[ForeignSnapshot]
+        self, snapshots: Snapshots, wanted: Mapping[int, OffsetBounds], foreign: Collection[ForeignSnapshot]
     ) -> Mapping[int, PartitionWorld]:
         try:
             return snapshots.newest(self.identity, wanted, self.world.defaults, foreign)

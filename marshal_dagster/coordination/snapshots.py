@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 from uuid import uuid4
 
-from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.coordination.log import CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.snapshots import (
     VERSION,
@@ -25,6 +25,7 @@ from marshal_dagster.protocol.snapshots import (
     outdated,
     render,
 )
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 
 logger = logging.getLogger(__name__)
@@ -50,11 +51,11 @@ def snapshot_topic_of(coordination_topic: str) -> str:
 class SnapshotTopic(Protocol):
     """The compacted topic. All calls are bounded in time; one thread uses it at a time."""
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask for the present bounds. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
         ...
 
-    def read(self, ranges: Mapping[int, Bounds], timeout_s: float) -> Mapping[int, Read]:
+    def read(self, ranges: Mapping[int, OffsetBounds], timeout_s: float) -> Mapping[int, Read]:
         """Read what lies in these offsets, of which compaction may have left few. Raises `UnavailableError`."""
         ...
 
@@ -87,7 +88,7 @@ class Snapshots:
     def newest(
         self,
         identity: LogIdentity,
-        bounds: Mapping[int, Bounds],
+        bounds: Mapping[int, OffsetBounds],
         defaults: GroupSettings,
         foreign: Collection["ForeignSnapshot"] = (),
     ) -> Mapping[int, PartitionWorld]:
@@ -150,7 +151,7 @@ class Snapshots:
         self._topic.append(number, records)
         at = self._topic.bounds([number])[number]
         reach = 4 * len(records) + 2 * _FIRST_LOOK
-        read = self._topic.read({number: Bounds(max(at.start, at.end - reach), at.end)}, self._timeout_s)[number]
+        read = self._topic.read({number: OffsetBounds(max(at.start, at.end - reach), at.end)}, self._timeout_s)[number]
         stored, _ = collect(read)
         own = next((snapshot for snapshot in stored if snapshot.name.snapshot_id == snapshot_id), None)
         if own is not None and own.is_whole:
@@ -174,7 +175,7 @@ class Snapshots:
         judged: dict[int, T] = {}
         reach = _FIRST_LOOK
         while due:
-            ranges = {number: Bounds(max(at.start, at.end - reach), at.end) for number, at in due.items()}
+            ranges = {number: OffsetBounds(max(at.start, at.end - reach), at.end) for number, at in due.items()}
             for number, records in self._topic.read(ranges, self._timeout_s).items():
                 judged[number] = judge(number, records)
                 looks_again = reach == _FIRST_LOOK and is_cut(judged[number])
@@ -195,7 +196,7 @@ ForeignSnapshot = tuple[int, LastRecord]
 
 def newest_snapshots(
     log: CoordinationLog,
-    bounds: Mapping[int, Bounds],
+    bounds: Mapping[int, OffsetBounds],
     timeout_s: float,
     newest: Callable[[Collection[ForeignSnapshot]], Mapping[int, PartitionWorld]],
 ) -> Mapping[int, PartitionWorld]:
@@ -215,7 +216,7 @@ def newest_snapshots(
 
 
 def foreign_snapshots(
-    log: CoordinationLog, bounds: Mapping[int, Bounds], timeout_s: float, worlds: Mapping[int, PartitionWorld]
+    log: CoordinationLog, bounds: Mapping[int, OffsetBounds], timeout_s: float, worlds: Mapping[int, PartitionWorld]
 ) -> frozenset[ForeignSnapshot]:
     """Give the last records of those `worlds` that were not read from this log, which holds `bounds`, up to its ends.
 

@@ -9,7 +9,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.admin_client import OffsetBounds
+    from marshal_dagster.protocol.state import OffsetBounds
 
 Weigh = Callable[[str, Collection[str], Mapping[DataPartitionId, int]], Mapping[DataPartitionId, float]]
 """Returns the weights of a group's topics by partition, given the next offsets that members report.

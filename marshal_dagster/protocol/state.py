@@ -9,6 +9,15 @@ from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 
 DataPartitionId = tuple[str, int]
 """A data topic and a partition of it."""
+
+
+class OffsetBounds(NamedTuple):
+    """The offsets that a partition holds, or of it can be read: from `start` up to `end`, the next one."""
+
+    start: int
+    end: int
+
+
 RANGES: Final = "ranges"
 """The feature that lets a group's members claim ranges of a partition's offsets."""
 GO_ALLOWANCE_MS: Final = 1_000

@@ -16,9 +16,9 @@ from marshal_dagster.admin.position_spec import (
     resolve,
 )
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.batch_planning import ReadableOffsets
+from marshal_dagster.protocol.state import OffsetBounds
 
-EXTENT = ReadableOffsets(20, 100)
+EXTENT = OffsetBounds(20, 100)
 HERE = PartitionPosition(50, EXTENT)
 
 

@@ -16,11 +16,12 @@ import pytest
 
 from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.claimer import Claimer
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, PositionLostError
+from marshal_dagster.coordination.log import Ack, Append, Chunk, PositionLostError
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, UnavailableError
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, Mark, RuleSet, render
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import MemoryBroker, MemoryLog, MemorySnapshotTopic
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site
@@ -54,7 +55,7 @@ class MomentLog(MemoryLog):
         """Whether it has happened."""
         return self._cut is None
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Tell the bounds."""
         self._pass_a_moment()
         return super().bounds(partitions)
