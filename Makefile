@@ -68,9 +68,10 @@ chromium:
 # Each worker starts a Kafka and a Spark of its own, once, for the files that it takes. There is one more than the two cores of
 # a small machine, as tests often wait for leases. The order is that of tests/real/conftest.py: by their number of tests, files of
 # one long test each would come last. A worker that crashes ends the run: pytest-xdist 3.8 waits for ever for what it gave to a
-# new one.
-REAL_TESTS = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
-	--durations 15 --junitxml build/real-tests.xml tests/real
+# new one. An interrupted run still shows what has failed.
+REAL_TESTS_WITHIN ?= 60m
+REAL_TESTS = timeout --foreground --signal INT --kill-after 60 $(REAL_TESTS_WITHIN) \
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15 --junitxml build/real-tests.xml tests/real
 
 .PHONY: test
 test: java $(READY) ## all tests: the fast ones, then those on a real Kafka, Spark, Dagster and Postgres

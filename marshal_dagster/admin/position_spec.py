@@ -58,7 +58,7 @@ class ToDatetime:
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """So many offsets before where it stands."""
+    """So many offsets after the present position, or before it where the number is negative."""
 
     offsets: int
 
@@ -70,29 +70,30 @@ Target = ToOffsets | ToDatetime | LogEnd | ShiftBy
 class TargetOptions:
     """A target as a person gives it: one of these."""
 
-    offsets: str | None = None
-    timestamp: str | None = None
-    earliest: bool = False
-    latest: bool = False
-    back: int | None = None
+    to_offset: str | None = None
+    to_datetime: str | None = None
+    to_earliest: bool = False
+    to_latest: bool = False
+    shift_by: int | None = None
 
     @property
     def given(self) -> int:
-        """How many are."""
-        ways = (self.offsets is not None, self.timestamp is not None, self.earliest, self.latest, self.back is not None)
-        return sum(ways)
+        """The number of options that are given."""
+        ways = (self.to_offset, self.to_datetime, self.to_earliest or None, self.to_latest or None, self.shift_by)
+        return sum(way is not None for way in ways)
 
     def target(self, prefix: str = "") -> Target:
-        """Read it; `prefix` is what a person writes before the names. Raises `ConfigurationError`."""
+        """Return the target; `prefix` is `--` for a command line's options. Raises `ConfigurationError`."""
         if self.given != 1:
-            raise ConfigurationError("give one of offsets, timestamp, earliest, latest and back")
-        if self.offsets is not None:
-            return offsets_of(self.offsets, f"{prefix}offsets")
-        if self.timestamp is not None:
-            return ToDatetime(instant_ms(self.timestamp, f"{prefix}timestamp"))
-        if self.back is not None:
-            return ShiftBy(self.back)
-        return LogEnd.EARLIEST if self.earliest else LogEnd.LATEST
+            raise ConfigurationError("give one of to_offset, to_datetime, to_earliest, to_latest and shift_by")
+        joint = "-" if prefix else "_"
+        if self.to_offset is not None:
+            return offsets_of(self.to_offset, f"{prefix}to{joint}offset")
+        if self.to_datetime is not None:
+            return ToDatetime(instant_ms(self.to_datetime, f"{prefix}to{joint}datetime"))
+        if self.shift_by is not None:
+            return ShiftBy(self.shift_by)
+        return LogEnd.EARLIEST if self.to_earliest else LogEnd.LATEST
 
 
 def offsets_of(text: str, source: str) -> ToOffsets:
@@ -161,17 +162,17 @@ def _resolve(name: str, number: int, target: Target, at: PartitionPosition) -> i
         case LogEnd():
             return target.of(at.extent)
         case ShiftBy():
-            return _back(name, target.offsets, at)
+            return _shift(name, target.offsets, at)
     raise AssertionError(target)
 
 
-def _back(name: str, offsets: int, at: PartitionPosition) -> int:
+def _shift(name: str, offsets: int, at: PartitionPosition) -> int:
     if at.offset is None or at.is_other:
-        why = "it has no position" if at.offset is None else "the topic was made anew since its position was written"
-        raise ConfigurationError(f"{name} cannot go back from where it stands: {why}. Name an offset")
-    if offsets > at.offset:
-        raise ConfigurationError(f"{name} stands at {at.offset} and cannot go back by {offsets}")
-    return at.offset - offsets
+        why = "it has none" if at.offset is None else "the topic was deleted and created again since it was written"
+        raise ConfigurationError(f"{name} cannot be shifted from its present position: {why}. Name an offset")
+    if at.offset + offsets < 0:
+        raise ConfigurationError(f"{name} is at {at.offset} and cannot be shifted by {offsets}: offsets begin at 0")
+    return at.offset + offsets
 
 
 def outside_text(offset: int, extent: OffsetBounds) -> str:

@@ -64,5 +64,5 @@ def _problems(status: "OutboxStatus", max_age_s: float, max_parked: int) -> list
             "is a harvester running?"
         )
     if status.parked > max_parked:
-        problems.append(f"{status.parked} rows are set aside: `marshal-dagster outbox parked` shows why")
+        problems.append(f"{status.parked} rows are set aside: `marshal-dagster outbox parked list` shows why")
     return problems

@@ -1,12 +1,13 @@
-"""To whom partitions are assigned, where a coordinator leads their group: for `status` and `top`."""
+"""The member that each partition is assigned to, where a coordinator leads the group: for `status` and `top`."""
 
+import math
 import os
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
-from marshal_dagster.cli.coordinator_commands import TOPIC_VARIABLE
+from marshal_dagster.cli.options import COORDINATOR_TOPIC_VARIABLE
 from marshal_dagster.cli.world_view import Assigned, Assignee
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.coordinator.assignment_reader import SILENT_SESSIONS
@@ -17,35 +18,28 @@ from marshal_dagster.kafka.connection import KafkaConnection
 
 _OLD_S: Final = 5.0
 _TIMEOUT_S: Final = 3.0
-"""What is only shown beside the rest keeps nobody waiting for long."""
+"""Assignments are extra information: `status` and `top` do not wait for them longer than this."""
 
 
-@dataclass(slots=True)
 class AssignmentCache:
-    """Reads them anew after some seconds; where there is no coordinator it asks once and never again."""
+    """The assignments that coordinators published, read again after some seconds, or never if there are none."""
 
-    connection: KafkaConnection
-    topics: CoordinatorTopics = field(
-        default_factory=lambda: CoordinatorTopics(os.environ.get(TOPIC_VARIABLE, DEFAULT_TOPIC))
-    )
-    _found: Assigned = field(default_factory=dict)
-    _read_at_s: float | None = None
-    _has_topics: bool = True
-
-    def __post_init__(self) -> None:
-        """Wait for no answer longer than for what is shown beside the rest."""
-        self.connection = replace(self.connection, timeout_s=min(self.connection.timeout_s, _TIMEOUT_S))
+    def __init__(self, connection: KafkaConnection) -> None:
+        """Read nothing yet; the environment names the coordinators' topics."""
+        self._connection = replace(connection, timeout_s=min(connection.timeout_s, _TIMEOUT_S))
+        self._topics = CoordinatorTopics(os.environ.get(COORDINATOR_TOPIC_VARIABLE, DEFAULT_TOPIC))
+        self._found: Assigned = {}
+        self._next_read_s = 0.0
 
     def of(self, groups: Collection[str]) -> Assigned:
         """Give the member of each partition, by group, where a coordinator leads; what cannot be read is left out."""
-        is_new = self._read_at_s is not None and time.monotonic() - self._read_at_s < _OLD_S
-        if is_new or not self._has_topics:
+        if time.monotonic() < self._next_read_s:
             return self._found
-        self._read_at_s = time.monotonic()
+        self._next_read_s = time.monotonic() + _OLD_S
         try:
-            views = read_groups(self.connection, self.topics, groups)
+            views = read_groups(self._connection, self._topics, groups)
         except TopicNotFoundError:
-            self._has_topics = False
+            self._next_read_s = math.inf
             return {}
         except MarshalError:
             return {}

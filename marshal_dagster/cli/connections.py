@@ -29,7 +29,7 @@ WRITING: Final = (Right.READ, Right.WRITE)
 def is_kafka_named(options: ConnectionOptions, environment: Mapping[str, str] | None = None) -> bool:
     """Tell whether command line or environment name a Kafka at all."""
     environment = os.environ if environment is None else environment
-    is_given = options.file is not None or options.bootstrap_servers is not None
+    is_given = options.connection_file is not None or options.bootstrap_servers is not None
     return is_given or bool(environment.get(_SERVERS, "").strip())
 
 
@@ -40,8 +40,8 @@ def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | N
     """
     environment = os.environ if environment is None else environment
     _check_options(options)
-    if options.file is not None:
-        connection = KafkaConnection.from_file(options.file)
+    if options.connection_file is not None:
+        connection = KafkaConnection.from_file(options.connection_file)
     elif not is_kafka_named(options, environment):
         raise ConfigurationError(
             f"no Kafka is named: give --bootstrap-servers HOST:PORT or --connection FILE, or set {_SERVERS} "
@@ -126,7 +126,7 @@ def check_topic(option: str, name: str) -> None:
 
 def _check_options(options: ConnectionOptions) -> None:
     """Check what the options say by themselves, so that an error names the option."""
-    if options.file is not None and options.bootstrap_servers is not None:
+    if options.connection_file is not None and options.bootstrap_servers is not None:
         raise ConfigurationError("--connection and --bootstrap-servers both name a Kafka: give one of them")
     given: dict[str, Any] = {"bootstrap_servers": options.bootstrap_servers, "timeout_s": options.timeout_s}
     fields = {"bootstrap_servers": "localhost:1"} | {name: value for name, value in given.items() if value is not None}

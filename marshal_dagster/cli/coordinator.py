@@ -1,35 +1,46 @@
-"""`coordinator init|run|status|assignments`: groups led, and looked at."""
+"""`coordinator`: the process that leads groups, its topics, and what it has assigned."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+import typer
 
 from marshal_dagster._internal.health_server import PATH
 from marshal_dagster.cli import output
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, hint_how_to_create
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
-from marshal_dagster.cli.options import DEFAULT_COORDINATION_TOPIC, ConnectionOptions
-from marshal_dagster.cli.service import health_server, run_until_signal
+from marshal_dagster.cli.options import (
+    COORDINATOR_TOPIC_VARIABLE,
+    AsJson,
+    ConnectionOptions,
+    CoordinationTopic,
+    DataConnection,
+    GroupName,
+    Health,
+)
+from marshal_dagster.cli.service import health_server, report_event, run_until_signal
 from marshal_dagster.cli.world_view import listed
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
+from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.coordinator.assignment import STRATEGIES
 from marshal_dagster.coordinator.group import GroupEvent, GroupEventKind, GroupRules
 from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment, read_group, read_groups
-from marshal_dagster.coordinator.lag_weights import LagWeights, Weigh
+from marshal_dagster.coordinator.lag_weights import LagWeights
 from marshal_dagster.coordinator.messages import by_topic
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 
-_WARNS: Final = ("coordinator.service", "coordinator.wire", "election")
-_BY_WEIGHT: Final = "weighted"
+_LOGGED_PARTS: Final = ("coordinator.service", "coordinator.transport", "election")
 _LONG_SILENT_MS: Final = 60_000.0
-_TOLD: Final = {
+_EVENT_TEXTS: Final = {
     GroupEventKind.JOINED: "joined",
     GroupEventKind.LEFT: "left",
     GroupEventKind.FAILED: "no longer answers",
@@ -38,114 +49,166 @@ _TOLD: Final = {
     GroupEventKind.SUPERSEDED: "a later coordinator leads it",
 }
 
+app = command_group("Assign partitions to the members of a group. Which member owns a partition, only claims decide.")
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorTopicOptions:
-    """Where a coordinator's topics are, as the command line says it."""
 
-    topic: str
-    options: ConnectionOptions
-    data: Path | None = None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorCommandOptions(ConnectionOptions):
+    """The connection, the coordinator's topics on it, and whether the answer is JSON."""
+
+    coordinator_topic: Annotated[
+        str,
+        typer.Option(
+            "--coordinator-topic",
+            metavar="NAME",
+            envvar=COORDINATOR_TOPIC_VARIABLE,
+            show_envvar=False,
+            help=f"The first of the coordinator's topics; {COORDINATOR_TOPIC_VARIABLE} sets it too.",
+        ),
+    ] = DEFAULT_TOPIC
+    as_json: AsJson = False
 
     def topics(self) -> CoordinatorTopics:
-        """Name the topics. Raises `ConfigurationError`."""
-        check_topic("--coordinator-topic", self.topic)
-        return CoordinatorTopics(self.topic)
-
-    def connection(self) -> KafkaConnection:
-        """Say how to get there. Raises `ConfigurationError`."""
-        return connection_of(self.options)
+        """Return the coordinator's topics. Raises `ConfigurationError`."""
+        check_topic("--coordinator-topic", self.coordinator_topic)
+        return CoordinatorTopics(self.coordinator_topic)
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorRunOptions:
-    """How a coordinator leads, as the command line says it."""
-
-    strategy: str = "sticky"
-    coordination_topic: str = DEFAULT_COORDINATION_TOPIC
-    min_session_s: float = 1.0
-    max_failed_pings: int = 1
-    backoff_s: float = 1.0
-    max_retries: int = 4
-
-    def options(self) -> CoordinatorOptions:
-        """Give it as the library has it."""
-        rules = GroupRules(
-            STRATEGIES[self.strategy],
-            min_session_ms=round(self.min_session_s * 1_000),
-            max_failed_pings=self.max_failed_pings,
-            rebalance_backoff_ms=self.backoff_s * 1_000,
-            max_rebalance_retries=self.max_retries,
-        )
-        return CoordinatorOptions(rules=rules)
-
-    def weigh(self, connection: KafkaConnection, data: KafkaConnection) -> Weigh | None:
-        """Give what weighs partitions, where the strategy goes by that. Raises `MarshalError`."""
-        if self.strategy != _BY_WEIGHT:
-            return None
-        check_topic("--coordination-topic", self.coordination_topic)
-        with hint_how_to_create(self.coordination_topic):
-            shared_rationalizer(connection, self.coordination_topic)
-        return LagWeights(connection, self.coordination_topic, data)
-
-
-def init(place: CoordinatorTopicOptions, partitions: int, *, as_json: bool) -> None:
-    """Make the topics that are missing. Raises `MarshalError`."""
-    topics, connection = place.topics(), place.connection()
+@command(
+    app,
+    "init",
+    "Create the coordinator's topics. Those of the three that exist stay as they are. As many coordinators as the "
+    "topics have partitions can share the groups; that number can never change.",
+    "coordinator init",
+    "coordinator init --partitions 16",
+)
+def init(
+    *,
+    partitions: Annotated[
+        int, typer.Option("--partitions", metavar="N", min=1, max=1_000, help="Partitions of each topic.")
+    ] = 8,
+    options: CoordinatorCommandOptions,
+) -> None:
+    """Create the topics that are missing. Raises `MarshalError`."""
+    topics, connection = options.topics(), connection_of(options)
     topics.create(connection, partitions)
-    there = topics.partitions(connection)
+    found = topics.partitions(connection)
     names = [topics.messages, topics.orders, topics.leader]
-    if as_json:
-        output.write_json({"topics": names, "partitions": there})
+    if options.as_json:
+        output.write_json({"topics": names, "partitions": found})
         return
-    output.show(f"Topics {', '.join(names)} with {there} partition{'' if there == 1 else 's'} each")
-    if there != partitions:
-        output.write_note(f"they were there already, with {there} partitions, and stay as they are")
+    output.show(f"Topics {', '.join(names)} with {found} partition{'' if found == 1 else 's'} each")
+    if found != partitions:
+        output.write_note(f"they existed already, with {found} partitions, and stay as they are")
 
 
+@command(
+    app,
+    "run",
+    "Assign partitions to members, as a service. It leads groups until SIGTERM or Ctrl-C (exit code 0), and sends each "
+    "member the partitions to claim. Several coordinators share the groups, and take over from each other. Each "
+    "event is a line on stderr, with --json on stdout.",
+    "coordinator run",
+    "coordinator run --strategy weighted --json",
+)
 def run(
-    place: CoordinatorTopicOptions, manner: CoordinatorRunOptions, health: str | None, *, as_json: bool
+    *,
+    strategy: Annotated[
+        Literal["sticky", "weighted", "range", "round_robin"],
+        typer.Option(
+            "--strategy",
+            help="How partitions are spread: sticky by number, with the fewest moves; weighted by the lag of each "
+            "partition; both by members' capacities too.",
+        ),
+    ] = "sticky",
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    health: Health = None,
+    min_session_s: Annotated[
+        float,
+        typer.Option("--min-session", metavar="SECONDS", min=0, help="Refuse members with a shorter session time-out."),
+    ] = 1.0,
+    max_failed_pings: Annotated[
+        int, typer.Option("--max-failed-pings", metavar="N", min=0, help="Pings a member may miss, one after another.")
+    ] = 1,
+    backoff_s: Annotated[
+        float,
+        typer.Option(
+            "--rebalance-backoff",
+            metavar="SECONDS",
+            min=0,
+            help="How long to wait if a member did not answer in a rebalance; after the last try 30 times as long.",
+        ),
+    ] = 1.0,
+    max_retries: Annotated[
+        int, typer.Option("--max-retries", metavar="N", min=0, help="How often a rebalance is tried again at once.")
+    ] = 4,
+    data_connection: DataConnection = None,
+    options: CoordinatorCommandOptions,
 ) -> ExitCode:
-    """Lead groups until a signal comes, and tell what happens. Raises `MarshalError`."""
-    connection = place.connection()
-    data = data_connection_of(place.data, connection)
-    teller = _EventReporter(as_json=as_json)
+    """Lead groups until a signal ends it, and report what happens. Raises `MarshalError`."""
+    connection = connection_of(options)
+    data = data_connection_of(data_connection, connection)
+    topics = options.topics()
+    rules = GroupRules(
+        STRATEGIES[strategy],
+        min_session_ms=round(min_session_s * 1_000),
+        max_failed_pings=max_failed_pings,
+        rebalance_backoff_ms=backoff_s * 1_000,
+        max_rebalance_retries=max_retries,
+    )
+    report = partial(_report, as_json=options.as_json)
     coordinator = Coordinator(
         connection,
-        place.topics(),
-        manner.options(),
+        topics,
+        CoordinatorOptions(rules=rules),
         look=partial(_partition_counts, data),
-        weigh=manner.weigh(connection, data),
-        listener=teller.happened,
+        weigh=_lag_weights(connection, coordination_topic, data) if strategy == "weighted" else None,
+        listener=partial(_report_group_event, as_json=options.as_json),
     )
-    with warnings_to_stderr(_WARNS, each_time=True), health_server(coordinator.health, health) as server:
+    with warnings_to_stderr(_LOGGED_PARTS, each_time=True), health_server(coordinator.health, health) as server:
         address = None if server is None else server.address
-        answers = "" if address is None else f"; http://{address}{PATH} says how it is"
-        teller.tell("started", f"the coordinator has started{answers}", health=address)
+        where = "" if address is None else f"; its health is at http://{address}{PATH}"
+        report("started", f"the coordinator has started{where}", health=address)
         run_until_signal(coordinator.run, coordinator.stop)
-        teller.tell("stopped", "the coordinator has stopped; another one takes its groups over")
+        report("stopped", "the coordinator has stopped; another one takes its groups over")
     return ExitCode.OK
 
 
-def status(place: CoordinatorTopicOptions, *, as_json: bool) -> ExitCode:
+@command(
+    app,
+    "status",
+    "Show the groups and their members. For each group: how long its coordinator has been silent, the members, and how "
+    "many partitions each is assigned. The exit code is 1 if a group's coordinator has been silent for more than a "
+    "minute.",
+    "coordinator status",
+    "coordinator status --json",
+)
+def status(options: CoordinatorCommandOptions) -> ExitCode:
     """Show the groups. Raises `MarshalError`."""
-    views = read_groups(place.connection(), place.topics())
+    views = read_groups(connection_of(options), options.topics()).values()
     now_ms = time.time() * 1_000
-    if as_json:
-        output.write_json({"groups": [_to_json(view, now_ms) for view in views.values()]})
+    if options.as_json:
+        output.write_json({"groups": [_to_json(view, now_ms) for view in views]})
     elif not views:
         output.show("No coordinator has led a group yet")
     else:
-        for view in views.values():
+        for view in views:
             output.show(*_lines(view, now_ms))
-    return ExitCode.PROBLEMS if any(_is_silent(view, now_ms) for view in views.values()) else ExitCode.OK
+    return ExitCode.PROBLEMS if any(_is_silent(view, now_ms) for view in views) else ExitCode.OK
 
 
-def assignments(place: CoordinatorTopicOptions, group: str, *, as_json: bool) -> ExitCode:
-    """Show who is to claim what. Raises `MarshalError`."""
-    view = read_group(place.connection(), place.topics(), group)
+@command(
+    app,
+    "assignments",
+    "Show which partitions a group's members should claim. `status` shows the members that own them. The exit code is "
+    "1 if no coordinator has ever led the group.",
+    "coordinator assignments shops",
+)
+def assignments(*, group: GroupName, options: CoordinatorCommandOptions) -> ExitCode:
+    """Show the partitions of each member. Raises `MarshalError`."""
+    view = read_group(connection_of(options), options.topics(), group)
     is_known = bool(view.shares) or view.pinged_at_ms is not None
-    if as_json:
+    if options.as_json:
         output.write_json(_to_json(view, time.time() * 1_000) if is_known else None)
     elif not is_known:
         output.write_note(f"no coordinator has led group {group!r}")
@@ -163,30 +226,25 @@ def _partition_counts(connection: KafkaConnection) -> Mapping[str, int]:
         return topics.partition_counts()
 
 
-class _EventReporter:
-    """Tells what becomes of groups: people on stderr, programs in lines of JSON on stdout."""
+def _lag_weights(connection: KafkaConnection, coordination_topic: str, data: KafkaConnection) -> LagWeights:
+    """Open the coordination log, and return the weights of partitions by their lag. Raises `MarshalError`."""
+    check_topic("--coordination-topic", coordination_topic)
+    with hint_how_to_create(coordination_topic):
+        shared_rationalizer(connection, coordination_topic)
+    return LagWeights(connection, coordination_topic, data)
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
 
-    def happened(self, group: str, event: GroupEvent) -> None:
-        """Tell of something that happened in a group."""
-        who = ", ".join(event.members)
-        if event.happening is GroupEventKind.REBALANCED:
-            text = f"{event.moved} partition{'' if event.moved == 1 else 's'} changed hands"
-        else:
-            text = f"{who} {_TOLD[event.happening]}".strip()
-        fields = {"group": group, "members": list(event.members), "moved": event.moved}
-        self.tell(event.happening.value.replace(" ", "_"), f"group {group!r}: {text}", **fields)
+def _report_group_event(group: str, event: GroupEvent, *, as_json: bool) -> None:
+    if event.happening is GroupEventKind.REBALANCED:
+        text = f"{event.moved} partition{'' if event.moved == 1 else 's'} changed hands"
+    else:
+        text = f"{', '.join(event.members)} {_EVENT_TEXTS[event.happening]}".strip()
+    fields = {"group": group, "members": list(event.members), "moved": event.moved}
+    _report(event.happening.value.replace(" ", "_"), f"group {group!r}: {text}", as_json=as_json, **fields)
 
-    def tell(self, event: str, text: str, **more: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
-        """Tell one thing."""
-        now_ms = time.time_ns() // 1_000_000
-        if not self._as_json:
-            output.write_note(f"{output.utc(now_ms)} {text}")
-            return
-        output.write_json({"event": event, "time_ms": now_ms, **more})
-        output.flush()
+
+def _report(event: str, text: str, *, as_json: bool, **fields: Any) -> None:  # noqa: ANN401 - JSON values
+    report_event(event, f"{output.utc(time.time_ns() // 1_000_000)} {text}", as_json=as_json, **fields)
 
 
 def _is_silent(view: GroupAssignments, now_ms: float) -> bool:
@@ -202,22 +260,23 @@ def _lines(view: GroupAssignments, now_ms: float) -> list[str | output.Line]:
     counts = [len(share.places) for share in view.shares.values()]
     total = f"{sum(counts)} partitions for {len(counts)} member{'' if len(counts) == 1 else 's'}{_spread(counts)}"
     style = "yellow" if _is_silent(view, now_ms) else ""
-    lines: list[str | output.Line] = [output.styled(f"Group {view.group}: {total}; its coordinator was {heard}", style)]
-    width = max((len(share.member) for share in view.shares.values()), default=0)
-    lines += [f"  {share.member:{width}}  {len(share.places)}{_gained(share, now_ms)}" for share in _sorted(view)]
-    return lines
+    width = max(map(len, view.shares), default=0)
+    return [
+        output.styled(f"Group {view.group}: {total}; its coordinator was {heard}", style),
+        *(f"  {share.member:{width}}  {len(share.places)}{_gained(share, now_ms)}" for share in _sorted(view)),
+    ]
 
 
 def _gained(share: MemberAssignment, now_ms: float) -> str:
-    """Say how many partitions a member was given last, and when."""
+    """Return how many partitions a member was given last, and when."""
     if not share.gained:
         return ""
     return f", {len(share.gained)} of them given {output.duration(max(0.0, now_ms - share.assigned_at_ms))} ago"
 
 
 def _spread(counts: Sequence[int]) -> str:
-    """Say how many each of several has."""
-    if len(counts) < 2:  # noqa: PLR2004 - of one there is nothing to compare
+    """Return the least and the most partitions of several members."""
+    if len(counts) < 2:  # noqa: PLR2004 - a single member has no other to compare
         return ""
     least, most = min(counts), max(counts)
     return f", {least} each" if least == most else f", {least} to {most} each"
@@ -238,15 +297,18 @@ def _given(numbers: Sequence[int], at_ms: int) -> tuple[str, str]:
 
 
 def _to_json(view: GroupAssignments, now_ms: float) -> dict[str, Any]:
-    silent_ms = None if view.pinged_at_ms is None else round(view.silent_ms(now_ms))
-    members = [
-        {
-            "member": share.member,
-            "generation": share.generation,
-            "partitions": by_topic(share.places),
-            "gained": by_topic(share.gained),
-            "told_at_ms": share.assigned_at_ms,
-        }
-        for share in _sorted(view)
-    ]
-    return {"group": view.group, "epoch": view.epoch, "silent_ms": silent_ms, "members": members}
+    return {
+        "group": view.group,
+        "epoch": view.epoch,
+        "silent_ms": None if view.pinged_at_ms is None else round(view.silent_ms(now_ms)),
+        "members": [
+            {
+                "member": share.member,
+                "generation": share.generation,
+                "partitions": by_topic(share.places),
+                "gained": by_topic(share.gained),
+                "told_at_ms": share.assigned_at_ms,
+            }
+            for share in _sorted(view)
+        ],
+    }

@@ -1,24 +1,24 @@
-"""`doctor`: what a deployment needs, looked at one after the other; what is wrong, why it matters, what mends it."""
+"""`doctor`: checks what a deployment needs, and shows what is wrong, why it matters, and what fixes it."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
 from marshal_dagster.cli import output
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of
 from marshal_dagster.cli.doctor_checks import acls, brokers
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, missing_topic, read_log
 from marshal_dagster.cli.doctor_checks.data_topics import check_data_topics
-from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding, not_checked, ok, problem
 from marshal_dagster.cli.doctor_checks.go_consumers import check_go_consumers
 from marshal_dagster.cli.doctor_checks.machine import check_machine
 from marshal_dagster.cli.doctor_checks.senders import check_senders, newest
-from marshal_dagster.cli.doctor_checks.snapshots import Retention, check_snapshots, retention_of
+from marshal_dagster.cli.doctor_checks.snapshots import Retention, check_snapshots
 from marshal_dagster.cli.doctor_checks.topic_settings import check_snapshot_topic, check_topic_settings
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import DataLogOptions
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.kafka_log import CLIENT_ID, KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
@@ -33,159 +33,134 @@ from marshal_dagster.errors import (
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import Broker, KafkaInspector, TopicInfo
+from marshal_dagster.kafka.inspection import KafkaInspector
+
+app = command_group("Check what a deployment needs.")
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorRequest:
-    """What is looked at, and where; without `data_connection` the data topics are where the coordination log is."""
-
-    connection: ConnectionOptions
-    coordination_topic: str
-    data_connection: Path | None = None
-    as_json: bool = False
-
-
-def run(request: DoctorRequest) -> ExitCode:
+@command(
+    app,
+    "doctor",
+    "Check what a deployment needs. That is: versions, Java, Spark's connector, the connection, this user's rights, "
+    "the coordination topic and its log, the data topics that it names. Each problem is shown with why it matters and "
+    "the command that fixes it; the exit code is then 1.",
+    "doctor --bootstrap-servers localhost:9092",
+)
+def doctor(options: DataLogOptions) -> ExitCode:
     """Check everything and show it; the exit code says whether something is wrong.
 
     Raises `ConfigurationError` when the command line itself is wrong.
     """
-    check_topic("--coordination-topic", request.coordination_topic)
-    findings = [*check_machine(), *check_kafka(request)]
+    check_topic("--coordination-topic", options.coordination_topic)
+    findings = [*check_machine(), *check_kafka(options)]
     wrong = any(finding.state is CheckState.PROBLEM for finding in findings)
-    if request.as_json:
+    if options.as_json:
         output.write_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
     else:
         _show(findings)
     return ExitCode.PROBLEMS if wrong else ExitCode.OK
 
 
-def check_kafka(request: DoctorRequest) -> Iterator[Finding]:
-    """Check the connection, then the coordination topic, what its log says, and the data topics that it names."""
-    try:
-        connection = connection_of(request.connection)
-        data_connection = data_connection_of(request.data_connection, connection)
-        check_reachable(connection, client_id="marshal-dagster-doctor")
-    except (ConfigurationError, UnavailableError) as error:
-        yield Finding(
-            "connection",
-            CheckState.PROBLEM,
-            str(error),
-            "every claim, heartbeat and commit is a record in Kafka: without it no batch runs",
-            _connection_fix(error),
-        )
-        yield Finding("coordination topic", CheckState.NOT_CHECKED, "there is no connection")
-        return
-    yield Finding(
-        "connection", CheckState.OK, f"{connection.bootstrap_servers} answers ({connection.security_protocol})"
-    )
-    with ExitStack() as stack:
-        # With the members' own client id: quotas go by it.
-        home = CheckedCluster(connection, stack.enter_context(KafkaInspector(connection, client_id=CLIENT_ID)))
-        data = home
-        if data_connection != connection:
-            data = CheckedCluster(
-                data_connection, stack.enter_context(KafkaInspector(data_connection, client_id=CLIENT_ID))
-            )
-        try:
-            yield from Deployment(request.coordination_topic, home, data).check()
-        except MarshalError as error:
-            yield Finding("coordination topic", CheckState.NOT_CHECKED, str(error))
-        throttled_s = max(home.cluster.throttled_s, data.cluster.throttled_s)
-        yield brokers.throttling(throttled_s, connection.bootstrap_servers)
-
-
-def _connection_fix(error: MarshalError) -> str:
-    if isinstance(error, UnavailableError) and "start Kafka" not in str(error):
-        return "what is said, then: marshal-dagster doctor"
-    return (
-        "marshal-dagster kafka up (a Kafka for this machine), or name yours: export MARSHAL_BOOTSTRAP_SERVERS=HOST:PORT"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedCluster:
-    """A cluster that answers, and as whom it is asked."""
+    """A cluster that answers, and the connection to it."""
 
     connection: KafkaConnection
     cluster: KafkaInspector
 
     @property
     def asker(self) -> acls.Principal:
-        """Who asks, for a command that grants a right."""
+        """This user, for a command that grants a right."""
         return acls.Principal(self.connection.bootstrap_servers, self.connection.username)
 
 
-class Deployment:
-    """One coordination topic, with all that its members rest on."""
+def check_kafka(options: DataLogOptions) -> Iterator[Finding]:
+    """Check the connection, then the coordination topic, what its log says, and the data topics that it names."""
+    try:
+        connection = connection_of(options)
+        data_connection = data_connection_of(options.data_connection, connection)
+        check_reachable(connection, client_id="marshal-dagster-doctor")
+    except (ConfigurationError, UnavailableError) as error:
+        yield problem(
+            "connection",
+            str(error),
+            "every claim, heartbeat and commit is a record in Kafka: without it no batch runs",
+            _connection_fix(error),
+        )
+        yield not_checked("coordination topic", "there is no connection")
+        return
+    yield ok("connection", f"{connection.bootstrap_servers} answers ({connection.security_protocol})")
+    with ExitStack() as stack:
 
-    def __init__(self, topic: str, home: CheckedCluster, data: CheckedCluster) -> None:
-        """Say which it is, where it is, and where the data topics are."""
-        self._topic = topic
-        self._connection = home.connection
-        self._cluster = home.cluster
-        self._asker = home.asker
-        self._data = data
+        def opened(connection: KafkaConnection) -> CheckedCluster:
+            # With the members' own client id, because quotas apply to it.
+            return CheckedCluster(connection, stack.enter_context(KafkaInspector(connection, client_id=CLIENT_ID)))
 
-    def check(self) -> Iterator[Finding]:
-        """Check everything; what may not be seen is told, and the rest goes on. Raises `MarshalError`."""
+        home = opened(connection)
+        data = home if data_connection == connection else opened(data_connection)
         try:
-            topic_info = self._cluster.topic_info(self._topic)
-        except AuthorizationError:
-            yield acls.missing_describe(self._topic, self._asker, is_needed=True)
+            yield from check_deployment(options.coordination_topic, home, data)
+        except MarshalError as error:
+            yield not_checked("coordination topic", str(error))
+        throttled_s = max(home.cluster.throttled_s, data.cluster.throttled_s)
+        yield brokers.throttling(throttled_s, connection.bootstrap_servers)
+
+
+def _connection_fix(error: MarshalError) -> str:
+    if isinstance(error, UnavailableError) and "start Kafka" not in str(error):
+        return "fix what is reported, then: marshal-dagster doctor"
+    return (
+        "marshal-dagster kafka up (a Kafka for this machine), or name yours: export MARSHAL_BOOTSTRAP_SERVERS=HOST:PORT"
+    )
+
+
+def check_deployment(topic: str, home: CheckedCluster, data: CheckedCluster) -> Iterator[Finding]:
+    """Check a coordination topic and what its members need; what this user may not see is reported and left out.
+
+    Raises `MarshalError`.
+    """
+    cluster, asker = home.cluster, home.asker
+    try:
+        topic_info = cluster.topic_info(topic)
+    except AuthorizationError:
+        yield acls.missing_describe(topic, asker, is_needed=True)
+        return
+    except TopicNotFoundError as error:
+        yield missing_topic(error, topic)
+        return
+    alive = cluster.brokers()
+    yield brokers.versions(alive, topic_info.topic_id)
+    yield acls.of_coordination_topic(topic_info, asker)
+    is_member = topic_info.rights is not None and Right.WRITE in topic_info.rights
+    snapshot_topic = snapshot_topic_of(topic)
+    try:
+        yield acls.of_snapshot_topic(cluster.topic_info(snapshot_topic), asker, is_member=is_member)
+    except AuthorizationError:
+        yield acls.missing_describe(snapshot_topic, asker, is_needed=False)
+    except MarshalError:
+        pass  # a missing topic is reported with the snapshots
+    try:
+        settings = cluster.settings(topic)
+    except MarshalError:
+        settings = {}
+    retention = Retention.of(settings)
+    yield from check_topic_settings(cluster, topic, asker.servers)
+    yield from check_snapshot_topic(cluster, topic, asker.servers, log_is_cut=retention != Retention())
+    yield brokers.replicas(topic_info, int(settings.get("min.insync.replicas", "1")), asker.servers)
+    if topic_info.rights is not None and Right.READ not in topic_info.rights:
+        return
+    timeout_s, snapshots = home.connection.timeout_s, kafka_snapshots(home.connection, topic)
+    with closing(KafkaLog(home.connection, topic)) as log, closing(snapshots):
+        read = read_log(log, topic, timeout_s=timeout_s, snapshots=snapshots)
+        if isinstance(read, Finding):
+            yield read
             return
-        except TopicNotFoundError as error:
-            yield missing_topic(error, self._topic)
-            return
-        alive = self._cluster.brokers()
-        yield brokers.versions(alive, topic_info.topic_id)
-        yield acls.of_coordination_topic(topic_info, self._asker)
-        yield from self._check_snapshot_rights(topic_info)
-        yield from self._check_settings(topic_info)
-        if topic_info.rights is None or Right.READ in topic_info.rights:
-            yield from self._check_log(alive, is_member=_is_member(topic_info))
-
-    def _check_snapshot_rights(self, beside: TopicInfo) -> Iterator[Finding]:
-        topic = snapshot_topic_of(self._topic)
-        try:
-            topic_info = self._cluster.topic_info(topic)
-        except AuthorizationError:
-            yield acls.missing_describe(topic, self._asker, is_needed=False)
-        except MarshalError:
-            return  # that it is missing is told with the snapshots
-        else:
-            yield acls.of_snapshot_topic(topic_info, self._asker, is_member=_is_member(beside))
-
-    def _check_log(self, alive: Collection[Broker], *, is_member: bool) -> Iterator[Finding]:
-        snapshots = kafka_snapshots(self._connection, self._topic)
-        with closing(KafkaLog(self._connection, self._topic)) as log, closing(snapshots):
-            read = read_log(log, self._topic, timeout_s=self._connection.timeout_s, snapshots=snapshots)
-            if isinstance(read, Finding):
-                yield read
-                return
-            at_ms = SystemClock().wall_ms()
-            yield from check_world(read.identity, read.world, at_ms)
-            yield from check_go_consumers(read.world, alive, self._topic, at_ms)
-            yield from check_senders(newest(log, self._connection.timeout_s, at_ms), read.world, at_ms)
-            yield from check_snapshots(log, snapshots, retention_of(self._cluster, self._topic), at_ms)
-        yield from check_data_topics(self._data.cluster, read.world, self._data.asker, at_ms, is_member=is_member)
-
-    def _check_settings(self, topic_info: TopicInfo) -> Iterator[Finding]:
-        servers = self._connection.bootstrap_servers
-        yield from check_topic_settings(self._cluster, self._topic, servers)
-        is_cut = retention_of(self._cluster, self._topic) != Retention()
-        yield from check_snapshot_topic(self._cluster, self._topic, servers, log_is_cut=is_cut)
-        try:
-            least = int(self._cluster.settings(self._topic).get("min.insync.replicas", "1"))
-        except MarshalError:
-            least = 1
-        yield brokers.replicas(topic_info, least, servers)
-
-
-def _is_member(coordination_topic: TopicInfo) -> bool:
-    """Tell whether who asks may claim."""
-    return coordination_topic.rights is not None and Right.WRITE in coordination_topic.rights
+        at_ms = SystemClock().wall_ms()
+        yield from check_world(read.identity, read.world, at_ms)
+        yield from check_go_consumers(read.world, alive, topic, at_ms)
+        yield from check_senders(newest(log, timeout_s, at_ms), read.world, at_ms)
+        yield from check_snapshots(log, snapshots, retention, at_ms)
+    yield from check_data_topics(data.cluster, read.world, data.asker, at_ms, is_member=is_member)
 
 
 _MARKS: Final[Mapping[CheckState, tuple[str, str]]] = {
@@ -202,6 +177,6 @@ def _show(findings: list[Finding]) -> None:
         mark, style = _MARKS[finding.state]
         marked = (f"{mark:<{width}}  ", style)
         output.show(output.Line((marked, (f"{finding.name}: ", "bold"), (finding.found, ""))))
-        for label, words in (("why", finding.why), ("mend", finding.mend)):
-            if words:
-                output.show(output.styled(f"{'':{width}}  {label}: {words}", "" if label == "mend" else "dim"))
+        for label, text, label_style in (("why", finding.why, "dim"), ("mend", finding.mend, "")):
+            if text:
+                output.show(output.styled(f"{'':{width}}  {label}: {text}", label_style))

@@ -1,15 +1,14 @@
-"""The options that several commands have, and what they say together."""
+"""The options that several commands have. `command` makes options of a dataclass's fields."""
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final
 
 import typer
 
-from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC as DEFAULT_COORDINATION_TOPIC  # noqa: PLC0414 - exported
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
+
+COORDINATOR_TOPIC_VARIABLE: Final = "MARSHAL_COORDINATOR_TOPIC"
 
 BootstrapServers = Annotated[
     str | None,
@@ -75,24 +74,11 @@ GoConsumersStopped = Annotated[
         show_default=False,
     ),
 ]
-GoConsumersStoppedForPause = Annotated[
+OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="This group only.", show_default=False)]
+OnlyTopic = Annotated[
     str | None,
     typer.Option(
-        "--go-consumers-stopped",
-        metavar="GROUP",
-        help="No Go consumer newer than January 2017 will start on this coordination topic again: it would not know "
-        "the record. Repeat the group's name to confirm it.",
-        show_default=False,
-    ),
-]
-GoConsumersStoppedForGood = Annotated[
-    str | None,
-    typer.Option(
-        "--go-consumers-stopped",
-        metavar="GROUP",
-        help="No Go consumer, of any group, will use this coordination topic again. Repeat the group's name to confirm "
-        "it.",
-        show_default=False,
+        "--topic", "-t", help="This data topic only; no other coordination partition is read.", show_default=False
     ),
 ]
 Health = Annotated[
@@ -104,56 +90,36 @@ Health = Annotated[
         show_default=False,
     ),
 ]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False)]
+Partitions = Annotated[
+    str | None,
+    typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
+]
+Wait = Annotated[
+    str, typer.Option("--wait", metavar="DURATION", help="How long the owners of partitions have to leave.")
+]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """What the command line says of the connection; None where the environment or the default counts."""
+    """The connection as the command line describes it; None where the environment or the default counts."""
 
-    bootstrap_servers: str | None = None
-    file: Path | None = None
-    timeout_s: float | None = None
-
-
-FROM_ENVIRONMENT: Final = ConnectionOptions()
-"""The connection of a command line that says nothing of it."""
-
-R = TypeVar("R")
+    bootstrap_servers: BootstrapServers = None
+    connection_file: ConnectionFile = None
+    timeout_s: Timeout = None
 
 
-def with_connection(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options of the connection: its parameter `connection` is made of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions(ConnectionOptions):
+    """Which coordination log, and whether the answer is JSON."""
 
-    typer makes options of a function's parameters, so the parameter is replaced in the signature that typer reads.
-    """
-    signature = inspect.signature(command)
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in (
-            ("bootstrap_servers", BootstrapServers),
-            ("connection", ConnectionFile),
-            ("timeout", Timeout),
-        )
-    ]
-    parameters = [
-        shown
-        for parameter in signature.parameters.values()
-        for shown in (
-            options if parameter.name == "connection" else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-        )
-    ]
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC
+    as_json: AsJson = False
 
-    @wraps(command)
-    def run(
-        *,
-        bootstrap_servers: str | None,
-        connection: Path | None,
-        timeout: float | None,
-        **others: Any,  # noqa: ANN401
-    ) -> R:
-        return command(connection=ConnectionOptions(bootstrap_servers, connection, timeout), **others)
 
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataLogOptions(LogOptions):
+    """A coordination log, and the cluster of the data topics that it names."""
+
+    data_connection: DataConnection = None

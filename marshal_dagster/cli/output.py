@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LEAST_WIDTH: Final = 100
 NOTHING: Final = "-"
+DRY_RUN: Final = "A dry run: nothing was written."
 
 
 class PipeClosedError(Exception):
@@ -123,6 +124,11 @@ class Table:
 def styled(text: str, style: str) -> Line:
     """Give a line in one style."""
     return Line(((text, style),))
+
+
+def notes_cell(notes: Sequence[str]) -> str | Line:
+    """Return the cell of a table that shows `notes`."""
+    return styled("; ".join(notes), "yellow") if notes else NOTHING
 
 
 def is_terminal() -> bool:

@@ -3,98 +3,128 @@
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from marshal_dagster.admin.go_groups import are_stopped
 from marshal_dagster.admin.pause import GroupPauser, Pause, PauseChange
 from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import DryRun, GroupName, LogOptions, NewGroup
 from marshal_dagster.coordination.pause_text import paused_text
 
 _SECOND_MS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeRequest:
-    """Which group, where, and whether it is only to be shown what would change.
+app = command_group("Pause and resume a group.")
 
-    `go_consumers_stopped` is the group's name where a person says that no Go consumer newer than January 2017 starts.
-    """
-
-    connection: ConnectionOptions
-    coordination_topic: str
-    group: str
-    dry_run: bool = False
-    as_json: bool = False
-    go_consumers_stopped: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PauseRequest(ResumeRequest):
-    """Until when, or for how long: one of the two."""
-
-    until: str | None = None
-    length: str | None = None
-    new_group: bool = False
+GoConsumersStopped = Annotated[
+    str | None,
+    typer.Option(
+        "--go-consumers-stopped",
+        metavar="GROUP",
+        help="No Go consumer newer than January 2017 will start on this coordination topic again: it would not know "
+        "the record. Repeat the group's name to confirm it.",
+        show_default=False,
+    ),
+]
 
 
-def pause(request: PauseRequest) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseOptions(LogOptions):
+    """Which group, and whether only to show what would change."""
+
+    group: GroupName
+    dry_run: DryRun = False
+    go_consumers_stopped: GoConsumersStopped = None
+
+
+@command(
+    app,
+    "pause",
+    "Pause a group. Its members claim and plan no more, finish the batches in hand, and leave. It resumes at the time "
+    "given, or with `resume`. A pause in force is replaced. The newest Go consumers do not know the record: a group "
+    "that they share, or that has no settings yet, is paused only with --go-consumers-stopped.",
+    "pause flights --for 2h",
+    "pause flights --until 2026-01-31T18:00:00Z --dry-run",
+)
+def pause(
+    *,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="TIME", help="An ISO 8601 time with its zone.", show_default=False),
+    ] = None,
+    length: Annotated[
+        str | None,
+        typer.Option("--for", metavar="DURATION", help="A length of time: 90s, 30m, 2h, 1d12h.", show_default=False),
+    ] = None,
+    new_group: NewGroup = False,
+    options: PauseOptions,
+) -> None:
     """Pause the group and show what changed. Raises `MarshalError`."""
-    until_ms = None if request.until is None else instant_ms(request.until, "--until")
-    length_s = None if request.length is None else duration_s(request.length, "--for")
-    with _pausing(request) as pausing:
-        if not request.new_group:
+    if (until is None) == (length is None):
+        raise typer.BadParameter("give one of --until and --for")
+    until_ms = None if until is None else instant_ms(until, "--until")
+    length_s = None if length is None else duration_s(length, "--for")
+    with _pausing(options) as pausing:
+        if not new_group:
             pausing.require_known("If it is to be paused before its first claim give --new-group")
         until_s = pausing.end_after(length_s or 0) if until_ms is None else -(-until_ms // _SECOND_MS)
         pausing.require_future(until_s, "--for" if until_ms is None else "--until")
         if pausing.ends_s is not None and pausing.ends_s > until_s:
-            output.write_note(
-                f"this ends earlier than the pause in force, which goes on until "
-                f"{output.utc(pausing.ends_s * _SECOND_MS)}"
-            )
-        _show(request, pausing.preview(until_s) if request.dry_run else pausing.pause(until_s))
+            ends = output.utc(pausing.ends_s * _SECOND_MS)
+            output.write_note(f"this ends earlier than the pause in force, which ends at {ends}")
+        _show(options, pausing.preview(until_s) if options.dry_run else pausing.pause(until_s))
 
 
-def resume(request: ResumeRequest) -> None:
+@command(
+    app,
+    "resume",
+    "Resume a group. The pause ends, whoever began it.",
+    "resume flights",
+    "resume flights --dry-run --json",
+)
+def resume(options: PauseOptions) -> None:
     """Resume the group and show what changed. Raises `MarshalError`."""
-    with _pausing(request) as pausing:
+    with _pausing(options) as pausing:
         pausing.require_known("There is nothing to resume")
         if not pausing.is_in_force:
-            output.write_note(f"group {request.group!r} is not paused")
-        _show(request, pausing.preview() if request.dry_run else pausing.resume())
+            output.write_note(f"group {options.group!r} is not paused")
+        _show(options, pausing.preview() if options.dry_run else pausing.resume())
 
 
 @contextmanager
-def _pausing(request: ResumeRequest) -> Iterator[GroupPauser]:
-    stopped = are_stopped(request.go_consumers_stopped, request.group)
-    connection = connection_of(request.connection)
-    rights = READING if request.dry_run else WRITING
+def _pausing(options: PauseOptions) -> Iterator[GroupPauser]:
+    stopped = are_stopped(options.go_consumers_stopped, options.group)
+    connection = connection_of(options)
+    rights = READING if options.dry_run else WRITING
     with (
         warnings_to_stderr(),
-        closing(open_reader(connection, request.coordination_topic, rights=rights)) as rationalizer,
+        closing(open_reader(connection, options.coordination_topic, rights=rights)) as rationalizer,
     ):
-        pausing = GroupPauser(rationalizer, request.group, operator_name(), go_consumers_stopped=stopped)
+        pausing = GroupPauser(rationalizer, options.group, operator_name(), go_consumers_stopped=stopped)
         pausing.look()
         yield pausing
 
 
-def _show(request: ResumeRequest, changes: Sequence[PauseChange]) -> None:
-    if request.as_json:
+def _show(options: PauseOptions, changes: Sequence[PauseChange]) -> None:
+    if options.as_json:
         rows = [
             {"partition": change.number, "before": _to_json(change.before), "after": _to_json(change.after)}
             for change in changes
         ]
-        output.write_json({"group": request.group, "dry_run": request.dry_run, "coordination_partitions": rows})
+        output.write_json({"group": options.group, "dry_run": options.dry_run, "coordination_partitions": rows})
         return
     output.show(
-        output.styled(f"Group {request.group}", "bold"),
+        output.styled(f"Group {options.group}", "bold"),
         output.Table(["coordination partitions", "before", "after"], list(_rows(changes)), may_fold={"before"}),
     )
-    if request.dry_run:
-        output.show("A dry run: nothing was written.")
+    if options.dry_run:
+        output.show(output.DRY_RUN)
 
 
 def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:

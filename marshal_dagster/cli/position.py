@@ -1,117 +1,450 @@
-"""Positions that are set: shown before and after, asked about, set, and told of."""
+"""`position get|reset|import`: where a group is in its topics, and where it is to continue."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from marshal_dagster.admin.go_groups import Way
-from marshal_dagster.admin.position_spec import partitions_of
+from marshal_dagster.admin.go_groups import Way, are_stopped
+from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
+from marshal_dagster.admin.pause import require_known
+from marshal_dagster.admin.position_spec import TargetOptions, outside_text, partitions_of
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.command import command, command_group
+from marshal_dagster.cli.connections import (
+    READING,
+    WRITING,
+    check_topic,
+    connection_of,
+    data_connection_of,
+    open_reader,
+    operator_name,
+)
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.position_context import PositionRequest
-from marshal_dagster.errors import MarshalError
+from marshal_dagster.cli.library_warnings import warnings_to_stderr
+from marshal_dagster.cli.options import (
+    DataLogOptions,
+    DryRun,
+    GoConsumersStopped,
+    GroupName,
+    NewGroup,
+    Partitions,
+    TopicArgument,
+    Wait,
+    Yes,
+)
+from marshal_dagster.coordination.clock import SystemClock
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.protocol.state import Key, OffsetBounds
+from marshal_dagster.protocol.world import World
 
+_GET_COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#lag", "#in Kafka", "#generation", "note")
+_SET_COLUMNS: Final = ("partition", "#log start", "#log end", "#before", "#after", "#by", "note")
 _HOW: Final = {
     Way.PAUSE: "The group is paused meanwhile",
     Way.SETTINGS_FIRST: "The group gets its settings first, and is paused meanwhile",
     Way.GO: "The group is not paused: all of its consumers must be stopped",
 }
-_COLUMNS: Final = ("partition", "#log start", "#log end", "#before", "#after", "#by", "note")
+
+_Resetter = TypeVar("_Resetter", bound=PositionResetter)
+
+app = command_group("Show and set a group's positions.")
+
+AllowOutOfRange = Annotated[
+    bool, typer.Option("--allow-out-of-range", help="Also offsets that the topic does not hold.")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PositionOptions(PositionRequest):
+class SettingOptions(DataLogOptions):
+    """Whose positions in a data topic are set."""
+
+    group: GroupName
+    topic: TopicArgument
+    wait: Wait = "5m"
+    dry_run: DryRun = False
+    yes: Yes = False
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` where an option is wrong, or where the operator cannot be asked."""
+        duration_s(self.wait, "--wait")
+        if self.as_json and not (self.yes or self.dry_run):
+            raise output.cannot_ask("with --dry-run")
+        check_topic("TOPIC", self.topic)
+
+    @contextmanager
+    def opened(
+        self, command: str, kind: type[_Resetter], go_consumers_stopped: str | None = None
+    ) -> Iterator[_Resetter]:
+        """Check the options, and connect in the name of a command while the block lasts. Raises `MarshalError`."""
+        self.check()
+        stopped = are_stopped(go_consumers_stopped, self.group)
+        connection = connection_of(self)
+        rights = READING if self.dry_run else WRITING
+        client_id = f"marshal-dagster-{command}"
+
+        def open_log(interval_ms: int) -> Rationalizer:
+            return open_reader(connection, self.coordination_topic, interval_ms=interval_ms, rights=rights)
+
+        with (
+            warnings_to_stderr(),
+            Topics(data_connection_of(self.data_connection, connection), client_id=client_id) as topics,
+            closing(
+                kind(
+                    open_log,
+                    topics,
+                    self.group,
+                    self.topic,
+                    operator_name(),
+                    SystemClock(),
+                    go_consumers_stopped=stopped,
+                )
+            ) as resetter,
+        ):
+            yield resetter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionOptions(SettingOptions):
     """Which positions are set, and how."""
 
-    partitions: str | None
-    allow_out_of_range: bool
+    partitions: Partitions = None
+    allow_out_of_range: AllowOutOfRange = False
+    go_consumers_stopped: GoConsumersStopped = None
 
     def named(self) -> Sequence[range] | None:
-        """Give the partitions that were named; None for all. Raises `ConfigurationError`."""
+        """Return the partitions that were named; None for all. Raises `ConfigurationError`."""
         return None if self.partitions is None else partitions_of(self.partitions, "--partitions")
 
-    def confirm_and_set(self, work: PositionResetter, moves: Sequence[PositionChange], question: str) -> ExitCode:
-        """Show what was and what is to be, ask `question`, set it, and tell. Raises `MarshalError`."""
-        ask = f"{question} " + _HOW[work.way()]
-        if not self.as_json:
-            output.show(
-                output.styled(f"Group {self.group}, topic {self.topic}", "bold"),
-                output.Table(_COLUMNS, [_row(change) for change in moves], may_fold={"note"}),
-            )
-        if not self.dry_run and not (self.yes or typer.confirm(ask, err=True)):
-            output.write_nothing_written()
-            return ExitCode.PROBLEMS
-        self._report(moves, {} if self.dry_run else self._carry_out(work, moves))
-        return ExitCode.OK
 
-    def _carry_out(self, work: PositionResetter, moves: Sequence[PositionChange]) -> Mapping[int, int | None]:
-        """Set the positions, and give the generations that this has begun; should it fail, say what was set."""
-        if any(change.owners for change in moves):
-            is_paused = "" if work.way() is Way.GO else "the group is paused; "
-            output.write_note(f"{is_paused}those that hold partitions have {self.wait} to leave")
+@command(
+    app,
+    "get",
+    "Show a group's positions. For each partition of a data topic, or of all that the log names for the group: the "
+    "next offset to read, beside what the topic holds and what Kafka has as the group's offset.",
+    "position get flights",
+    "position get flights flights --json",
+)
+def get(
+    *,
+    group: GroupName,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="This data topic only.", show_default=False)
+    ] = None,
+    options: DataLogOptions,
+) -> None:
+    """Show the positions. Raises `MarshalError`."""
+    if topic is not None:
+        check_topic("TOPIC", topic)
+    connection = connection_of(options)
+    data_connection = data_connection_of(options.data_connection, connection)
+    with closing(open_reader(connection, options.coordination_topic)) as rationalizer:
+        world = rationalizer.catch_up()
+        require_known(world, group, "Nothing is known of where it stands")
+        with Topics(data_connection, client_id="marshal-dagster-position") as topics:
+            positions = list(positions_of(world, topics, group, topic))
+    if options.as_json:
+        output.write_json({"group": group, "positions": [_position_json(position) for position in positions]})
+        return
+    output.show(
+        output.styled(f"Group {group}", "bold"),
+        output.Table(_GET_COLUMNS, [_position_row(position) for position in positions], may_fold={"partition", "note"}),
+    )
+
+
+@command(
+    app,
+    "reset",
+    "Set the next offset to read. Shows the positions before and after, asks, pauses the group, waits for the owners "
+    "of partitions to leave, sets the positions and restores the pause that was in force before. If it fails half way, "
+    "the group resumes and the positions that were set are shown. A group without settings gets them first "
+    "(`settings set`), or, where Go consumers share it, its positions are set without a pause, with "
+    "--go-consumers-stopped, after all of its consumers were stopped.",
+    "position reset flights flights --to-offset 0=1500,1=1720",
+    "position reset flights flights --to-datetime 2026-01-31T18:00:00Z --dry-run",
+    "position reset flights flights --shift-by -1000 --partitions 0,2-3 --yes",
+)
+def reset(
+    *,
+    to_offset: Annotated[
+        str | None,
+        typer.Option(
+            "--to-offset", metavar="P=OFFSET,...", help="These; or one number for all partitions.", show_default=False
+        ),
+    ] = None,
+    to_datetime: Annotated[
+        str | None,
+        typer.Option(
+            "--to-datetime",
+            metavar="TIME",
+            help="The first record of that time or later: ISO 8601 with its zone.",
+            show_default=False,
+        ),
+    ] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The first record that is left.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="The end: only new records are read.")] = False,
+    shift_by: Annotated[
+        int | None,
+        typer.Option(
+            "--shift-by",
+            metavar="N",
+            help="N offsets after the present position; before it where N is negative.",
+            show_default=False,
+        ),
+    ] = None,
+    new_group: NewGroup = False,
+    options: PositionOptions,
+) -> ExitCode:
+    """Show the positions before and after, ask, and set them. Raises `MarshalError`."""
+    target = TargetOptions(to_offset, to_datetime, to_earliest, to_latest, shift_by)
+    if target.given != 1:
+        raise typer.BadParameter("give one of --to-offset, --to-datetime, --to-earliest, --to-latest and --shift-by")
+    wanted, named = target.target("--"), options.named()
+    with options.opened("position", PositionResetter, options.go_consumers_stopped) as resetter:
+        changes = resetter.look(wanted, named, allow_out_of_range=options.allow_out_of_range, new_group=new_group)
+        _write_notes(resetter.warnings())
+        return _confirm_and_set(options, resetter, changes, "Set these positions?")
+
+
+@command(
+    app,
+    "import",
+    "Set a group's first positions from another reader's. These are Kafka's offsets of a consumer group, or the newest "
+    "committed batch in a checkpoint folder of Spark Structured Streaming. Stop that consumer group or query first. "
+    "Shows the positions, asks, and sets them as `position reset` does. A group that has positions already is refused.",
+    "position import flights flights --consumer-group flights-loader --dry-run",
+    "position import flights flights --checkpoint /data/checkpoints/flights --yes",
+)
+def import_(
+    *,
+    consumer_group: Annotated[
+        str | None,
+        typer.Option(
+            "--consumer-group", metavar="NAME", help="The committed offsets of this group.", show_default=False
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="FOLDER", help="The checkpoint of a query, on this machine.", show_default=False
+        ),
+    ] = None,
+    others: Annotated[
+        str | None,
+        typer.Option(
+            "--others",
+            metavar="earliest|latest",
+            help="Where partitions begin for which the source has no offset; for a checkpoint, earliest by default.",
+            show_default=False,
+        ),
+    ] = None,
+    options: PositionOptions,
+) -> ExitCode:
+    """Show where the group would begin, ask, and set its positions. Raises `MarshalError`."""
+    given = PositionSourceOptions(consumer_group, checkpoint, others)
+    if not given.is_one:
+        raise typer.BadParameter("give one of --consumer-group and --checkpoint")
+    begin_at, named = given.begin_at("--"), options.named()
+    with options.opened("import", PositionImporter, options.go_consumers_stopped) as importer:
+        source = given.source(importer.topics, options.topic)
+        changes = importer.look_at(source, named, others=begin_at, allow_out_of_range=options.allow_out_of_range)
+        if not options.dry_run:
+            source.require_at_rest()
+        _write_notes((*source.notes, *importer.warnings()))
+        return _confirm_and_set(options, importer, changes, "Begin at these positions?")
+
+
+@dataclass(frozen=True, slots=True)
+class DataTopic:
+    """What the cluster has of a data topic, and of the group's offsets in it; empty where that cannot be known."""
+
+    topic_id: str | None = None
+    bounds: Mapping[int, OffsetBounds] = field(default_factory=dict)
+    committed: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A group's position in one partition; what is not known is None."""
+
+    topic: str
+    partition: int
+    key: Key
+    data: DataTopic
+
+    @property
+    def bounds(self) -> OffsetBounds | None:
+        """The offsets that can be read."""
+        return self.data.bounds.get(self.partition)
+
+    @property
+    def is_of_deleted_topic(self) -> bool:
+        """Whether the position is that of a topic of this name that was deleted."""
+        return None not in {self.key.data_topic_id, self.data.topic_id} and self.key.data_topic_id != self.data.topic_id
+
+    @property
+    def lag(self) -> int | None:
+        """The number of offsets up to the end."""
+        offset, bounds = self.key.offset, self.bounds
+        if bounds is None or offset is None or self.is_of_deleted_topic or offset > bounds.end:
+            return None
+        return bounds.end - max(offset, bounds.start)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the position should know."""
+        notes = ["the topic was deleted and created again"] if self.is_of_deleted_topic else []
+        if self.key.provisional:
+            notes.append("provisional")
+        if self.bounds is not None and self.key.offset is not None and not self.is_of_deleted_topic:
+            notes.append(outside_text(self.key.offset, self.bounds))
+        if self.key.plan_end is not None:
+            notes.append(f"planned up to {self.key.plan_end}")
+        notes += [f"[{range_.start}, {range_.end}) {range_.phase}" for range_ in self.key.ahead]
+        return [note for note in notes if note]
+
+
+def positions_of(world: World, topics: Topics, group: str, topic: str | None = None) -> Iterator[Position]:
+    """Give the position in each partition of `topic`, or of all topics that the log names for the group.
+
+    A topic that cannot be read is reported on stderr, and its positions are given as the log has them.
+    """
+    keys = {place: key for name, place, _, key in world.keys() if name == group and topic in {None, place[0]}}  # noqa: SIM118
+    is_unreachable = False
+    for name in sorted({place[0] for place in keys} if topic is None else {topic}):
+        data = DataTopic()
         try:
-            problem = work.carry_out(moves, wait_s=duration_s(self.wait, "--wait"))
-        except BaseException:
-            _report_partial_change(work, moves)
-            raise
-        if problem is not None:
-            output.write_note(problem)
-        try:
-            return work.done(moves)
-        except MarshalError as error:
-            output.write_note(f"the positions were set; the log could not be read again: {error}")
-            return {each.partition: None for each in moves}
-
-    def _report(self, moves: Sequence[PositionChange], done: Mapping[int, int | None]) -> None:
-        if self.as_json:
-            output.write_json(
-                {
-                    "group": self.group,
-                    "topic": self.topic,
-                    "dry_run": self.dry_run,
-                    "positions": [_to_json(change, done) for change in moves],
-                }
-            )
-        elif self.dry_run:
-            output.show("A dry run: nothing was written.")
-        else:
-            output.show(
-                f"The positions of partitions {world_view.listed([each.partition for each in moves])} were set."
-            )
+            data = data if is_unreachable else _read(topics, group, name)
+        except (TopicNotFoundError, AuthorizationError, UnavailableError) as error:
+            output.write_note(str(error))
+            is_unreachable = isinstance(error, UnavailableError)
+        partitions = {partition for of, partition in keys if of == name} | data.bounds.keys()
+        for partition in sorted(partitions):
+            yield Position(name, partition, world.key(group, name, partition), data)
 
 
-def _report_partial_change(work: PositionResetter, moves: Sequence[PositionChange]) -> None:
+def _read(topics: Topics, group: str, topic: str) -> DataTopic:
+    described = topics.describe(topic)
+    bounds = topics.offsets(topic, described.partitions)
     try:
-        done = work.done(moves)
+        committed = topics.group_offsets(group, topic)
+    except MarshalError as error:
+        output.write_note(f"what Kafka has as offsets of the group is not shown: {error}")
+        committed = {}
+    return DataTopic(described.topic_id, bounds, committed)
+
+
+def _position_row(position: Position) -> list[str | output.Line]:
+    key, bounds = position.key, position.bounds
+    start, end = (None, None) if bounds is None else (bounds.start, bounds.end)
+    numbers = (start, end, key.offset, position.lag, position.data.committed.get(position.partition), key.generation)
+    return [f"{position.topic}/{position.partition}", *map(output.number, numbers), output.notes_cell(position.notes)]
+
+
+def _position_json(position: Position) -> dict[str, Any]:
+    bounds = position.bounds
+    return {
+        "topic": position.topic,
+        "partition": position.partition,
+        "log_start": None if bounds is None else bounds.start,
+        "log_end": None if bounds is None else bounds.end,
+        "offset": position.key.offset,
+        "lag": position.lag,
+        "committed_in_kafka": position.data.committed.get(position.partition),
+        "generation": position.key.generation,
+        "notes": position.notes,
+    }
+
+
+def _write_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        output.write_note(note)
+
+
+def _confirm_and_set(
+    options: PositionOptions,
+    setter: PositionResetter,
+    changes: Sequence[PositionChange],
+    question: str,
+) -> ExitCode:
+    """Show the positions before and after, ask `question`, set them, and report."""
+    if not options.as_json:
+        output.show(
+            output.styled(f"Group {options.group}, topic {options.topic}", "bold"),
+            output.Table(_SET_COLUMNS, [_change_row(change) for change in changes], may_fold={"note"}),
+        )
+    ask = f"{question} {_HOW[setter.way()]}"
+    if not options.dry_run and not (options.yes or typer.confirm(ask, err=True)):
+        output.write_nothing_written()
+        return ExitCode.PROBLEMS
+    done = {} if options.dry_run else _carry_out(options, setter, changes)
+    if options.as_json:
+        rows = [_change_json(change, done) for change in changes]
+        output.write_json(
+            {"group": options.group, "topic": options.topic, "dry_run": options.dry_run, "positions": rows}
+        )
+    elif options.dry_run:
+        output.show(output.DRY_RUN)
+    else:
+        partitions = world_view.listed([change.partition for change in changes])
+        output.show(f"The positions of partitions {partitions} were set.")
+    return ExitCode.OK
+
+
+def _carry_out(
+    options: PositionOptions, setter: PositionResetter, changes: Sequence[PositionChange]
+) -> Mapping[int, int | None]:
+    """Set the positions and return the generations that this has begun; after a failure, report what was set."""
+    if any(change.owners for change in changes):
+        is_paused = "" if setter.way() is Way.GO else "the group is paused; "
+        output.write_note(f"{is_paused}the owners of partitions have {options.wait} to leave")
+    try:
+        problem = setter.carry_out(changes, wait_s=duration_s(options.wait, "--wait"))
+    except BaseException:
+        _report_partial_change(setter, changes)
+        raise
+    if problem is not None:
+        output.write_note(problem)
+    try:
+        return setter.done(changes)
+    except MarshalError as error:
+        output.write_note(f"the positions were set; the log could not be read again: {error}")
+        return {change.partition: None for change in changes}
+
+
+def _report_partial_change(setter: PositionResetter, changes: Sequence[PositionChange]) -> None:
+    try:
+        done = setter.done(changes)
     except MarshalError as error:
         output.write_note(f"what was set could not be read ({error}): see `marshal-dagster position get`")
         return
-    left = [change.partition for change in moves if change.partition not in done]
+    left = [change.partition for change in changes if change.partition not in done]
     output.write_note(
         f"set: partitions {world_view.listed(done) or 'none'}; not set: {world_view.listed(left) or 'none'}"
     )
 
 
-def _row(move: PositionChange) -> list[str | output.Line]:
-    before = move.key.offset
-    by = output.NOTHING if before is None or move.is_other else f"{move.offset - before:+d}"
-    numbers = (move.extent.start, move.extent.end, before, move.offset)
-    note = output.styled("; ".join(move.notes), "yellow") if move.notes else output.NOTHING
-    return [str(move.partition), *map(output.number, numbers), by, note]
+def _change_row(change: PositionChange) -> list[str | output.Line]:
+    before = change.key.offset
+    by = output.NOTHING if before is None or change.is_other else f"{change.offset - before:+d}"
+    numbers = (change.extent.start, change.extent.end, before, change.offset)
+    return [str(change.partition), *map(output.number, numbers), by, output.notes_cell(change.notes)]
 
 
-def _to_json(move: PositionChange, done: Mapping[int, int | None]) -> dict[str, Any]:
+def _change_json(change: PositionChange, done: Mapping[int, int | None]) -> dict[str, Any]:
     return {
-        "partition": move.partition,
-        "log_start": move.extent.start,
-        "log_end": move.extent.end,
-        "before": move.key.offset,
-        "after": move.offset,
-        "set": move.partition in done,
-        "generation": done.get(move.partition),
-        "notes": list(move.notes),
+        "partition": change.partition,
+        "log_start": change.extent.start,
+        "log_end": change.extent.end,
+        "before": change.key.offset,
+        "after": change.offset,
+        "set": change.partition in done,
+        "generation": done.get(change.partition),
+        "notes": list(change.notes),
     }

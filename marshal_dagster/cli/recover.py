@@ -1,16 +1,16 @@
-"""`recover`: makes a coordination log certain again that was cut without a snapshot; a person decides."""
+"""`recover`: makes a log certain that was cut without a snapshot; a person confirms the offsets."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, ObservedPartition, Recovery, Whose
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import (
     WRITING,
     connection_of,
@@ -20,7 +20,7 @@ from marshal_dagster.cli.connections import (
     require_rights,
 )
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import DataLogOptions, Yes
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.pause_text import paused_text
@@ -39,35 +39,21 @@ from marshal_dagster.protocol.messages import (
     is_name,
     is_topic,
 )
-from marshal_dagster.protocol.state import RANGES, Group
+from marshal_dagster.protocol.state import RANGES
 
 _OFFSET_FIELDS: Final = 3
 _UNKNOWN: Final = (
     "What was deleted may have held other pauses and settings, open plans, other groups, topics and offsets, and "
-    "owners that still work: nobody can tell. Stop all members of all groups before you go on."
+    "owners that are alive: it cannot be known. Stop all members of all groups before you continue."
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RecoverRequest:
-    """Which log; the longest heartbeat interval that is not shown; offsets as GROUP/TOPIC/PARTITION=OFFSET.
-
-    `settings` are those of groups of which none are left, as GROUP=RULES,SECONDSs,DELIVERY,ranges in any order.
-    """
-
-    connection: ConnectionOptions
-    coordination_topic: str
-    data_connection: Path | None = None
-    heartbeat_interval_s: float | None = None
-    offsets: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-    yes: bool = False
-    as_json: bool = False
+app = command_group("Make a log certain that was cut without a snapshot.")
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetProposal:
-    """What is known of one key, and the offset that it is to have; `note` is what to think of."""
+    """What is known of one key, and the offset that it is to have; `note` is a remark."""
 
     whose: Whose
     last_offsets: LastOffsets
@@ -76,13 +62,56 @@ class OffsetProposal:
     note: str = ""
 
 
-def run(request: RecoverRequest) -> ExitCode:
-    """Show what is known and what cannot be, ask, and write the first snapshots. Raises `MarshalError`."""
-    if request.as_json and not request.yes:
+@command(
+    app,
+    "recover",
+    "Make a log certain that was cut without a snapshot. Such a coordination log no longer begins at offset 0. This is "
+    "also the way to take over a deployment of the Go library. Stop all members of all groups first. Shows what is "
+    "known and what cannot be known, asks, waits for 2 heartbeat intervals in which no member may write, and writes "
+    "the first snapshot: pauses and settings as shown or named, the offsets confirmed, no owner and no plan. A group "
+    "of which neither settings nor a data topic id are left is taken for one of Go consumers.",
+    "recover",
+    "recover --offset flights/flights/0=1500 --heartbeat-interval 120",
+)
+def recover(
+    *,
+    heartbeat_interval: Annotated[
+        float | None,
+        typer.Option(
+            "--heartbeat-interval",
+            metavar="SECONDS",
+            min=0.001,
+            help="The longest that any member has, if that is longer than what is shown.",
+            show_default=False,
+        ),
+    ] = None,
+    offset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--offset",
+            metavar="GROUP/TOPIC/PARTITION=OFFSET",
+            help="Start there instead: the next offset to read. Can be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--settings",
+            metavar="GROUP=native,10s,at_least_once",
+            help="The settings of a group of which none are left; go for one of Go consumers. Can be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Yes = False,
+    options: DataLogOptions,
+) -> ExitCode:
+    """Show what is known and what cannot be known, ask, and write the first snapshots. Raises `MarshalError`."""
+    if options.as_json and not yes:
         raise output.cannot_ask("without --json")
-    given, named = offsets_of(request.offsets), settings_of(request.settings)
-    connection, name = connection_of(request.connection), request.coordination_topic
-    data_connection = data_connection_of(request.data_connection, connection)
+    given, named = offsets_of(offset or ()), settings_of(settings or ())
+    connection, name = connection_of(options), options.coordination_topic
+    data_connection = data_connection_of(options.data_connection, connection)
     with closing(open_log(connection, name)) as log, closing(kafka_snapshots(connection, name)) as snapshots:
         with hint_how_to_create(name):
             require_rights(connection, name, WRITING)
@@ -93,17 +122,18 @@ def run(request: RecoverRequest) -> ExitCode:
         with Topics(data_connection, client_id="marshal-dagster-recover") as topics:
             proposals = list(propose(observed, recovery.identity.partitions, topics, given, go_groups))
         warn_of_ranges(observed)
-        if not request.as_json:
+        if not options.as_json:
             _show(observed, proposals, named, go_groups)
-        if observed and not (request.yes or _agreed()):
+        question = "All members of all groups are stopped, and these offsets are right?"
+        if observed and not (yes or typer.confirm(question, err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
         if observed:
-            output.write_note("waiting for more than 2 heartbeat intervals of log time, in which nobody may write")
-        interval_ms = None if request.heartbeat_interval_s is None else round(request.heartbeat_interval_s * 1_000)
+            output.write_note("waiting for more than 2 heartbeat intervals of log time, in which no member may write")
+        interval_ms = None if heartbeat_interval is None else round(heartbeat_interval * 1_000)
         recovered = recovery.recover({proposal.whose: proposal.confirmed for proposal in proposals}, interval_ms, named)
-    if request.as_json:
-        output.write_json({"recovered": recovered, "keys": [_to_json(each) for each in proposals]})
+    if options.as_json:
+        output.write_json({"recovered": recovered, "keys": [_to_json(proposal) for proposal in proposals]})
     elif recovered:
         output.show(f"Coordination partitions {world_view.listed(recovered)} have a snapshot: members can claim again.")
     return ExitCode.OK
@@ -149,8 +179,8 @@ def _settings_of(text: str) -> tuple[str, GroupSettings]:
 
 def _require_unknown(observed: Mapping[int, ObservedPartition], named: Mapping[str, GroupSettings]) -> None:
     """Raise `ConfigurationError` for settings that a person names of a group of which some are left."""
-    for number, each in observed.items():
-        for name, group in each.groups.items():
+    for number, partition in observed.items():
+        for name, group in partition.groups.items():
             if name in named and group.settings_accepted and group.settings != named[name]:
                 raise ConfigurationError(
                     f"--settings: group {name!r} has settings in coordination partition {number}: "
@@ -166,13 +196,18 @@ def propose(
     given: Mapping[Whose, int],
     go_groups: Collection[str] = (),
 ) -> Iterator[OffsetProposal]:
-    """Give each partition of each topic that a group has, or that is named in `given`, with an offset for it.
+    """Yield each partition of each topic that a group has, or that is named in `given`, with an offset for it.
 
-    The offset is the one given, else the one last heard of, else the one committed in Kafka, else 0. Raises
+    The offset is the one given, else the last one in the log, else the one committed in Kafka, else 0. Raises
     `ConfigurationError` for one given that belongs nowhere or lies beyond the topic's end; `UnavailableError`. Keys of
     `go_groups` get no data topic id.
     """
-    pairs = {(group, topic): each for each in observed.values() for group, topic in _pairs(each)}
+    pairs = {
+        (name, topic): partition
+        for partition in observed.values()
+        for name, group in partition.world.groups.items()
+        for topic, _ in group.keys
+    }
     for group, (topic, _) in given:
         home = coordination_partition(topic, partitions)
         if home not in observed:
@@ -181,19 +216,15 @@ def propose(
             )
         pairs[group, topic] = observed[home]
     unused = set(given)
-    for (group, topic), each in sorted(pairs.items(), key=lambda pair: pair[0]):
-        for proposal in _of_topic(each, group, topic, topics, given):
+    for (group, topic), partition in sorted(pairs.items(), key=lambda pair: pair[0]):
+        for proposal in _of_topic(partition, group, topic, topics, given):
             unused.discard(proposal.whose)
             if group in go_groups:
                 yield replace(proposal, confirmed=proposal.confirmed._replace(data_topic_id=None))
             else:
                 yield proposal
-    for group, (topic, partition) in unused:
-        raise ConfigurationError(f"--offset: topic {topic!r} has no partition {partition} (for group {group!r})")
-
-
-def _pairs(observed: ObservedPartition) -> set[tuple[str, str]]:
-    return {(name, topic) for name, group in observed.world.groups.items() for topic, _ in group.keys}
+    for group, (topic, number) in unused:
+        raise ConfigurationError(f"--offset: topic {topic!r} has no partition {number} (for group {group!r})")
 
 
 def _of_topic(
@@ -205,7 +236,7 @@ def _of_topic(
     except TopicNotFoundError:
         output.write_note(
             f"topic {topic!r} of group {group!r} does not exist (is it in another cluster? then name that with "
-            "--data-connection): its offsets are kept as last heard of"
+            "--data-connection): its last offsets in the log are kept"
         )
         yield from _of_missing_topic(observed, group, topic, given)
         return
@@ -219,15 +250,15 @@ def _of_topic(
         whose = (group, (topic, partition))
         key = None if seen is None else seen.keys.get((topic, partition))
         is_other = key is not None and key.data_topic_id not in {None, described.topic_id}
-        heard = (None if is_other or key is None else key.offset, committed.get(partition))
-        offset = given.get(whose, next((known for known in heard if known is not None), 0))
+        known = (None if is_other or key is None else key.offset, committed.get(partition))
+        offset = given.get(whose, next((number for number in known if number is not None), 0))
         at = bounds[partition]
         if offset > at.end:
             raise ConfigurationError(
                 f"{group}/{topic}/{partition}: offset {offset} lies beyond the topic's end {at.end}; name another with "
                 f"--offset {group}/{topic}/{partition}=OFFSET"
             )
-        note = "topic made anew" if is_other else "nothing known" if heard == (None, None) else ""
+        note = "topic re-created" if is_other else "nothing known" if known == (None, None) else ""
         lost = f"deleted up to {at.start}" if offset < at.start else ""
         yield OffsetProposal(
             whose,
@@ -241,33 +272,25 @@ def _of_topic(
 def _of_missing_topic(
     observed: ObservedPartition, group: str, topic: str, given: Mapping[Whose, int]
 ) -> Iterator[OffsetProposal]:
-    """Keep what is known: without its offsets a group would begin anew wherever its policy says, and lose messages."""
+    """Keep what is known: without its offsets a group would begin again where its policy says, and lose messages."""
     seen = observed.world.groups.get(group)
     for place, key in sorted(seen.keys.items() if seen else ()):
         whose = (group, place)
         offset = given.get(whose, key.offset)
         if place[0] == topic and offset is not None:
-            said = observed.last_offsets.get(whose, LastOffsets())
-            yield OffsetProposal(whose, said, None, ConfirmedOffset(offset, key.data_topic_id), "topic not found")
-
-
-def _agreed() -> bool:
-    return typer.confirm("All members of all groups are stopped, and these offsets are right?", err=True)
+            last = observed.last_offsets.get(whose, LastOffsets())
+            yield OffsetProposal(whose, last, None, ConfirmedOffset(offset, key.data_topic_id), "topic not found")
 
 
 def warn_of_ranges(observed: Mapping[int, ObservedPartition]) -> None:
-    """Say of which groups the offsets heard of may be lower than what is done (protocol.md, section 8.5)."""
-    worlds = [each.world for each in observed.values()]
-    for name in sorted({name for world in worlds for name, group in world.groups.items() if _names_ranges(group)}):
+    """Warn of groups whose last offsets in the log may be lower than what is done (protocol.md, section 8.5)."""
+    groups = [named for partition in observed.values() for named in partition.world.groups.items()]
+    for name in sorted({name for name, group in groups if RANGES in group.settings.features}):
         output.write_note(
             f"the members of group {name!r} claim ranges, which is not seen here: its true offsets may be higher than "
             "those shown, and what is done ahead of them is forgotten. From these offsets it will be done again; name "
             "higher ones with --offset where that must not be"
         )
-
-
-def _names_ranges(group: Group) -> bool:
-    return RANGES in group.settings.features
 
 
 def _show(
@@ -280,10 +303,10 @@ def _show(
         output.show("Every coordination partition is certain: there is nothing to recover.")
         return
     output.show(f"Only observed: coordination partitions {world_view.listed(list(observed))}.", _UNKNOWN)
-    for number, each in observed.items():
-        for name, group in each.groups.items():
+    for number, partition in observed.items():
+        for name, group in partition.groups.items():
             until_s = group.paused_until_s
-            pause = "" if until_s is None else f", {paused_text(output.utc(until_s * 1_000))}"
+            pause = "" if until_s is None else f", {paused_text(output.utc(until_s * 1_000), group.paused_by)}"
             settings = group.settings if group.settings_accepted else named.get(name, group.settings)
             origin = "" if group.settings_accepted else f" ({_origin(name, named, go_groups)})"
             output.show(f"Group {name} in {number}: {world_view.settings_text(settings)}{origin}{pause}")
@@ -292,7 +315,7 @@ def _show(
 
 
 def _origin(name: str, named: Mapping[str, GroupSettings], go_groups: Collection[str]) -> str:
-    """Say where settings come from of which no record is left."""
+    """Describe where the settings of a group come from of which no record is left."""
     if name in named:
         return "as named"
     if name in go_groups:
@@ -303,22 +326,27 @@ def _origin(name: str, named: Mapping[str, GroupSettings], go_groups: Collection
     return "no settings record is left: its first member writes its own"
 
 
-def _row(each: OffsetProposal) -> list[str | output.Line]:
-    group, (topic, partition) = each.whose
-    numbers = (each.last_offsets.heartbeat, each.last_offsets.release, each.committed, each.confirmed.offset)
-    return [group, f"{topic}/{partition}", *map(output.number, numbers), each.note or output.NOTHING]
+def _row(proposal: OffsetProposal) -> list[str | output.Line]:
+    group, (topic, partition) = proposal.whose
+    numbers = (
+        proposal.last_offsets.heartbeat,
+        proposal.last_offsets.release,
+        proposal.committed,
+        proposal.confirmed.offset,
+    )
+    return [group, f"{topic}/{partition}", *map(output.number, numbers), proposal.note or output.NOTHING]
 
 
-def _to_json(each: OffsetProposal) -> dict[str, Any]:
-    group, (topic, partition) = each.whose
+def _to_json(proposal: OffsetProposal) -> dict[str, Any]:
+    group, (topic, partition) = proposal.whose
     return {
         "group": group,
         "topic": topic,
         "partition": partition,
-        "last_heartbeat": each.last_offsets.heartbeat,
-        "last_release": each.last_offsets.release,
-        "committed_in_kafka": each.committed,
-        "offset": each.confirmed.offset,
-        "data_topic_id": each.confirmed.data_topic_id,
-        "note": each.note,
+        "last_heartbeat": proposal.last_offsets.heartbeat,
+        "last_release": proposal.last_offsets.release,
+        "committed_in_kafka": proposal.committed,
+        "offset": proposal.confirmed.offset,
+        "data_topic_id": proposal.confirmed.data_topic_id,
+        "note": proposal.note,
     }

@@ -1,17 +1,20 @@
-"""`replay`: a stored coordination log in, the world state or each record's verdict out."""
+"""`replay`: the world state that a stored coordination log leads to, or each record's verdict."""
 
 import json
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import IO, Final
+from typing import IO, Annotated, Final
 
-from marshal_dagster.cli import output, tables
+import typer
+
+from marshal_dagster.cli import output, world_tables
+from marshal_dagster.cli.command import command, command_group
+from marshal_dagster.cli.options import AsJson
 from marshal_dagster.cli.world_view import world_view
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import INT64_MAX, RuleSet
@@ -20,47 +23,76 @@ from marshal_dagster.protocol.world import World
 
 STDIN: Final = "-"
 LONGEST_LINE_BYTES: Final = 1 << 24
-"""Longer than any record that Kafka takes, however JSON writes its bytes."""
+"""More than the JSON form of any record that Kafka accepts."""
 _TOGETHER: Final = 10_000
 _PARTITION_FIRST: Final = re.compile(rb'\{"partition": ?([0-9]{1,10}),')
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayRequest:
-    """What is replayed and how; the interval is in seconds, None stands for the largest partition in the log + 1."""
-
-    file: str
-    heartbeat_interval_s: float = 60.0
-    rules: str = RuleSet.GO.value
-    coordination_partitions: int | None = None
-    as_json: bool = False
-    at_each: bool = False
+app = command_group("Show what a stored log leads to.")
 
 
-def run(request: ReplayRequest) -> None:
-    """Replay a stored log and write what came of it.
+@command(
+    app,
+    "replay",
+    "Show what a stored log leads to. That is the world state after its last record. A line of the log is "
+    '{"partition": p, "offset": o, "timestamp": ms, "value": text or null}.',
+    "replay log.jsonl --json",
+    "tail --json | marshal-dagster replay - --coordination-partitions 8",
+)
+def replay(
+    *,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The stored log; - for standard input.")],
+    heartbeat_interval: Annotated[
+        float,
+        typer.Option(
+            "--heartbeat-interval",
+            metavar="SECONDS",
+            help="The heartbeat interval until a group's first settings record.",
+        ),
+    ] = 60.0,
+    rules: Annotated[
+        str,
+        typer.Option(
+            "--rules", metavar="native|go", help="The rule set until a group's first settings record; readers take go."
+        ),
+    ] = RuleSet.GO.value,
+    coordination_partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--coordination-partitions",
+            metavar="N",
+            help="How many the coordination topic has; by default the largest number in the log + 1.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    at_each: Annotated[bool, typer.Option("--at-each", help="Write each record's verdict, a JSON line each.")] = False,
+) -> None:
+    """Replay a stored log and write the state that it leads to.
 
-    Raises `ConfigurationError` for an option or a file that cannot be, `MalformedLogError` for a line.
+    Raises:
+        ConfigurationError: An option is wrong, or the file cannot be read.
+        MalformedLogError: A line of the log is malformed.
     """
-    interval_ms, rules = _interval_ms(request.heartbeat_interval_s), _rules(request.rules)
-    if request.coordination_partitions is not None and request.coordination_partitions < 1:
+    interval_ms, rule_set = _interval_ms(heartbeat_interval), _rule_set(rules)
+    if coordination_partitions is not None and coordination_partitions < 1:
         raise ConfigurationError(
-            f"--coordination-partitions: {request.coordination_partitions}; a coordination topic has at least 1"
+            f"--coordination-partitions: {coordination_partitions}; a coordination topic has at least 1"
         )
-    with _opened(request.file) as given:
-        count = request.coordination_partitions
-        source = given if count is not None else _rewindable(given)
-        count = _partition_count(source) if count is None else count
-        world = World(count, interval_ms, rules)
-        records = _records(_Lines(source), count)
-        if request.at_each:
-            _judge_each(world, records, is_live=not _is_file(source))
+    with _opened(file) as given:
+        source = given if coordination_partitions is not None else _rewindable(given)
+        if coordination_partitions is None:
+            coordination_partitions = _partition_count(source)
+        world = World(coordination_partitions, interval_ms, rule_set)
+        records = _records(_Lines(source), coordination_partitions)
+        if at_each:
+            _judge_each(world, records, is_live=not source.seekable())
         else:
             _apply(world, records)
-    if request.as_json:
+    if as_json:
         output.write_json(summary(world))
-    elif not request.at_each:
-        output.show(*tables.overview(world_view(world)))
+    elif not at_each:
+        output.show(*world_tables.overview(world_view(world)))
 
 
 def _interval_ms(seconds: float) -> int:
@@ -70,7 +102,7 @@ def _interval_ms(seconds: float) -> int:
     return milliseconds
 
 
-def _rules(name: str) -> RuleSet:
+def _rule_set(name: str) -> RuleSet:
     try:
         return RuleSet(name)
     except ValueError:
@@ -91,23 +123,18 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
         yield source
 
 
-def _is_file(source: IO[bytes]) -> bool:
-    """Tell whether `source` can be read twice and nobody is still writing to it."""
-    return source.seekable()
-
-
 def _rewindable(source: IO[bytes]) -> IO[bytes]:
-    """Give `source`, or a copy of it on disk where it can be read but once."""
-    if _is_file(source):
+    """Return `source`, or a copy of it on disk if it can be read only once."""
+    if source.seekable():
         return source
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 - gone with the last reference to it
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - deleted with the last reference to it
     shutil.copyfileobj(source, copy)
     copy.seek(0)
     return copy
 
 
 def _partition_count(source: IO[bytes]) -> int:
-    """Find the largest coordination partition and go back; a line that is malformed is left to who reads it next."""
+    """Return the largest coordination partition + 1, and rewind; malformed lines are reported later."""
     start = source.tell()
     largest = 0
     for line in _raw_lines(source):
@@ -117,7 +144,7 @@ def _partition_count(source: IO[bytes]) -> int:
 
 
 def _partition_in(line: bytes) -> int:
-    """Find a line's coordination partition; 0 in a line that has none."""
+    """Return a line's coordination partition, or 0 if it has none."""
     plain = _PARTITION_FIRST.match(line)
     if plain and line.count(b'"partition"') == 1 and b"\\" not in line:
         return int(plain[1])
@@ -133,7 +160,7 @@ def _raw_lines(source: IO[bytes]) -> Iterator[bytes]:
 
 
 class _Lines:
-    """The lines of a file, which knows the number of the one that it gave last; from 1."""
+    """The lines of a file, and the number of the line that was read last, from 1."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self.number = 0
@@ -158,14 +185,14 @@ def _records(lines: _Lines, coordination_partitions: int) -> Iterator[StoredReco
     for record in parse_lines(lines):
         if record.partition >= coordination_partitions:
             raise MalformedLogError(
-                f"line {lines.number}: coordination partition {record.partition}, but --coordination-partitions says "
-                f"that there are {coordination_partitions}, from 0 on"
+                f"line {lines.number}: coordination partition {record.partition}, but --coordination-partitions gives "
+                f"{coordination_partitions}, numbered from 0"
             )
         yield record
 
 
 def _apply(world: World, records: Iterable[StoredRecord]) -> None:
-    """Let all records act, those of one coordination partition together: the partitions know nothing of each other."""
+    """Apply all records, many of one coordination partition at once: the partitions are independent."""
     waiting: dict[int, list[tuple[int, int, bytes | None]]] = {}
     count = 0
     for record in records:
@@ -183,15 +210,11 @@ def _apply_waiting(world: World, waiting: dict[int, list[tuple[int, int, bytes |
 
 
 def _judge_each(world: World, records: Iterable[StoredRecord], *, is_live: bool) -> None:
-    """Write the verdict of each record; of a log that is still being written, at once."""
-    hand_on: Callable[[], None] = output.flush if is_live else _later
+    """Write the verdict of each record; of a log that is still being written, without delay."""
     for record in records:
         verdict = world.apply(record.partition, record.offset, record.timestamp_ms, record.value)
         output.write_line(
             f'{{"partition": {record.partition}, "offset": {record.offset}, "verdict": "{verdict.kind.value}"}}'
         )
-        hand_on()
-
-
-def _later() -> None:
-    """Leave it to the buffer."""
+        if is_live:
+            output.flush()

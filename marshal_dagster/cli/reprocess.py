@@ -1,7 +1,6 @@
-"""`reprocess`: the group's own members do a range of offsets again, then go on where they stood."""
+"""`reprocess`: a group's own members do a range of offsets again, then continue at their former position."""
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -9,84 +8,101 @@ from marshal_dagster.admin.reprocess import RangeReprocessor, ReprocessPlan, Rep
 from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.position_context import PositionRequest
+from marshal_dagster.cli.position import SettingOptions
 
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#again from", "#up to", "note")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReprocessRequest(PositionRequest):
-    """What is done again: the offsets from `start` up to `end` (exclusive)."""
-
-    partition: int
-    start: int
-    end: int
-    within: str
+app = command_group("Have a range of offsets done again.")
 
 
-def run(request: ReprocessRequest) -> ExitCode:
-    """Show what is to be, ask, and stay until it is done. Raises `MarshalError`."""
-    request.check()
-    wait_s, within_s = duration_s(request.wait, "--wait"), duration_s(request.within, "--within")
-    with request.opened("redo", PositionResetter) as positions:
-        work = RangeReprocessor(positions)
-        redo = work.look(request.partition, request.start, request.end)
-        for warning in positions.warnings():
+@command(
+    app,
+    "reprocess",
+    "Have a range of offsets done again. The group's own members do it, who did it before: shows the range, asks, sets "
+    "the position back to the range's start, waits until the members have reached its end, and sets the group to "
+    "its former position. The command runs until then; if it is interrupted, the group continues at its former "
+    "position. The exit code is 1 when the members did not finish in time.",
+    "reprocess flights flights --partition 0 --from 1500 --to 1720 --dry-run",
+    "reprocess flights flights --partition 0 --from 1500 --to 1720 --within 2h --yes",
+)
+def reprocess(
+    *,
+    partition: Annotated[
+        int, typer.Option("--partition", "-p", metavar="N", min=0, help="The partition.", show_default=False)
+    ],
+    start: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="The first offset of the range.", show_default=False)
+    ],
+    end: Annotated[
+        int,
+        typer.Option("--to", metavar="OFFSET", min=1, help="The first offset after the range.", show_default=False),
+    ],
+    within: Annotated[
+        str, typer.Option("--within", metavar="DURATION", help="How long the members have for it.")
+    ] = "1h",
+    options: SettingOptions,
+) -> ExitCode:
+    """Show the range, ask, and wait until it is done. Raises `MarshalError`."""
+    within_s = duration_s(within, "--within")
+    with options.opened("redo", PositionResetter) as resetter:
+        reprocessor = RangeReprocessor(resetter)
+        plan = reprocessor.look(partition, start, end)
+        for warning in resetter.warnings():
             output.write_note(warning)
-        if not request.as_json:
-            _show(request, redo)
-        if not request.dry_run and not (request.yes or _agreed()):
+        if not options.as_json:
+            _show(options, partition, plan)
+        if options.dry_run:
+            _report(options, partition, plan, None)
+            return ExitCode.OK
+        if not (options.yes or typer.confirm("Have this done again? The group is paused twice, briefly", err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
-        redone = None
-        if not request.dry_run:
-            redone = work.carry_out(redo, wait_s=wait_s, within_s=within_s, report=output.write_note)
-    return _report(request, redo, redone)
+        result = reprocessor.carry_out(
+            plan, wait_s=duration_s(options.wait, "--wait"), within_s=within_s, report=output.write_note
+        )
+    _report(options, partition, plan, result)
+    if result.problem is not None:
+        output.write_note(result.problem)
+    if result.reached >= plan.end:
+        return ExitCode.OK
+    output.write_note(
+        f"the members did not finish within {within}: the offsets from {result.reached} up to {plan.end} were not "
+        "committed again"
+    )
+    return ExitCode.PROBLEMS
 
 
-def _agreed() -> bool:
-    return typer.confirm("Have this done again? The group is paused twice, for a moment", err=True)
-
-
-def _show(request: ReprocessRequest, redo: ReprocessPlan) -> None:
-    extent, notes = redo.back.extent, redo.back.notes
-    numbers = (extent.start, extent.end, redo.position_before, redo.back.offset, redo.end)
-    note = output.styled("; ".join(notes), "yellow") if notes else output.NOTHING
+def _show(options: SettingOptions, partition: int, plan: ReprocessPlan) -> None:
+    extent = plan.back.extent
+    numbers = (extent.start, extent.end, plan.position_before, plan.back.offset, plan.end)
     output.show(
-        output.styled(f"Group {request.group}, topic {request.topic}", "bold"),
-        output.Table(_COLUMNS, [[str(request.partition), *map(str, numbers), note]], may_fold={"note"}),
+        output.styled(f"Group {options.group}, topic {options.topic}", "bold"),
+        output.Table(
+            _COLUMNS, [[str(partition), *map(str, numbers), output.notes_cell(plan.back.notes)]], may_fold={"note"}
+        ),
     )
 
 
-def _report(request: ReprocessRequest, redo: ReprocessPlan, redone: ReprocessResult | None) -> ExitCode:
-    is_done = redone is not None and redone.reached >= redo.end
-    if request.as_json:
+def _report(options: SettingOptions, partition: int, plan: ReprocessPlan, result: ReprocessResult | None) -> None:
+    """Write what was done; None for a dry run."""
+    if options.as_json:
         output.write_json(
             {
-                "group": request.group,
-                "topic": request.topic,
-                "partition": request.partition,
-                "dry_run": request.dry_run,
-                "start": redo.back.offset,
-                "end": redo.end,
-                "stood_at": redo.position_before,
-                "reached": None if redone is None else redone.reached,
-                "goes_on_at": None if redone is None else redone.resume_offset,
-                "notes": list(redo.back.notes),
+                "group": options.group,
+                "topic": options.topic,
+                "partition": partition,
+                "dry_run": options.dry_run,
+                "start": plan.back.offset,
+                "end": plan.end,
+                "stood_at": plan.position_before,
+                "reached": None if result is None else result.reached,
+                "goes_on_at": None if result is None else result.resume_offset,
+                "notes": list(plan.back.notes),
             }
         )
-    elif redone is None:
-        output.show("A dry run: nothing was written.")
-    elif is_done:
-        output.show(f"Done again up to {redo.end}.")
-    if redone is None:
-        return ExitCode.OK
-    if redone.problem is not None:
-        output.write_note(redone.problem)
-    if not is_done:
-        output.write_note(
-            f"the members were not through within {request.within}: what lies from {redone.reached} up to {redo.end} "
-            "was not committed again"
-        )
-    return ExitCode.OK if is_done else ExitCode.PROBLEMS
+    elif result is None:
+        output.show(output.DRY_RUN)
+    elif result.reached >= plan.end:
+        output.show(f"Done again up to {plan.end}.")

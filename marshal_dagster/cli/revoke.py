@@ -1,141 +1,153 @@
-"""`revoke`: takes from an owner who is dead what it holds; a person says that it is."""
+"""`revoke`: takes its claims from a dead owner; a person says that it is dead."""
 
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from marshal_dagster.admin.position_spec import partitions_of
 from marshal_dagster.admin.revoke import ClaimRevoker, HeldClaim, held_by, holds_nothing_text
 from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, WRITING, check_topic, connection_of, open_reader, operator_name
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import DryRun, GroupName, LogOptions, Partitions, TopicArgument, Yes
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.state import Freshness
 
-_COLUMNS: Final = ("partition", "owner", "last beat", "", "#epoch")
+_COLUMNS: Final = ("partition", "owner", "last heartbeat", "", "#epoch")
+
+app = command_group("Take a claim from its owner.")
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeRequest:
-    """Whose claims, of which partitions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeOptions(LogOptions):
+    """Whose claims on a data topic, and whether only to show them."""
 
-    connection: ConnectionOptions
-    coordination_topic: str
-    group: str
-    topic: str
-    instance: str
-    partitions: str | None = None
-    dry_run: bool = False
-    yes: bool = False
-    as_json: bool = False
+    group: GroupName
+    topic: TopicArgument
+    instance: Annotated[
+        str,
+        typer.Option(
+            "--instance",
+            "-i",
+            metavar="ID",
+            help="The owner: an instance id, or the run id in front of it.",
+            show_default=False,
+        ),
+    ]
+    partitions: Partitions = None
+    dry_run: DryRun = False
+    yes: Yes = False
 
 
-def run(request: RevokeRequest) -> ExitCode:
+@command(
+    app,
+    "revoke",
+    "Take a claim from its owner. If an owner is dead, others can then claim its partitions of a data topic at once, "
+    "not only when they are stale. Shows what it holds, and asks. An owner that is alive is fenced: its next heartbeat "
+    "or commit is refused. In a group that Go consumers share nothing can be revoked: another instance takes each "
+    "partition at its offset and releases it, and a live Go owner takes it back with its next heartbeat. The exit code "
+    "is 1 when not all could be taken.",
+    "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e --dry-run",
+    "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e.0f1e2d3c4b5a --partitions 0-3",
+)
+def revoke(options: RevokeOptions) -> ExitCode:
     """Show what the owner holds, ask, and revoke it. Raises `MarshalError`."""
-    if request.as_json and not (request.yes or request.dry_run):
+    if options.as_json and not (options.yes or options.dry_run):
         raise output.cannot_ask("with --dry-run")
-    check_topic("TOPIC", request.topic)
-    named = None if request.partitions is None else partitions_of(request.partitions, "--partitions")
-    connection = connection_of(request.connection)
-    rights = READING if request.dry_run else WRITING
+    check_topic("TOPIC", options.topic)
+    partitions = None if options.partitions is None else partitions_of(options.partitions, "--partitions")
+    connection = connection_of(options)
+    rights = READING if options.dry_run else WRITING
 
     def open_log(interval_ms: int) -> Rationalizer:
-        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
+        return open_reader(connection, options.coordination_topic, interval_ms=interval_ms, rights=rights)
 
-    with warnings_to_stderr(), closing(ClaimRevoker(open_log, request.group, request.topic, operator_name())) as work:
-        held = work.look()
-        claims = held_by(request.instance, held, named)
+    revoker = ClaimRevoker(open_log, options.group, options.topic, operator_name())
+    with warnings_to_stderr(), closing(revoker):
+        held = revoker.look()
+        claims = held_by(options.instance, held, partitions)
         if not claims:
-            return _nothing(request, held)
-        is_go = work.is_go
-        _show(request, claims, is_go=is_go)
-        if not request.dry_run and not (request.yes or _agreed()):
+            output.write_note(holds_nothing_text(options.instance, options.topic, held))
+            if options.as_json:
+                output.write_json(_to_json(options, (), ()))
+            return ExitCode.PROBLEMS
+        is_go = revoker.is_go
+        _show(options, claims, is_go=is_go)
+        if options.dry_run:
+            taken: Sequence[HeldClaim] = ()
+        elif options.yes or typer.confirm("Is this owner dead, and are these claims to be taken from it?", err=True):
+            taken = revoker.carry_out(claims)
+        else:
             output.write_nothing_written()
             return ExitCode.PROBLEMS
-        taken = [] if request.dry_run else work.carry_out(claims)
         if is_go and taken:
-            back = {each.partition for each in work.taken_back(taken)}
-            taken = [each for each in taken if each.partition not in back]
-    return _report(request, claims, taken, is_go=is_go)
+            back = {claim.partition for claim in revoker.taken_back(taken)}
+            taken = [claim for claim in taken if claim.partition not in back]
+    _report(options, claims, taken, is_go=is_go)
+    return ExitCode.OK if options.dry_run or len(taken) == len(claims) else ExitCode.PROBLEMS
 
 
-def _agreed() -> bool:
-    return typer.confirm("Is this owner dead, and is what it holds to be taken from it?", err=True)
+def _listed(claims: Collection[HeldClaim]) -> str:
+    return world_view.listed({claim.partition for claim in claims})
 
 
-def _nothing(request: RevokeRequest, held: Sequence[HeldClaim]) -> ExitCode:
-    output.write_note(holds_nothing_text(request.instance, request.topic, held))
-    if request.as_json:
-        output.write_json(_to_json(request, (), ()))
-    return ExitCode.PROBLEMS
-
-
-def _show(request: RevokeRequest, claims: Sequence[HeldClaim], *, is_go: bool) -> None:
-    if not request.as_json:
+def _show(options: RevokeOptions, claims: Sequence[HeldClaim], *, is_go: bool) -> None:
+    if not options.as_json:
         output.show(
-            output.styled(f"Group {request.group}, topic {request.topic}", "bold"),
-            output.Table(_COLUMNS, [_row(each) for each in claims], may_fold={"owner"}),
+            output.styled(f"Group {options.group}, topic {options.topic}", "bold"),
+            output.Table(_COLUMNS, [_row(claim) for claim in claims], may_fold={"owner"}),
         )
     if is_go:
         output.write_note(
-            f"Go consumers share group {request.group!r}, or may because it has no settings: a live Go owner takes its "
+            f"Go consumers share group {options.group!r}, or may because it has no settings: a live Go owner takes its "
             "partitions back with its next heartbeat, within a minute. Stop it first"
         )
     elif any(claim.freshness is Freshness.FRESH for claim in claims):
         output.write_note(
-            "it was heard of within a heartbeat interval: should it live, two work on the same until its next "
-            "heartbeat or commit is refused"
+            "its last heartbeat is less than an interval old: if it is alive, two members do the same work until its "
+            "next heartbeat or commit is refused"
         )
 
 
-def _report(
-    request: RevokeRequest, claims: Sequence[HeldClaim], taken: Collection[HeldClaim], *, is_go: bool
-) -> ExitCode:
-    left = [claim for claim in claims if claim not in taken]
-    if request.as_json:
-        output.write_json(_to_json(request, claims, taken))
-    elif request.dry_run:
-        output.show("A dry run: nothing was written.")
+def _report(options: RevokeOptions, claims: Sequence[HeldClaim], taken: Collection[HeldClaim], *, is_go: bool) -> None:
+    if options.as_json:
+        output.write_json(_to_json(options, claims, taken))
+    elif options.dry_run:
+        output.show(output.DRY_RUN)
     elif taken:
-        numbers = world_view.listed({each.partition for each in taken})
         output.show(
-            f"Nobody holds partitions {numbers} now; look again in a minute: a live Go owner would be back by then."
+            f"No member holds partitions {_listed(taken)} now; look again in a minute: a live Go owner would be back "
+            "by then."
             if is_go
-            else f"Revoked in partitions {numbers}: others can claim them."
+            else f"Revoked in partitions {_listed(taken)}: others can claim them."
         )
-    if request.dry_run or not left:
-        return ExitCode.OK
-    if is_go:
+    left = [claim for claim in claims if claim not in taken]
+    if left and not options.dry_run:
         output.write_note(
-            f"partitions {world_view.listed({each.partition for each in left})} were not freed: they have no offset, "
-            "changed hands meanwhile, or their owner lives and took them back. They are free two minutes after its "
-            "last heartbeat"
+            f"partitions {_listed(left)} were not freed: they have no offset, changed hands meanwhile, or their owner "
+            "is alive and took them back. They are free two minutes after its last heartbeat"
+            if is_go
+            else f"not revoked in partitions {_listed(left)}: they changed hands meanwhile, or the broker did not "
+            "acknowledge it; look again"
         )
-        return ExitCode.PROBLEMS
-    output.write_note(
-        f"not revoked in partitions {world_view.listed({each.partition for each in left})}: they changed hands "
-        "meanwhile, "
-        "or the broker did not acknowledge it; look again"
-    )
-    return ExitCode.PROBLEMS
 
 
-def _row(each: HeldClaim) -> list[str | output.Line]:
-    where = f"{each.partition} [{each.start}, {each.end})" if each.is_range else str(each.partition)
-    owner = f"{each.owner.instance} ({each.owner.client})"
-    return [where, owner, output.utc(each.last_beat_ms), str(each.freshness), output.number(each.owner.epoch)]
+def _row(claim: HeldClaim) -> list[str | output.Line]:
+    where = f"{claim.partition} [{claim.start}, {claim.end})" if claim.is_range else str(claim.partition)
+    owner = f"{claim.owner.instance} ({claim.owner.client})"
+    return [where, owner, output.utc(claim.last_beat_ms), str(claim.freshness), output.number(claim.owner.epoch)]
 
 
-def _to_json(request: RevokeRequest, claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> dict[str, Any]:
+def _to_json(options: RevokeOptions, claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> dict[str, Any]:
     return {
-        "group": request.group,
-        "topic": request.topic,
-        "dry_run": request.dry_run,
+        "group": options.group,
+        "topic": options.topic,
+        "dry_run": options.dry_run,
         "claims": [
             {
                 "partition": claim.partition,

@@ -1,12 +1,14 @@
-"""Work that goes on until a signal ends it: of a harvester, of a coordinator."""
+"""A service, such as a harvester or a coordinator: its thread, its signals, its health and its events."""
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from marshal_dagster._internal.health_server import HealthServer, address_of
+from marshal_dagster.cli import output
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -18,18 +20,26 @@ _END_WITHIN_S: Final = 25.0
 def run_until_signal(
     work: Callable[[], object], stop: Callable[[], object], look: Callable[[], None] = lambda: None
 ) -> bool:
-    """Have a thread work until it is done, or a signal stops it; tell whether one did. Raises what the work does.
+    """Run `work` in a thread until it ends or a signal stops it; return whether a signal did.
 
-    Meanwhile it is looked at, now and then. The handler only notes the signal: what it would call may be in the midst
-    of the same lock. A second signal ends the process as it otherwise would. Work that does not end in time after a
-    signal is left as it is, which raises `UnavailableError`: the process can go, as nothing rests on an end in order.
+    The signal handler only records the signal, because this thread may hold a lock that `stop` needs. Work that does
+    not end in time after a signal is abandoned: correctness does not depend on an orderly end.
+
+    Args:
+        work: What the thread does.
+        stop: Makes `work` end soon; it is called in any case.
+        look: Called every 0.1 s while the thread works.
+
+    Raises:
+        UnavailableError: The work did not end in time.
+        BaseException: What `work` raised.
     """
     raised: list[BaseException] = []
 
     def carry_out() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
             raised.append(error)
 
     thread = threading.Thread(target=carry_out, name="work", daemon=True)
@@ -51,20 +61,31 @@ def run_until_signal(
     return bool(came)
 
 
-def health_server(tell: Callable[[], dict[str, Any]], given: str | None) -> AbstractContextManager[HealthServer | None]:
-    """Give what answers at the address of `--health`, if one is given. Raises `ConfigurationError`."""
-    if given is None:
+def health_server(
+    health: Callable[[], dict[str, Any]], address: str | None
+) -> AbstractContextManager[HealthServer | None]:
+    """Return the server for the address of `--health`, or no server without one. Raises `ConfigurationError`."""
+    if address is None:
         return nullcontext()
     try:
-        host, port = address_of(given)
+        host, port = address_of(address)
     except ConfigurationError as error:
         raise ConfigurationError(f"--health: {error}") from None
-    return HealthServer(tell, host, port)
+    return HealthServer(health, host, port)
+
+
+def report_event(event: str, text: str, *, as_json: bool, **fields: Any) -> None:  # noqa: ANN401 - JSON values
+    """Write an event: for people as a line on stderr, for programs as a line of JSON on stdout."""
+    if not as_json:
+        output.write_note(text)
+        return
+    output.write_json({"event": event, "time_ms": time.time_ns() // 1_000_000, **fields})
+    output.flush()
 
 
 @contextmanager
 def _recorded_signals() -> Iterator[list[int]]:
-    """Give a list into which the signals come that would end this process; as before at the block's end."""
+    """Yield a list that records signals, which would otherwise end this process; at the end restore the handlers."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _SIGNALS}
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -17,243 +17,257 @@ from marshal_dagster.admin.group_settings import (
 )
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import DryRun, GroupName, LogOptions, NewGroup, Wait, Yes
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.kafka.acls import Right
-from marshal_dagster.protocol.messages import GroupSettings
 
 _COLUMNS: Final = ("coordination partitions", "heartbeat interval", "rule set", "delivery", "features", "note")
-_NO_CHANGE: Final = SettingsChange()
+
+app = command_group("Show and set what a group's members agree on.")
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsRequest:
-    """Which group's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsOptions(LogOptions):
+    """Whose settings."""
 
-    connection: ConnectionOptions
-    coordination_topic: str
-    group: str
-    as_json: bool = False
+    group: GroupName
+
+    @contextmanager
+    def opened(self, *, writes: bool = False, go_consumers_stopped: str | None = None) -> Iterator[GroupSettingsAdmin]:
+        """Connect to the coordination log while the block lasts. Raises `MarshalError`."""
+        stopped = are_stopped(go_consumers_stopped, self.group)
+        connection = connection_of(self)
+        rights = WRITING if writes else READING
+
+        def open_log(interval_ms: int) -> Rationalizer:
+            return open_reader(connection, self.coordination_topic, interval_ms=interval_ms, rights=rights)
+
+        admin = GroupSettingsAdmin(open_log, self.group, operator_name(), go_consumers_stopped=stopped)
+        with warnings_to_stderr(), closing(admin):
+            yield admin
 
 
-@dataclass(frozen=True, slots=True)
-class WritingRequest(SettingsRequest):
-    """How long others have to leave, and whether it is only shown, or done without a question."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeOptions(SettingsOptions):
+    """How settings are changed."""
 
-    wait: str = "5m"
-    dry_run: bool = False
-    yes: bool = False
+    wait: Wait = "5m"
+    dry_run: DryRun = False
+    yes: Yes = False
 
-    def wait_s(self) -> int:
-        """Read the wait. Raises `ConfigurationError`, also where nobody can be asked."""
+    def check(self) -> int:
+        """Return the wait in seconds. Raises `ConfigurationError`, also where the operator cannot be asked."""
         if self.as_json and not (self.yes or self.dry_run):
             raise output.cannot_ask("with --dry-run")
         return duration_s(self.wait, "--wait")
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeRequest(WritingRequest):
-    """What is changed; `go_consumers_stopped` is the group's name where a person says that these are, for good."""
-
-    change: SettingsChange = _NO_CHANGE
-    new_group: bool = False
-    go_consumers_stopped: str | None = None
-
-
-def show(request: SettingsRequest) -> ExitCode:
+@command(
+    app,
+    "show",
+    "Show a group's settings. Those in force are shown, by coordination partition where they differ. A group without "
+    "settings is judged as Go consumers judge it.",
+    "settings show flights",
+    "settings show flights --json",
+)
+def show(options: SettingsOptions) -> None:
     """Show the settings in force. Raises `MarshalError`."""
-    with _agreed(request) as work:
-        found = work.look()
-    differ = len({each.settings for each in found.values() if each.certain}) > 1
-    if request.as_json:
-        rows = [{"partition": number} | _to_json(each) for number, each in found.items()]
-        output.write_json({"group": request.group, "differ": differ, "coordination_partitions": rows})
+    with options.opened() as admin:
+        found = admin.look()
+    differ = len({there.settings for there in found.values() if there.certain}) > 1
+    if options.as_json:
+        rows = [{"partition": number} | _to_json(there) for number, there in found.items()]
+        output.write_json({"group": options.group, "differ": differ, "coordination_partitions": rows})
     else:
-        _show(request, found)
+        _show(options, found)
     if differ:
         output.write_note(
             "they differ: settings were written by halves. Members that are configured alike complete them, as does "
             "`marshal-dagster settings set`; where ranges are left, another `settings disable-ranges` does"
         )
-    return ExitCode.OK
 
 
-def set_settings(request: ChangeRequest) -> ExitCode:
-    """Show what is in force and what is to be, ask, and set it. Raises `MarshalError`."""
-    wait_s = request.wait_s()
-    stopped = are_stopped(request.go_consumers_stopped, request.group)
-    with _agreed(request, READING if request.dry_run else WRITING, stopped=stopped) as work:
-        before = work.look(new_group=request.new_group)
-        settings = request.change.settings(before)
-        after: Mapping[int, PartitionSettings] = {
-            number: PartitionSettings(settings, by_default=False, certain=each.certain)
-            for number, each in before.items()
-        }
-        is_in_force = all(each.settings == settings for each in before.values())
-        if is_in_force:
-            output.write_note(f"group {request.group!r} has these settings already")
-            after = before
-        else:
-            work.require_allowed()
-            for warning in _warnings(request, before, settings):
-                output.write_note(warning)
-            if not request.as_json:
-                _show(request, before)
-                _show(request, after, "to be")
-            if not (request.dry_run or request.yes or _is_agreed_to_change()):
-                output.write_nothing_written()
-                return ExitCode.PROBLEMS
-            if not request.dry_run:
-                if work.owners():
-                    output.write_note(f"the group is paused; those that hold partitions have {request.wait} to leave")
-                after = work.set_settings(settings, wait_s=wait_s)
-    _report(request, before, after, (), dry_run=request.dry_run, done="The settings were set.")
-    return ExitCode.OK
-
-
-def _warnings(
-    request: ChangeRequest, before: Mapping[int, PartitionSettings], settings: GroupSettings
-) -> Iterator[str]:
-    in_force = [each.settings for each in before.values()]
-    if any(each.delivery is not settings.delivery for each in in_force):
-        yield (
-            f"delivery changes for group {request.group!r}: open plans end, and every partition with an offset begins "
-            "a new generation"
-        )
-    if request.go_consumers_stopped is not None:
-        yield (
-            "from now on the coordination topic holds records that Go consumers do not know: one that starts there "
-            "again may begin far before its group's offset"
-        )
-
-
-def _is_agreed_to_change() -> bool:
-    return typer.confirm("Set these settings? The group is paused meanwhile", err=True)
-
-
-def switch_ranges_off(request: WritingRequest) -> ExitCode:
-    """Show what is forgotten, ask, and switch ranges off. Raises `MarshalError`."""
-    wait, wait_s, dry_run, yes = request.wait, request.wait_s(), request.dry_run, request.yes
-    with _agreed(request, READING if dry_run else WRITING) as work:
-        before, forgotten = work.look(), work.forgotten()
-        if not any(each.has_ranges for each in before.values()):
-            output.write_note(f"ranges are off already in group {request.group!r}")
-            _report(request, before, before, forgotten, dry_run=dry_run)
+@command(
+    app,
+    "set",
+    "Give a group settings, or change them. What is not named stays as it is in force, or is a member's default. Shows "
+    "the settings before and after, asks, pauses the group, waits for the owners of partitions to leave, writes the "
+    "settings and restores the pause that was in force before. A group of which nothing is there yet is not paused. "
+    "Configure all members alike.",
+    "settings set flights --heartbeat-interval 10 --delivery effectively_once",
+    "settings set flights --ranges --dry-run",
+)
+def set_(
+    *,
+    heartbeat_interval: Annotated[
+        float | None,
+        typer.Option(
+            "--heartbeat-interval", metavar="SECONDS", min=0.1, help="Seconds between heartbeats.", show_default=False
+        ),
+    ] = None,
+    rules: Annotated[
+        str | None, typer.Option("--rules", metavar="native|go", help="The rule set.", show_default=False)
+    ] = None,
+    delivery: Annotated[
+        str | None,
+        typer.Option(
+            "--delivery",
+            metavar="MODE",
+            help="at_most_once, at_least_once or effectively_once.",
+            show_default=False,
+        ),
+    ] = None,
+    ranges: Annotated[bool, typer.Option("--ranges", help="Let members claim ranges of a partition.")] = False,
+    new_group: NewGroup = False,
+    go_consumers_stopped: Annotated[
+        str | None,
+        typer.Option(
+            "--go-consumers-stopped",
+            metavar="GROUP",
+            help="No Go consumer, of any group, will use this coordination topic again. Repeat the group's name to "
+            "confirm it.",
+            show_default=False,
+        ),
+    ] = None,
+    options: ChangeOptions,
+) -> ExitCode:
+    """Show the settings before and after, ask, and set them. Raises `MarshalError`."""
+    wait_s = options.check()
+    with options.opened(writes=not options.dry_run, go_consumers_stopped=go_consumers_stopped) as admin:
+        before = admin.look(new_group=new_group)
+        settings = SettingsChange(heartbeat_interval, rules, delivery, ranges=ranges).settings(before)
+        if all(there.settings == settings for there in before.values()):
+            output.write_note(f"group {options.group!r} has these settings already")
+            _report(options, before, before)
             return ExitCode.OK
-        for warning in work.warnings():
-            output.write_note(warning)
-        if not request.as_json:
-            _show(request, before)
-            _show_forgotten(forgotten)
-        if not (dry_run or yes or _is_agreed()):
+        admin.require_allowed()
+        if any(there.settings.delivery is not settings.delivery for there in before.values()):
+            output.write_note(
+                f"delivery changes for group {options.group!r}: open plans end, and every partition with an offset "
+                "begins a new generation"
+            )
+        if go_consumers_stopped is not None:
+            output.write_note(
+                "from now on the coordination topic holds records that Go consumers do not know: one that starts "
+                "there again may begin far before its group's offset"
+            )
+        after: Mapping[int, PartitionSettings] = {
+            number: PartitionSettings(settings, by_default=False, certain=there.certain)
+            for number, there in before.items()
+        }
+        if not options.as_json:
+            _show(options, before)
+            _show(options, after, ", to be")
+        question = "Set these settings? The group is paused meanwhile"
+        if not (options.dry_run or options.yes or typer.confirm(question, err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
-        after = (
-            {number: each.without_ranges() for number, each in before.items()}
-            if dry_run
-            else _carry_out(work, before, forgotten, wait, wait_s)
-        )
-    _report(request, before, after, forgotten, dry_run=dry_run)
+        if not options.dry_run:
+            if admin.owners():
+                output.write_note(f"the group is paused; the owners of partitions have {options.wait} to leave")
+            after = admin.set_settings(settings, wait_s=wait_s)
+    _report(options, before, after, done="The settings were set.")
     return ExitCode.OK
 
 
-@contextmanager
-def _agreed(
-    request: SettingsRequest, rights: tuple[Right, ...] = READING, *, stopped: bool = False
-) -> Iterator[GroupSettingsAdmin]:
-    connection = connection_of(request.connection)
+@command(
+    app,
+    "disable-ranges",
+    "Disable a group's range claims. Takes the feature `ranges` out of its settings, so that members that do not know "
+    "it can claim. Shows what is forgotten, asks, pauses the group, waits for the owners of partitions to leave, and "
+    "for two heartbeat intervals more, and restores the pause that was in force before.",
+    "settings disable-ranges flights --dry-run",
+)
+def disable_ranges(options: ChangeOptions) -> ExitCode:
+    """Show what is forgotten, ask, and switch ranges off. Raises `MarshalError`."""
+    wait_s = options.check()
+    with options.opened(writes=not options.dry_run) as admin:
+        before, forgotten = admin.look(), admin.forgotten()
+        if not any(there.has_ranges for there in before.values()):
+            output.write_note(f"ranges are off already in group {options.group!r}")
+            _report(options, before, before, forgotten)
+            return ExitCode.OK
+        for warning in admin.warnings():
+            output.write_note(warning)
+        if not options.as_json:
+            _show(options, before)
+            _show_forgotten(forgotten)
+        question = "Switch ranges off? The group is paused meanwhile"
+        if not (options.dry_run or options.yes or typer.confirm(question, err=True)):
+            output.write_nothing_written()
+            return ExitCode.PROBLEMS
+        after: Mapping[int, PartitionSettings] = {number: there.without_ranges() for number, there in before.items()}
+        if not options.dry_run:
+            longest_ms = max(there.settings.heartbeat_interval_ms for there in before.values())
+            is_held = any(key.owners for key in forgotten)
+            left = f"; the owners of partitions have {options.wait} to leave" if is_held else ""
+            output.write_note(f"the group is paused for {output.duration(2 * longest_ms)} at least{left}")
+            try:
+                after = admin.switch_ranges_off(wait_s=wait_s)
+            except BaseException:
+                _report_partial_change(admin)
+                raise
+    _report(options, before, after, forgotten, done="Ranges are off.")
+    return ExitCode.OK
 
-    def open_log(interval_ms: int) -> Rationalizer:
-        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
 
-    with (
-        warnings_to_stderr(),
-        closing(GroupSettingsAdmin(open_log, request.group, operator_name(), go_consumers_stopped=stopped)) as work,
-    ):
-        yield work
-
-
-def _is_agreed() -> bool:
-    return typer.confirm("Switch ranges off? The group is paused meanwhile", err=True)
-
-
-def _carry_out(
-    work: GroupSettingsAdmin,
-    before: Mapping[int, PartitionSettings],
-    forgotten: Sequence[ForgottenRanges],
-    wait: str,
-    wait_s: int,
-) -> Mapping[int, PartitionSettings]:
-    """Switch ranges off; should it fail, say where they are."""
-    longest_ms = max(each.settings.heartbeat_interval_ms for each in before.values())
-    left = f"; those that hold something have {wait} to leave" if any(each.owners for each in forgotten) else ""
-    output.write_note(f"the group is paused for {output.duration(2 * longest_ms)} at least{left}")
+def _report_partial_change(admin: GroupSettingsAdmin) -> None:
     try:
-        return work.switch_ranges_off(wait_s=wait_s)
-    except BaseException:
-        _report_partial_change(work)
-        raise
-
-
-def _report_partial_change(work: GroupSettingsAdmin) -> None:
-    try:
-        on = [number for number, each in work.look().items() if each.has_ranges]
+        on = [number for number, there in admin.look().items() if there.has_ranges]
     except MarshalError as error:
         output.write_note(f"where ranges are still on could not be read ({error}): see `marshal-dagster settings show`")
         return
     output.write_note(f"ranges are still on in coordination partitions {world_view.listed(on) or 'none'}")
 
 
-def _show(request: SettingsRequest, found: Mapping[int, PartitionSettings], when: str = "") -> None:
-    rows = [_row(each, numbers) for each, numbers in partitions_by_settings(found).items()]
-    title = f"Group {request.group}{f', {when}' if when else ''}"
-    output.show(output.styled(title, "bold"), output.Table(_COLUMNS, rows, may_fold={"note"}))
+def _show(options: SettingsOptions, found: Mapping[int, PartitionSettings], when: str = "") -> None:
+    rows = [_row(there, numbers) for there, numbers in partitions_by_settings(found).items()]
+    title = output.styled(f"Group {options.group}{when}", "bold")
+    output.show(title, output.Table(_COLUMNS, rows, may_fold={"note"}))
 
 
 def _show_forgotten(forgotten: Sequence[ForgottenRanges]) -> None:
-    if not forgotten:
-        return
-    rows = [
-        [f"{each.place[0]}/{each.place[1]}", output.number(each.offset), "; ".join(_notes(each))] for each in forgotten
-    ]
-    output.show("", output.Table(["partition", "#position", "note"], rows, may_fold={"note"}))
+    if forgotten:
+        rows = [
+            [f"{key.place[0]}/{key.place[1]}", output.number(key.offset), "; ".join(_notes(key))] for key in forgotten
+        ]
+        output.show("", output.Table(["partition", "#position", "note"], rows, may_fold={"note"}))
 
 
-def _notes(each: ForgottenRanges) -> Iterator[str]:
-    if each.offset is None:
-        yield "it stands nowhere: set its position first"
-    yield from (f"[{one.start}, {one.end}) {one.phase}: forgotten, and done again" for one in each.ahead)
-    yield from (f"held by {owner.instance}" for owner in each.owners)
+def _notes(key: ForgottenRanges) -> Iterator[str]:
+    if key.offset is None:
+        yield "it has no position: set one first"
+    yield from (f"[{range_.start}, {range_.end}) {range_.phase}: forgotten, and done again" for range_ in key.ahead)
+    yield from (f"held by {owner.instance}" for owner in key.owners)
 
 
 def _report(
-    request: SettingsRequest,
+    options: ChangeOptions,
     before: Mapping[int, PartitionSettings],
     after: Mapping[int, PartitionSettings],
-    forgotten: Sequence[ForgottenRanges],
-    *,
-    dry_run: bool,
-    done: str = "Ranges are off.",
+    forgotten: Sequence[ForgottenRanges] = (),
+    done: str = "",
 ) -> None:
-    if request.as_json:
+    """Write what changed; for a person, `done` if anything did."""
+    if options.as_json:
         rows = [
-            {"partition": number, "before": _to_json(each), "after": _to_json(after[number])}
-            for number, each in before.items()
+            {"partition": number, "before": _to_json(there), "after": _to_json(after[number])}
+            for number, there in before.items()
         ]
         keys = [
-            {"topic": each.place[0], "partition": each.place[1], "offset": each.offset, "notes": list(_notes(each))}
-            for each in forgotten
+            {"topic": key.place[0], "partition": key.place[1], "offset": key.offset, "notes": list(_notes(key))}
+            for key in forgotten
         ]
         output.write_json(
-            {"group": request.group, "dry_run": dry_run, "coordination_partitions": rows, "positions": keys}
+            {"group": options.group, "dry_run": options.dry_run, "coordination_partitions": rows, "positions": keys}
         )
-    elif dry_run:
-        output.show("A dry run: nothing was written.")
-    elif before is not after:
+    elif options.dry_run:
+        output.show(output.DRY_RUN)
+    elif done:
         output.show(done)
 
 
@@ -266,17 +280,9 @@ def _row(there: PartitionSettings, numbers: Sequence[int]) -> list[str | output.
         str(there.settings.rule_set),
         str(there.settings.delivery),
         ", ".join(there.settings.features) or output.NOTHING,
-        output.styled("; ".join(notes), "yellow") if notes else output.NOTHING,
+        output.notes_cell(notes),
     ]
 
 
 def _to_json(there: PartitionSettings) -> dict[str, Any]:
-    settings = there.settings
-    return {
-        "heartbeat_interval_ms": settings.heartbeat_interval_ms,
-        "rule_set": settings.rule_set,
-        "delivery": settings.delivery,
-        "features": list(settings.features),
-        "accepted": not there.by_default,
-        "certain": there.certain,
-    }
+    return world_view.settings_json(there.settings) | {"accepted": not there.by_default, "certain": there.certain}

@@ -4,11 +4,15 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain
+from typing import Annotated, Final
+
+import typer
 
 from marshal_dagster.cli import output
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, connection_of, hint_how_to_create, open_log, require_rights
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import LogOptions
 from marshal_dagster.cli.world_view import settings_text
 from marshal_dagster.coordination.log import Chunk, CoordinationLog, PositionLostError
 from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError
@@ -32,10 +36,11 @@ from marshal_dagster.protocol.messages import (
 from marshal_dagster.protocol.replay import StoredRecord, render_record
 from marshal_dagster.protocol.world import Verdict, VerdictKind, World
 
-DEFAULT_LINES: Final = 10
+_DEFAULT_LINES: Final = 10
 _MOST_LINES: Final = 1_000_000
 _TOGETHER: Final = 10_000
 _LOOK_AGAIN_S: Final = 0.25
+_SHOWN_BYTES: Final = 512
 _STYLES: Final[Mapping[VerdictKind, str]] = {
     VerdictKind.ACCEPTED: "green",
     VerdictKind.REFUSED: "yellow",
@@ -43,44 +48,59 @@ _STYLES: Final[Mapping[VerdictKind, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TailRequest:
-    """What is shown: the last `lines` records, or with None all of them; then, with `follow`, those that come."""
+app = command_group("Show the coordination log's records.")
 
-    connection: ConnectionOptions
-    coordination_topic: str
-    lines: int | None = DEFAULT_LINES
-    follow: bool = False
-    as_json: bool = False
+
+@command(
+    app,
+    "tail",
+    "Show the coordination log's records. Each is parsed and shown with its verdict: by default the last 10, with "
+    "--json all of them, as `replay` reads them. Records of one coordination partition are in order; those of several "
+    "are merged by log time.",
+    "tail --follow",
+    "tail --json > log.jsonl",
+)
+def tail(
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records.")] = False,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the log's first record.")] = False,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", metavar="N", help="The last N records.", show_default=False)
+    ] = None,
+    options: LogOptions,
+) -> None:
+    """Show the last records, then with `follow` those that come. Raises `MarshalError`."""
+    if from_start and lines is not None:
+        raise typer.BadParameter("--from-start and -n contradict each other: give one of them")
+    if lines is None and not from_start and not options.as_json:
+        lines = _DEFAULT_LINES
+    if lines is not None and not 0 <= lines <= _MOST_LINES:
+        raise ConfigurationError(f"-n: {lines}; give a number of records from 0 to {_MOST_LINES}")
+    connection, topic = connection_of(options), options.coordination_topic
+    with hint_how_to_create(topic), closing(open_log(connection, topic)) as log:
+        require_rights(connection, topic, READING)
+        # The stored records alone are enough for `replay`, which judges them itself.
+        reader = Reader(log, judge=not options.as_json, timeout_s=connection.timeout_s)
+        for records in shown(reader, lines=lines, follow=follow):
+            if options.as_json:
+                for judged in records:
+                    output.write_line(render_record(judged.record))
+            else:
+                output.show(*map(record_line, records))
+            output.flush()
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRecord:
-    """One record, the log time at it, and what it came to; no verdict where nobody asked for one."""
+    """One record, the log time at it, and its verdict; None unless records are judged."""
 
     record: StoredRecord
     log_time_ms: int
     verdict: Verdict | None
 
 
-def run(request: TailRequest) -> None:
-    """Show the records that are asked for. Raises `MarshalError`."""
-    if request.lines is not None and not 0 <= request.lines <= _MOST_LINES:
-        raise ConfigurationError(f"-n: {request.lines}; give a number of records from 0 to {_MOST_LINES}")
-    connection = connection_of(request.connection)
-    with (
-        hint_how_to_create(request.coordination_topic),
-        closing(open_log(connection, request.coordination_topic)) as log,
-    ):
-        require_rights(connection, request.coordination_topic, READING)
-        # The lines alone are what `replay` judges by itself.
-        reader = Reader(log, judge=not request.as_json, timeout_s=connection.timeout_s)
-        for batch in shown(reader, lines=request.lines, follow=request.follow):
-            _write(batch, as_json=request.as_json)
-
-
 def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list[JudgedRecord]]:
-    """Give the last `lines` records (None: all), then with `follow` those that come, in batches; each by log time.
+    """Yield the last `lines` records (None: all), then with `follow` those that come, in batches by log time.
 
     Records of one coordination partition are in their order; those of several are merged by log time as far as they
     were read together.
@@ -96,25 +116,24 @@ def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list
 
 
 def _last(lines: int, batches: Iterable[list[JudgedRecord]]) -> list[JudgedRecord]:
-    """Give the last `lines` by log time; each batch has records that come after those of the same partition before."""
+    """Return the last `lines` by log time; within a partition, later batches have later records."""
     by_partition: dict[int, list[JudgedRecord]] = {}
-    for batch in batches:
-        for seen in batch:
-            by_partition.setdefault(seen.record.partition, []).append(seen)
+    for judged in chain.from_iterable(batches):
+        by_partition.setdefault(judged.record.partition, []).append(judged)
     merged = _merged(by_partition)
     return merged[max(0, len(merged) - lines) :]
 
 
 def _merged(by_partition: Mapping[int, list[JudgedRecord]]) -> list[JudgedRecord]:
-    ordered = [by_partition[number] for number in sorted(by_partition)]
-    return list(heapq.merge(*ordered, key=lambda seen: seen.log_time_ms))
+    ordered = [by_partition[partition] for partition in sorted(by_partition)]
+    return list(heapq.merge(*ordered, key=lambda judged: judged.log_time_ms))
 
 
 class Reader:
-    """Reads the whole log, record by record from a place on, and judges each; with `judge` off it only reads."""
+    """Reads the whole log, record by record, and judges each; with `judge` off it only reads."""
 
     def __init__(self, log: CoordinationLog, *, judge: bool, timeout_s: float) -> None:
-        """Stand at the log's beginning; nothing is read yet. Raises `TopicNotFoundError`, `UnavailableError`."""
+        """Begin at the log's start; no record is read yet. Raises `TopicNotFoundError`, `UnavailableError`."""
         self._log = log
         self._timeout_s = timeout_s
         self._identity = log.identity()
@@ -122,137 +141,129 @@ class Reader:
         self._log_times: dict[int, int] = {}
         self._positions: dict[int, int] = {}
         self._shown_from: dict[int, int] = {}
-        for number, bounds in log.bounds(range(self._identity.partitions)).items():
-            self._begin(number, bounds.start)
+        for partition, bounds in log.bounds(range(self._identity.partitions)).items():
+            self._begin(partition, bounds.start)
         self._log.follow(dict(self._positions))
 
     def skip_to_last(self, records: int) -> None:
-        """Show of each coordination partition only its last `records`; those before are read to judge by, if at all.
+        """Show only the last `records` of each coordination partition; those before are read only to judge.
 
-        They are told by their offsets: where some hold no record (a transaction's marker), fewer are shown.
+        Records are counted by offset: offsets that hold no record (a transaction's marker) make them fewer.
         """
-        for number, bounds in self._log.bounds(self._positions).items():
-            self._shown_from[number] = max(self._positions[number], bounds.end - records)
+        for partition, bounds in self._log.bounds(self._positions).items():
+            self._shown_from[partition] = max(self._positions[partition], bounds.end - records)
         if self._world is None:
             self._positions = dict(self._shown_from)
             self._log.follow(dict(self._positions))
 
     def read(self) -> Iterator[list[JudgedRecord]]:
-        """Read to the present end and give the records to show, in batches.
+        """Read to the present end and yield the records to show, in batches.
 
         Raises `CoordinationLogChangedError` when it is not the log that was read before, `UnavailableError` when it
         does not answer.
         """
         if self._log.identity() != self._identity:
             raise CoordinationLogChangedError(
-                f"the coordination topic {self._identity.topic!r} was made anew or repartitioned meanwhile"
+                f"the coordination topic {self._identity.topic!r} was re-created or repartitioned meanwhile"
             )
-        ends = {number: bounds.end for number, bounds in self._log.bounds(self._positions).items()}
-        self._check(ends)
-        together: dict[int, list[JudgedRecord]] = {}
+        ends = {partition: bounds.end for partition, bounds in self._log.bounds(self._positions).items()}
+        for partition, end in ends.items():
+            if end < self._positions[partition]:
+                raise self._truncated(partition, end)
+        batch: dict[int, list[JudgedRecord]] = {}
         count = 0
-        for chunk in self._chunks({number: end for number, end in ends.items() if end > self._positions[number]}):
-            seen = self._take(chunk)
-            together.setdefault(chunk.partition, []).extend(seen)
-            count += len(seen)
+        for chunk in self._chunks(
+            {partition: end for partition, end in ends.items() if end > self._positions[partition]}
+        ):
+            judged = self._judge(chunk)
+            batch.setdefault(chunk.partition, []).extend(judged)
+            count += len(judged)
             if count >= _TOGETHER:
-                yield _merged(together)
-                together, count = {}, 0
+                yield _merged(batch)
+                batch, count = {}, 0
         if count:
-            yield _merged(together)
+            yield _merged(batch)
 
-    def _begin(self, number: int, start: int) -> None:
-        self._positions[number] = self._shown_from[number] = start
+    def _begin(self, partition: int, start: int) -> None:
+        self._positions[partition] = self._shown_from[partition] = start
         if self._world is None:
             return
-        self._world.start(number, start)
+        self._world.start(partition, start)
         if start > 0:
             output.write_note(
-                f"coordination partition {number} begins at offset {start}: it is only observed, nothing is refused"
+                f"coordination partition {partition} begins at offset {start}: it is only observed, nothing is refused"
             )
 
     def _chunks(self, ends: Mapping[int, int]) -> Iterator[Chunk]:
-        if not ends:
+        unread = {partition: end for partition, end in ends.items() if end > self._positions[partition]}
+        if not unread:
             return
         try:
-            yield from self._log.read_until(ends, self._timeout_s)
+            yield from self._log.read_until(unread, self._timeout_s)
         except PositionLostError as lost:
-            self._restart_partition(lost.partition)
+            self._restart(lost.partition)
 
-    def _restart_partition(self, number: int) -> None:
-        """Retention overtook this reader: it goes on at what is left."""
-        bounds = self._log.bounds([number])[number]
-        if bounds.start <= self._positions[number]:
-            self._fail_truncated(number, bounds.end)
+    def _restart(self, partition: int) -> None:
+        """Continue at what is left, where retention deleted records before they were read."""
+        bounds = self._log.bounds([partition])[partition]
+        if bounds.start <= self._positions[partition]:
+            raise self._truncated(partition, bounds.end)
         output.write_note(
-            f"coordination partition {number}: retention deleted records up to {bounds.start} before they were read"
+            f"coordination partition {partition}: retention deleted records up to {bounds.start} before they were read"
         )
-        self._begin(number, bounds.start)
+        self._begin(partition, bounds.start)
         self._log.follow(dict(self._positions))
 
-    def _take(self, chunk: Chunk) -> list[JudgedRecord]:
+    def _judge(self, chunk: Chunk) -> list[JudgedRecord]:
+        """Apply a chunk, and return those of its records that are to be shown."""
         first = self._shown_from[chunk.partition]
-        if self._world is not None:
-            self._world.partitions[chunk.partition].apply_many(each for each in chunk.records if each[0] < first)
-        seen = [self._judge(chunk.partition, record) for record in chunk.records if record[0] >= first]
+        world = None if self._world is None else self._world.partitions[chunk.partition]
+        if world is not None:
+            world.apply_many(record for record in chunk.records if record[0] < first)
+        shown = []
+        for offset, timestamp_ms, value in chunk.records:
+            if offset < first:
+                continue
+            log_time_ms = self._log_times.get(chunk.partition, timestamp_ms)
+            verdict = None
+            if world is not None:
+                log_time_ms = world.log_time_ms or log_time_ms
+                verdict = world.apply(offset, timestamp_ms, value)
+            self._log_times[chunk.partition] = log_time_ms = max(timestamp_ms, log_time_ms)
+            record = StoredRecord(chunk.partition, offset, timestamp_ms, value)
+            shown.append(JudgedRecord(record, log_time_ms, verdict))
         self._positions[chunk.partition] = chunk.position
-        return seen
+        return shown
 
-    def _judge(self, number: int, record: tuple[int, int, bytes | None]) -> JudgedRecord:
-        offset, timestamp_ms, value = record
-        stored = StoredRecord(number, offset, timestamp_ms, value)
-        before_ms = self._log_times.get(number, timestamp_ms)
-        verdict = None
-        if self._world is not None:
-            before_ms = self._world.partitions[number].log_time_ms or before_ms
-            verdict = self._world.partitions[number].apply(offset, timestamp_ms, value)
-        self._log_times[number] = log_time_ms = max(timestamp_ms, before_ms)
-        return JudgedRecord(stored, log_time_ms, verdict)
-
-    def _check(self, ends: Mapping[int, int]) -> None:
-        for number, end in ends.items():
-            if end < self._positions[number]:
-                self._fail_truncated(number, end)
-
-    def _fail_truncated(self, number: int, end: int) -> None:
-        raise CoordinationLogChangedError(
-            f"coordination partition {number} of {self._identity.topic!r} ends at {end}, but was read up to "
-            f"{self._positions[number]}: the log was truncated"
+    def _truncated(self, partition: int, end: int) -> CoordinationLogChangedError:
+        return CoordinationLogChangedError(
+            f"coordination partition {partition} of {self._identity.topic!r} ends at {end}, but was read up to "
+            f"{self._positions[partition]}: the log was truncated"
         )
 
 
-def _write(batch: Iterable[JudgedRecord], *, as_json: bool) -> None:
-    if as_json:
-        for seen in batch:
-            output.write_line(render_record(seen.record))
-    else:
-        output.show(*map(line, batch))
-    output.flush()
-
-
-def line(seen: JudgedRecord) -> output.Line:
-    """Write one record as a line for a person: log time, place in the log, what it says, what it came to."""
-    record, verdict = seen.record, seen.verdict
-    parts = [(f"{output.utc(seen.log_time_ms)} {record.partition}:{record.offset} ", "dim"), (_said(record.value), "")]
+def record_line(judged: JudgedRecord) -> output.Line:
+    """Write one record as a line for a person: log time, place in the log, what it says, its verdict."""
+    record, verdict = judged.record, judged.verdict
+    place = f"{output.utc(judged.log_time_ms)} {record.partition}:{record.offset} "
+    parts = [(place, "dim"), (_record_text(record.value), "")]
     if verdict is not None:
         why = verdict.reason or "; ".join(verdict.notes)
         parts.append((f"  {verdict.kind}" + (f": {why}" if why else ""), _STYLES[verdict.kind]))
     return output.Line(tuple(parts))
 
 
-def _said(value: bytes | None) -> str:
+def _record_text(value: bytes | None) -> str:
     message = parse(value)
     if isinstance(message, InvalidMessage):
         return "null" if value is None else value[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
     place = "" if isinstance(message, GroupMessage) else f" {message.topic}/{message.partition}"
-    tail = _tail(message)
-    return f"{type_name(message)} {message.group}{place}{tail} by {message.instance} ({message.client})"
+    details = details_text(message)
+    return f"{type_name(message)} {message.group}{place}{details} by {message.instance} ({message.client})"
 
 
-_SHOWN_BYTES: Final = 512
-
-
-def _tail(message: Message) -> str:
+def details_text(message: Message) -> str:
+    """Write the fields that a message has beyond those of all messages."""
     match message:
         case Heartbeat(offset=offset) | ReleasingPartition(offset=offset):
             return f" at {offset}"

@@ -1,12 +1,17 @@
-"""`topic create|check`: the coordination topic and the settings that the protocol's promises rest on."""
+"""`topic`: the coordination topic and the settings that it needs (docs/reference/protocol.md, section 1.6)."""
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+import typer
 
 from marshal_dagster.cli import output
+from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import check_topic, connection_of, hint_how_to_create
 from marshal_dagster.cli.exit_codes import ExitCode
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import AsJson, ConnectionOptions
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.coordination.topic_settings import (
     SettingProblem,
@@ -21,60 +26,113 @@ from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 
 _CLIENT_ID = "marshal-dagster-topic"
 
-
-@dataclass(frozen=True, slots=True)
-class CreateRequest:
-    """Which topic is to be there; `replication` None: 3, or as many as there are brokers."""
-
-    connection: ConnectionOptions
-    name: str
-    partitions: int
-    replication: int | None = None
-    allow_unsafe: bool = False
-    as_json: bool = False
+app = command_group("Create and check the coordination topic.")
 
 
-def create(request: CreateRequest) -> None:
-    """Create the coordination topic, or make sure that the one that is there will do, and the one for its snapshots.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOptions(ConnectionOptions):
+    """Which coordination topic, and whether the answer is JSON."""
 
-    Raises `UnsafeTopicError` for one that would not, unless that is accepted; `ConfigurationError` for another
-    partition count; `MarshalError`.
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            envvar="MARSHAL_COORDINATION_TOPIC",
+            show_envvar=False,
+            help="The topic's name; MARSHAL_COORDINATION_TOPIC sets it too.",
+        ),
+    ] = DEFAULT_COORDINATION_TOPIC
+    as_json: AsJson = False
+
+
+@command(
+    app,
+    "create",
+    "Create the topic with the right settings. These are: message.timestamp.type=LogAppendTime, cleanup.policy=delete, "
+    "retention.ms=-1, retention.bytes=-1, unclean.leader.election.enable=false, and with 3 replicas "
+    "min.insync.replicas=2. An existing topic stays as it is; one with dangerous settings is refused.",
+    "topic create",
+    "topic create --name __marshal --partitions 8 --replication 3",
+)
+def create(
+    *,
+    partitions: Annotated[
+        int, typer.Option("--partitions", "-p", metavar="N", help="Coordination partitions; this can never change.")
+    ] = DEFAULT_COORDINATION_PARTITIONS,
+    replication: Annotated[
+        int | None,
+        typer.Option(
+            "--replication",
+            metavar="N",
+            help="Replicas of each; 3 by default, or as many as there are brokers.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_unsafe: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unsafe", help="Accept an existing topic with dangerous settings; an unusable one is refused."
+        ),
+    ] = False,
+    options: TopicOptions,
+) -> None:
+    """Create the coordination topic and the one for its snapshots, or check that the existing one can be used.
+
+    Raises:
+        UnsafeTopicError: The topic exists and has dangerous settings, which are not allowed, or unusable ones.
+        ConfigurationError: It has another number of partitions, or an option is wrong.
+        MarshalError: Kafka does not answer, or a right is missing.
     """
-    check_topic("--name", request.name)
-    for option, value in (("--partitions", request.partitions), ("--replication", request.replication)):
+    check_topic("--name", options.name)
+    for option, value in (("--partitions", partitions), ("--replication", replication)):
         if value is not None and value < 1:
             raise ConfigurationError(f"{option}: {value}; give 1 or more")
-    connection = connection_of(request.connection)
+    connection = connection_of(options)
     with Topics(connection, client_id=_CLIENT_ID) as topics:
-        created = _created(topics, request)
-        described, problems = _look(topics, request.name, connection.bootstrap_servers)
-        snapshot_topic = _snapshot_topic(topics, request.name)
-    if request.as_json:
+        try:
+            created = create_coordination_topic(topics, options.name, partitions, replication)
+        except UnsafeTopicError:
+            if not allow_unsafe:
+                raise
+            require_safe(topics, topics.describe(options.name), allow_unsafe=True)
+            created = False
+        described, problems = _look(topics, options.name, connection.bootstrap_servers)
+        snapshot_topic = _snapshot_topic(topics, options.name)
+    if options.as_json:
         output.write_json({"created": created, "snapshot_topic": snapshot_topic} | _to_json(described, problems))
         return
-    output.show(f"{_said(described)} {'was created' if created else 'is there already'}")
+    output.show(f"{_described(described)} {'was created' if created else 'exists already'}")
     _show(problems)
 
 
-def check(options: ConnectionOptions, name: str, *, as_json: bool) -> ExitCode:
-    """Show what is wrong with the coordination topic's settings; the exit code says whether one is dangerous.
+@command(
+    app,
+    "check",
+    "Check the topic's settings. The exit code is 1 if the protocol does not hold under one of them. Warnings alone "
+    "leave it at 0.",
+    "topic check --json",
+)
+def check(options: TopicOptions) -> ExitCode:
+    """Show the problems of the coordination topic's settings; the exit code shows whether one is dangerous.
 
-    Raises `TopicNotFoundError`, `MarshalError`.
+    Raises:
+        TopicNotFoundError: The topic does not exist.
+        MarshalError: Kafka does not answer, or a right is missing.
     """
-    check_topic("--name", name)
+    check_topic("--name", options.name)
     connection = connection_of(options)
-    with hint_how_to_create(name), Topics(connection, client_id=_CLIENT_ID) as topics:
-        described, problems = _look(topics, name, connection.bootstrap_servers)
-    if as_json:
+    with hint_how_to_create(options.name), Topics(connection, client_id=_CLIENT_ID) as topics:
+        described, problems = _look(topics, options.name, connection.bootstrap_servers)
+    if options.as_json:
         output.write_json(_to_json(described, problems))
     else:
-        output.show(f"{_said(described)} {_judgement(problems)}")
+        output.show(f"{_described(described)} {_judgement(problems)}")
         _show(problems)
-    return ExitCode.OK if is_safe(problems) else ExitCode.PROBLEMS
+    return ExitCode.OK if _is_safe(problems) else ExitCode.PROBLEMS
 
 
-def is_safe(problems: Iterable[SettingProblem]) -> bool:
-    """Tell whether the protocol holds all the same."""
+def _is_safe(problems: Iterable[SettingProblem]) -> bool:
     return all(problem.severity is Severity.WARNING for problem in problems)
 
 
@@ -86,30 +144,20 @@ def _judgement(problems: Iterable[SettingProblem]) -> str:
 
 
 def with_servers(problem: SettingProblem, servers: str) -> SettingProblem:
-    """Have the command that mends a setting name the cluster, so that it can be run as it is."""
+    """Add the cluster's address to the command that fixes a setting, so that it can be run as it is."""
     tool, _, rest = problem.mend.partition(" ")
     if tool != "kafka-configs":
         return problem
-    return SettingProblem(**{**asdict(problem), "mend": f"{tool} --bootstrap-server {servers} {rest}"})
+    return replace(problem, mend=f"{tool} --bootstrap-server {servers} {rest}")
 
 
 def _look(topics: Topics, name: str, servers: str) -> tuple[TopicDescription, list[SettingProblem]]:
     described = topics.describe(name)
-    return described, [with_servers(each, servers) for each in check_coordination_topic(topics, described)]
-
-
-def _created(topics: Topics, request: CreateRequest) -> bool:
-    try:
-        return create_coordination_topic(topics, request.name, request.partitions, request.replication)
-    except UnsafeTopicError:
-        if not request.allow_unsafe:
-            raise
-        require_safe(topics, topics.describe(request.name), allow_unsafe=True)
-        return False
+    return described, [with_servers(problem, servers) for problem in check_coordination_topic(topics, described)]
 
 
 def _snapshot_topic(topics: Topics, name: str) -> str | None:
-    """Create the topic for snapshots too; a deployment does without where it may not be created."""
+    """Create the topic for snapshots and return its name; a deployment works without it, if it may not be created."""
     try:
         create_snapshot_topic(topics, name)
     except (AuthorizationError, ConfigurationError) as error:
@@ -118,7 +166,7 @@ def _snapshot_topic(topics: Topics, name: str) -> str | None:
     return snapshot_topic_of(name)
 
 
-def _said(described: TopicDescription) -> str:
+def _described(described: TopicDescription) -> str:
     count, replicas = len(described.partitions), described.replication
     return (
         f"{described.name} ({count} coordination partition{'' if count == 1 else 's'}, {replicas} "
@@ -137,17 +185,16 @@ def _show(problems: Iterable[SettingProblem]) -> None:
                 )
             ),
             output.styled(f"  why: {problem.why}", "dim"),
-            output.styled(f"  mend: {problem.mend}", ""),
+            f"  mend: {problem.mend}",
         )
 
 
-def _to_json(described: TopicDescription, problems: Iterable[SettingProblem]) -> dict[str, object]:
-    listed = list(problems)
+def _to_json(described: TopicDescription, problems: Sequence[SettingProblem]) -> dict[str, object]:
     return {
         "topic": described.name,
         "topic_id": described.topic_id,
         "partitions": len(described.partitions),
         "replication": described.replication,
-        "ok": is_safe(listed),
-        "problems": [asdict(each) for each in listed],
+        "ok": _is_safe(problems),
+        "problems": [asdict(problem) for problem in problems],
     }

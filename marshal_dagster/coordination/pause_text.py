@@ -1,9 +1,14 @@
 """The text for a paused group, in errors, in reasons for an idle batch, in tables and on the command line."""
 
 
+def pause_end_text(until: str, by: str | None = None) -> str:
+    """Return the text for the end of a pause, which instance `by` began where that is shown."""
+    return until + (f" by {by}" if by else "")
+
+
 def paused_text(until: str, by: str | None = None) -> str:
-    """Return the text for a pause that ends at `until`, begun by instance `by` where that is shown."""
-    return f"paused until {until}" + (f" by {by}" if by else "")
+    """Return the text for a pause that ends at `until`."""
+    return f"paused until {pause_end_text(until, by)}"
 
 
 def paused_group_text(group: str, until_s: int | None, by: str | None = None) -> str:

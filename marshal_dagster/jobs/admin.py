@@ -372,7 +372,8 @@ def _until_s(config: PauseConfig, pausing: GroupPauser) -> int:
 
 def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config: SetPositionConfig) -> None:
     require_topic_name("topic", config.topic)
-    where = TargetOptions(config.offsets, config.timestamp, config.earliest, config.latest, config.back)
+    shift_by = None if config.back is None else -config.back
+    where = TargetOptions(config.offsets, config.timestamp, config.earliest, config.latest, shift_by)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     target = where.target()
     stopped = are_stopped(config.go_consumers_stopped, claimer.group)

@@ -55,7 +55,7 @@ def _drain(context: OpExecutionContext, outbox: OutboxResource) -> None:
     if harvester.counts.parked:
         raise Failure(
             f"{harvester.counts.parked} rows of outbox {outbox.outbox!r} were set aside: `marshal-dagster outbox "
-            "parked` shows why, `outbox retry` puts them back; all else is published",
+            "parked list` shows why, `outbox parked retry` puts them back; all else is published",
             allow_retries=False,
         )
 

@@ -91,8 +91,9 @@ def test_a_partition_that_there_is_not_is_named(target: Target, named: list[rang
         (ToOffsets(by_partition=((0, 9), (1, 8))), 9),
         (LogEnd.EARLIEST, 20),
         (LogEnd.LATEST, 100),
-        (ShiftBy(1), 49),
-        (ShiftBy(50), 0),
+        (ShiftBy(-1), 49),
+        (ShiftBy(-50), 0),
+        (ShiftBy(10), 60),
         (ToDatetime(0), 100),
     ],
     ids=repr,
@@ -117,15 +118,15 @@ def test_a_time_means_the_first_record_of_it() -> None:
 @pytest.mark.parametrize(
     ("at", "why"),
     [
-        (PartitionPosition(None, EXTENT), "it has no position"),
-        (PartitionPosition(50, EXTENT, is_other=True), "the topic was made anew"),
-        (PartitionPosition(9, EXTENT), "stands at 9 and cannot go back by 10"),
+        (PartitionPosition(None, EXTENT), "it has none"),
+        (PartitionPosition(50, EXTENT, is_other=True), "the topic was deleted and created again"),
+        (PartitionPosition(9, EXTENT), "is at 9 and cannot be shifted by -10"),
     ],
 )
-def test_one_cannot_go_back_from_everywhere(at: PartitionPosition, why: str) -> None:
+def test_a_position_that_is_not_known_cannot_be_shifted(at: PartitionPosition, why: str) -> None:
     """From nowhere, from a topic that is no more, or to before the first offset of all."""
     with pytest.raises(ConfigurationError, match=f"t/3 .*{why}"):
-        resolve("t", ShiftBy(10), {3: at})
+        resolve("t", ShiftBy(-10), {3: at})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`coordinator run` as its user calls it, with a stand-in for the coordinator."""
 
+import importlib.util
 import json
 import time
 import urllib.error
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.cli import assignments, coordinator
+from marshal_dagster.cli import assignments, coordinator, outbox
 from marshal_dagster.cli.world_view import Assignee
 from marshal_dagster.coordinator.group_view import GroupAssignments, MemberAssignment
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -55,7 +56,7 @@ def test_health_is_off_unless_asked_for(fake: type[Fake], capsys: pytest.Capture
     started, _ = call(capsys, "coordinator", "run", "--json", "--health", "0", *BROKERS).lines
     assert started["health"].startswith("127.0.0.1:")
     told = call(capsys, "coordinator", "run", "--health", "0", *BROKERS).err
-    assert "/health says how it is" in told
+    assert "its health is at http://127.0.0.1:" in told
 
 
 @pytest.mark.parametrize(("healthy", "status"), [(True, 200), (False, 503)])
@@ -76,6 +77,12 @@ def test_it_answers_while_the_coordinator_works(
     fake.health_is, fake.work = {"healthy": healthy, "role": "standby"}, ask
     assert call(capsys, "coordinator", "run", "--json", "--health", "0", *BROKERS).code == 0
     assert answers == [(status, {"healthy": healthy, "role": "standby"})]
+
+
+@pytest.mark.parametrize("part", sorted({*coordinator._LOGGED_PARTS, *outbox._LOGGED_PARTS}))
+def test_services_show_the_warnings_of_modules_that_exist(part: str) -> None:
+    """A logger's name is that of its module, so a module that moves must be followed."""
+    assert importlib.util.find_spec(f"marshal_dagster.{part}") is not None
 
 
 def test_what_a_silent_coordinator_has_assigned_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ import pytest
 from confluent_kafka import Uuid
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # its hints do not export what it offers
 
-from marshal_dagster.cli.doctor import CheckedCluster, Deployment
+from marshal_dagster.cli.doctor import CheckedCluster, check_deployment
 from marshal_dagster.cli.doctor_checks import acls, brokers
 from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.coordination.topic_settings import NO_TOPIC_ID
 from marshal_dagster.errors import AuthorizationError
 from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.clients import ClientLog
@@ -108,7 +109,7 @@ def test_the_brokers_versions_are_told() -> None:
 
 def test_brokers_that_give_topics_no_ids_are_a_problem() -> None:
     """The id of the coordination topic is half of the fencing token."""
-    finding = brokers.versions([Broker("2.7")], brokers.NO_TOPIC_ID)
+    finding = brokers.versions([Broker("2.7")], NO_TOPIC_ID)
     assert (finding.state, is_complete(finding)) == (CheckState.PROBLEM, True)
 
 
@@ -201,7 +202,7 @@ class Forbidding:
 def test_what_may_not_be_read_is_not_waited_for(held: frozenset[Right] | None, names: list[str]) -> None:
     """Without READ nobody tries to read the log: the client would only run into its time-out."""
     asked = CheckedCluster(KafkaConnection(bootstrap_servers="broker:9092"), cast("KafkaInspector", Forbidding(held)))
-    findings = list(Deployment("__marshal", asked, asked).check())
+    findings = list(check_deployment("__marshal", asked, asked))
     assert [finding.name for finding in findings] == names
     assert CheckState.PROBLEM in {each.state for each in findings}
 

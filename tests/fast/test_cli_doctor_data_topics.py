@@ -67,7 +67,7 @@ def test_a_topic_made_anew_is_a_problem() -> None:
     """An offset of a topic with another id is told as such, and judged no further."""
     (finding,) = judged(topic(), Position("g", 0, 5_000, OTHER_ID), Position("h", 0, 50, ID))
     assert finding.state is CheckState.PROBLEM
-    assert "group g: partitions 0 stand in another topic of that name" in finding.found
+    assert "group g: partitions 0 have positions in another topic of that name" in finding.found
     assert "group h" not in finding.found
 
 
@@ -224,8 +224,8 @@ def test_a_group_that_nobody_was_heard_of_for_long_is_noted(late_ms: int) -> Non
         return
     note, summary = findings
     assert (note.name, note.state, summary.state) == ("group g", CheckState.OK, CheckState.OK)
-    assert "it looks retired: last heard of 1970-01-01 00:00:01.000Z, 32 d 0 h ago" in note.found
-    assert "where it stands in orders is not judged" in note.found
+    assert "it looks retired: last heartbeat 1970-01-01 00:00:01.000Z, 32 d 0 h ago" in note.found
+    assert "its positions in orders are not judged" in note.found
 
 
 def test_a_retired_group_hides_nothing_of_the_others() -> None:

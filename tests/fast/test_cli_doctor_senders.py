@@ -152,7 +152,7 @@ def test_settings_that_were_refused_are_told(broker: MemoryBroker, clock: Manual
     ask(broker, GroupSettings(), client="d")
     finding = findings(broker, clock)["members"]
     assert finding.state is CheckState.WARNING
-    assert "group g: client d asked for settings that are not in force, heartbeat interval 60 s" in finding.found
+    assert "group g: client d requested settings that are not in force, heartbeat interval 60 s" in finding.found
     assert finding.found.endswith(f"in coordination partitions {HOME}")
 
 
@@ -189,7 +189,7 @@ def test_a_member_that_beats_too_seldom_is_told(
         send(broker, beat)
     finding = findings(broker, clock)["members"]
     assert (finding.state is CheckState.WARNING) == is_told
-    assert ("client c beats every" in finding.found) == is_told
+    assert ("heartbeats of client c come every" in finding.found) == is_told
 
 
 def test_beats_of_different_tenures_are_not_compared(broker: MemoryBroker, clock: ManualClock) -> None:

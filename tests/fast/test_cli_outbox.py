@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import queue
 import signal
 import threading
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.cli import outbox, outbox_harvest
+from marshal_dagster.cli import outbox, service
 from marshal_dagster.election.rules import Term, Timing
 from marshal_dagster.errors import MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -40,8 +41,8 @@ class Box:
     asked: list[Any] = field(default_factory=list)
     leader: str | None = "host"
 
-    def backlog(self, tables: OutboxTables) -> "Box":
-        """Stand for `Backlog`."""
+    def inspector(self, tables: OutboxTables) -> "Box":
+        """Stand for `OutboxInspector`."""
         self.asked.append((tables.schema, tables.name))
         return self
 
@@ -79,7 +80,7 @@ def row(number: int, key: bytes | None = b"k") -> ParkedRow:
 def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     """An outbox with two rows set aside, named by the variable."""
     box = Box(aside=[row(7), row(9, b"\xf6")])
-    monkeypatch.setattr(outbox, "OutboxInspector", box.backlog)
+    monkeypatch.setattr(outbox, "OutboxInspector", box.inspector)
     monkeypatch.setenv("MARSHAL_OUTBOX_DSN", DSN)
     monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS", raising=False)
     return box
@@ -189,7 +190,7 @@ def test_init_without_a_kafka_makes_the_tables_alone(made: Made, capsys: pytest.
     assert (made.notifies, made.topics) == ([True, True], [])
 
 
-# status, parked, retry, drop
+# status, parked list, parked retry, parked delete
 
 
 def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +200,7 @@ def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixtu
     assert (answer.code, answer.err) == (0, "")
     assert [line.split(maxsplit=1)[1].strip() for line in answer.out.splitlines()[1:]] == [
         "2 rows, the oldest for 1 min 30 s",
-        "aside  2 rows; `marshal-dagster outbox parked` says why",
+        "aside  2 rows; `marshal-dagster outbox parked list` shows why",
         "session 3, begun by host at 2026-01-31 18:00:00.250Z",
     ]
     assert box.asked == [("s", "b"), "closed"]
@@ -226,48 +227,48 @@ def test_an_outbox_that_nobody_harvested_says_so(box: Box, capsys: pytest.Captur
 
 def test_parked_rows_are_listed(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
     """With the reason, without what a terminal would act upon; it is told when there are more."""
-    answer = act(capsys, "parked")
+    answer = act(capsys, "parked", "list")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.splitlines()[1] == r" 7  orders  k        12  2026-01-31 18:00:00.250Z  too large \x1b[31m7"
-    assert act(capsys, "parked", "-n", "1").error == "1 more; --limit shows them"
-    told = act(capsys, "parked", "-n", "1", "--json").json
+    assert act(capsys, "parked", "list", "-n", "1").error == "1 more; --limit shows them"
+    told = act(capsys, "parked", "list", "-n", "1", "--json").json
     assert (told["parked"], [each["id"] for each in told["rows"]]) == (2, [7])
-    assert act(capsys, "parked", "--json").json["rows"][1]["key"] == "\\xf6"
+    assert act(capsys, "parked", "list", "--json").json["rows"][1]["key"] == "\\xf6"
     box.aside = []
-    assert act(capsys, "parked").out == "Nothing is set aside\n"
+    assert act(capsys, "parked", "list").out == "Nothing is set aside\n"
 
 
 def test_rows_are_put_back(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
     """By id, or all; one that is not there is named, with exit code 1."""
-    some = act(capsys, "retry", "9", "8")
+    some = act(capsys, "parked", "retry", "9", "8")
     assert (some.code, some.out, [each.id for each in box.aside]) == (1, "1 row put back, to be published\n", [7])
     assert some.error.startswith("not set aside: 8;")
-    rest = act(capsys, "retry", "--all", "--json")
+    rest = act(capsys, "parked", "retry", "--all", "--json")
     assert (rest.code, rest.json, box.aside) == (0, {"retried": [7], "missing": []}, [])
-    assert act(capsys, "retry", "--all").out == "0 rows put back, to be published\n"
+    assert act(capsys, "parked", "retry", "--all").out == "0 rows put back, to be published\n"
 
 
 @pytest.mark.parametrize("agreed", [True, False])
-def test_a_person_agrees_to_what_is_dropped(
+def test_an_operator_agrees_to_what_is_deleted(
     box: Box, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, agreed: bool
 ) -> None:
-    """Having seen it; without agreement nothing is deleted."""
+    """The rows are shown first; without consent nothing is deleted."""
     answers(monkeypatch, agreed)
-    answer = act(capsys, "drop", "7")
+    answer = act(capsys, "parked", "delete", "7")
     assert "too large" in answer.out
     assert "9" not in [line.split()[0] for line in answer.out.splitlines()]
     assert (answer.code, [each.id for each in box.aside]) == ((0, [9]) if agreed else (1, [7, 9]))
 
 
-def test_drop_asks_nobody_with_yes(
+def test_delete_does_not_ask_with_yes(
     box: Box, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With JSON that is needed; what is not there is named, and nobody is asked about it."""
+    """JSON needs it; ids without a row are named, and need no consent."""
     answers(monkeypatch, agreed=False)
-    assert (act(capsys, "drop", "7", "--json").code, len(box.aside)) == (2, 2)
-    done = act(capsys, "drop", "7", "8", "--yes", "--json")
+    assert (act(capsys, "parked", "delete", "7", "--json").code, len(box.aside)) == (2, 2)
+    done = act(capsys, "parked", "delete", "7", "8", "--yes", "--json")
     assert (done.code, done.json, [each.id for each in box.aside]) == (1, {"dropped": [7], "missing": [8]}, [9])
-    none = act(capsys, "drop", "7")
+    none = act(capsys, "parked", "delete", "7")
     assert (none.code, none.out, none.error.startswith("not set aside: 7;")) == (1, "", True)
 
 
@@ -312,7 +313,7 @@ def worker(box: Box, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A harvester that ends at once, unless a test says otherwise."""
     del box
     worker = Worker(work=lambda: None)
-    monkeypatch.setattr(outbox_harvest, "Harvester", worker.made)
+    monkeypatch.setattr(outbox, "Harvester", worker.made)
     return worker
 
 
@@ -341,22 +342,20 @@ def test_changes_of_role_are_lines_of_json(
     worker: Worker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts, stands by, leads, stands by again, and ends."""
-    looked = threading.Event()
-    look = outbox_harvest._EventReporter.look
+    reported: queue.Queue[str] = queue.Queue()
+    report_event = service.report_event
 
-    def note(teller: Any) -> None:  # noqa: ANN401 - private
-        look(teller)
-        looked.set()
+    def report(event: str, text: str, **fields: Any) -> None:  # noqa: ANN401 - JSON values
+        report_event(event, text, **fields)
+        reported.put(event)
 
     def work() -> None:
-        for term in (Term(1, "id"), None):
-            looked.clear()
-            assert looked.wait(10)
+        assert reported.get(timeout=10) == "started"
+        for term in (None, Term(1, "id"), None):
             worker.term = term
-        looked.clear()
-        assert looked.wait(10)
+            assert reported.get(timeout=10) == ("standby" if term is None else "leader")
 
-    monkeypatch.setattr(outbox_harvest._EventReporter, "look", note)
+    monkeypatch.setattr(outbox, "report_event", report)
     worker.work = work
     answer = act(capsys, "harvest", "--json", *BROKERS)
     assert (answer.code, answer.err) == (0, "")
@@ -387,7 +386,7 @@ def test_what_the_harvester_warns_of_is_told_each_time(worker: Worker, capsys: p
     """On stderr; a service runs for long, and the same can be the case again."""
 
     def work() -> None:
-        for part in outbox_harvest._WARNS * 2:
+        for part in outbox._LOGGED_PARTS * 2:
             logging.getLogger(f"marshal_dagster.{part}").warning("away")
 
     worker.work = work
@@ -429,7 +428,7 @@ def test_drain_tells_what_was_published(
     worker.counts = HarvestCounts(published=3, parked=parked)
     answer = act(capsys, "drain", *BROKERS)
     assert (answer.code, answer.out) == (code, f"3 rows published here, {parked} set aside\n")
-    assert ("outbox parked" in answer.err) == bool(parked)
+    assert ("outbox parked list" in answer.err) == bool(parked)
     told = act(capsys, "drain", "--json", *BROKERS)
     assert json.loads(told.out) == {"published": 3, "parked": parked, "complete": True}
 

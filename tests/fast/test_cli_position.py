@@ -1,4 +1,4 @@
-"""`position get` and `position set` as their user calls them, on a log in memory."""
+"""`position get` and `position reset` as their user calls them, on a log in memory."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from marshal_dagster.admin.operator import GroupAdmin
-from marshal_dagster.cli import position_context, position_get, settings
+from marshal_dagster.cli import position, settings
 from marshal_dagster.cli.connections import WRITING
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
@@ -18,7 +18,7 @@ from tests.admin_fixtures import END, START, WRITTEN, FakeTopics, act, at_work_o
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, Site, about
 
 ELSEWHERE = "orders-10"
-SET = ("position", "set", GROUP, TOPIC)
+SET = ("position", "reset", GROUP, TOPIC)
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A group that stands at 50 in two of the three partitions, and waits as long as its clock is told to."""
     site = site_now()
     site.owner_of(0, 1, at=50).release()
-    at_work_on(site, monkeypatch, position_get, position_context, settings, topics=topics)
-    monkeypatch.setattr(position_context, "SystemClock", lambda: site.clock)
+    at_work_on(site, monkeypatch, position, settings, topics=topics)
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     return site
 
 
@@ -89,7 +89,8 @@ def test_what_to_think_of_stands_beside_a_position(
     assert [row["notes"] for row in rows] == [["planned up to 70"], [], []]
     topics.topic_id = OTHER_TOPIC_ID
     rows = act(capsys, "position", "get", GROUP, "--json").json["positions"]
-    assert [(row["lag"], row["notes"][0]) for row in rows[:2]] == [(None, "the topic was made anew")] * 2
+    note = "the topic was deleted and created again"
+    assert [(row["lag"], row["notes"][0]) for row in rows[:2]] == [(None, note)] * 2
 
 
 def test_positions_are_shown_though_the_topic_is_missing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,13 +106,13 @@ def test_positions_are_shown_though_the_topic_is_missing(site: Site, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "after"),
     [
-        (["--offsets", "30"], [30, 30, 30]),
-        (["--offsets", "0=30,2=40"], [30, 50, 40]),
-        (["--earliest"], [START] * 3),
-        (["--latest", "--partitions", "1-2"], [50, END, END]),
-        (["--back", "10", "--partitions", "0,1"], [40, 40, None]),
-        (["--timestamp", "1970-01-01T00:00:03.001Z"], [61, 61, 61]),
-        (["--offsets", str(WRITTEN)], [WRITTEN] * 3),
+        (["--to-offset", "30"], [30, 30, 30]),
+        (["--to-offset", "0=30,2=40"], [30, 50, 40]),
+        (["--to-earliest"], [START] * 3),
+        (["--to-latest", "--partitions", "1-2"], [50, END, END]),
+        (["--shift-by", "-10", "--partitions", "0,1"], [40, 40, None]),
+        (["--to-datetime", "1970-01-01T00:00:03.001Z"], [61, 61, 61]),
+        (["--to-offset", str(WRITTEN)], [WRITTEN] * 3),
     ],
 )
 def test_positions_are_set(
@@ -139,18 +140,18 @@ def test_positions_are_set(
 def test_a_time_that_no_record_has_is_pointed_out(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """The end is meant then."""
     assert site.key(0).offset == 50
-    young = act(capsys, *SET, "--timestamp", "2100-01-01T00:00:00Z", "--dry-run", "--json").json["positions"]
+    young = act(capsys, *SET, "--to-datetime", "2100-01-01T00:00:00Z", "--dry-run", "--json").json["positions"]
     assert [(row["after"], row["notes"]) for row in young] == [(END, ["no record is that young"])] * 3
-    old = act(capsys, *SET, "--timestamp", "1970-01-01T00:00:03Z", "--dry-run", "--json").json["positions"]
+    old = act(capsys, *SET, "--to-datetime", "1970-01-01T00:00:03Z", "--dry-run", "--json").json["positions"]
     assert [(row["after"], row["notes"]) for row in old] == [(60, [])] * 3
 
 
 def test_a_dry_run_of_positions_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """It shows what would be, and asks nobody."""
     before = site.values()
-    answer = act(capsys, *SET, "--earliest", "--dry-run")
+    answer = act(capsys, *SET, "--to-earliest", "--dry-run")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
-    shown = act(capsys, *SET, "--earliest", "--dry-run", "--json").json
+    shown = act(capsys, *SET, "--to-earliest", "--dry-run", "--json").json
     assert (shown["dry_run"], [row["after"] for row in shown["positions"]]) == (True, [START] * 3)
     assert [row["set"] for row in shown["positions"]] == [False] * 3
     assert site.values() == before
@@ -166,16 +167,16 @@ def test_a_person_is_asked(
 ) -> None:
     """Who does not agree changes nothing."""
     monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
-    answer = act(capsys, *SET, "--offsets", "0=30")
+    answer = act(capsys, *SET, "--to-offset", "0=30")
     assert (answer.code, site.key(0).offset) == after
     assert ("nothing was written" in answer.err) == (not agreed)
 
 
 def test_what_was_set_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """With the generation that it began; it cannot ask."""
-    refused = act(capsys, *SET, "--earliest", "--json")
+    refused = act(capsys, *SET, "--to-earliest", "--json")
     assert (refused.code, "give --yes too" in refused.error) == (2, True)
-    answer = act(capsys, *SET, "--offsets", "0=30", "--json", "--yes")
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--json", "--yes")
     assert answer.json["positions"] == [
         {
             "partition": 0,
@@ -198,10 +199,10 @@ def test_an_offset_outside_the_log_is_refused_unless_told(
 ) -> None:
     """What lies in an open transaction is inside: it is written."""
     before = site.values()
-    answer = act(capsys, *SET, "--offsets", f"1={offset}", "--yes")
+    answer = act(capsys, *SET, "--to-offset", f"1={offset}", "--yes")
     assert (answer.code, f"orders/1: offset {offset}: {why}" in answer.error) == (2, True)
     assert site.values() == before
-    answer = act(capsys, *SET, "--offsets", f"1={offset}", "--yes", "--allow-out-of-range")
+    answer = act(capsys, *SET, "--to-offset", f"1={offset}", "--yes", "--allow-out-of-range")
     assert (answer.code, why in answer.out, site.key(1).offset) == (0, True, offset)
 
 
@@ -209,18 +210,18 @@ def test_what_ends_and_who_is_at_work_stand_in_the_table(site: Site, capsys: pyt
     """A plan that ends, an owner that has to leave."""
     owner = site.owner_of(0, at=50)
     owner.plan({0: 70})
-    answer = act(capsys, *SET, "--offsets", "0=30", "--dry-run")
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--dry-run")
     assert f"the plan up to 70 ends; held by {owner.member.instance}" in answer.out
 
 
 def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planned or done ahead of the offset will be done again, or never."""
     site = site_now()
-    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
-    monkeypatch.setattr(position_context, "SystemClock", lambda: site.clock)
+    at_work_on(site, monkeypatch, position, topics=FakeTopics())
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     site.begin(0, at=50)
     site.holder_of({0: (60, 70)}, settings=RANGES, plans=True).release()
-    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert "[60, 70) planned: done again, or never" in answer.out
     assert (answer.code, site.key(0).offset, site.ranges()) == (0, 30, [])
 
@@ -228,15 +229,15 @@ def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypa
 def test_members_are_waited_for_and_named_if_they_stay(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Then nothing was set, the exit code is 1, and the group goes on."""
     owner = site.owner_of(0, at=50)
-    answer = act(capsys, *SET, "--offsets", "0=30,1=30", "--yes", "--wait", "5s")
+    answer = act(capsys, *SET, "--to-offset", "0=30,1=30", "--yes", "--wait", "5s")
     assert answer.code == 1
     lines = answer.err.splitlines()
-    assert lines[0] == "the group is paused; those that hold partitions have 5s to leave"
+    assert lines[0] == "the group is paused; the owners of partitions have 5s to leave"
     assert lines[-2] == "set: partitions none; not set: 0-1"
     assert "partitions [0] of 'orders' are still held by live members" in lines[-1]
     assert (standing(site)[:2], is_paused(site)) == ([50, 50], False)
     assert f"held by {owner.member.instance}" in answer.out
-    assert act(capsys, *SET, "--offsets", "0=30", "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0
+    assert act(capsys, *SET, "--to-offset", "0=30", "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0
     assert site.key(0).offset == 30
 
 
@@ -252,7 +253,7 @@ def test_what_was_set_half_way_is_told(
         raise error
 
     monkeypatch.setattr(GroupAdmin, "set_positions", half)
-    answer = act(capsys, *SET, "--offsets", "30", "--yes")
+    answer = act(capsys, *SET, "--to-offset", "30", "--yes")
     assert answer.code == (3 if isinstance(error, UnavailableError) else 130)
     assert "set: partitions 0; not set: 1-2" in answer.err
     assert [site.key(number).offset for number in range(3)] == [30, 50, None]
@@ -272,7 +273,7 @@ def test_a_topic_that_was_named_anew_is_not_a_position_that_was_set(
         raise UnavailableError("the broker is gone")
 
     monkeypatch.setattr(GroupAdmin, "set_positions", stops_early)
-    answer = act(capsys, *SET, "--offsets", "0=0", "--allow-out-of-range", "--yes")
+    answer = act(capsys, *SET, "--to-offset", "0=0", "--allow-out-of-range", "--yes")
     assert (site.key(0).generation > 0, site.key(0).offset) == (True, None)
     assert "set: partitions none; not set: 0" in answer.err
 
@@ -283,7 +284,7 @@ def test_nobody_is_asked_by_a_log_that_is_only_observed(
     """What it shows is not sure."""
     site.broker.retain_from(site.home, 1)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("asked"))
-    answer = act(capsys, *SET, "--earliest")
+    answer = act(capsys, *SET, "--to-earliest")
     assert (answer.code, "marshal-dagster recover" in answer.err.splitlines()[-1], answer.out) == (1, True, "")
 
 
@@ -298,8 +299,8 @@ def test_that_the_group_stays_paused_is_told(
             breaking.is_down = True
 
     breaking.before_append = breaks_down
-    monkeypatch.setattr(position_context, "open_reader", lambda *_, **__: Rationalizer(logs.pop(), clock=site.clock))
-    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    monkeypatch.setattr(position, "open_reader", lambda *_, **__: Rationalizer(logs.pop(), clock=site.clock))
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert answer.code == 3
     assert "stays paused for 3600 s or a little longer, resume it" in answer.err
     assert "set: partitions 0; not set: none" in answer.err
@@ -311,7 +312,7 @@ def test_offsets_that_kafka_does_not_take_are_told(
 ) -> None:
     """The positions are set all the same: only lag tools read those."""
     topics.problem = "READ is missing"
-    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert (answer.code, site.key(0).offset) == (0, 30)
     assert "READ is missing" in answer.error
 
@@ -327,7 +328,7 @@ def test_a_topic_that_was_made_anew_meanwhile_is_found_out(
 
     monkeypatch.setattr("typer.confirm", agree)
     before = site.values()
-    answer = act(capsys, *SET, "--offsets", "0=30")
+    answer = act(capsys, *SET, "--to-offset", "0=30")
     assert (answer.code, "was made anew meanwhile" in answer.err, site.values()) == (1, True, before)
 
 
@@ -342,7 +343,7 @@ def test_a_topic_that_is_made_anew_while_positions_are_set_is_told(
         topics.topic_id = OTHER_TOPIC_ID
 
     monkeypatch.setattr(GroupAdmin, "set_positions", slowly)
-    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert (answer.code, "positions were set in one that is no more" in answer.err) == (1, True)
     assert (site.key(0).offset, topics.committed) == (30, {})
 
@@ -350,11 +351,11 @@ def test_a_topic_that_is_made_anew_while_positions_are_set_is_told(
 def test_a_position_in_a_topic_that_is_no_more_is_no_measure(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
 ) -> None:
-    """One cannot go back from it; an offset in the new one can be set."""
+    """It cannot be shifted; an offset in the new one can be set."""
     topics.topic_id = OTHER_TOPIC_ID
-    refused = act(capsys, *SET, "--back", "5", "--partitions", "0", "--yes")
-    assert (refused.code, "orders/0 cannot go back from where it stands" in refused.error) == (2, True)
-    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    refused = act(capsys, *SET, "--shift-by", "-5", "--partitions", "0", "--yes")
+    assert (refused.code, "orders/0 cannot be shifted from its present position" in refused.error) == (2, True)
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert cells(answer.out)[0][:6] == ["0", "20", "100", "50", "30", "-"]
     assert "the topic was made anew" in answer.out
     assert (site.key(0).offset, site.key(0).data_topic_id) == (30, OTHER_TOPIC_ID)
@@ -373,8 +374,8 @@ def test_the_log_is_written_as_the_groups_members_do(
         assert (connection.bootstrap_servers, topic, rights) == ("somewhere:1", "__marshal", WRITING)
         return Rationalizer(site.log(), clock=site.clock)
 
-    monkeypatch.setattr(position_context, "open_reader", open_reader)
-    assert act(capsys, *SET, "--offsets", "0=30", "--yes").code == 0
+    monkeypatch.setattr(position, "open_reader", open_reader)
+    assert act(capsys, *SET, "--to-offset", "0=30", "--yes").code == 0
     assert asked[-1] == site.world().group_of(GROUP, TOPIC).settings.heartbeat_interval_ms == HI_MS
 
 
@@ -384,8 +385,8 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
     """Its new settings can ask for records that wait less than those of the log as it was opened."""
     site, asked = site_now(), list[int]()
     write_first_settings(site, GroupSettings(60_000))
-    monkeypatch.setattr(position_context, "Topics", lambda *_, **__: FakeTopics())
-    monkeypatch.setattr(position_context, "SystemClock", lambda: site.clock)
+    monkeypatch.setattr(position, "Topics", lambda *_, **__: FakeTopics())
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
 
     def open_reader(*_: object, interval_ms: int, rights: object) -> Rationalizer:
         assert rights == WRITING
@@ -400,8 +401,8 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
             site.pause(-60)
         return rationalizer
 
-    monkeypatch.setattr(position_context, "open_reader", open_reader)
-    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    monkeypatch.setattr(position, "open_reader", open_reader)
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert answer.code == 0, answer.err
     assert asked[-1] == HI_MS
     assert site.key(0).offset == 30
@@ -409,7 +410,7 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
 
 def test_a_group_that_has_never_claimed_can_begin_somewhere(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """If that is said; else its name is most likely misspelt."""
-    command = ("position", "set", "new", TOPIC, "--latest", "--yes")
+    command = ("position", "reset", "new", TOPIC, "--to-latest", "--yes")
     refused = act(capsys, *command)
     assert (refused.code, "give --new-group" in refused.error) == (2, True)
     before = site.values()
@@ -433,8 +434,8 @@ def test_what_a_group_is_like_is_warned_of(
 ) -> None:
     """Go consumers that still run, and outputs that have what will be read again."""
     site = site_now()
-    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
+    at_work_on(site, monkeypatch, position, topics=FakeTopics())
     site.owner_of(0, at=50, settings=settings).release()
     is_go = settings.rule_set is RuleSet.GO
     says = ("--go-consumers-stopped", GROUP) if is_go else ()
-    assert warning in act(capsys, *SET, "--offsets", "0=30", "--dry-run", *says).error
+    assert warning in act(capsys, *SET, "--to-offset", "0=30", "--dry-run", *says).error

@@ -1,16 +1,16 @@
-"""`adopt` as its user calls it, on a log in memory."""
+"""`position import` as its user calls it, on a log in memory."""
 
 from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli import position_context
+from marshal_dagster.cli import position
 from marshal_dagster.protocol.messages import render
 from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, site_now, write_first_settings
 from tests.checkpoints import write_batch
 from tests.members import GROUP, SETTINGS, TOPIC, Site, settings_record
 
-ADOPT = ("adopt", GROUP, TOPIC)
+ADOPT = ("position", "import", GROUP, TOPIC)
 LOADER = ("--consumer-group", "loader")
 BEFORE = [render(settings_record(SETTINGS)).decode()]
 
@@ -26,8 +26,8 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A coordination topic on which the group has settings, and nothing else."""
     site = site_now()
     write_first_settings(site)
-    at_work_on(site, monkeypatch, position_context, topics=topics)
-    monkeypatch.setattr(position_context, "SystemClock", lambda: site.clock)
+    at_work_on(site, monkeypatch, position, topics=topics)
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     return site
 
 

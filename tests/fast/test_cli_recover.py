@@ -106,7 +106,7 @@ def test_a_topic_made_anew_starts_at_its_beginning() -> None:
     """An offset of another incarnation of the topic says nothing of this one."""
     seen = observed(about(DataTopic, "i", topic_id=OTHER_TOPIC_ID), BEAT)
     first = proposed(seen, FakeTopics({}))[0]
-    assert (first.confirmed.offset, first.note) == (0, "topic made anew, deleted up to 2")
+    assert (first.confirmed.offset, first.note) == (0, "topic re-created, deleted up to 2")
 
 
 @pytest.mark.parametrize(

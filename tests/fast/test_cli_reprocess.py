@@ -8,7 +8,7 @@ import pytest
 
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.reset_positions import PositionResetter
-from marshal_dagster.cli import position_context
+from marshal_dagster.cli import position
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
@@ -69,7 +69,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     """A group that stands at 80."""
     site = site_now()
     site.owner_of(0, at=STOOD).release()
-    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
+    at_work_on(site, monkeypatch, position, topics=FakeTopics())
     return site
 
 
@@ -77,7 +77,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 def members(site: Site, monkeypatch: pytest.MonkeyPatch) -> Members:
     """Its members."""
     members = Members(site, site.clock)
-    monkeypatch.setattr(position_context, "SystemClock", lambda: members)
+    monkeypatch.setattr(position, "SystemClock", lambda: members)
     return members
 
 
@@ -137,7 +137,7 @@ def test_members_that_are_not_through_in_time_are_told(members: Members, capsys:
     members.are_there = False
     answer = act(capsys, *AGAIN, "--yes", "--within", "1m")
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, STOOD, False)
-    assert "were not through within 1m: what lies from 30 up to 50 was not committed again" in answer.err
+    assert "did not finish within 1m: the offsets from 30 up to 50 were not committed again" in answer.err
 
 
 def test_who_interrupts_it_has_the_group_go_on(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +264,7 @@ def test_groups_in_which_it_could_not_be_kept_are_refused(
     """More than the range would be done again, or the position would not hold."""
     site = site_now()
     site.owner_of(0, at=STOOD, settings=settings).release()
-    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
+    at_work_on(site, monkeypatch, position, topics=FakeTopics())
     before = site.values()
     answer = act(capsys, *AGAIN, "--yes")
     assert (answer.code, says in answer.error, site.values()) == (2, True, before)
@@ -321,7 +321,7 @@ def test_an_open_plan_and_effectively_once_are_told_of(
     owner = site.owner_of(0, at=STOOD, settings=GroupSettings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE))
     owner.plan({0: 90})
     owner.release()
-    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
+    at_work_on(site, monkeypatch, position, topics=FakeTopics())
     answer = act(capsys, *AGAIN, "--dry-run")
     assert "delivers effectively once" in answer.error
     assert "the plan up to 90 ends" in answer.out

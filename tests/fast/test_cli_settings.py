@@ -136,7 +136,7 @@ def test_members_that_stay_keep_ranges_on(site: Site, capsys: pytest.CaptureFixt
     lines = answer.err.splitlines()
     assert (answer.code, lines[0]) == (
         1,
-        "the group is paused for 20 s at least; those that hold something have 5s to leave",
+        "the group is paused for 20 s at least; the owners of partitions have 5s to leave",
     )
     assert lines[-2] == "ranges are still on in coordination partitions 0-3"
     assert "are still held by live members" in lines[-1]

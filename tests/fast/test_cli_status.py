@@ -8,7 +8,7 @@ import pytest
 
 from marshal_dagster.cli.connections import connection_of, data_connection_of
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.status import read_data_topics
+from marshal_dagster.cli.world_reader import read_data_topics
 from marshal_dagster.cli.world_view import DataTopicEnds, LagUnknownReason
 from marshal_dagster.errors import (
     AuthorizationError,
@@ -88,7 +88,7 @@ def test_another_error_is_not_hidden() -> None:
 def test_servers_on_the_command_line_win_over_the_environments() -> None:
     """`--bootstrap-servers` replaces the variable, other fields stay the environment's, `--timeout` wins."""
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": "env:1", "MARSHAL_TIMEOUT_S": "3", "MARSHAL_SECURITY_PROTOCOL": "SSL"}
-    connection = connection_of(ConnectionOptions("given:1"), environment)
+    connection = connection_of(ConnectionOptions(bootstrap_servers="given:1"), environment)
     assert (connection.bootstrap_servers, connection.timeout_s, connection.security_protocol) == ("given:1", 3, "SSL")
     assert connection_of(ConnectionOptions(), environment).bootstrap_servers == "env:1"
     assert connection_of(ConnectionOptions(timeout_s=0.5), environment).timeout_s == 0.5
@@ -99,9 +99,9 @@ def test_a_connection_file_stands_alone(tmp_path: Path) -> None:
     path = tmp_path / "connection.toml"
     path.write_text('bootstrap_servers = "file:1"\ntimeout_s = 7\n', encoding="utf-8")
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": "env:1", "MARSHAL_TIMEOUT_S": "3"}
-    connection = connection_of(ConnectionOptions(file=path), environment)
+    connection = connection_of(ConnectionOptions(connection_file=path), environment)
     assert (connection.bootstrap_servers, connection.timeout_s) == ("file:1", 7)
-    assert connection_of(ConnectionOptions(file=path, timeout_s=2), environment).timeout_s == 2
+    assert connection_of(ConnectionOptions(connection_file=path, timeout_s=2), environment).timeout_s == 2
 
 
 def test_no_kafka_is_an_error_that_names_all_ways() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.tail import JudgedRecord, Reader, line, shown
+from marshal_dagster.cli.tail import JudgedRecord, Reader, record_line, shown
 from marshal_dagster.cli.world_view import settings_text
 from marshal_dagster.errors import CoordinationLogChangedError, TopicNotFoundError
 from marshal_dagster.protocol.messages import GroupSettings, Invalid
@@ -154,7 +154,7 @@ def test_a_topic_that_was_made_anew_or_is_gone_is_an_error(broker: MemoryBroker)
     """Another topic of that name is not followed."""
     opened = reader(broker)
     broker.recreate()
-    with pytest.raises(CoordinationLogChangedError, match="made anew"):
+    with pytest.raises(CoordinationLogChangedError, match="re-created"):
         list(opened.read())
     broker.delete()
     with pytest.raises(TopicNotFoundError):
@@ -185,14 +185,14 @@ def test_a_topic_that_was_made_anew_or_is_gone_is_an_error(broker: MemoryBroker)
 def test_a_record_is_one_line_for_a_person(value: bytes | None, said: str) -> None:
     """Each type is said in words; what is no message is shown as it is, with nothing that a terminal acts upon."""
     seen = JudgedRecord(StoredRecord(2, 5, 1_000, value), 1_000, ACCEPTED)
-    assert str(line(seen)) == f"1970-01-01 00:00:01.000Z 2:5 {said}  accepted"
+    assert str(record_line(seen)) == f"1970-01-01 00:00:01.000Z 2:5 {said}  accepted"
 
 
 def test_a_verdict_says_why() -> None:
     """The reason for which a record was refused or invalid, or what is noted of it, stands behind the verdict."""
     seen = JudgedRecord(StoredRecord(2, 5, 0, b"x"), 0, Verdict(VerdictKind.INVALID, Invalid.UNKNOWN_TYPE))
-    assert str(line(seen)).endswith("  invalid: unknown type")
-    assert str(line(replace(seen, verdict=None))).endswith("2:5 x")
+    assert str(record_line(seen)).endswith("  invalid: unknown type")
+    assert str(record_line(replace(seen, verdict=None))).endswith("2:5 x")
 
 
 def test_settings_are_told_like_everywhere() -> None:

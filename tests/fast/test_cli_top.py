@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli import output, top, world_view
-from marshal_dagster.cli.rates import WINDOW_S, PositionRates
-from marshal_dagster.cli.top import TopReader, TopView
+from marshal_dagster.cli import output, top, world_reader
+from marshal_dagster.cli.position_rates import WINDOW_S, PositionRates
+from marshal_dagster.cli.top import TopReader
+from marshal_dagster.cli.world_reader import WorldReader
+from marshal_dagster.cli.world_view import EVERYTHING, ViewFilter, WorldView
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import CoordinationLogChangedError, UnavailableError
+from marshal_dagster.errors import CoordinationLogChangedError
 from tests.admin_fixtures import END, NOBODYS, FakeTopics, act, at_work_on, site_now
 from tests.cli import REPOSITORY, environ
 from tests.faulty_log import FaultyLog
@@ -27,22 +29,20 @@ TOPICS = FakeTopics(partitions=tuple(range(5)))
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     """A coordination topic of its own, and no waiting but by its clock."""
     site = site_now()
-    at_work_on(site, monkeypatch, top, topics=TOPICS)
-    monkeypatch.setattr(top, "SystemClock", lambda: site.clock)
+    at_work_on(site, monkeypatch, world_reader, topics=TOPICS)
+    monkeypatch.setattr(world_reader, "SystemClock", lambda: site.clock)
     return site
 
 
-def looker(
-    site: Site, log: FaultyLog | None = None, wanted: world_view.ViewFilter = world_view.EVERYTHING
-) -> TopReader:
-    """Give who looks at it."""
+def reader_of(site: Site, log: FaultyLog | None = None, wanted: ViewFilter = EVERYTHING) -> TopReader:
+    """Open a reader of its log."""
     rationalizer = Rationalizer(log or site.log(), clock=site.clock)
-    return TopReader(rationalizer, TOPICS, wanted, site.clock, PositionRates(), NOBODYS)  # type: ignore[arg-type]
+    return TopReader(WorldReader(rationalizer, TOPICS, wanted, site.clock, NOBODYS))  # type: ignore[arg-type]
 
 
-def shown(looked: TopView, **options: object) -> str:
+def shown(view: WorldView, **options: object) -> str:
     """Give a page as text."""
-    return "\n".join(map(str, top.page(looked, **options)))  # type: ignore[arg-type]
+    return "\n".join(map(str, top.page(view, PositionRates(), **options)))  # type: ignore[arg-type]
 
 
 def test_it_is_seen_who_works_on_what_and_how_fast(
@@ -104,7 +104,7 @@ def test_what_is_stale_and_what_is_paused_stands_out(site: Site) -> None:
     site.clock.advance(2 * HI_MS + 1)
     site.owner_of(1)
     site.pause(60)
-    page = shown(looker(site).look())
+    page = shown(reader_of(site).look())
     assert page.splitlines()[2].split()[:6] == [GROUP, "2", "2", "2", "1", "200"]
     assert "by ops.1" in page
     assert "stale, 20 s" in page
@@ -114,7 +114,7 @@ def test_ranges_are_watched_too(site: Site) -> None:
     """Each with its owner."""
     site.begin(0, settings=RANGES)
     holder = site.holder_of({0: (10, 20)}, plans=True)
-    page = shown(looker(site).look())
+    page = shown(reader_of(site).look())
     assert f"orders/0 [10, 20) planned  {holder.member.instance}" in page
     assert page.splitlines()[2].split()[1:4] == ["1", "1", "1"]
 
@@ -125,7 +125,7 @@ def test_a_small_terminal_shows_what_matters_first(site: Site) -> None:
     site.clock.advance(2 * HI_MS + 1)
     site.owner_of(0, 1, 2, at=60)
     site.owner_of(3, at=20)
-    looked = looker(site).look()
+    looked = reader_of(site).look()
     assert [n for n in range(5) if f"orders/{n}" in shown(looked)] == [0, 1, 2, 3, 4]
     assert [n for n in range(5) if f"orders/{n}" in shown(looked, lines=11)] == [0, 1, 2, 3, 4]
     page = shown(looked, lines=9)
@@ -135,10 +135,9 @@ def test_a_small_terminal_shows_what_matters_first(site: Site) -> None:
 
 def test_a_log_without_groups_is_watched(site: Site) -> None:
     """Until there are some."""
-    assert shown(looker(site).look()).splitlines()[1] == "No group is named in it."
+    assert shown(reader_of(site).look()).splitlines()[1] == "No group is named in it."
     assert (
-        shown(looker(site, wanted=world_view.ViewFilter("other")).look()).splitlines()[1]
-        == "No group 'other' is named in it."
+        shown(reader_of(site, wanted=ViewFilter("other")).look()).splitlines()[1] == "No group 'other' is named in it."
     )
 
 
@@ -146,7 +145,7 @@ def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:
     """What was seen last stays, and it goes on when the broker is back."""
     log = site.log()
     site.owner_of(0, at=30)
-    watched = looker(site, log)
+    watched = reader_of(site, log)
     pages: list[str] = []
     downs = [True, True, False]
 
@@ -156,30 +155,25 @@ def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:
             return False
         return True
 
-    top.watch(watched.look, lambda looked, problem: pages.append(shown(looked, problem=problem)), wait)
+    top.watch(watched.look(), watched.look, lambda view, problem: pages.append(shown(view, problem=problem)), wait)
     assert ["the broker does not answer" in page for page in pages] == [False, True, True, False]
     assert {page.count("orders/0") for page in pages} == {1}
     assert len({len(page.splitlines()) for page in pages[1:3]}) == 1
 
 
-@pytest.mark.parametrize("fails_at", [0, 1])
-def test_what_does_not_pass_by_itself_ends_it(site: Site, fails_at: int) -> None:
-    """A log that was made anew; and a broker that was never there."""
-    looked = looker(site).look()
-    looks = [looked] * fails_at
+def test_an_error_that_does_not_pass_by_itself_ends_it(site: Site) -> None:
+    """A log that was re-created."""
 
-    def look() -> TopView:
-        if looks:
-            return looks.pop()
-        raise CoordinationLogChangedError("made anew") if fails_at else UnavailableError("nobody there")
+    def look() -> WorldView:
+        raise CoordinationLogChangedError("re-created")
 
-    with pytest.raises(CoordinationLogChangedError if fails_at else UnavailableError):
-        top.watch(look, lambda *_: None, lambda: False)
+    with pytest.raises(CoordinationLogChangedError):
+        top.watch(reader_of(site).look(), look, lambda *_: None, lambda: False)
 
 
 def test_a_position_that_was_set_is_no_rate(site: Site) -> None:
     """It is a new generation; what moves from there on counts, over the last minute."""
-    watched = looker(site)
+    watched = reader_of(site)
     owner = site.owner_of(0, at=30)
 
     def rate(at: int, seconds: float) -> float | None:
@@ -187,7 +181,8 @@ def test_a_position_that_was_set_is_no_rate(site: Site) -> None:
             owner.plan({0: at})
             owner.commit({0: at})
         site.clock.advance(round(1_000 * seconds))
-        return watched.look().rates.per_second(GROUP, (TOPIC, 0))
+        watched.look()
+        return watched.rates.per_second(GROUP, (TOPIC, 0))
 
     assert (rate(30, 0), rate(40, 2), rate(40, 3)) == (None, 5, 2)
     owner.release()
@@ -196,7 +191,8 @@ def test_a_position_that_was_set_is_no_rate(site: Site) -> None:
     assert operator.claim([0])
     operator.set_positions({0: 90}, TOPIC_ID)
     site.pause(-1)
-    assert watched.look().rates.per_second(GROUP, (TOPIC, 0)) is None
+    watched.look()
+    assert watched.rates.per_second(GROUP, (TOPIC, 0)) is None
     owner = site.member()
     owner.claim([0])
     assert [rate(90 + 10 * turn, 5) for turn in range(1, 30)][-1] == pytest.approx(2)
@@ -240,7 +236,7 @@ def test_a_terminal_is_filled_and_given_back(environment: dict[str, str], tmp_pa
 WATCHING = """
 import sys
 from unittest import mock
-from marshal_dagster.cli import top
+from marshal_dagster.cli import world_reader
 from marshal_dagster.cli.main import run
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from tests.members import HI_MS
@@ -250,9 +246,9 @@ site = site_now()
 site.owner_of(0)
 site.clock.advance(3 * HI_MS)
 with (
-    mock.patch.object(top, "open_reader", lambda *_, **__: Rationalizer(site.log(), clock=site.clock)),
-    mock.patch.object(top, "Topics", lambda *_, **__: FakeTopics()),
-    mock.patch.object(top, "SystemClock", lambda: site.clock),
+    mock.patch.object(world_reader, "open_reader", lambda *_, **__: Rationalizer(site.log(), clock=site.clock)),
+    mock.patch.object(world_reader, "Topics", lambda *_, **__: FakeTopics()),
+    mock.patch.object(world_reader, "SystemClock", lambda: site.clock),
 ):
     sys.exit(run(["top", "-b", "somewhere:1", "--interval", "0.1"]))
 """

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from marshal_dagster.cli import output, tables
+from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.world_view import (
     Assignee,
     DataTopicEnds,
@@ -15,7 +15,6 @@ from marshal_dagster.cli.world_view import (
     data_places,
     listed,
     to_json,
-    with_assignments,
     world_view,
 )
 from marshal_dagster.protocol.messages import (
@@ -75,7 +74,7 @@ def settings(interval_ms: int) -> Message:
 
 def text(looked: WorldView) -> str:
     """Give what a person is shown."""
-    return "\n".join(str(part) for part in tables.overview(looked))
+    return "\n".join(str(part) for part in world_tables.overview(looked))
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def log() -> Log:
 def test_an_owner_is_fresh_unknown_or_stale(log: Log, silent_ms: int, freshness: str) -> None:
     """One interval of silence is fresh, two are unknown, a millisecond more is stale."""
     looked = world_view(log.world, at_ms=1_000 + silent_ms)
-    assert to_json(log.world, looked)["groups"]["g"]["partitions"][0]["freshness"] == freshness
+    assert to_json(looked)["groups"]["g"]["partitions"][0]["freshness"] == freshness
     assert f"{freshness}, {output.duration(silent_ms)}" in text(looked)
 
 
@@ -120,15 +119,15 @@ def test_it_is_told_to_whom_a_partition_is_assigned(log: Log) -> None:
     topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
     log.add(topic, 1_000)
     looked = world_view(log.world, at_ms=1_000)
-    led = with_assignments(looked, {"g": {("orders", 0): Assignee("east", 0)}, "other": {}})
-    long_led = with_assignments(looked, {"g": {("orders", 0): Assignee("east", -600_000)}})
+    led = world_view(log.world, at_ms=1_000, assigned={"g": {("orders", 0): Assignee("east", 0)}, "other": {}})
+    long_led = world_view(log.world, at_ms=1_000, assigned={"g": {("orders", 0): Assignee("east", -600_000)}})
 
     assert "assigned to" not in text(looked)
-    assert "assigned" not in to_json(log.world, looked)["groups"]["g"]["partitions"][0]
+    assert "assigned" not in to_json(looked)["groups"]["g"]["partitions"][0]
     assert "assigned to" in text(led)
     assert "east, for 1 s" in text(led)
     assert "east, for" not in text(long_led)
-    partition = to_json(log.world, led)["groups"]["g"]["partitions"][0]
+    partition = to_json(led)["groups"]["g"]["partitions"][0]
     assert (partition["assigned"], partition["assigned_since_ms"]) == ("east", 0)
 
 
@@ -150,7 +149,7 @@ def test_the_lag_is_told_or_why_there_is_none(log: Log, now: DataTopicEnds, lag:
     log.add(topic, 1_000)
     looked = world_view(log.world, at_ms=1_000, data={"orders": now})
     assert looked.groups[0].keys[0].lag == lag
-    row = to_json(log.world, looked)["groups"]["g"]["partitions"][0]
+    row = to_json(looked)["groups"]["g"]["partitions"][0]
     assert (row["data_end"], row["lag"], row["lag_unknown"]) == (lag.end, lag.records, lag.unknown)
     assert str(lag.unknown or lag.records) in text(looked)
 
@@ -210,7 +209,7 @@ def test_settings_that_are_half_written_are_told() -> None:
     (difference,) = group.differences
     assert difference == (
         "settings heartbeat interval 5 s, rule set native, delivery at_least_once, features none: in coordination "
-        "partitions 1-2 only; mended by writing it again"
+        "partitions 1-2 only; write it again to complete it"
     )
     assert (group.settings.heartbeat_interval_ms, group.settings_accepted) == (5_000, True)
 
@@ -231,7 +230,7 @@ def test_the_json_holds_what_replay_gives(log: Log) -> None:
     """Each field of `replay --json` is there with the same value."""
     log.add(claim(1), 2_000)
     log.world.apply(HOME, 9, 2_000, b"junk")
-    document, stored = to_json(log.world, world_view(log.world, at_ms=5_000)), summary(log.world)
+    document, stored = to_json(world_view(log.world, at_ms=5_000)), summary(log.world)
     assert (document["invalid"], document["refused"]) == (stored["invalid"], stored["refused"]) == (1, 0)
     assert document["groups"].keys() == stored["groups"].keys()
     for name, group in stored["groups"].items():
@@ -297,12 +296,12 @@ def test_ranges_are_shown_below_their_key(log: Log) -> None:
     assert "orders/0 [30, 40) done" in told
     assert "20 (1 attempt)" in told
     assert told.count("stale") == 2
-    (row,) = to_json(world, looked)["groups"]["g"]["partitions"]
+    (row,) = to_json(looked)["groups"]["g"]["partitions"]
     assert [(one["start"], one["end"], one["phase"]) for one in row["ranges"]] == [
         (7, 10, "claimed"),
         (10, 20, "planned"),
         (30, 40, "done"),
     ]
     assert row["lag"] == 92
-    assert "ranges" not in to_json(log.world, world_view(log.world))["groups"]["g"]["partitions"][0]
+    assert "ranges" not in to_json(world_view(log.world))["groups"]["g"]["partitions"][0]
     assert "1970-01-01 00:00:01.000Z" in text(world_view(world))

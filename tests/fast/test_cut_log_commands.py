@@ -14,7 +14,7 @@ from marshal_dagster.admin.position_spec import ToOffsets
 from marshal_dagster.admin.reprocess import RangeReprocessor
 from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.revoke import ClaimRevoker
-from marshal_dagster.cli import position_context, revoke
+from marshal_dagster.cli import position, revoke
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import CoordinationLogChangedError, IncompleteLogError, MarshalError, PositionNotSetError
 from marshal_dagster.protocol.messages import Heartbeat
@@ -107,10 +107,10 @@ def test_position_set_does_not_say_that_it_set_what_it_did_not(
 ) -> None:
     """Keys that are only observed have generation 0: that is no new generation."""
     site = site_now()
-    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
-    monkeypatch.setattr(position_context, "SystemClock", lambda: site.clock)
+    at_work_on(site, monkeypatch, position, topics=FakeTopics())
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     site.owner_of(0, at=40).release()
-    assert act(capsys, "position", "set", GROUP, TOPIC, "--offsets", "0=50", "--yes").code == 0
+    assert act(capsys, "position", "reset", GROUP, TOPIC, "--to-offset", "0=50", "--yes").code == 0
     owner = site.owner_of(0, at=50)
 
     def agree(*_: object, **__: object) -> bool:
@@ -119,7 +119,7 @@ def test_position_set_does_not_say_that_it_set_what_it_did_not(
         return True
 
     monkeypatch.setattr("marshal_dagster.cli.position.typer.confirm", agree)
-    answer = act(capsys, "position", "set", GROUP, TOPIC, "--offsets", "0=30")
+    answer = act(capsys, "position", "reset", GROUP, TOPIC, "--to-offset", "0=30")
 
     assert answer.code != 0
     assert "set: partitions 0;" not in answer.err

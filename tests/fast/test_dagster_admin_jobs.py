@@ -284,7 +284,7 @@ def test_each_way_to_name_a_position_is_in_the_config(
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({}, "give one of offsets, timestamp, earliest, latest and back"),
+        ({}, "give one of to_offset, to_datetime, to_earliest, to_latest and shift_by"),
         ({"earliest": True, "latest": True}, "give one of"),
         ({"offsets": "5"}, "outside what the topic holds"),
         ({"earliest": True, "partitions": "x"}, "partitions: 'x' names no partitions"),

@@ -15,7 +15,7 @@ from marshal_dagster.admin.position_spec import ToOffsets
 from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.revoke import ClaimRevoker
 from marshal_dagster.admin.settings_change import SettingsChanger
-from marshal_dagster.cli import pause, position_context, revoke
+from marshal_dagster.cli import pause, position, revoke
 from marshal_dagster.cli import settings as settings_command
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -51,7 +51,7 @@ from tests.admin_fixtures import (
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import GROUP, HI_MS, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
 
-SET = ("position", "set", GROUP, TOPIC)
+SET = ("position", "reset", GROUP, TOPIC)
 STOPPED = ("--go-consumers-stopped", GROUP)
 GO_STALE_MS = 121_001
 
@@ -66,8 +66,8 @@ def topics() -> FakeTopics:
 def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A coordination topic without records, on which commands work."""
     site = site_now()
-    at_work_on(site, monkeypatch, position_context, pause, revoke, settings_command, topics=topics)
-    monkeypatch.setattr(position_context, "SystemClock", lambda: site.clock)
+    at_work_on(site, monkeypatch, position, pause, revoke, settings_command, topics=topics)
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     monkeypatch.setattr(revoke, "ClaimRevoker", partial(ClaimRevoker, clock=site.clock))
     monkeypatch.setattr(settings_command, "GroupSettingsAdmin", partial(GroupSettingsAdmin, clock=site.clock))
     return site
@@ -108,7 +108,7 @@ def test_a_position_is_set_in_a_go_group_without_a_pause(
 ) -> None:
     """Lower, equal and higher ones, by records that Go knows, and in Kafka's own group offsets."""
     go_left(site, 0, 1)
-    answer = act(capsys, *SET, "--offsets", f"0={to}", "--yes", *STOPPED)
+    answer = act(capsys, *SET, "--to-offset", f"0={to}", "--yes", *STOPPED)
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "The positions of partitions 0 were set.")
     key = site.key(0)
     assert (key.offset, key.owner, key.generation) == (to, None, 0)
@@ -121,7 +121,7 @@ def test_a_member_dates_its_records_two_seconds_back(site: Site, capsys: pytest.
     """Go takes a time ahead of its own clock for stale."""
     go_left(site, 0)
     before = len(site.values())
-    assert act(capsys, *SET, "--offsets", "0=30", "--yes", *STOPPED).code == 0
+    assert act(capsys, *SET, "--to-offset", "0=30", "--yes", *STOPPED).code == 0
     messages = [parse(value.encode()) for value in site.values()[before:]]
     now_s = site.clock.wall_ms() // 1_000
     assert messages
@@ -137,7 +137,7 @@ def test_in_a_group_without_settings_a_person_says_first_who_shares_it(
         go_left(site, 0)
     before = site.values()
     for how in ("--yes", "--dry-run"):
-        refused = act(capsys, *SET, "--offsets", "0=30", "--new-group", how)
+        refused = act(capsys, *SET, "--to-offset", "0=30", "--new-group", how)
         assert (refused.code, refused.out) == (1, "")
         assert f"settings set {GROUP}" in refused.error
         assert f"--go-consumers-stopped {GROUP}" in refused.error
@@ -152,8 +152,8 @@ def test_the_groups_name_confirms_that_its_consumers_are_stopped(
     before = site.values()
     wrong = ("--go-consumers-stopped", "other")
     for command in (
-        (*SET, "--offsets", "0=30", "--yes"),
-        ("adopt", GROUP, TOPIC, "--consumer-group", "x", "--yes"),
+        (*SET, "--to-offset", "0=30", "--yes"),
+        ("position", "import", GROUP, TOPIC, "--consumer-group", "x", "--yes"),
         ("pause", GROUP, "--for", "1h"),
         ("resume", GROUP),
         ("settings", "set", GROUP, "--yes"),
@@ -166,7 +166,7 @@ def test_the_groups_name_confirms_that_its_consumers_are_stopped(
 def test_a_group_with_native_settings_keeps_its_way(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """It is paused, whatever a person says of Go consumers, and a new generation begins."""
     site.owner_of(0, at=50).release()
-    assert act(capsys, *SET, "--offsets", "0=30", "--yes", *STOPPED).code == 0
+    assert act(capsys, *SET, "--to-offset", "0=30", "--yes", *STOPPED).code == 0
     assert "ReleaseGroup" in types(site)
     assert (site.key(0).offset, site.key(0).generation > 0) == (30, True)
 
@@ -178,9 +178,9 @@ def test_settings_by_which_a_group_is_shared_with_go_are_no_settings_to_pause_by
     write_first_settings(site, WITHOUT_SETTINGS)
     go_left(site, 0)
     before = site.values()
-    refused = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    refused = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert (refused.code, "Go consumers share group 'etl'" in refused.error, site.values()) == (1, True, before)
-    assert act(capsys, *SET, "--offsets", "0=30", "--yes", *STOPPED).code == 0
+    assert act(capsys, *SET, "--to-offset", "0=30", "--yes", *STOPPED).code == 0
     assert (site.key(0).offset, "ReleaseGroup" in types(site)) == (30, False)
 
 
@@ -191,13 +191,13 @@ def test_half_written_settings_are_completed_before_a_position_is_set(
     go_left(site, 0)
     site.broker.append((site.home + 1) % site.partitions, render(settings_record(SETTINGS)))
     before = site.values()
-    refused = act(capsys, *SET, "--offsets", "0=30", "--yes", *STOPPED)
+    refused = act(capsys, *SET, "--to-offset", "0=30", "--yes", *STOPPED)
     assert (refused.code, f"settings set {GROUP}" in refused.error, site.values()) == (1, True, before)
     complete = ("settings", "set", GROUP, "--yes")
     for command in (complete, ("pause", GROUP, "--for", "1h")):
         assert (act(capsys, *command).code, site.values()) == (1, before)
     assert act(capsys, *complete, *STOPPED).code == 0
-    assert act(capsys, *SET, "--offsets", "0=30", "--yes").code == 0
+    assert act(capsys, *SET, "--to-offset", "0=30", "--yes").code == 0
 
 
 def test_an_open_plan_ends_only_with_another_offset(site: Site) -> None:
@@ -214,9 +214,9 @@ def test_live_owners_are_waited_for(site: Site, capsys: pytest.CaptureFixture[st
     """Nothing is revoked; who stays is named, and nothing was written."""
     go_owner(site, 0)
     before = site.values()
-    answer = act(capsys, *SET, "--offsets", "0=30", "--yes", "--wait", "5s", *STOPPED)
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--yes", "--wait", "5s", *STOPPED)
     assert (answer.code, "are still held by live members" in answer.err, site.values()) == (1, True, before)
-    assert act(capsys, *SET, "--offsets", "0=30", "--yes", "--wait", "3m", *STOPPED).code == 0
+    assert act(capsys, *SET, "--to-offset", "0=30", "--yes", "--wait", "3m", *STOPPED).code == 0
     assert (site.key(0).offset, types(site) <= GO_TYPES) == (30, True)
 
 
@@ -250,7 +250,7 @@ def test_kafkas_own_offsets_must_follow_in_a_go_group(
     topics.problem = problem
     if problem is None:
         monkeypatch.setattr(FakeTopics, "group_offsets", lambda *_: {0: 11})
-    answer = act(capsys, *SET, "--offsets", "0=0", "--yes", "--allow-out-of-range", *STOPPED)
+    answer = act(capsys, *SET, "--to-offset", "0=0", "--yes", "--allow-out-of-range", *STOPPED)
     assert (answer.code, "not in Kafka's own group offsets" in answer.err) == (1, True)
     assert "set: partitions 0" in answer.err
     assert site.key(0).offset == 0
@@ -269,7 +269,7 @@ def test_first_positions_are_adopted_in_a_go_group(
 ) -> None:
     """In the same way, when its consumers are stopped."""
     topics.committed.update({0: 30, 1: 40, 2: 50})
-    adopt = ("adopt", GROUP, TOPIC, "--consumer-group", "loader", "--yes")
+    adopt = ("position", "import", GROUP, TOPIC, "--consumer-group", "loader", "--yes")
     assert f"--go-consumers-stopped {GROUP}" in act(capsys, *adopt).error
     assert site.values() == []
     assert act(capsys, *adopt, *STOPPED).code == 0
@@ -531,7 +531,7 @@ def test_a_dead_go_owner_is_taken_over_and_released(site: Site, capsys: pytest.C
     answer = act(capsys, "revoke", GROUP, TOPIC, "--instance", instance, "--yes")
     assert answer.code == 1
     assert "takes its partitions back with its next heartbeat" in answer.err
-    assert "Nobody holds partitions 0-1 now" in answer.out
+    assert "No member holds partitions 0-1 now" in answer.out
     assert "partitions 2 were not freed: they have no offset" in answer.err
     assert [site.owner(number) for number in range(3)] == [None, None, instance]
     assert [site.key(number).offset for number in range(3)] == [50, 50, None]
@@ -553,7 +553,7 @@ def test_a_live_go_owner_that_is_back_is_no_success(
     monkeypatch.setattr(ClaimRevoker, "carry_out", beats)
     answer = act(capsys, "revoke", GROUP, TOPIC, "--instance", instance, "--yes", "--json")
     assert (answer.code, [each["revoked"] for each in answer.json["claims"]]) == (1, [False])
-    assert "their owner lives and took them back" in answer.err
+    assert "their owner is alive and took them back" in answer.err
 
 
 # Timestamps

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.cli.tail import _tail
+from marshal_dagster.cli.tail import details_text
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     ClaimingRange,
@@ -589,4 +589,4 @@ def test_settings_with_ranges_and_go_are_valid_though_they_enable_nothing() -> N
 )
 def test_tail_says_what_a_range_record_says(record: Message, text: str) -> None:
     """For a person who reads along."""
-    assert _tail(record) == text
+    assert details_text(record) == text

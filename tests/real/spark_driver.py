@@ -3,8 +3,10 @@
 `Driver` calls a module's function there and gives what it returned or raised; the session stays between calls.
 """
 
+import faulthandler
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WITHIN_S = 200.0
+_STACK_S = 2.0
+"""The time in which a process writes its stack."""
 PARTITIONS, MESSAGES = 4, 80
 _current: "list[tuple[Where, SparkSession]]" = []
 
@@ -78,15 +82,26 @@ class Work:
 
 
 class Driver:
-    """The process with the session."""
+    """The process with the session. When a call hangs it shows its stack and is killed, so that later calls fail."""
 
     def __init__(self, pool: ProcessPoolExecutor) -> None:
         self._pool = pool
+        self._pid = pool.submit(os.getpid).result(WITHIN_S)
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:  # noqa: ANN401 - the function's
-        """Call `function` there; give what waits for what it returns."""
+        """Call `function` there and return a function that waits for what it returns."""
         future = self._pool.submit(function, *arguments)
-        return lambda: future.result(WITHIN_S)
+
+        def wait() -> Any:  # noqa: ANN401 - the function's
+            try:
+                return future.result(WITHIN_S)
+            except TimeoutError:
+                os.kill(self._pid, signal.SIGUSR1)
+                time.sleep(_STACK_S)
+                os.kill(self._pid, signal.SIGKILL)
+                raise
+
+        return wait
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - the function's
         """Call `function` there and wait for what it returns."""
@@ -97,11 +112,13 @@ class Driver:
 def running_driver() -> Iterator[Driver]:
     """Start the process, and end it with its session."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare) as pool:
-        yield Driver(pool)
-        pool.submit(stop_session).result(WITHIN_S)
+        driver = Driver(pool)
+        yield driver
+        driver.call(stop_session)
 
 
 def _prepare() -> None:
+    faulthandler.register(signal.SIGUSR1)
     os.environ.update({name: value for name, value in spark_environment().items() if name.startswith(("SPARK", "PYS"))})
 
 

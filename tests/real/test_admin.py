@@ -164,11 +164,11 @@ def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, 
     worker.wait_until(worker.is_waiting.is_set, "the worker waits for the end of the pause")
     reached = positions(call, data)
     turns = worker.turns
-    refused = call("position", "set", GROUP, data, "--offsets", "9999", "--yes")
+    refused = call("position", "reset", GROUP, data, "--to-offset", "9999", "--yes")
     assert (refused.code, f"beyond the end {MESSAGES}" in refused.error) == (2, True)
-    shown = call("position", "set", GROUP, data, "--earliest", "--dry-run")
+    shown = call("position", "reset", GROUP, data, "--to-earliest", "--dry-run")
     assert (shown.code, shown.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
-    asked = call("position", "set", GROUP, data, "--offsets", "0=3,1=5", given="y\n")
+    asked = call("position", "reset", GROUP, data, "--to-offset", "0=3,1=5", given="y\n")
     assert asked.code == 0, asked.err
     assert positions(call, data) == [3, 5]
     assert topics.group_offsets(GROUP, data) == {0: 3, 1: 5}
@@ -185,7 +185,7 @@ def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, 
 def test_positions_are_set_while_a_member_is_at_work(call: Call, worker: Worker, data: str) -> None:
     """It leaves for that, and goes on at the new positions; nobody paused it before, so nothing stays paused."""
     worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
-    answer = call("position", "set", GROUP, data, "--back", "20", "--yes", "--wait", "20s", "--json")
+    answer = call("position", "reset", GROUP, data, "--shift-by", "-20", "--yes", "--wait", "20s", "--json")
     assert answer.code == 0, answer.err
     assert [(row["before"], row["after"], row["set"]) for row in answer.json["positions"]] == [
         (MESSAGES, MESSAGES - 20, True)

@@ -144,8 +144,8 @@ def test_what_is_unread_is_shared(  # noqa: PLR0917 - fixtures
     fill(wanted, 1, 400)
     told = {"MARSHAL_BOOTSTRAP_SERVERS": connection.bootstrap_servers, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
     assert run_cli("settings", "set", "etl", "--new-group", "--yes", environment=told) == ExitCode.OK
-    at = ("--offsets", "0=10,1=10,2=0,3=0,4=0,5=0", "--yes")
-    assert run_cli("position", "set", "etl", wanted, *at, environment=told) == ExitCode.OK
+    at = ("--to-offset", "0=10,1=10,2=0,3=0,4=0,5=0", "--yes")
+    assert run_cli("position", "reset", "etl", wanted, *at, environment=told) == ExitCode.OK
     assert said(call("init", "--partitions", "1"))[0] == ExitCode.OK
     call("run", "--strategy", "weighted", "--coordination-topic", coordination_topic)
     with ExitStack() as stack:

@@ -45,16 +45,14 @@ class Stand:
 
     def ask(self, *arguments: str) -> Answer:
         """Carry out `outbox ...` in this process, which starts sooner."""
-        command, *rest = arguments
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.environment.items():
                 patch.setenv(name, value)
-            return call(self.capsys, "outbox", command, "--schema", self.schema, *rest)
+            return call(self.capsys, "outbox", *arguments, "--schema", self.schema)
 
     def call(self, *arguments: str, given: str = "") -> Answer:
         """Carry out `outbox ...` in a process of its own."""
-        command, *rest = arguments
-        return start("outbox", command, "--schema", self.schema, *rest, given=given, environment=self.environment)
+        return start("outbox", *arguments, "--schema", self.schema, given=given, environment=self.environment)
 
     def stash(self, *records: OutboxRecord) -> None:
         """Write records, and commit them."""
@@ -141,7 +139,7 @@ def health(address: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
-    """Init, status, drain, parked, retry and drop, from rows that wait to rows that are read, and none that is left."""
+    """Init, status, drain, parked list, retry and delete, until no row waits or is set aside."""
     again = stand.ask("init", "--no-notify")
     assert (again.code, again.err, "the harvester looks for its rows" in again.out) == (0, "", True)
     missing = f"{stand.topic}-missing"
@@ -154,29 +152,29 @@ def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
     drained = stand.call("drain", "--max-attempts", "1", "--topic-patience", "0", "--json")
     assert (drained.code, drained.json) == (1, {"published": 2, "parked": 2, "complete": True})
     assert stand.read(2) == [(b"k", b"first"), (b"k", None)]
-    listed = stand.ask("parked", "--json").json
+    listed = stand.ask("parked", "list", "--json").json
     assert (listed["parked"], [(row["id"], row["topic"], row["key"]) for row in listed["rows"]]) == (
         2,
         [(3, missing, "\\xf6"), (4, missing, None)],
     )
     assert f"topic '{missing}'" in listed["rows"][0]["reason"]
-    table = stand.ask("parked", "--limit", "1")
+    table = stand.ask("parked", "list", "--limit", "1")
     assert (table.code, table.error) == (0, "1 more; --limit shows them")
     assert table.out.splitlines()[1].split()[:4] == ["3", missing, "\\xf6", "4"]
 
     with psycopg.connect(stand.dsn) as connection:
         connection.execute(f"SET search_path = {stand.schema}".encode())
         connection.execute("UPDATE outbox_parked SET topic = %s WHERE id = 3", (stand.topic,))
-    retried = stand.ask("retry", "3", "99")
+    retried = stand.ask("parked", "retry", "3", "99")
     assert (retried.code, retried.out) == (1, "1 row put back, to be published\n")
     assert "not set aside: 99" in retried.error
     assert stand.ask("drain").out == "1 rows published here, 0 set aside\n"
     assert stand.read(3)[2] == (b"\xf6", b"lost")
 
-    kept = stand.call("drop", "4", given="n\n")
+    kept = stand.call("parked", "delete", "4", given="n\n")
     assert (kept.code, missing in kept.out, "nothing was deleted" in kept.err) == (1, True, True)
-    assert stand.call("drop", "4", given="y\n").code == 0
-    assert stand.ask("parked").out == "Nothing is set aside\n"
+    assert stand.call("parked", "delete", "4", given="y\n").code == 0
+    assert stand.ask("parked", "list").out == "Nothing is set aside\n"
     after = stand.ask("status")
     assert (after.code, after.err) == (0, "")
     assert [line.split()[:3] for line in after.out.splitlines()[1:]] == [

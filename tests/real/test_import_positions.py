@@ -68,19 +68,19 @@ def test_a_consumer_group_is_adopted(call: Call, kafka: str, topics: Topics, dat
                 read[message.partition() or 0] += 1
                 consumer.commit(message=message, asynchronous=False)
         assert topics.has_consumers(f"{data}-loader")
-        busy = call("adopt", GROUP, data, "--consumer-group", f"{data}-loader", "--yes")
+        busy = call("position", "import", GROUP, data, "--consumer-group", f"{data}-loader", "--yes")
         assert (busy.code, "is at work: stop its consumers first" in busy.error) == (2, True)
     finally:
         consumer.close()
     assert not topics.has_consumers(f"{data}-loader")
-    answer = call("adopt", GROUP, data, "--consumer-group", f"{data}-loader", "--yes", "--json")
+    answer = call("position", "import", GROUP, data, "--consumer-group", f"{data}-loader", "--yes", "--json")
     assert answer.code == 0, answer.err
     assert [(row["before"], row["after"], row["set"]) for row in answer.json["positions"]] == [
         (None, at, True) for at in (MESSAGES // 2, MESSAGES // 2, 0)
     ]
     assert positions(call, data) == [MESSAGES // 2, MESSAGES // 2, 0]
     assert topics.group_offsets(GROUP, data) == {0: MESSAGES // 2, 1: MESSAGES // 2, 2: 0}
-    again = call("adopt", GROUP, data, "--consumer-group", f"{data}-loader", "--yes")
+    again = call("position", "import", GROUP, data, "--consumer-group", f"{data}-loader", "--yes")
     assert (again.code, "has positions already" in again.error) == (2, True)
 
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_spark_wrote_is_adopted(
     progress = query.recentProgress
     assert len(progress) > 1, "in several batches"
     (tmp_path / "checkpoint" / "commits" / str(progress[-1].batchId)).unlink()
-    answer = call("adopt", GROUP, data, "--checkpoint", tmp_path / "checkpoint", "--yes")
+    answer = call("position", "import", GROUP, data, "--checkpoint", tmp_path / "checkpoint", "--yes")
     assert answer.code == 0, answer.err
     assert f"batch {progress[-1].batchId} was begun and not committed" in answer.err
     reached = json.loads(progress[-2].json)["sources"][0]["endOffset"][data]

@@ -50,7 +50,7 @@ PASSWORD = "of-the-role"
 NOT_ALLOWED = 6
 ACT: dict[str, tuple[str, ...]] = {
     "pause": ("pause", "shops", "--for", "1h"),
-    "position set": ("position", "set", "shops", "orders", "--offsets", "0=0", "--yes"),
+    "position reset": ("position", "reset", "shops", "orders", "--to-offset", "0=0", "--yes"),
     "revoke": ("revoke", "shops", "orders", "--instance", "nobody", "--yes"),
 }
 
@@ -160,7 +160,7 @@ def test_a_reader_looks_at_everything_and_changes_nothing(stand: Stand) -> None:
         ("tail",),
         ("position", "get", "shops"),
         (*ACT["pause"], "--dry-run"),
-        (*ACT["position set"][:-1], "--dry-run"),
+        (*ACT["position reset"][:-1], "--dry-run"),
     ):
         assert stand.call("reader", *looks).code == 0
     assert "problem" not in {each["state"] for each in doctor(stand, "reader")}
@@ -236,7 +236,7 @@ def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
     """Pause, position and resume work with no right on the data but to see its offsets."""
     member_works(stand)
     assert stand.call("operator", *ACT["pause"]).code == 0
-    assert stand.call("operator", *ACT["position set"]).code == 0
+    assert stand.call("operator", *ACT["position reset"]).code == 0
     assert stand.call("operator", "resume", "shops").code == 0
     nobody = stand.call("operator", *ACT["revoke"])
     assert (nobody.code, "nobody" in nobody.err) == (1, True)

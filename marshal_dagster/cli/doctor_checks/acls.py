@@ -1,9 +1,9 @@
-"""What the principal may do with each topic, and what it can therefore do with the library."""
+"""The rights of this user on each topic, and what it can do with the library because of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.cli.doctor_checks.finding import Finding, not_checked, ok, problem, warning
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.inspection import TopicInfo
 
@@ -13,61 +13,57 @@ _RIGHTS_REPORTED = (Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ, Right.WR
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks which brokers, for a command that grants a right; a principal without a user name is not known here."""
+    """The brokers and the user that `doctor` connects as; without a user name the principal is not known here."""
 
     servers: str
     user: str | None = None
 
     def granting(self, rights: Iterable[Right], topic: str) -> str:
-        """Give the command."""
+        """Return the command that grants rights on a topic."""
         return on_topic(topic, *rights).command(self.servers, self.user)
 
 
 def of_coordination_topic(topic_info: TopicInfo, asker: Principal) -> Finding:
-    """Tell what the principal can do with this coordination log: a reader is as right as a member."""
+    """Report what the principal can do with this coordination log; to read alone is enough for some users."""
     if topic_info.rights is None:
         return _rights_not_reported(topic_info)
     if Right.READ not in topic_info.rights:
-        return Finding(
+        return problem(
             NAME,
-            CheckState.PROBLEM,
             f"on {_rights_text(topic_info)}; not Read",
-            "who cannot read the log knows of no claim and can make none",
+            "a process that cannot read the log knows of no claim and can make none",
             asker.granting([Right.READ], topic_info.name),
         )
     if Right.WRITE in topic_info.rights:
         can = "it can claim, and pause and reposition every group in this log"
     else:
-        can = (
-            "it can look (doctor, status, tail, sensors that only ask for runs), and cannot claim, pause or reposition"
-        )
-    return Finding(NAME, CheckState.OK, f"on {_rights_text(topic_info)}: {can}")
+        can = "it can look (doctor, status, tail, sensors that only request runs), not claim, pause or reposition"
+    return ok(NAME, f"on {_rights_text(topic_info)}: {can}")
 
 
 def of_snapshot_topic(topic_info: TopicInfo, asker: Principal, *, is_member: bool) -> Finding:
-    """Tell whether the principal can start from snapshots, and write them where it is one that writes."""
+    """Check whether the principal can start from snapshots, and write them if it is a member."""
     if topic_info.rights is None:
         return _rights_not_reported(topic_info)
     wanted = [Right.READ, Right.WRITE] if is_member else [Right.READ]
     missing = [right for right in wanted if right not in topic_info.rights]
     if not missing:
-        return Finding(NAME, CheckState.OK, f"on {_rights_text(topic_info)}")
+        return ok(NAME, f"on {_rights_text(topic_info)}")
     why = (
         "each of its processes reads the whole log, and can claim nothing once retention has cut that"
         if Right.READ in missing
         else "its runs leave no snapshot behind: if no others do, each process reads the whole log"
     )
     found = f"on {_rights_text(topic_info)}; not {' nor '.join(missing)}"
-    return Finding(NAME, CheckState.WARNING, found, why, asker.granting(missing, topic_info.name))
+    return warning(NAME, found, why, asker.granting(missing, topic_info.name))
 
 
 def of_data_topic(topic_info: TopicInfo, asker: Principal, *, is_member: bool) -> Finding | None:
-    """Tell whether batches of this principal could be read; None where nothing is in their way, or it claims none."""
+    """Return a warning if this principal can claim batches of a data topic, but not read them."""
     if not is_member or topic_info.rights is None or Right.READ in topic_info.rights:
         return None
-    return Finding(
+    return warning(
         NAME,
-        CheckState.WARNING,
         f"on {_rights_text(topic_info)}; not Read",
         "a batch of this topic would be claimed by this user, and then fail when it is read",
         asker.granting([Right.READ], topic_info.name),
@@ -75,10 +71,10 @@ def of_data_topic(topic_info: TopicInfo, asker: Principal, *, is_member: bool) -
 
 
 def missing_describe(topic: str, asker: Principal, *, is_needed: bool) -> Finding:
-    """Tell that the topic may not even be looked at; `is_needed`: nothing works without."""
-    return Finding(
+    """Report that the principal may not even see a topic; `is_needed`: nothing works without it."""
+    report = problem if is_needed else warning
+    return report(
         NAME,
-        CheckState.PROBLEM if is_needed else CheckState.WARNING,
         f"on {topic}: none, not even Describe",
         "nothing of the coordination log can be seen" if is_needed else "its offsets and settings cannot be looked at",
         asker.granting([Right.DESCRIBE, Right.READ], topic),
@@ -86,7 +82,7 @@ def missing_describe(topic: str, asker: Principal, *, is_needed: bool) -> Findin
 
 
 def _rights_not_reported(topic_info: TopicInfo) -> Finding:
-    return Finding(NAME, CheckState.NOT_CHECKED, f"on {topic_info.name}: the brokers do not tell")
+    return not_checked(NAME, f"on {topic_info.name}: the brokers do not report them")
 
 
 def _rights_text(topic_info: TopicInfo) -> str:

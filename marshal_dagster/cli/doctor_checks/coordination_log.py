@@ -1,9 +1,11 @@
 """The coordination log: whether it is there and whole, its time right, and nothing half written."""
 
 from collections.abc import Iterator
+from typing import Final
 
-from marshal_dagster.cli import output, world_view
-from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.cli import output
+from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, ok, problem, warning
+from marshal_dagster.cli.world_view import WorldView, listed, world_view
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.log import CoordinationLog, LogIdentity
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
@@ -11,6 +13,8 @@ from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, TopicNotFoundError
 from marshal_dagster.protocol.messages import Invalid
 from marshal_dagster.protocol.world import World
+
+_TOPIC: Final = "coordination topic"
 
 
 def read_log(
@@ -21,126 +25,99 @@ def read_log(
     clock: Clock | None = None,
     snapshots: Snapshots | None = None,
 ) -> Rationalizer | Finding:
-    """Read the log to its present end; where that cannot be done, tell why."""
+    """Read the log to its present end; if that cannot be done, return why."""
     try:
         rationalizer = Rationalizer(log, timeout_s=timeout_s, clock=clock, snapshots=snapshots)
         rationalizer.catch_up()
     except TopicNotFoundError as error:
         return missing_topic(error, topic)
     except MarshalError as error:
-        return _unreadable(error)
+        return problem(
+            _TOPIC,
+            str(error),
+            "a process that cannot read the log knows of no claim and can make none",
+            "fix what is reported, then: marshal-dagster doctor",
+        )
     return rationalizer
 
 
 def missing_topic(error: TopicNotFoundError, topic: str) -> Finding:
-    """Tell that there is no coordination topic."""
-    return Finding(
-        "coordination topic",
-        CheckState.PROBLEM,
+    """Report that there is no coordination topic."""
+    return problem(
+        _TOPIC,
         str(error),
-        "it is the one authority on who holds what: nothing can be claimed",
+        "it alone records who holds what: nothing can be claimed",
         f"marshal-dagster topic create --name {topic}",
     )
 
 
 def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Finding]:
     """Check that the log is whole, its time right by the clock `at_ms` (unix ms), and nothing half written."""
-    looked = world_view.world_view(world, at_ms=at_ms)
-    yield _identity(identity)
-    yield _placement(looked, identity)
-    yield _certainty(looked, identity)
-    yield _clocks(looked)
-    yield _groups(looked)
-
-
-def _unreadable(error: MarshalError) -> Finding:
-    return Finding(
-        "coordination topic",
-        CheckState.PROBLEM,
-        str(error),
-        "who cannot read the log knows of no claim and can make none",
-        "mend what is said, then: marshal-dagster doctor",
-    )
-
-
-def _identity(identity: LogIdentity) -> Finding:
+    view = world_view(world, at_ms=at_ms)
     found = f"{identity.topic} has {identity.partitions} coordination partitions and the id {identity.topic_id}"
-    return Finding("coordination topic", CheckState.OK, found)
+    yield ok(_TOPIC, found)
+    yield _placement(view, identity)
+    yield _certainty(view, identity)
+    yield _clocks(view, at_ms)
+    yield _groups(view)
 
 
-def _placement(looked: world_view.WorldView, identity: LogIdentity) -> Finding:
-    """Tell by the records whether the topic was given more partitions: placement changes with their number."""
-    misplaced = looked.invalid.get(str(Invalid.MISPLACED), 0)
+def _placement(view: WorldView, identity: LogIdentity) -> Finding:
+    """Check by the records whether the topic was given more partitions: placement changes with their number."""
+    misplaced = view.invalid.get(str(Invalid.MISPLACED), 0)
     if not misplaced:
-        return Finding("partition count", CheckState.OK, "each record lies in the coordination partition of its topic")
-    return Finding(
+        return ok("partition count", "each record lies in the coordination partition of its topic")
+    return warning(
         "partition count",
-        CheckState.WARNING,
         f"{misplaced} records lie in another coordination partition than that of their topic, which is one of "
         f"{identity.partitions}",
-        "they count for nothing: the topic was given more partitions, and what was written before is not where members "
-        "look now; or somebody writes who goes by another number",
+        "they have no effect: the topic was given more partitions, and members do not look where records were written "
+        "before; or a process writes that assumes another number",
         "marshal-dagster tail --from-start (shows which); if partitions were added, stop all members "
         "and have them use a new topic: marshal-dagster topic create --name NEW",
     )
 
 
-def _certainty(looked: world_view.WorldView, identity: LogIdentity) -> Finding:
-    if not looked.observed:
-        return Finding(
-            "certain",
-            CheckState.OK,
-            "the log is whole from offset 0, or from a snapshot, on: its world state is certain",
-        )
-    return Finding(
+def _certainty(view: WorldView, identity: LogIdentity) -> Finding:
+    if not view.observed:
+        return ok("certain", "the log is whole from offset 0, or from a snapshot, on: its world state is certain")
+    keep_all = alter_topic(identity.topic, "retention.ms=-1,retention.bytes=-1,cleanup.policy=delete")
+    return problem(
         "certain",
-        CheckState.PROBLEM,
-        f"coordination partitions {world_view.listed(looked.observed)} do not begin at offset 0 and no snapshot "
-        "fits: they "
-        "are only observed",
+        f"coordination partitions {listed(view.observed)} do not begin at offset 0 and no snapshot fits: they are only "
+        "observed",
         "what was deleted may hold a pause, a plan or a live claim, so nothing can be claimed from them",
-        "keep all records from now on: kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
-        f"--entity-name {identity.topic} --add-config retention.ms=-1,retention.bytes=-1,cleanup.policy=delete; "
-        "to claim again, stop all members and have them use a new one: marshal-dagster topic create --name NEW",
+        f"keep all records from now on: {keep_all}; to claim again, stop all members and have them use a new topic: "
+        "marshal-dagster topic create --name NEW",
     )
 
 
-def _clocks(looked: world_view.WorldView) -> Finding:
-    log_time_ms, at_ms = looked.log_time_ms, looked.at_ms
-    if log_time_ms is None or at_ms is None:
-        return Finding("log time", CheckState.OK, "the log has no record yet")
-    ahead_ms = log_time_ms - at_ms
+def _clocks(view: WorldView, at_ms: int) -> Finding:
+    if view.log_time_ms is None:
+        return ok("log time", "the log has no record yet")
+    ahead_ms = view.log_time_ms - at_ms
     if ahead_ms <= LOG_TIME_AHEAD_MS:
         where = f"{output.duration(ahead_ms)} {'behind' if ahead_ms <= 0 else 'ahead of'} this machine's clock"
-        return Finding("log time", CheckState.OK, f"{output.utc(log_time_ms)}, {where}")
-    return Finding(
+        return ok("log time", f"{output.utc(view.log_time_ms)}, {where}")
+    # The log time of a coordination partition is the clock of the broker that leads it.
+    ahead = [each.number for each in view.partitions if (each.log_time_ms or 0) - at_ms > LOG_TIME_AHEAD_MS]
+    return problem(
         "log time",
-        CheckState.PROBLEM,
-        f"log time {output.utc(log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock ("
-        f"coordination partitions {world_view.listed(_ahead(looked, at_ms))})",
+        f"log time {output.utc(view.log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock "
+        f"(coordination partitions {listed(ahead)})",
         "a broker's clock has jumped, or this one is slow: owners may be taken for stale too early (fenced, they redo "
         "work) or too late",
         "on the brokers that lead these and here: timedatectl status (the clock must be synchronised)",
     )
 
 
-def _ahead(looked: world_view.WorldView, at_ms: int) -> list[int]:
-    """Give the coordination partitions whose log time is too far ahead: each is that of the broker that leads it."""
-    return [
-        partition.number
-        for partition in looked.partitions
-        if partition.log_time_ms is not None and partition.log_time_ms - at_ms > LOG_TIME_AHEAD_MS
-    ]
-
-
-def _groups(looked: world_view.WorldView) -> Finding:
-    halves = [f"group {group.name}: {difference}" for group in looked.groups for difference in group.differences]
+def _groups(view: WorldView) -> Finding:
+    halves = [f"group {group.name}: {difference}" for group in view.groups for difference in group.differences]
     if not halves:
-        return Finding("groups", CheckState.OK, f"{len(looked.groups)} named in the log; nothing is half written")
-    return Finding(
+        return ok("groups", f"{len(view.groups)} named in the log; nothing is half written")
+    return problem(
         "groups",
-        CheckState.PROBLEM,
         "; ".join(halves),
-        "its members go by different pauses or settings, depending on the topic",
+        "which pause or settings its members follow depends on the data topic",
         "marshal-dagster status (shows them); write the record again from where it was sent",
     )

@@ -1,8 +1,8 @@
-"""Consumers of the Go library on the coordination topic: what disturbs them, and what they cannot talk to."""
+"""Consumers of the Go library on the coordination topic: records and brokers that they do not understand."""
 
 from collections.abc import Collection, Iterator
 
-from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem, warning
 from marshal_dagster.kafka.inspection import FROM_4, Broker
 from marshal_dagster.protocol.state import Group
 from marshal_dagster.protocol.world import World
@@ -11,22 +11,21 @@ _NAME = "Go consumers"
 
 
 def check_go_consumers(world: World, brokers: Collection[Broker], topic: str, at_ms: int) -> Iterator[Finding]:
-    """Check that no group beside theirs writes records that they do not know, and that they can talk to the brokers.
+    """Check that no other group writes records that they do not know, and that they can connect to the brokers.
 
     `at_ms` (unix ms) is the clock by which a consumer is taken for live.
     """
     groups = [(name, group) for partition in world.partitions.values() for name, group in partition.groups.items()]
     go = sorted({name for name, group in groups if _is_used_by_go(group)})
     if not go:
-        yield Finding(_NAME, CheckState.OK, f"none uses {topic}, as far as its log shows")
+        yield ok(_NAME, f"none uses {topic}, as far as its log shows")
         return
     native = sorted({name for name, group in groups if group.settings_accepted and not group.is_go})
     named = f"groups of Go consumers: {', '.join(go)}"
     if native:
-        is_live = any(_has_live_owner(world, name, at_ms) for name in go)
-        yield Finding(
+        report = problem if any(_has_live_owner(world, name, at_ms) for name in go) else warning
+        yield report(
             _NAME,
-            CheckState.PROBLEM if is_live else CheckState.WARNING,
             f"{named}; beside them groups with settings of this library: {', '.join(native)}",
             "a Go consumer that starts takes a coordination partition as read at the first record that it does not "
             "know, and may begin far before its group's offset",
@@ -34,11 +33,10 @@ def check_go_consumers(world: World, brokers: Collection[Broker], topic: str, at
             f"Go consumers for good: marshal-dagster settings set {go[0]} --go-consumers-stopped {go[0]}",
         )
     else:
-        yield Finding(_NAME, CheckState.OK, f"{named}; no other group writes records that they do not know")
+        yield ok(_NAME, f"{named}; no other group writes records that they do not know")
     if any(broker.version == FROM_4 for broker in brokers):
-        yield Finding(
+        yield problem(
             "Go consumers and brokers",
-            CheckState.PROBLEM,
             f"{named}; a broker is of Kafka {FROM_4}",
             "Kafka 4 no longer takes the requests and the message format of the Go library's client: its consumers "
             "cannot connect",
@@ -56,8 +54,8 @@ def _is_used_by_go(group: Group) -> bool:
 
 
 def _has_live_owner(world: World, name: str, at_ms: int) -> bool:
-    found = ((partition.log_time_ms, partition.groups.get(name)) for partition in world.partitions.values())
     return any(
-        group is not None and any(True for _ in group.live_keys(group.advice_time_ms(log_time_ms, at_ms)))
-        for log_time_ms, group in found
+        any(True for _ in group.live_keys(group.advice_time_ms(partition.log_time_ms, at_ms)))
+        for partition in world.partitions.values()
+        if (group := partition.groups.get(name)) is not None
     )

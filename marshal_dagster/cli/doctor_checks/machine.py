@@ -11,7 +11,7 @@ from typing import Final
 
 from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
-from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.connector import CONNECTOR, connector_jars
 
@@ -35,10 +35,9 @@ def _versions() -> Finding:
         except PackageNotFoundError:
             missing.append(package)
     if not missing:
-        return Finding("versions", CheckState.OK, ", ".join(found))
-    return Finding(
+        return ok("versions", ", ".join(found))
+    return problem(
         "versions",
-        CheckState.PROBLEM,
         f"not installed: {', '.join(missing)}",
         "marshal-dagster does not work without them",
         "pip install --upgrade marshal-dagster",
@@ -49,62 +48,48 @@ def _java(environ: Mapping[str, str]) -> Finding:
     try:
         java = find_java(environ)
     except ConfigurationError as error:
-        return Finding(
+        return problem(
             "java",
-            CheckState.PROBLEM,
             str(error),
             "Spark, and a Kafka for this machine, run on Java 17 or newer",
             "apt-get install openjdk-17-jre-headless (or your system's way), or export JAVA_HOME=/path/to/java-17",
         )
-    return Finding("java", CheckState.OK, f"Java {java.version} at {java.executable}")
+    return ok("java", f"Java {java.version} at {java.executable}")
 
 
 def _spark(environ: Mapping[str, str]) -> Finding:
     """Check by the names of Spark's jars: to import PySpark takes a second, to ask a session takes a JVM."""
     home = _spark_home(environ)
-    core = next(filter(None, (_SPARK_CORE.fullmatch(path.name) for path in _jars(home))), None)
+    jars = sorted((home / "jars").glob("spark-core_*.jar")) if home else []
+    core = next(filter(None, (_SPARK_CORE.fullmatch(jar.name) for jar in jars)), None)
     connector = _CONNECTOR.fullmatch(CONNECTOR)
+    fix = "pip install --upgrade marshal-dagster"
+    if environ.get("SPARK_HOME"):
+        fix = "unset SPARK_HOME"
+    elif connector is not None:
+        fix = f"pip install 'pyspark=={connector['release']}.*'"
     if core is None or connector is None:
-        return Finding(
-            "spark",
-            CheckState.PROBLEM,
-            f"no Spark in {home}" if home else "PySpark is not installed",
-            "batches are read with Spark",
-            "unset SPARK_HOME"
-            if environ.get("SPARK_HOME")
-            else f"pip install 'pyspark=={connector['release']}.*'"
-            if connector
-            else "pip install --upgrade marshal-dagster",
-        )
+        found = f"no Spark in {home}" if home else "PySpark is not installed"
+        return problem("spark", found, "batches are read with Spark", fix)
     found = f"Spark {core['release']}{core['rest']} (Scala {core['scala']}) in {home}"
     if (core["scala"], core["release"]) != (connector["scala"], connector["release"]):
-        return Finding(
+        return problem(
             "spark",
-            CheckState.PROBLEM,
             f"{found}, but the connector is {CONNECTOR}",
             "a connector for another Spark or Scala fails when a batch is read, after it was claimed",
-            "unset SPARK_HOME" if environ.get("SPARK_HOME") else f"pip install 'pyspark=={connector['release']}.*'",
+            fix,
         )
-    return Finding("spark", CheckState.OK, f"{found}; connector {CONNECTOR}, {_fetched(environ)}")
+    folder = cache_folder(environ)
+    fetched = connector_jars(folder=folder)
+    state = f"fetched to {fetched[0].parent}" if fetched else f"to be fetched to {folder} by the first session"
+    return ok("spark", f"{found}; connector {CONNECTOR}, {state}")
 
 
 def _spark_home(environ: Mapping[str, str]) -> Path | None:
-    """Give the Spark that PySpark would start: that of SPARK_HOME, else its own."""
+    """Return the Spark that PySpark would start: that of SPARK_HOME, else its own."""
     named = environ.get("SPARK_HOME")
     if named:
         return Path(named)
     spec = importlib.util.find_spec("pyspark")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else None
-
-
-def _jars(home: Path | None) -> list[Path]:
-    return sorted((home / "jars").glob("spark-core_*.jar")) if home else []
-
-
-def _fetched(environ: Mapping[str, str]) -> str:
-    folder = cache_folder(environ)
-    jars = connector_jars(folder=folder)
-    if jars:
-        return f"fetched to {jars[0].parent}"
-    return f"to be fetched to {folder} by the first session"
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(folders[0]) if folders else None

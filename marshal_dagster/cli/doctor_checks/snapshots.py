@@ -1,15 +1,14 @@
-"""Snapshots: whether they are there, and whether the log can still be read on from them when more of it is gone."""
+"""Snapshots: whether they are there, and whether the log can still be read from them when more of it is deleted."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.cli import world_view
-from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_checked, ok, problem, warning
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots, snapshot_topic_of
 from marshal_dagster.errors import MarshalError, TopicNotFoundError
-from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.protocol.messages import MAX_VALUE_BYTES
 from marshal_dagster.protocol.state import OffsetBounds
 
@@ -21,19 +20,15 @@ class Retention:
     time_ms: int | None = None
     size_bytes: int | None = None
 
-
-def retention_of(topics: Topics, topic: str) -> Retention:
-    """Look up the coordination topic's retention; where it cannot be seen it counts as unlimited."""
-    try:
-        settings = topics.settings(topic)
-    except MarshalError:
-        return Retention()
-    limits = (int(settings.get(name, "-1")) for name in ("retention.ms", "retention.bytes"))
-    return Retention(*(None if limit < 0 else limit for limit in limits))
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> "Retention":
+        """Read a topic's settings; one that is not known is taken for unlimited."""
+        limits = (int(settings.get(name, "-1")) for name in ("retention.ms", "retention.bytes"))
+        return cls(*(None if limit < 0 else limit for limit in limits))
 
 
 def check_snapshots(log: CoordinationLog, snapshots: Snapshots, retention: Retention, at_ms: int) -> Iterator[Finding]:
-    """Check that there are snapshots, and that none of the newest is older than the log's start will soon be."""
+    """Check that there are snapshots, and that retention will not soon delete records after the newest of them."""
     topic = None
     try:
         identity = log.identity()
@@ -41,17 +36,16 @@ def check_snapshots(log: CoordinationLog, snapshots: Snapshots, retention: Reten
         heads = snapshots.heads(identity)
         bounds = log.bounds(range(identity.partitions))
     except TopicNotFoundError as error:
-        if topic is not None:  # else it was told already
-            yield Finding(
+        if topic is not None:  # else it was reported already
+            yield warning(
                 "snapshots",
-                CheckState.WARNING,
                 str(error),
                 "each process reads the whole log, and should retention ever cut it, nothing can be claimed",
                 f"marshal-dagster topic create --name {topic}",
             )
         return
     except MarshalError as error:
-        yield Finding("snapshots", CheckState.NOT_CHECKED, str(error))
+        yield not_checked("snapshots", str(error))
         return
     yield _snapshots(heads, bounds, retention, at_ms, identity.topic)
 
@@ -65,28 +59,23 @@ def _snapshots(
 ) -> Finding:
     overtaken = [number for number, at in bounds.items() if _is_soon_overtaken(heads[number], at, retention, at_ms)]
     if overtaken:
-        return Finding(
+        return problem(
             "snapshots",
-            CheckState.PROBLEM,
             f"coordination partitions {world_view.listed(overtaken)} have no snapshot from which the log can still be "
             "read for long: its start is, or will soon be, behind the newest one",
             "then they can only be observed, and nothing can be claimed from them",
             f"let a run of any group end well (it writes {snapshot_topic_of(topic)}; its user needs WRITE on that), or "
-            f"keep more: kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
-            f"{topic} --add-config retention.ms=-1,retention.bytes=-1",
+            f"keep more: {alter_topic(topic, 'retention.ms=-1,retention.bytes=-1')}",
         )
     missing = [number for number, at in bounds.items() if at.end > 0 and heads[number] is None]
     if missing:
-        return Finding(
+        return ok(
             "snapshots",
-            CheckState.OK,
             f"none yet of coordination partitions {world_view.listed(missing)}; the next run writes them at its end",
         )
-    behind = [(bounds[number].end - head.offset, head) for number, head in heads.items() if head is not None]
-    most = max((records for records, _ in behind), default=0)
-    return Finding(
-        "snapshots", CheckState.OK, f"at most {most} records lie behind the newest of a coordination partition"
-    )
+    later = (bounds[number].end - head.offset for number, head in heads.items() if head is not None)
+    most = max(later, default=0)
+    return ok("snapshots", f"at most {most} records lie behind the newest of a coordination partition")
 
 
 _MOST_RECORD_BYTES: Final = MAX_VALUE_BYTES + 150
@@ -94,7 +83,7 @@ _MOST_RECORD_BYTES: Final = MAX_VALUE_BYTES + 150
 
 
 def _is_soon_overtaken(head: SnapshotHead | None, at: OffsetBounds, retention: Retention, at_ms: int) -> bool:
-    """Tell whether a limited retention has, or will have in half its time or size again, deleted what comes next."""
+    """Return whether retention has deleted the records after a snapshot, or will in half its time or size again."""
     if retention == Retention() or at.end == 0:
         return False
     if head is None or not at.start <= head.offset <= at.end:

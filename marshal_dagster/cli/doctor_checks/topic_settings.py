@@ -1,10 +1,10 @@
-"""The settings of the coordination topic and of the one for its snapshots: under some the protocol does not hold."""
+"""The settings of the coordination topic and of its snapshot topic: under some the protocol does not hold."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
+from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_checked, ok, problem, warning
 from marshal_dagster.cli.topic import with_servers
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.coordination.topic_settings import (
@@ -16,23 +16,25 @@ from marshal_dagster.coordination.topic_settings import (
 from marshal_dagster.errors import MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 
+_TOPIC: Final = "topic settings"
+_SNAPSHOT_TOPIC: Final = "snapshot topic settings"
+
 
 def check_topic_settings(topics: Topics, topic: str, servers: str) -> Iterator[Finding]:
     """Check the coordination topic's settings: under some the protocol does not hold."""
     try:
-        problems = check_coordination_topic(topics, topics.describe(topic))
+        wrong = check_coordination_topic(topics, topics.describe(topic))
     except TopicNotFoundError:
-        return  # told already
+        return  # reported already
     except MarshalError as error:
-        yield Finding("topic settings", CheckState.NOT_CHECKED, str(error))
+        yield not_checked(_TOPIC, str(error))
         return
-    for problem in problems:
-        state = CheckState.WARNING if problem.severity is Severity.WARNING else CheckState.PROBLEM
-        found = f"{problem.setting} of {topic} is {problem.found}, should be {problem.wanted}"
-        mend = with_servers(problem, servers).mend
-        yield Finding("topic settings", state, found, problem.why, mend)
-    if not problems:
-        yield Finding("topic settings", CheckState.OK, f"{topic} has the settings that the protocol needs")
+    for setting in wrong:
+        report = warning if setting.severity is Severity.WARNING else problem
+        found = f"{setting.setting} of {topic} is {setting.found}, should be {setting.wanted}"
+        yield report(_TOPIC, found, setting.why, with_servers(setting, servers).mend)
+    if not wrong:
+        yield ok(_TOPIC, f"{topic} has the settings that the protocol needs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ _CHECKS: Final = (
     _Check(
         "cleanup.policy",
         lambda found: found == "compact",
-        "whatever deletes by age or size takes the newest snapshot too, when no run has ended well for so long",
+        "deletion by age or size also deletes the newest snapshot, when no run has ended well for so long",
         matters_more_when_cut=True,
     ),
     _Check(
@@ -67,7 +69,8 @@ _CHECKS: Final = (
 def check_snapshot_topic(topics: Topics, topic: str, servers: str, *, log_is_cut: bool) -> Iterator[Finding]:
     """Check the settings of the topic that holds the snapshots of coordination topic `topic`.
 
-    `log_is_cut`: the coordination log has a limited retention, so nothing can be claimed once its snapshots are gone.
+    `log_is_cut`: the coordination log has a limited retention, so nothing can be claimed once its snapshots are gone. A
+    setting that the brokers do not report is taken for right.
     """
     name = snapshot_topic_of(topic)
     try:
@@ -75,47 +78,27 @@ def check_snapshot_topic(topics: Topics, topic: str, servers: str, *, log_is_cut
         found = len(topics.describe(name).partitions)
         settings = topics.settings(name)
     except TopicNotFoundError:
-        return  # told with the snapshots
+        return  # reported with the snapshots
     except MarshalError as error:
-        yield Finding(_SNAPSHOT_SETTINGS, CheckState.NOT_CHECKED, str(error))
+        yield not_checked(_SNAPSHOT_TOPIC, str(error))
         return
-    wrong = [
-        *judge_snapshot_settings(name, settings, servers, log_is_cut=log_is_cut),
-        *judge_snapshot_partitions(name, found, partitions, servers),
-    ]
-    yield from wrong or [
-        Finding(_SNAPSHOT_SETTINGS, CheckState.OK, f"{name} is compacted, with a partition for each of the log's")
-    ]
-
-
-_SNAPSHOT_SETTINGS: Final = "snapshot topic settings"
-
-
-def judge_snapshot_settings(
-    name: str, settings: Mapping[str, str], servers: str, *, log_is_cut: bool
-) -> Iterator[Finding]:
-    """Tell which settings of the topic for snapshots are not as they should be; one that is not told is right."""
-    for check in _CHECKS:
+    wrong = [check for check in _CHECKS if check.setting in settings and not check.is_right(settings[check.setting])]
+    for check in wrong:
+        report = problem if log_is_cut and check.matters_more_when_cut else warning
         wanted = SNAPSHOT_SETTINGS[check.setting]
-        if check.is_right(settings.get(check.setting, wanted)):
-            continue
-        yield Finding(
-            _SNAPSHOT_SETTINGS,
-            CheckState.PROBLEM if log_is_cut and check.matters_more_when_cut else CheckState.WARNING,
+        yield report(
+            _SNAPSHOT_TOPIC,
             f"{check.setting} of {name} is {settings[check.setting]}, should be {wanted}",
             check.why,
-            f"kafka-configs --bootstrap-server {servers} --alter --entity-type topics --entity-name {name} "
-            f"--add-config {check.setting}={wanted}",
+            alter_topic(name, f"{check.setting}={wanted}", servers),
         )
-
-
-def judge_snapshot_partitions(name: str, found: int, wanted: int, servers: str) -> Iterator[Finding]:
-    """Tell of partitions that are missing: the snapshots of a coordination partition lie in the one with its number."""
-    if found < wanted:
-        yield Finding(
-            _SNAPSHOT_SETTINGS,
-            CheckState.WARNING,
-            f"{name} has {found} partitions, the coordination topic {wanted}",
+    if found < partitions:
+        # The snapshots of a coordination partition are in the partition with its number.
+        yield warning(
+            _SNAPSHOT_TOPIC,
+            f"{name} has {found} partitions, the coordination topic {partitions}",
             f"there is no place for snapshots of coordination partitions {found} and on",
-            f"kafka-topics --bootstrap-server {servers} --alter --topic {name} --partitions {wanted}",
+            f"kafka-topics --bootstrap-server {servers} --alter --topic {name} --partitions {partitions}",
         )
+    elif not wrong:
+        yield ok(_SNAPSHOT_TOPIC, f"{name} is compacted, with a partition for each of the log's")

@@ -1,0 +1,82 @@
+"""Reads the world state of a live log, with the data topics and coordinators of its groups, for `status` and `top`."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from marshal_dagster.admin.pause import group_names
+from marshal_dagster.cli.assignments import AssignmentCache
+from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
+from marshal_dagster.cli.options import DataLogOptions
+from marshal_dagster.cli.world_view import (
+    DataTopicEnds,
+    LagUnknownReason,
+    ViewFilter,
+    WorldView,
+    data_places,
+    world_view,
+)
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
+from marshal_dagster.kafka.admin_client import Topics
+
+_UNKNOWN: Final[Mapping[type[MarshalError], LagUnknownReason]] = {
+    TopicNotFoundError: LagUnknownReason.NO_TOPIC,
+    AuthorizationError: LagUnknownReason.NOT_ALLOWED,
+    UnavailableError: LagUnknownReason.UNAVAILABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorldReader:
+    """Reads the coordination log and looks at the data topics, each time at what is new."""
+
+    rationalizer: Rationalizer
+    topics: Topics
+    wanted: ViewFilter
+    clock: Clock
+    assignments: AssignmentCache
+
+    def look(self) -> WorldView:
+        """Read to the present end. Raises `MarshalError`."""
+        world = self.rationalizer.catch_up()
+        at_ms = self.clock.wall_ms()
+        data = read_data_topics(self.topics, data_places(world, self.wanted))
+        assigned = self.assignments.of([name for name in group_names(world) if self.wanted.has_group(name)])
+        return world_view(world, at_ms=at_ms, data=data, assigned=assigned, wanted=self.wanted)
+
+
+@contextmanager
+def open_world_reader(options: DataLogOptions, wanted: ViewFilter, client_id: str) -> Iterator[WorldReader]:
+    """Connect to the coordination log and to the data topics, which see `client_id`. Raises `MarshalError`."""
+    connection = connection_of(options)
+    data_connection = data_connection_of(options.data_connection, connection)
+    if wanted.topic is not None:
+        check_topic("--topic", wanted.topic)
+    followed = None if wanted.topic is None else [wanted.topic]
+    with (
+        closing(open_reader(connection, options.coordination_topic, followed)) as rationalizer,
+        Topics(data_connection, client_id=client_id) as topics,
+    ):
+        yield WorldReader(rationalizer, topics, wanted, SystemClock(), AssignmentCache(connection))
+
+
+def read_data_topics(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, DataTopicEnds]:
+    """Look up id and ends of each data topic, or why they are not known. One that is out of reach ends the look-up.
+
+    Raises `MarshalError` for what does not depend on the topic.
+    """
+    found: dict[str, DataTopicEnds] = {}
+    for topic, partitions in sorted(places.items()):
+        if any(ends.unknown is LagUnknownReason.UNAVAILABLE for ends in found.values()):
+            found[topic] = DataTopicEnds(unknown=LagUnknownReason.UNAVAILABLE)
+            continue
+        try:
+            described = topics.describe(topic)
+            bounds = topics.offsets(topic, partitions & set(described.partitions))
+            found[topic] = DataTopicEnds(described.topic_id, {number: each.end for number, each in bounds.items()})
+        except tuple(_UNKNOWN) as error:
+            found[topic] = DataTopicEnds(unknown=next(why for kind, why in _UNKNOWN.items() if isinstance(error, kind)))
+    return found

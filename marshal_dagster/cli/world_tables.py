@@ -1,0 +1,154 @@
+"""The world state as tables for a person."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.output import Line, Table
+from marshal_dagster.cli.world_view import (
+    NO_SETTINGS,
+    Assignee,
+    GroupOverview,
+    KeyOverview,
+    LastHeartbeat,
+    PartitionLag,
+    WorldView,
+    listed,
+    settings_text,
+)
+from marshal_dagster.coordination.pause_text import paused_text
+from marshal_dagster.protocol.state import Freshness, Owner, Phase
+
+ASSIGNED: Final = "assigned to"
+"""The column that is shown only where a coordinator leads a group."""
+_COLUMNS: Final = (
+    "partition",
+    ASSIGNED,
+    "owner",
+    "last heartbeat",
+    "#offset",
+    "#plan end",
+    "#lag",
+    "#epoch",
+    "#generation",
+)
+_MAY_FOLD: Final = frozenset({"group", "partition", ASSIGNED, "owner"})
+_STYLES: Final[Mapping[Freshness, str]] = {
+    Freshness.FRESH: "green",
+    Freshness.UNKNOWN: "yellow",
+    Freshness.STALE: "bold red",
+}
+_WARNING: Final = "yellow"
+_NEW_FOR_MS: Final = 600_000
+
+Row = Mapping[str, str | Line]
+"""The cells of a row by column."""
+
+
+def overview(view: WorldView) -> Iterator[str | Line | Table]:
+    """Show the log in a few lines, then each group with its keys."""
+    yield from _log(view)
+    if not view.groups:
+        yield view.nothing
+    for group in view.groups:
+        yield from _group(group, view.at_ms)
+
+
+def key_rows(key: KeyOverview, at_ms: int | None) -> Iterator[Row]:
+    """Give the row of a key, then those of its ranges: a range starts at its offset and ends where its plan does."""
+    name, assigned = f"{key.place[0]}/{key.place[1]}", _assignee_text(key.assigned, at_ms)
+    state = key.key
+    yield {
+        "partition": name + (" (provisional)" if state.provisional else ""),
+        ASSIGNED: assigned,
+        **_owner_cells(state.owner, key.last_heartbeat),
+        "#offset": output.number(state.offset),
+        "#plan end": _plan_text(state.plan_end, state.plan_attempts),
+        "#lag": _lag_text(key.lag or PartitionLag()),
+        "#generation": str(state.generation),
+    }
+    for part in key.ranges:
+        range_ = part.range
+        yield {
+            "partition": f"{name} [{range_.start}, {range_.end}) {range_.phase}",
+            ASSIGNED: assigned,
+            **_owner_cells(range_.owner, part.last_heartbeat),
+            "#offset": str(range_.start),
+            "#plan end": _plan_text(range_.end if range_.phase is Phase.PLANNED else None, range_.attempts),
+        }
+
+
+def key_table(rows: Collection[Row], columns: Sequence[str]) -> Table:
+    """Build a table of these columns; a cell that a row does not have is shown as empty."""
+    if all(row[ASSIGNED] == output.NOTHING for row in rows):
+        columns = [column for column in columns if column != ASSIGNED]
+    cells = [[row.get(column, output.NOTHING) for column in columns] for row in rows]
+    return Table(columns, cells, may_fold=_MAY_FOLD)
+
+
+def _log(view: WorldView) -> Iterator[str | Line | Table]:
+    if view.log_time_ms is not None:
+        yield f"Log time {output.utc(view.log_time_ms)}{_distance(view.log_time_ms, view.at_ms)}"
+    for what, counts in (("invalid", view.invalid), ("refused", view.refused)):
+        reasons = "; ".join(f"{count} {reason}" for reason, count in counts.items())
+        yield f"{sum(counts.values())} {what}" + (f": {reasons}" if reasons else "")
+    if view.observed:
+        yield output.styled(
+            f"Only observed: coordination partitions {listed(view.observed)}. They do not begin at offset 0: their "
+            "keys are provisional, and nothing can be claimed from them.",
+            _WARNING,
+        )
+
+
+def _distance(log_time_ms: int, at_ms: int | None) -> str:
+    if at_ms is None:
+        return ""
+    return f" ({output.duration(at_ms - log_time_ms)} {'ago' if log_time_ms <= at_ms else 'ahead of this clock'})"
+
+
+def _group(group: GroupOverview, at_ms: int | None) -> Iterator[str | Line | Table]:
+    yield ""
+    yield output.styled(f"Group {group.name}", "bold")
+    by_default = "" if group.settings_accepted else f" ({NO_SETTINGS})"
+    yield f"  {settings_text(group.settings)}{by_default}"
+    if group.paused_until_s is not None:
+        tense = "" if at_ms is None else " (paused now)" if group.is_paused else " (over)"
+        text = f"  {paused_text(output.utc(group.paused_until_s * 1_000), group.paused_by)}{tense}"
+        yield output.styled(text, _WARNING if group.is_paused else "")
+    for difference in group.differences:
+        yield output.styled(f"  half written: {difference}", _WARNING)
+    if group.keys:
+        has_lag = any(key.lag is not None for key in group.keys)
+        columns = [column for column in _COLUMNS if has_lag or column != "#lag"]
+        yield key_table([row for key in group.keys for row in key_rows(key, at_ms)], columns)
+
+
+def _owner_cells(owner: Owner | None, last_heartbeat: LastHeartbeat | None) -> Row:
+    if owner is None or last_heartbeat is None:
+        return {}
+    heartbeat: str | Line = output.utc(last_heartbeat.last_beat_ms)
+    if last_heartbeat.freshness is not None and last_heartbeat.silent_ms is not None:
+        text = f"{last_heartbeat.freshness}, {output.duration(last_heartbeat.silent_ms)}"
+        heartbeat = output.styled(text, _STYLES[last_heartbeat.freshness])
+    return {
+        "owner": f"{owner.instance} ({owner.client})",
+        "last heartbeat": heartbeat,
+        "#epoch": output.number(owner.epoch),
+    }
+
+
+def _assignee_text(assignee: Assignee | None, at_ms: int | None) -> str:
+    """Name the member that is to claim a partition, and since when, for a while after it was given it."""
+    if assignee is None:
+        return output.NOTHING
+    for_ms = math.inf if at_ms is None or assignee.since_ms is None else at_ms - assignee.since_ms
+    return assignee.member if for_ms > _NEW_FOR_MS else f"{assignee.member}, for {output.duration(max(0, for_ms))}"
+
+
+def _plan_text(end: int | None, attempts: int) -> str:
+    return output.NOTHING if end is None else f"{end} ({attempts} attempt{'' if attempts == 1 else 's'})"
+
+
+def _lag_text(lag: PartitionLag) -> str | Line:
+    return output.number(lag.records) if lag.unknown is None else output.styled(lag.unknown, _WARNING)
