@@ -19,12 +19,7 @@ from marshal_dagster.admin.position_spec import (
 )
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.errors import (
-    ConfigurationError,
-    DataTopicChangedError,
-    MarshalError,
-    PositionNotSetError,
-)
+from marshal_dagster.errors import ConfigurationError, DataTopicChangedError, MarshalError, PositionNotSetError
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Ranges
 

@@ -13,13 +13,7 @@ from marshal_dagster.coordination.pause_text import paused_group_text
 from marshal_dagster.coordination.range_claimer import RangeClaim
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
-from marshal_dagster.protocol.batch_planning import (
-    ClaimedRange,
-    Position,
-    check_incarnation,
-    position,
-    reach,
-)
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, check_incarnation, position, reach
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, enables_ranges, stale_after_ms
 

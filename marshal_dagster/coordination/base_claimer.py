@@ -353,7 +353,7 @@ class BaseClaimer(ABC, Generic[H]):
         claim_set.unconfirmed |= going  # should this be interrupted, what is still held then is revoked on leaving
         leaving = claim_set.give_up(going)
         signed = self._sender.signed(self.member)
-        sendable = [claim for claim in leaving if not claim.is_over and claim.lease.may_send(now_ms)]
+        sendable = [claim for claim in leaving if not claim.is_done and claim.lease.may_send(now_ms)]
         records = [self._release_record(claim, signed) for claim in sendable]
         self._sender.send_last([record for record in records if record is not None])
         claim_set.unconfirmed -= going

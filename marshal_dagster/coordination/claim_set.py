@@ -98,7 +98,7 @@ class ClaimSet(Generic[H]):
         self.drop_all_if_log_changed()
         now_ms = self._reader.clock.lease_ms()
         self._fence(
-            claim.partition for claim in self.claims.values() if not (claim.lease.holds(now_ms) or claim.is_over)
+            claim.partition for claim in self.claims.values() if not (claim.lease.holds(now_ms) or claim.is_done)
         )
 
     # What must hold
@@ -125,7 +125,7 @@ class ClaimSet(Generic[H]):
     def lease_left_ms(self) -> float | None:
         """Return the time left on the shortest lease, in ms, or None when nothing is held. Never waits for the lock."""
         now_ms, held = self._reader.clock.lease_ms(), tuple(self.claims.values())
-        return min((claim.lease.left_ms(now_ms) for claim in held if not claim.is_over), default=None)
+        return min((claim.lease.left_ms(now_ms) for claim in held if not claim.is_done), default=None)
 
     def _is_current(self, claim: H) -> bool:
         return claim.refresh(self._reader.key(claim.partition), self._reader.member.instance)

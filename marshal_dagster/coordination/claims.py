@@ -45,11 +45,8 @@ class BaseClaim:
     epoch: int
     lease: Lease
     plan_end: int | None = field(default=None, kw_only=True)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it needs no lease and no record any more."""
-        return False
+    is_done: bool = field(default=False, kw_only=True)
+    """Whether it needs no lease and no record any more: no member can claim a range again that is done."""
 
     def refresh(self, key: Key, instance: str) -> bool:
         """Take over what `key` shows of the claim; return whether it still is the claim of `instance`."""
@@ -107,14 +104,8 @@ class RangeClaim(BaseClaim):
     attempts: int = 0
     """How often it was claimed again since it was planned: 0 for a new one."""
     generation: int = 0
-    is_done: bool = False
     may_be_done: bool = False
     """Whether a `RangeDone` of this instance may be in the log that was not acknowledged."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is done: nobody can claim it again in its generation."""
-        return self.is_done
 
     @property
     def offset(self) -> int:

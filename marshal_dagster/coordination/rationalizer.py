@@ -137,7 +137,13 @@ class Rationalizer:
         which is one too, when the broker did not give one its timestamp; `UnavailableError`.
         """
         with self.lock, self._reading():
-            self._check_new(own)
+            for partition, records in own.items():
+                read, first = self.world.partitions[partition].next_offset, min(records)
+                if first < read:
+                    raise CoordinationLogChangedError(
+                        f"coordination partition {partition} of {self.identity.topic!r} acknowledged a record at "
+                        f"offset {first}, but was read up to {read} before: the log was truncated; {_SEE_DOCTOR}"
+                    )
             self._sender_timed.clear()
             outcomes: dict[int, dict[int, RecordResult]] = {partition: {} for partition in own}
             self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
@@ -194,16 +200,6 @@ class Rationalizer:
                 f"with {now.partitions} partitions instead of {self.identity.topic_id} with "
                 f"{self.identity.partitions}. It was made anew or repartitioned; {_SEE_DOCTOR}"
             )
-
-    def _check_new(self, own: Mapping[int, Mapping[int, OwnRecord]]) -> None:
-        """Make sure that nothing of `own` lies where this reader had read another record before it was appended."""
-        for partition, records in own.items():
-            read, first = self.world.partitions[partition].next_offset, min(records)
-            if first < read:
-                raise CoordinationLogChangedError(
-                    f"coordination partition {partition} of {self.identity.topic!r} acknowledged a record at offset "
-                    f"{first}, but was read up to {read} before: the log was truncated; {_SEE_DOCTOR}"
-                )
 
     def _begin(self, partitions: Collection[int]) -> None:
         """Know nothing of these partitions, and read them from a snapshot, or else from the log's start."""

@@ -141,8 +141,8 @@ MUTANTS: Final = (
     Mutant(
         "an acknowledgement where something was read before is nothing new",
         "coordination/rationalizer.py",
-        "            if first < read:\n",
-        "            if False:\n",
+        "                if first < read:\n",
+        "                if False:\n",
     ),
     Mutant(
         "claims are kept in a log that is only observed",
