@@ -9,13 +9,13 @@ from benchmarks.first_state import FROM_LOG, FROM_SNAPSHOT
 from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import KafkaSnapshotTopic, kafka_snapshots
-from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshot_writer import renew_snapshots
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.coordination.topic_settings import create_snapshot_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.state import OffsetBounds
 
 COORDINATION_TOPIC: Final = "__marshal"
 MS_PER_S: Final = 1_000
@@ -55,7 +55,7 @@ def _write_snapshots(connection: KafkaConnection, partitions: list[int]) -> dict
     if sorted(written) != sorted(partitions):
         raise RuntimeError(f"snapshots were written of the coordination partitions {written}, not of {partitions}")
     topic = KafkaSnapshotTopic(connection, snapshot_topic_of(COORDINATION_TOPIC))
-    ranges = {number: Bounds(0, at.end) for number, at in topic.bounds(partitions).items()}
+    ranges = {number: OffsetBounds(0, at.end) for number, at in topic.bounds(partitions).items()}
     sizes = [len(value or b"") for records in topic.read(ranges, connection.timeout_s).values() for _, value in records]
     topic.close()
     return {"coordination_partitions": len(written), "records": len(sizes), "bytes": sum(sizes)}

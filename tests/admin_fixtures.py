@@ -9,7 +9,7 @@ import pytest
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import TopicNotFoundError
-from marshal_dagster.kafka.admin_client import OffsetBounds, TopicDescription
+from marshal_dagster.kafka.admin_client import TopicDescription
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     GroupSettings,
@@ -17,6 +17,7 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     render,
 )
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import ManualClock
 from tests.cli import Answer, call
 from tests.members import SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record

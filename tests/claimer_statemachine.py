@@ -188,8 +188,8 @@ class ClaimerMachine(MemberMachine[Claimer]):
         """A claim is taken from its owner by its epoch, and by no other."""
         holder = self.holders.get(number)
         epoch = 0 if holder is None else holder.epoch - older
-        taken = self._member(which).revoke({number: epoch})
-        assert taken == ({number} if holder is not None and not older else set())
+        taken = self._member(which).revoke([(number, epoch)])
+        assert taken == ({(number, epoch)} if holder is not None and not older else set())
         if holder is not None and taken:
             self._see("revoke")
             self.revoked.add(holder)

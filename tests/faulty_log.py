@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, CoordinationLog, LogIdentity
+from marshal_dagster.coordination.log import Ack, Append, Chunk, CoordinationLog, LogIdentity
 from marshal_dagster.errors import UnavailableError
+from marshal_dagster.protocol.state import OffsetBounds
 
 
 class Fault(Enum):
@@ -97,7 +98,7 @@ class FaultyLog:
         self._require_up()
         return self.log.identity()
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask the log, unless it is down."""
         self._require_up()
         return self.log.bounds(partitions)

@@ -11,7 +11,8 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from marshal_dagster.coordination.log import Append, Bounds, Chunk, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.coordination.log import Append, Chunk, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import ManualClock, MemoryBroker
 from tests.fast.test_log_port import SOON_S, House, MemoryHouse
 
@@ -120,7 +121,7 @@ class LogMachine(RuleBasedStateMachine):
         """The bounds are those of now."""
         bounds = self._log(which).log.bounds(range(PARTITIONS))
         assert bounds == {
-            number: Bounds(partition.start, partition.end) for number, partition in enumerate(self.partitions)
+            number: OffsetBounds(partition.start, partition.end) for number, partition in enumerate(self.partitions)
         }
 
     @rule(which=st.integers(0))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-from marshal_dagster.admin import operator
+from marshal_dagster.admin import group_writer
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.batches import session
 from marshal_dagster.coordination import claims
@@ -338,7 +338,7 @@ def counted_ids() -> Iterator[None]:
         return f"{run_id}.{counts[run_id]}"
 
     with ExitStack() as stack:
-        for module in (session, operator, claims):
+        for module in (session, group_writer, claims):
             stack.enter_context(mock.patch.object(module, "new_instance_id", next_id))
         yield
 

@@ -1,9 +1,22 @@
 """What a person decides where Go consumers may be at work: whether they are stopped (protocol.md, sections 6 and 7)."""
 
+from enum import Enum, auto
+
 from marshal_dagster.coordination.group_settings import require_no_go_consumers
 from marshal_dagster.errors import ConfigurationError, GoGroupError
-from marshal_dagster.protocol.messages import RuleSet
+from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 from marshal_dagster.protocol.world import World
+
+
+class Way(Enum):
+    """How positions of a group are set (protocol.md, sections 6 and 7)."""
+
+    PAUSE = auto()
+    """The group is paused meanwhile."""
+    SETTINGS_FIRST = auto()
+    """It has no settings yet: it gets those that its members are configured with, and is then paused."""
+    GO = auto()
+    """Without a pause, by records that Go knows, and in Kafka's own group offsets too."""
 
 
 def are_stopped(named: str | None, group: str) -> bool:
@@ -19,12 +32,6 @@ def are_stopped(named: str | None, group: str) -> bool:
     return named is not None
 
 
-def has_native_settings(world: World, group: str) -> bool:
-    """Return whether a coordination partition has settings for `group` that are not those of Go consumers."""
-    known = (partition.groups.get(group) for partition in world.partitions.values())
-    return any(each is not None and each.settings_accepted and not each.is_go for each in known)
-
-
 def require_pause_allowed(world: World, group: str, *, stopped: bool) -> None:
     """Raise `GoGroupError` where a pause is a record that Go consumers of `group` or of the topic may not know.
 
@@ -34,7 +41,7 @@ def require_pause_allowed(world: World, group: str, *, stopped: bool) -> None:
     used = world.go_groups()
     if stopped or (group not in used and has_native_settings(world, group)):
         return
-    if group in used or _has_go_settings(world, group):
+    if group in used or RuleSet.GO in _rule_sets(world, group):
         raise GoGroupError(
             f"Go consumers share group {group!r}, and the newest of them do not know the record that pauses or resumes "
             "it, so nothing was written. Stop its runs and consumers instead, or, if no Go consumer newer than January "
@@ -56,7 +63,7 @@ def require_settings_allowed(world: World, group: str, *, stopped: bool) -> None
     """
     if stopped:
         return
-    if _has_go_settings(world, group) and not has_native_settings(world, group):
+    if RuleSet.GO in _rule_sets(world, group) and not has_native_settings(world, group):
         raise GoGroupError(
             f"Go consumers share group {group!r}: its rule set is 'go', so its settings were not changed. Stop all Go "
             f"consumers of this coordination topic for good, then give --go-consumers-stopped {group} "
@@ -65,7 +72,44 @@ def require_settings_allowed(world: World, group: str, *, stopped: bool) -> None
     require_no_go_consumers(world, group)
 
 
-def _has_go_settings(world: World, group: str) -> bool:
-    """Return whether a record gave `group` the rule set of Go consumers."""
+def way_to_set(world: World, group: str, topic: str, *, settings: GroupSettings | None, stopped: bool) -> Way:
+    """Return how positions of `group` in `topic` are set. Raises `GoGroupError` where a person must say.
+
+    `settings` are those that its members are configured with, where that is known. `stopped`: a person says that all
+    consumers of the group are stopped.
+    """
+    state = world.group_of(group, topic)
+    has_native = has_native_settings(world, group)
+    if state.settings_accepted and not state.is_go:
+        return Way.PAUSE
+    if stopped and not has_native:
+        return Way.GO
+    if state.settings_accepted:
+        raise GoGroupError(
+            f"Go consumers share group {group!r}, so nothing was written. Stop all consumers of the group, then give "
+            f"--go-consumers-stopped {group} (go_consumers_stopped in a run config)"
+        )
+    if settings is not None and settings.rule_set is RuleSet.NATIVE:
+        require_no_go_consumers(world, group)
+        return Way.SETTINGS_FIRST
+    if has_native:
+        raise GoGroupError(
+            f"group {group!r} has settings in a part of the coordination partitions only, and none for topic "
+            f"{topic!r}, so nothing was written. Complete them with `marshal-dagster settings set {group}`"
+        )
+    raise GoGroupError(
+        f"group {group!r} has no settings for topic {topic!r}, so nothing was written. If only members of this library "
+        f"use it give it settings with `marshal-dagster settings set {group}`; if Go consumers share it stop all "
+        f"consumers of the group, then give --go-consumers-stopped {group} (go_consumers_stopped in a run config)"
+    )
+
+
+def has_native_settings(world: World, group: str) -> bool:
+    """Return whether a coordination partition has settings for `group` that are not those of Go consumers."""
+    return RuleSet.NATIVE in _rule_sets(world, group)
+
+
+def _rule_sets(world: World, group: str) -> set[RuleSet]:
+    """Return the rule sets that records gave `group`."""
     known = (partition.groups.get(group) for partition in world.partitions.values())
-    return any(each is not None and each.settings_accepted and each.settings.rule_set is RuleSet.GO for each in known)
+    return {state.settings.rule_set for state in known if state is not None and state.settings_accepted}

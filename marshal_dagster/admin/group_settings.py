@@ -1,24 +1,22 @@
 """The settings of a group as each coordination partition has them, given, changed, and its ranges switched off."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from operator import itemgetter
 
+from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.admin.go_groups import require_settings_allowed
-from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval
-from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.log_access import LogUser, require_all_certain
 from marshal_dagster.admin.pause import require_known
-from marshal_dagster.admin.reset_positions import owners_of
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_settings import check_settings
-from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, IncompleteLogError
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.state import RANGES, DataPartitionId, Key, Owner, Phase, Ranges
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Owner, Ranges, without_ranges
 from marshal_dagster.protocol.world import World
-
-N = TypeVar("N", RuleSet, DeliveryMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,7 @@ class PartitionSettings:
 
     def without_ranges(self) -> "PartitionSettings":
         """Give them without that."""
-        features = tuple(feature for feature in self.settings.features if feature != RANGES)
-        return replace(self, settings=replace(self.settings, features=features))
+        return replace(self, settings=without_ranges(self.settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ class SettingsChange:
         Raises `ConfigurationError` for what no group can have, and where `found` differs in what is not named.
         """
         in_force = {there.settings for there in found.values() if not there.by_default} or {self._without()}
-        wanted = {self._changed(each) for each in in_force}
+        wanted = {self._changed(settings) for settings in in_force}
         if len(wanted) > 1:
             raise ConfigurationError(
                 "the group's settings differ between coordination partitions, so that nothing says what stays. Give "
@@ -73,8 +70,10 @@ class SettingsChange:
         return WITHOUT_SETTINGS if self.rules == RuleSet.GO else DEFAULT_SETTINGS
 
     def _changed(self, before: GroupSettings) -> GroupSettings:
-        rules = before.rule_set if self.rules is None else _one_of(RuleSet, "--rules", self.rules)
-        delivery = before.delivery if self.delivery is None else _one_of(DeliveryMode, "--delivery", self.delivery)
+        rules = before.rule_set if self.rules is None else enum_member(RuleSet, "--rules", self.rules)
+        delivery = before.delivery
+        if self.delivery is not None:
+            delivery = enum_member(DeliveryMode, "--delivery", self.delivery)
         interval_ms = before.heartbeat_interval_ms
         if self.heartbeat_interval_s is not None:
             interval_ms = round(self.heartbeat_interval_s * 1_000)
@@ -86,13 +85,6 @@ class SettingsChange:
         if self.ranges and RANGES not in features:
             features = (*features, RANGES)
         return GroupSettings(interval_ms, rules, delivery, features)
-
-
-def _one_of(values: type[N], option: str, text: str) -> N:
-    try:
-        return values(text)
-    except ValueError:
-        raise ConfigurationError(f"{option}: {text!r} is none of {', '.join(values)}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +109,17 @@ def settings_by_partition(world: World, group: str) -> Mapping[int, PartitionSet
 
 
 @dataclass(slots=True)
-class GroupSettingsAdmin:
+class GroupSettingsAdmin(LogUser):
     """Looks at the settings of one group, gives it others, and switches its ranges off; `client` is for people to see.
 
     `look` before anything else. `go_consumers_stopped`: a person says that no Go consumer, of any group, will use this
     coordination topic again.
     """
 
-    open_log: OpenForInterval
     group: str
     client: str
     clock: Clock = field(default_factory=SystemClock)
     go_consumers_stopped: bool = False
-    _reader: Rationalizer | None = None
 
     def look(self, *, new_group: bool = False) -> Mapping[int, PartitionSettings]:
         """Read to the end, and give the settings by coordination partition.
@@ -137,7 +127,7 @@ class GroupSettingsAdmin:
         Raises `ConfigurationError` for a group that the log does not name, unless it may be a `new_group`;
         `UnavailableError`, `CoordinationLogChangedError`.
         """
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             world = reader.follow_all()
             if not new_group:
@@ -146,34 +136,29 @@ class GroupSettingsAdmin:
 
     def require_allowed(self) -> None:
         """Raise `GoGroupError` where Go consumers may use the group or the topic, and no person says otherwise."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
-            _require_all_certain(reader.world)
+            require_all_certain(reader.world)
             require_settings_allowed(reader.world, self.group, stopped=self.go_consumers_stopped)
 
     def owners(self) -> Sequence[Owner]:
         """Return who holds something of the group, by the log as read last."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             keys = [key for name, _, _, key in reader.world.keys() if name == self.group]  # noqa: SIM118
-            return tuple(dict.fromkeys(owner for key in keys for owner in owners_of(key)))
+            return tuple(dict.fromkeys(owner for key in keys for owner in key.owners))
 
     def set_settings(
         self, settings: GroupSettings, *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> Mapping[int, PartitionSettings]:
         """Give the group `settings`, pausing it meanwhile, and return those then in force.
 
-        Raises `GoGroupError` as `require_allowed`; as `GroupAdmin.set_settings`.
+        Raises `GoGroupError` as `require_allowed`; as `SettingsChanger.set_settings`.
         """
         found = self.look(new_group=True)
         self.require_allowed()
-        intervals = [settings.heartbeat_interval_ms, *(each.settings.heartbeat_interval_ms for each in found.values())]
-        rationalizer = self.open_log(min(intervals))
-        try:
-            operator = GroupAdmin(rationalizer, self.group, self.client, clock=self.clock)
-            operator.set_settings(settings, wait_ms=wait_s * 1_000, is_dead=is_dead)
-        finally:
-            rationalizer.close()
+        with self._changer([settings, *(part.settings for part in found.values())]) as changer:
+            changer.set_settings(settings, wait_ms=wait_s * 1_000, is_dead=is_dead)
         return self.look()
 
     def forgotten(self) -> Sequence[ForgottenRanges]:
@@ -181,18 +166,21 @@ class GroupSettingsAdmin:
 
         Also those that stand nowhere: they keep ranges from being switched off. Raises `IncompleteLogError`.
         """
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
-            _require_all_certain(reader.world)
+            require_all_certain(reader.world)
             keys = [(place, key) for name, place, _, key in reader.world.keys() if name == self.group]  # noqa: SIM118
-            found = [_forgotten(place, key) for place, key in sorted(keys, key=lambda each: each[0])]
-        return [each for each in found if each.ahead or each.owners or each.offset is None]
+            found = [
+                ForgottenRanges(place, key.offset, key.ahead, key.owners)
+                for place, key in sorted(keys, key=itemgetter(0))
+            ]
+        return [key for key in found if key.ahead or key.owners or key.offset is None]
 
     def warnings(self) -> Sequence[str]:
         """Say what a person should know of the group before ranges are switched off."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
-            modes = {each.settings.delivery for each in settings_by_partition(reader.world, self.group).values()}
+            modes = {part.settings.delivery for part in settings_by_partition(reader.world, self.group).values()}
         if DeliveryMode.EFFECTIVELY_ONCE not in modes:
             return []
         told = "at the offsets done ahead its output must replace what it holds; one that cannot refuses"
@@ -201,28 +189,17 @@ class GroupSettingsAdmin:
     def switch_ranges_off(self, *, wait_s: float) -> Mapping[int, PartitionSettings]:
         """Take the feature out of the settings, pausing the group meanwhile, and give them as they then are.
 
-        Raises as `GroupAdmin.switch_ranges_off`.
+        Raises as `SettingsChanger.switch_ranges_off`.
         """
-        interval_ms = min(each.settings.heartbeat_interval_ms for each in self.look().values())
-        rationalizer = self.open_log(interval_ms)
-        try:
-            GroupAdmin(rationalizer, self.group, self.client, clock=self.clock).switch_ranges_off(
-                wait_ms=wait_s * 1_000
-            )
-        finally:
-            rationalizer.close()
+        with self._changer([part.settings for part in self.look().values()]) as changer:
+            changer.switch_ranges_off(wait_ms=wait_s * 1_000)
         return self.look()
 
-    def close(self) -> None:
-        """Let go of the coordination log."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _open(self) -> Rationalizer:
-        if self._reader is None:
-            self._reader = self.open_log(LOOKING_MS)
-        return self._reader
+    @contextmanager
+    def _changer(self, settings: Iterable[GroupSettings]) -> Iterator[SettingsChanger]:
+        """Open the log as members of the shortest heartbeat interval among `settings` write it."""
+        with closing(self.open_log(min(each.heartbeat_interval_ms for each in settings))) as rationalizer:
+            yield SettingsChanger(rationalizer, self.group, self.client, clock=self.clock)
 
 
 def partitions_by_settings(found: Mapping[int, PartitionSettings]) -> Mapping[PartitionSettings, Sequence[int]]:
@@ -231,16 +208,3 @@ def partitions_by_settings(found: Mapping[int, PartitionSettings]) -> Mapping[Pa
     for number, each in found.items():
         together.setdefault(each, []).append(number)
     return together
-
-
-def _require_all_certain(world: World) -> None:
-    if unsure := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
-        raise IncompleteLogError(
-            f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: the settings there "
-            "are not known. Stop all members of the group, then see `marshal-dagster recover`"
-        )
-
-
-def _forgotten(place: DataPartitionId, key: Key) -> ForgottenRanges:
-    ahead = tuple(range_ for range_ in key.ranges if range_.phase is not Phase.CLAIMED)
-    return ForgottenRanges(place, key.offset, ahead, owners_of(key))

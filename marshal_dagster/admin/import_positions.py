@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marshal_dagster.admin.position_spec import ToOffsets, choose_partitions
-from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter, Way
+from marshal_dagster._internal.enums import enum_member
+from marshal_dagster.admin.position_spec import LogEnd, ToOffsets, choose_partitions
+from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.errors import ConfigurationError, PositionNotSetError
 from marshal_dagster.protocol.state import Owner
@@ -15,13 +15,6 @@ from marshal_dagster.spark.checkpoints import read_checkpoint
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
-
-
-class MissingPositionPolicy(StrEnum):
-    """Where partitions begin of which the source has no offset."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +27,7 @@ class PositionSource:
 
     name: str
     offsets: Mapping[int, int]
-    others: MissingPositionPolicy | None = None
+    others: LogEnd | None = None
     notes: tuple[str, ...] = ()
     is_at_work: bool = False
 
@@ -69,7 +62,7 @@ def checkpoint(folder: Path, topic: str) -> PositionSource:
         notes.append(
             f"batch {found.begun} was begun and not committed: what it has written already will be written again"
         )
-    return PositionSource(f"checkpoint {folder}", found.offsets(topic), MissingPositionPolicy.EARLIEST, tuple(notes))
+    return PositionSource(f"checkpoint {folder}", found.offsets(topic), LogEnd.EARLIEST, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +78,14 @@ class PositionSourceOptions:
         """Whether one source is given."""
         return (self.consumer_group is None) != (self.checkpoint is None)
 
-    def begin_at(self, prefix: str = "") -> MissingPositionPolicy | None:
+    def begin_at(self, prefix: str = "") -> LogEnd | None:
         """Read where other partitions begin; `prefix` is what a person writes before the names.
 
         Raises `ConfigurationError` for that, and unless one source is given.
         """
         if not self.is_one:
             raise ConfigurationError("give one of the two: a consumer group or a checkpoint")
-        if self.others is None:
-            return None
-        if self.others not in set(MissingPositionPolicy):
-            raise ConfigurationError(f"{prefix}others: {self.others!r} is neither earliest nor latest")
-        return MissingPositionPolicy(self.others)
+        return None if self.others is None else enum_member(LogEnd, f"{prefix}others", self.others)
 
     def source(self, topics: "Topics", topic: str) -> PositionSource:
         """Look it up. Raises as `consumer_group` and `checkpoint`."""
@@ -105,56 +94,39 @@ class PositionSourceOptions:
         return checkpoint(Path(self.checkpoint or ""), topic)
 
 
-@dataclass(slots=True)
-class PositionImporter:
-    """Gives a group its first positions in a data topic, by `work`, which it closes.
+class PositionImporter(PositionResetter):
+    """Gives a group its first positions in a data topic: `look_at` a source, show a person the result, `carry_out`."""
 
-    `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
-    """
-
-    work: PositionResetter
-
-    def look(
+    def look_at(
         self,
         source: PositionSource,
         partitions: Sequence[range] | None = None,
         *,
-        others: MissingPositionPolicy | None = None,
+        others: LogEnd | None = None,
         allow_out_of_range: bool = False,
     ) -> Sequence[PositionChange]:
-        """Give what is to be, by partition, in their order. Nothing is written.
+        """Return what is to be, by partition, in their order. Nothing is written.
 
         Raises `ConfigurationError` for partitions that have positions already, for those of which `source` has no
         offset unless it is known where these begin, and for offsets that the topic does not hold unless they may lie
         `allow_out_of_range`. Raises as `PositionResetter.look`.
         """
         offsets = self._offsets(source, partitions, others)
-        moves = self.work.look(ToOffsets(by_partition=tuple(offsets.items())), allow_out_of_range=True, new_group=True)
+        moves = self.look(ToOffsets(by_partition=tuple(offsets.items())), allow_out_of_range=True, new_group=True)
         if positions := [move.partition for move in moves if move.key.offset is not None]:
             raise ConfigurationError(
-                f"group {self.work.group!r} has positions already in {self.work.topic!r}, partitions "
-                f"{positions}: first "
+                f"group {self.group!r} has positions already in {self.topic!r}, partitions {positions}: first "
                 "positions are adopted only where there are none. To move it on or back set the position"
             )
-        told = [
-            f"partition {change.partition}: offset {change.offset}: {change.outside}"
-            for change in moves
-            if change.outside
+        outside = [
+            f"partition {move.partition}: offset {move.offset}: {move.outside}" for move in moves if move.outside
         ]
-        if told and not allow_out_of_range:
+        if outside and not allow_out_of_range:
             raise ConfigurationError(
-                f"{source.name} stands outside what topic {self.work.topic!r} holds: {'; '.join(told)}. Set these "
+                f"{source.name} stands outside what topic {self.topic!r} holds: {'; '.join(outside)}. Set these "
                 "positions yourself, or allow them with --allow-out-of-range (allow_out_of_range in a run config)"
             )
         return moves
-
-    def warnings(self) -> Sequence[str]:
-        """Say what a person should know of the group before."""
-        return self.work.warnings()
-
-    def way(self) -> Way:
-        """Return how the positions are set. Raises `GoGroupError` where a person must say."""
-        return self.work.way()
 
     def carry_out(
         self, moves: Sequence[PositionChange], *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
@@ -163,29 +135,21 @@ class PositionImporter:
 
         Raises as `PositionResetter.carry_out`, and `PositionNotSetError` where there are some by now.
         """
-        if positions := self.work.positions([move.partition for move in moves]):
+        if positions := self.positions([move.partition for move in moves]):
             raise PositionNotSetError(
-                f"group {self.work.group!r} has got positions meanwhile in {self.work.topic!r}, partitions "
-                f"{sorted(positions)}: its members have begun. Nothing was set"
+                f"group {self.group!r} has got positions meanwhile in {self.topic!r}, partitions {sorted(positions)}: "
+                "its members have begun. Nothing was set"
             )
-        return self.work.carry_out(moves, wait_s=wait_s, is_dead=is_dead)
-
-    def done(self, moves: Sequence[PositionChange]) -> Mapping[int, int]:
-        """Give the partitions that were set since, each with its generation. Raises as `PositionResetter.done`."""
-        return self.work.done(moves)
-
-    def close(self) -> None:
-        """Let go of the coordination log."""
-        self.work.close()
+        return super().carry_out(moves, wait_s=wait_s, is_dead=is_dead)
 
     def _offsets(
-        self, source: PositionSource, partitions: Sequence[range] | None, others: MissingPositionPolicy | None
+        self, source: PositionSource, partitions: Sequence[range] | None, others: LogEnd | None
     ) -> dict[int, int]:
-        topics, topic = self.work.topics, self.work.topic
+        topics, topic = self.topics, self.topic
         existing = topics.describe(topic).partitions
-        if strange := sorted(source.offsets.keys() - set(existing)):
+        if unknown := sorted(source.offsets.keys() - set(existing)):
             raise ConfigurationError(
-                f"{source.name} has offsets for partitions {strange}, which topic {topic!r} does not have: it was made "
+                f"{source.name} has offsets for partitions {unknown}, which topic {topic!r} does not have: it was made "
                 "anew since, or is another one"
             )
         numbers = choose_partitions(topic, ToOffsets(each=0), partitions, existing)
@@ -198,8 +162,6 @@ class PositionImporter:
                 f"{source.name} has no offset for partitions {unclear} of topic {topic!r}: say with others whether "
                 "they begin at the earliest or at the latest, or name the partitions to adopt"
             )
-        rest = {
-            number: at.end if begin_at is MissingPositionPolicy.LATEST else at.start for number, at in bounds.items()
-        }
+        rest = {number: (begin_at or LogEnd.EARLIEST).of(at) for number, at in bounds.items()}
         known = {**source.offsets, **rest}
         return {number: known[number] for number in numbers}

@@ -1,6 +1,7 @@
-"""How the coordination log is opened for who looks, and for who writes."""
+"""How commands open the coordination log: once to look, and again, as a member, to write."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -13,6 +14,27 @@ LOOKING_MS: Final = 60_000
 """The interval for who looks: nothing is written."""
 
 
+@dataclass(slots=True)
+class LogUser:
+    """Reads a coordination log, which is opened at the first look; `close` it afterwards."""
+
+    open_log: OpenForInterval
+    _reader: Rationalizer | None = field(default=None, init=False)
+
+    @property
+    def reader(self) -> Rationalizer:
+        """The log as it is looked at."""
+        if self._reader is None:
+            self._reader = self.open_log(LOOKING_MS)
+        return self._reader
+
+    def close(self) -> None:
+        """Close the log, if it was opened."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
 def require_certain(world: World, topic: str) -> None:
     """Raise `IncompleteLogError` where the state of the keys of `topic` can only be observed."""
     if not world.partition_of(topic).certain:
@@ -20,4 +42,13 @@ def require_certain(world: World, topic: str) -> None:
             f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no snapshot: what it "
             "shows is not sure, and nothing can be changed by it. Stop all members of the group, then see "
             "`marshal-dagster recover`"
+        )
+
+
+def require_all_certain(world: World) -> None:
+    """Raise `IncompleteLogError` where the settings of a group in any coordination partition can only be observed."""
+    if unsure := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
+        raise IncompleteLogError(
+            f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: the settings there "
+            "are not known. Stop all members of the group, then see `marshal-dagster recover`"
         )

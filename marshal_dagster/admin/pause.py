@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from marshal_dagster.admin.go_groups import has_native_settings, require_pause_allowed
-from marshal_dagster.admin.operator import RESUMED_S, GroupAdmin
+from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.paused_change import RESUMED_S
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
@@ -69,11 +70,13 @@ class GroupPauser:
     @property
     def ends_s(self) -> int | None:
         """When the pause ends that was in force, in unix seconds; None without one."""
-        return max((one.until_s for one in self._before.values() if one.is_in_force and one.until_s), default=None)
+        ends = [pause.until_s for pause in self._before.values() if pause.is_in_force and pause.until_s]
+        return max(ends, default=None)
 
     def end_after(self, length_s: int) -> int:
         """Give the end (unix seconds) of a pause of `length_s` that begins now, by whatever clock is ahead."""
-        now_ms = max(self._at_ms(world) for world in self.rationalizer.world.partitions.values())
+        worlds = self.rationalizer.world.partitions.values()
+        now_ms = max(world.present_ms(self.clock.wall_ms()) for world in worlds)
         return -(-now_ms // _SECOND_MS) + length_s
 
     def require_future(self, until_s: int, source: str) -> None:
@@ -137,11 +140,8 @@ class GroupPauser:
         group = partition.groups.get(self.group)
         if group is None or group.paused_until_s is None:
             return Pause()
-        return Pause(group.paused_until_s, group.paused_by, group.is_paused(self._at_ms(partition)))
-
-    def _at_ms(self, partition: PartitionWorld) -> int:
-        """Give the later of log time and the clock: the time of a silent log stands still."""
-        return max(partition.log_time_ms or 0, self.clock.wall_ms())
+        is_in_force = group.is_paused(partition.present_ms(self.clock.wall_ms()))
+        return Pause(group.paused_until_s, group.paused_by, is_in_force)
 
 
 def group_names(world: World) -> Sequence[str]:

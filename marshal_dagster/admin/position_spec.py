@@ -3,12 +3,13 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from marshal_dagster.admin.times import instant_ms
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.batch_planning import ReadableOffsets
 from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER
+from marshal_dagster.protocol.state import OffsetBounds
 
 _PARTITIONS: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
@@ -22,9 +23,22 @@ class PartitionPosition:
     """
 
     offset: int | None
-    extent: ReadableOffsets
+    extent: OffsetBounds
     is_other: bool = False
     at_time: int | None = None
+
+
+class LogEnd(StrEnum):
+    """An end of what can be read of a partition."""
+
+    EARLIEST = "earliest"
+    """The first record that is left."""
+    LATEST = "latest"
+    """Only what comes is read."""
+
+    def of(self, extent: OffsetBounds) -> int:
+        """Return its offset."""
+        return extent.start if self is LogEnd.EARLIEST else extent.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +57,13 @@ class ToDatetime:
 
 
 @dataclass(frozen=True, slots=True)
-class ToEarliest:
-    """The first record that is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToLatest:
-    """The end of what can be read: only what comes is read."""
-
-
-@dataclass(frozen=True, slots=True)
 class ShiftBy:
     """So many offsets after the present position, or before it where the number is negative."""
 
     offsets: int
 
 
-Target = ToOffsets | ToDatetime | ToEarliest | ToLatest | ShiftBy
+Target = ToOffsets | ToDatetime | LogEnd | ShiftBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class TargetOptions:
             return ToDatetime(instant_ms(self.to_datetime, f"{prefix}to{joint}datetime"))
         if self.shift_by is not None:
             return ShiftBy(self.shift_by)
-        return ToEarliest() if self.to_earliest else ToLatest()
+        return LogEnd.EARLIEST if self.to_earliest else LogEnd.LATEST
 
 
 def offsets_of(text: str, source: str) -> ToOffsets:
@@ -136,9 +140,9 @@ def choose_partitions(
     runs = by_target or named
     if runs is None:
         return sorted(existing)
-    strange = [run[-1] for run in runs if run[-1] not in existing]
-    if strange:
-        raise ConfigurationError(f"topic {topic!r} has no partition {strange[0]}; it has {len(existing)}")
+    unknown = [run[-1] for run in runs if run[-1] not in existing]
+    if unknown:
+        raise ConfigurationError(f"topic {topic!r} has no partition {unknown[0]}; it has {len(existing)}")
     return sorted({number for run in runs for number in run})
 
 
@@ -155,10 +159,8 @@ def _resolve(name: str, number: int, target: Target, at: PartitionPosition) -> i
             return offset
         case ToDatetime():
             return at.extent.end if at.at_time is None else at.at_time
-        case ToEarliest():
-            return at.extent.start
-        case ToLatest():
-            return at.extent.end
+        case LogEnd():
+            return target.of(at.extent)
         case ShiftBy():
             return _shift(name, target.offsets, at)
     raise AssertionError(target)
@@ -173,7 +175,7 @@ def _shift(name: str, offsets: int, at: PartitionPosition) -> int:
     return at.offset + offsets
 
 
-def outside_text(offset: int, extent: ReadableOffsets) -> str:
+def outside_text(offset: int, extent: OffsetBounds) -> str:
     """Say how `offset` lies outside what is there; nothing where it does not."""
     if offset < extent.start:
         return f"offsets {offset} to {extent.start} (exclusive) are deleted"

@@ -9,12 +9,13 @@ release by an instance that owns nothing, for a key and at the offset shown, is 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from marshal_dagster.coordination.appender import GO_TIME_SHIFT_S
 from marshal_dagster.coordination.claims import new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.coordination.log import Append, CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.coordination.rationalizer import Rationalizer, sender_timed_error
 from marshal_dagster.coordination.snapshots import Snapshots, foreign_snapshots, newest_snapshots
 from marshal_dagster.errors import CoordinationLogChangedError, MarshalError, RecoveryFailedError, UnavailableError
@@ -31,7 +32,7 @@ from marshal_dagster.protocol.messages import (
     render,
     type_name,
 )
-from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key, OffsetBounds
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, VerdictKind, World
 
 NAME: Final = "recover"
@@ -139,12 +140,12 @@ class ObservedPartition:
             return Mark(group=NAME, time_s=time_s, **signed)
         time_s -= GO_TIME_SHIFT_S
         for group, state in sorted(self.world.groups.items()):
-            for (topic, partition), key in sorted(state.keys.items(), key=lambda each: each[0]):
+            for (topic, partition), key in sorted(state.keys.items(), key=itemgetter(0)):
                 if key.offset is not None:
                     signed |= {"group": group, "topic": topic, "partition": partition, "offset": key.offset}
                     return ReleasingPartition(time_s=time_s, **signed)
         named = (f"{NAME}-{number}" for number in count())
-        topic = next(each for each in named if self.world.is_home_of(each))
+        topic = next(filter(self.world.is_home_of, named))
         return ReleasingPartition(group=NAME, topic=topic, partition=0, offset=0, time_s=time_s, **signed)
 
 
@@ -186,9 +187,9 @@ class Recovery:
         self._log.follow({number: at.start for number, at in cut.items()})
         self._read({number: at.end for number, at in cut.items()})
         self._is_quiet = True
-        shown = _shown_by([each.world for each in self.observed.values()])
-        for each in self.observed.values():
-            each.elsewhere = _one_or_other(elsewhere, shown)
+        shown = _shown_by([observed.world for observed in self.observed.values()])
+        for observed in self.observed.values():
+            observed.elsewhere = _one_or_other(elsewhere, shown)
         return self.observed
 
     def go_groups(self, settings: Mapping[str, GroupSettings] | None = None) -> frozenset[str]:
@@ -199,13 +200,13 @@ class Recovery:
         """
         named = settings or {}
         has_ids, has_offsets, accepted = set(self._native_elsewhere), set(self._go_elsewhere), dict(named)
-        for each in self.observed.values():
-            for name, group in each.groups.items():
+        for observed in self.observed.values():
+            for name, group in observed.groups.items():
                 if group.settings_accepted:
                     accepted.setdefault(name, group.settings)
                 has_ids |= {name for key in group.keys.values() if key.data_topic_id is not None}
                 has_offsets |= {name for key in group.keys.values() if key.offset is not None}
-        by_settings = {name for name, each in accepted.items() if each.rule_set is RuleSet.GO}
+        by_settings = {name for name, in_force in accepted.items() if in_force.rule_set is RuleSet.GO}
         return frozenset(by_settings | (has_offsets - has_ids - accepted.keys()))
 
     def recover(
@@ -225,8 +226,8 @@ class Recovery:
             return []
         named = settings or {}
         self._is_go = bool(self.go_groups(named))
-        shown_ms = max(each.longest_interval_ms for each in self.observed.values())
-        named_ms = max((each.heartbeat_interval_ms for each in named.values()), default=0)
+        shown_ms = max(observed.longest_interval_ms for observed in self.observed.values())
+        named_ms = max((in_force.heartbeat_interval_ms for in_force in named.values()), default=0)
         silence_ms = 2 * max(shown_ms, named_ms, heartbeat_interval_ms or 0)
         self._check_last_read()
         first = self._mark()
@@ -242,18 +243,18 @@ class Recovery:
         self._require_same(self._log.identity())
         self._require_alone()
         self._require_quiet()
-        for each in self.observed.values():
-            self._snapshots.write(_recovered(each, confirmed, named), self.identity)
+        for observed in self.observed.values():
+            self._snapshots.write(_recovered(observed, confirmed, named), self.identity)
         self._require_written()
         return sorted(self.observed)
 
-    def _newest(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
+    def _newest(self, bounds: Mapping[int, OffsetBounds]) -> Mapping[int, PartitionWorld]:
         defaults = World(self.identity.partitions).defaults
         return newest_snapshots(
             self._log,
             bounds,
             self._timeout_s,
-            lambda strange: self._snapshots.newest(self.identity, bounds, defaults, strange),
+            lambda foreign: self._snapshots.newest(self.identity, bounds, defaults, foreign),
         )
 
     def _elsewhere(self, whole: Collection[int]) -> dict[str, Group]:
@@ -262,12 +263,12 @@ class Recovery:
         self._require_same(reader.identity)
         world = reader.catch_up()
         certain = [partition for number, partition in world.partitions.items() if number in whole and partition.certain]
-        groups = [(name, group) for each in certain for name, group in each.groups.items()]
+        groups = [(name, group) for partition in certain for name, group in partition.groups.items()]
         self._go_elsewhere = frozenset(name for name, group in groups if group.has_go_keys)
         self._native_elsewhere = frozenset(
             name for name, group in groups if any(key.data_topic_id is not None for key in group.keys.values())
         )
-        return _shown_by([world.partitions[number] for number in whole if world.partitions[number].certain])
+        return _shown_by(certain)
 
     def _require_same(self, now: LogIdentity) -> None:
         if now != self.identity:
@@ -299,11 +300,11 @@ class Recovery:
         self._require_undisturbed()
 
     def _require_undisturbed(self) -> None:
-        for each in self.observed.values():
-            if each.disturbed_by is not None:
+        for observed in self.observed.values():
+            if observed.disturbed_by is not None:
                 raise RecoveryFailedError(
-                    f"somebody is at work: {each.disturbed_by} came since this was shown. Nothing was written; stop "
-                    "all members of all groups, then recover again"
+                    f"somebody is at work: {observed.disturbed_by} came since this was shown. Nothing was written; "
+                    "stop all members of all groups, then recover again"
                 )
 
     def _require_written(self) -> None:
@@ -384,7 +385,7 @@ def _recovered(
 def _shown_by(worlds: Iterable[PartitionWorld]) -> dict[str, Group]:
     """Give settings and pause of each group, of several the longest interval and the longest pause."""
     found: dict[str, Group] = {}
-    for name, group in (each for world in worlds for each in world.groups.items()):
+    for name, group in (pair for world in worlds for pair in world.groups.items()):
         known = found.setdefault(name, Group(group.settings))
         if group.settings_accepted and (
             not known.settings_accepted or group.settings.heartbeat_interval_ms > known.settings.heartbeat_interval_ms

@@ -9,9 +9,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from marshal_dagster.admin.log_access import LOOKING_MS
-from marshal_dagster.admin.operator import LONGEST_SETTING_S
 from marshal_dagster.admin.pause import GroupPauser
+from marshal_dagster.admin.paused_change import LONGEST_SETTING_S
 from marshal_dagster.admin.position_spec import ToOffsets
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.coordination.claimer import assume_alive
@@ -45,7 +44,7 @@ class ReprocessResult:
 
 @dataclass(slots=True)
 class RangeReprocessor:
-    """Has one group do a range of a partition again, by `work`, which it closes.
+    """Has one group do a range of a partition again, by `work`, which the caller closes.
 
     `look` first, show a person what it gives, then `carry_out`.
     """
@@ -67,16 +66,11 @@ class RangeReprocessor:
             raise ConfigurationError(f"group {self.work.group!r} has no position in {name}: nothing was done yet")
         if end > position_before:
             raise ConfigurationError(
-                f"group {self.work.group!r} stands at {position_before} in {name}, and has not done all up to "
-                f"{end}: to have it "
-                f"do all from {start} on, set the position"
+                f"group {self.work.group!r} stands at {position_before} in {name}, and has not done all up to {end}: "
+                f"to have it do all from {start} on, set the position"
             )
         self._require_fit()
         return ReprocessPlan(back, end, position_before)
-
-    def warnings(self) -> list[str]:
-        """Say what a person should know of the group before."""
-        return list(self.work.warnings())
 
     def carry_out(
         self,
@@ -85,7 +79,7 @@ class RangeReprocessor:
         wait_s: float,
         within_s: float,
         is_dead: Callable[[Owner], bool] = assume_alive,
-        tell: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> ReprocessResult:
         """Set the position back, wait until the members are through, and set it to where they stood.
 
@@ -94,25 +88,19 @@ class RangeReprocessor:
         somebody else sets the position meanwhile; `DataTopicChangedError`, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        with self._at_rest(redo, wait_s, is_dead) as key:
-            if key.offset is None or key.generation != redo.back.key.generation:
-                raise self._set_by_another(redo)
-            position_before = key.offset
-            with _failure_with_position(tell, position_before):
+        with self._at_rest(redo, wait_s, is_dead):
+            position_before = self._reached(redo, redo.back.key.generation)
+            with _failure_with_position(report, position_before):
                 self.work.carry_out([redo.back], wait_s=wait_s, is_dead=is_dead)
                 generation = self._key(redo).generation
-        tell(f"the group does it again from {redo.back.offset} on; it has stood at {position_before}")
+        report(f"the group does it again from {redo.back.offset} on; it has stood at {position_before}")
         try:
             self._await(redo, generation, within_s)
         finally:
-            with _failure_with_position(tell, position_before):
+            with _failure_with_position(report, position_before):
                 redone = self._go_on(redo, generation, position_before, wait_s, is_dead)
-            tell(f"the group goes on at {redone.resume_offset}")
+            report(f"the group goes on at {redone.resume_offset}")
         return redone
-
-    def close(self) -> None:
-        """Let go of the coordination log."""
-        self.work.close()
 
     def _require_fit(self) -> None:
         settings, group = self.work.settings_in_force(), self.work.group
@@ -128,15 +116,14 @@ class RangeReprocessor:
             )
         if RANGES in settings.features:
             raise ConfigurationError(f"members of group {group!r} claim ranges ahead of the offset: set the position")
-        with closing(self.work.open_log(LOOKING_MS)) as rationalizer:
-            pausing = GroupPauser(rationalizer, group, self.work.client, self.work.clock)
-            pausing.look()
-            if pausing.is_in_force:
-                raise ConfigurationError(f"group {group!r} is paused, so that nobody would do it: resume it first")
+        pausing = GroupPauser(self.work.reader, group, self.work.client, self.work.clock)
+        pausing.look()
+        if pausing.is_in_force:
+            raise ConfigurationError(f"group {group!r} is paused, so that nobody would do it: resume it first")
 
     @contextmanager
-    def _at_rest(self, redo: ReprocessPlan, wait_s: float, is_dead: Callable[[Owner], bool]) -> Iterator[Key]:
-        """Have nobody at work in the partition while the block runs, and give its state; others' pauses stay."""
+    def _at_rest(self, redo: ReprocessPlan, wait_s: float, is_dead: Callable[[Owner], bool]) -> Iterator[None]:
+        """Have nobody at work in the partition while the block runs; others' pauses stay."""
         clock = self.work.clock
         deadline_ms = clock.lease_ms() + wait_s * 1_000
         with closing(self.work.open_log(self.work.settings_in_force().heartbeat_interval_ms)) as rationalizer:
@@ -153,7 +140,7 @@ class RangeReprocessor:
                             "wait: give it more time, or stop its run"
                         )
                     clock.sleep_ms(_LOOK_MS)
-                yield key
+                yield
             finally:
                 pausing.look()
                 # Setting a position puts back what it finds, in a name of its own: the end tells whose pause it is.
@@ -200,20 +187,18 @@ class RangeReprocessor:
         """Read on, and give where the partition stands. Raises `PositionNotSetError` if another has set it since."""
         key = self._key(redo)
         if key.offset is None or key.generation != generation:
-            raise self._set_by_another(redo)
+            raise PositionNotSetError(
+                f"somebody else has set the position of {self.work.topic}/{redo.back.partition} meanwhile: it is left "
+                "so"
+            )
         return key.offset
-
-    def _set_by_another(self, redo: ReprocessPlan) -> PositionNotSetError:
-        return PositionNotSetError(
-            f"somebody else has set the position of {self.work.topic}/{redo.back.partition} meanwhile: it is left so"
-        )
 
 
 @contextmanager
-def _failure_with_position(tell: Callable[[str], None], position_before: int) -> Iterator[None]:
+def _failure_with_position(report: Callable[[str], None], position_before: int) -> Iterator[None]:
     """Tell what the group does if the block fails, which may have set the position or not."""
     try:
         yield
     except BaseException:
-        tell(f"where the group stands before {position_before} by now it does all up to there again")
+        report(f"where the group stands before {position_before} by now it does all up to there again")
         raise

@@ -1,12 +1,12 @@
 """A group's positions: where they stand, where a person wants them, and how they get there."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from marshal_dagster.admin.go_groups import has_native_settings
-from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval, require_certain
+from marshal_dagster.admin.go_groups import Way, way_to_set
+from marshal_dagster.admin.log_access import LogUser, require_certain
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.position_spec import (
@@ -19,19 +19,9 @@ from marshal_dagster.admin.position_spec import (
 )
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.group_settings import require_no_go_consumers
-from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import (
-    ConfigurationError,
-    DataTopicChangedError,
-    GoGroupError,
-    MarshalError,
-    PositionNotSetError,
-)
-from marshal_dagster.protocol.batch_planning import ReadableOffsets
+from marshal_dagster.errors import ConfigurationError, DataTopicChangedError, MarshalError, PositionNotSetError
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.state import Key, Owner, Ranges
-from marshal_dagster.protocol.world import World
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Ranges
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -48,7 +38,7 @@ class PositionChange:
 
     partition: int
     key: Key
-    extent: ReadableOffsets
+    extent: OffsetBounds
     offset: int
     is_other: bool = False
     ahead: Ranges = ()
@@ -58,36 +48,24 @@ class PositionChange:
     @property
     def owners(self) -> Sequence[Owner]:
         """Who holds the partition, or ranges of it."""
-        return owners_of(self.key)
+        return self.key.owners
 
     @property
     def notes(self) -> Sequence[str]:
         """What a person should think of before, in words."""
-        told = [self.outside] if self.outside else []
+        notes = [self.outside] if self.outside else []
         if self.is_too_young:
-            told.append("no record is that young")
+            notes.append("no record is that young")
         if self.is_other:
-            told.append("the topic was made anew")
+            notes.append("the topic was made anew")
         if self.key.plan_end is not None:
-            told.append(f"the plan up to {self.key.plan_end} ends")
-        told += [f"[{each.start}, {each.end}) {each.phase}: done again, or never" for each in self.ahead]
-        told += [f"held by {owner.instance}" for owner in self.owners]
-        return told
-
-
-class Way(Enum):
-    """How positions of a group are set (protocol.md, sections 6 and 7)."""
-
-    PAUSE = auto()
-    """The group is paused meanwhile."""
-    SETTINGS_FIRST = auto()
-    """It has no settings yet: it gets those that its members are configured with, and is then paused."""
-    GO = auto()
-    """Without a pause, by records that Go knows, and in Kafka's own group offsets too."""
+            notes.append(f"the plan up to {self.key.plan_end} ends")
+        notes += [f"[{range_.start}, {range_.end}) {range_.phase}: done again, or never" for range_ in self.ahead]
+        return [*notes, *(f"held by {owner.instance}" for owner in self.owners)]
 
 
 @dataclass(slots=True)
-class PositionResetter:
+class PositionResetter(LogUser):
     """Sets positions of one group in one data topic; `client` is for people to see.
 
     `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
@@ -95,7 +73,6 @@ class PositionResetter:
     person says that all consumers of the group are stopped, Go's and those of this library.
     """
 
-    open_log: OpenForInterval
     topics: "Topics"
     group: str
     topic: str
@@ -103,8 +80,7 @@ class PositionResetter:
     clock: Clock = field(default_factory=SystemClock)
     settings: GroupSettings | None = None
     go_consumers_stopped: bool = False
-    _reader: Rationalizer | None = None
-    _topic_id: str = ""
+    _topic_id: str = field(default="", init=False)
 
     def look(
         self,
@@ -126,30 +102,37 @@ class PositionResetter:
         described = self.topics.describe(self.topic)
         self._topic_id = described.topic_id
         numbers = choose_partitions(self.topic, target, partitions, described.partitions)
-        world = self._read()
+        world = self.reader.follow_all()
         if not new_group:
             require_known(world, self.group, "If its positions are to be set before its first claim give --new-group")
         require_certain(world, self.topic)
         if is_set_later:
             self.way()
-        keys, ahead = self._keys(numbers), self._operator(self._open()).ahead(self.topic)
-        extents = {n: ReadableOffsets(at.start, at.end) for n, at in self.topics.offsets(self.topic, numbers).items()}
+        keys = self._keys(numbers)
+        ahead = GroupAdmin(self.reader, self.group, self.client, clock=self.clock).ahead(self.topic)
+        extents = self.topics.offsets(self.topic, numbers)
         at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, ToDatetime) else {}
-        strange = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
-        positions = {n: PartitionPosition(keys[n].offset, extents[n], n in strange, at_time.get(n)) for n in numbers}
+        others = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
+        positions = {n: PartitionPosition(keys[n].offset, extents[n], n in others, at_time.get(n)) for n in numbers}
         wanted = resolve(self.topic, target, positions)
         held = self._with_open_transactions(wanted, extents)
-        told = {n: text for n in numbers if (text := outside_text(wanted[n], held[n]))}
-        if told and not allow_out_of_range:
-            named = "; ".join(f"{self.topic}/{n}: offset {wanted[n]}: {text}" for n, text in told.items())
+        outside = {n: text for n in numbers if (text := outside_text(wanted[n], held[n]))}
+        if outside and not allow_out_of_range:
+            named = "; ".join(f"{self.topic}/{n}: offset {wanted[n]}: {text}" for n, text in outside.items())
             raise ConfigurationError(
                 f"outside what the topic holds: {named}. Name others, or allow these with --allow-out-of-range "
                 "(allow_out_of_range in a run config)"
             )
-        young = set(numbers) - at_time.keys() if isinstance(target, ToDatetime) else set()
         return [
             PositionChange(
-                n, keys[n], extents[n], wanted[n], n in strange, ahead.get(n, ()), told.get(n, ""), n in young
+                partition=n,
+                key=keys[n],
+                extent=extents[n],
+                offset=wanted[n],
+                is_other=n in others,
+                ahead=ahead.get(n, ()),
+                outside=outside.get(n, ""),
+                is_too_young=isinstance(target, ToDatetime) and n not in at_time,
             )
             for n in numbers
         ]
@@ -157,18 +140,18 @@ class PositionResetter:
     def warnings(self) -> Sequence[str]:
         """Say what a person should know of the group before positions are set."""
         settings = self.settings_in_force()
-        told = []
+        warnings = []
         if self.go_consumers_stopped and settings.rule_set is RuleSet.GO:
-            told.append(
+            warnings.append(
                 f"Go consumers share group {self.group!r}: the next heartbeat of one that is not stopped moves the "
                 "position again"
             )
         if settings.delivery is DeliveryMode.EFFECTIVELY_ONCE:
-            told.append(
+            warnings.append(
                 f"group {self.group!r} delivers effectively once: at the offsets read again its output must replace "
                 "what it holds; one that cannot refuses"
             )
-        return told
+        return warnings
 
     def carry_out(
         self, moves: Sequence[PositionChange], *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
@@ -181,13 +164,14 @@ class PositionResetter:
         follow.
         """
         self._check_topic("nothing was set")
-        self._read()
+        self.reader.follow_all()
         way, offsets = self.way(), {move.partition: move.offset for move in moves}
         if way is Way.GO:
             self._set_go(offsets, wait_s * 1_000)
             return None
         if way is Way.SETTINGS_FIRST and self.settings is not None:
-            self._give_settings(self.settings)
+            with self._admin(self.settings.heartbeat_interval_ms) as admin:
+                admin.give_first_settings(self.settings)
         interval_ms = self._interval_ms()
         try:
             self._set(offsets, interval_ms, wait_s * 1_000, is_dead)
@@ -216,33 +200,10 @@ class PositionResetter:
 
     def way(self) -> Way:
         """Return how positions are set here, by the log as read last. Raises `GoGroupError` where a person must say."""
-        reader = self._open()
-        with reader.lock:
-            world, group = reader.world, reader.world.group_of(self.group, self.topic)
-            if group.settings_accepted and not group.is_go:
-                return Way.PAUSE
-            if self.go_consumers_stopped and not has_native_settings(world, self.group):
-                return Way.GO
-            if group.settings_accepted:
-                raise GoGroupError(
-                    f"Go consumers share group {self.group!r}, so nothing was written. Stop all consumers of the "
-                    f"group, then give --go-consumers-stopped {self.group} (go_consumers_stopped in a run config)"
-                )
-            if self.settings is not None and self.settings.rule_set is RuleSet.NATIVE:
-                require_no_go_consumers(world, self.group)
-                return Way.SETTINGS_FIRST
-            if has_native_settings(world, self.group):
-                raise GoGroupError(
-                    f"group {self.group!r} has settings in a part of the coordination partitions only, and none for "
-                    f"topic {self.topic!r}, so nothing was written. Complete them with `marshal-dagster settings set "
-                    f"{self.group}`"
-                )
-        raise GoGroupError(
-            f"group {self.group!r} has no settings for topic {self.topic!r}, so nothing was written. If only members "
-            f"of this library use it give it settings with `marshal-dagster settings set {self.group}`; if Go "
-            f"consumers share it stop all consumers of the group, then give --go-consumers-stopped {self.group} "
-            "(go_consumers_stopped in a run config)"
-        )
+        with self.reader.lock:
+            return way_to_set(
+                self.reader.world, self.group, self.topic, settings=self.settings, stopped=self.go_consumers_stopped
+            )
 
     def positions(self, partitions: Collection[int]) -> Mapping[int, int]:
         """Read on, and give those of `partitions` that have a position.
@@ -256,46 +217,28 @@ class PositionResetter:
 
         Raises `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        require_certain(self._read(), self.topic)
+        require_certain(self.reader.follow_all(), self.topic)
         return self._keys(partitions)
 
     def settings_in_force(self) -> GroupSettings:
         """Return the group's settings as the last reading has them."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             return reader.world.group_of(self.group, self.topic).settings
 
-    def close(self) -> None:
-        """Let go of the coordination log."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _open(self) -> Rationalizer:
-        if self._reader is None:
-            self._reader = self.open_log(LOOKING_MS)
-        return self._reader
-
-    def _read(self) -> World:
-        return self._open().follow_all()
-
     def _interval_ms(self) -> int:
-        self._read()
+        self.reader.follow_all()
         return self.settings_in_force().heartbeat_interval_ms
 
-    def _give_settings(self, settings: GroupSettings) -> None:
-        rationalizer = self.open_log(settings.heartbeat_interval_ms)
-        try:
-            self._operator(rationalizer).give_first_settings(settings)
-        finally:
-            rationalizer.close()
+    @contextmanager
+    def _admin(self, interval_ms: int) -> Iterator[GroupAdmin]:
+        """Open the log as members of that heartbeat interval write it."""
+        with closing(self.open_log(interval_ms)) as rationalizer:
+            yield GroupAdmin(rationalizer, self.group, self.client, clock=self.clock)
 
     def _set_go(self, offsets: Mapping[int, int], wait_ms: float) -> None:
-        rationalizer = self.open_log(GO_HEARTBEAT_INTERVAL_MS)
-        try:
-            self._operator(rationalizer).set_go_positions(self.topic, offsets, wait_ms=wait_ms)
-        finally:
-            rationalizer.close()
+        with self._admin(GO_HEARTBEAT_INTERVAL_MS) as admin:
+            admin.set_go_positions(self.topic, offsets, wait_ms=wait_ms)
         self._check_topic("positions were set in one that is no more: set them again")
         problem = self.topics.commit_group_offsets(self.group, self.topic, offsets)
         if problem is None:
@@ -312,29 +255,20 @@ class PositionResetter:
     def _set(
         self, offsets: Mapping[int, int], interval_ms: int, wait_ms: float, is_dead: Callable[[Owner], bool]
     ) -> None:
-        rationalizer = self.open_log(interval_ms)
-        try:
-            self._operator(rationalizer).set_positions(
-                self.topic, offsets, self._topic_id, wait_ms=wait_ms, is_dead=is_dead
-            )
-        finally:
-            rationalizer.close()
-
-    def _operator(self, rationalizer: Rationalizer) -> GroupAdmin:
-        return GroupAdmin(rationalizer, self.group, self.client, clock=self.clock)
+        with self._admin(interval_ms) as admin:
+            admin.set_positions(self.topic, offsets, self._topic_id, wait_ms=wait_ms, is_dead=is_dead)
 
     def _keys(self, numbers: Collection[int]) -> dict[int, Key]:
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             return {number: reader.world.snapshot_key(self.group, self.topic, number) for number in numbers}
 
     def _with_open_transactions(
-        self, wanted: Mapping[int, int], extents: Mapping[int, ReadableOffsets]
-    ) -> Mapping[int, ReadableOffsets]:
+        self, wanted: Mapping[int, int], extents: Mapping[int, OffsetBounds]
+    ) -> Mapping[int, OffsetBounds]:
         """Give what there is, also behind open transactions where that matters: nothing can be read there yet."""
         beyond = [number for number, offset in wanted.items() if offset > extents[number].end]
-        bounds = self.topics.offsets(self.topic, beyond, committed_only=False)
-        return {**extents, **{number: ReadableOffsets(at.start, at.end) for number, at in bounds.items()}}
+        return {**extents, **self.topics.offsets(self.topic, beyond, committed_only=False)}
 
     def _check_topic(self, otherwise: str) -> None:
         topic_id = self.topics.describe(self.topic).topic_id
@@ -350,12 +284,6 @@ class PositionResetter:
         except MarshalError as error:
             return str(error)
         return self.topics.commit_group_offsets(self.group, self.topic, offsets)
-
-
-def owners_of(key: Key) -> Sequence[Owner]:
-    """Give who holds a key, or ranges of it."""
-    holders = (key.owner, *(range_.owner for range_ in key.ranges))
-    return tuple(dict.fromkeys(owner for owner in holders if owner is not None))
 
 
 def _is_set(move: PositionChange, now: Key) -> bool:

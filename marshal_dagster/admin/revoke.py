@@ -1,9 +1,10 @@
 """Claims are taken from an owner whom a person holds to be dead (protocol.md, section 6, "Revoke", and 7)."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
-from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval, require_certain
+from marshal_dagster.admin.log_access import LogUser, require_certain
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.claims import Member, new_instance_id
@@ -37,18 +38,16 @@ class HeldClaim:
 
 
 @dataclass(slots=True)
-class ClaimRevoker:
+class ClaimRevoker(LogUser):
     """Takes claims of one group in one data topic; `client` is for people to see.
 
     `look` first, show a person what is held, then `carry_out`.
     """
 
-    open_log: OpenForInterval
     group: str
     topic: str
     client: str
     clock: Clock = field(default_factory=SystemClock)
-    _reader: Rationalizer | None = None
 
     def look(self) -> Sequence[HeldClaim]:
         """Give all that is held, by partition and offset.
@@ -56,7 +55,7 @@ class ClaimRevoker:
         Raises `ConfigurationError` for a group that the log does not name; `IncompleteLogError` where the log shows no
         epochs; `UnavailableError`, `CoordinationLogChangedError`.
         """
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             world = reader.follow_all()
             require_known(world, self.group, "There is nothing to revoke")
@@ -71,11 +70,10 @@ class ClaimRevoker:
         `taken_back`. Raises `IncompleteLogError` where the log can only be observed now; `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             settings = reader.world.group_of(self.group, self.topic).settings
-        rationalizer = self.open_log(settings.heartbeat_interval_ms)
-        try:
+        with closing(self.open_log(settings.heartbeat_interval_ms)) as rationalizer:
             world = rationalizer.follow_all()
             if rationalizer.identity != reader.identity:
                 raise CoordinationLogChangedError(
@@ -83,24 +81,22 @@ class ClaimRevoker:
                     "Nothing was revoked; look again"
                 )
             require_certain(world, self.topic)
-            held = {(each.partition, each.owner) for each in self._held(world)}
+            held = {(claim.partition, claim.owner) for claim in self._held(world)}
             still_held = [claim for claim in claims if (claim.partition, claim.owner) in held]
             taken = self._revoke(still_held, rationalizer, settings)
-        finally:
-            rationalizer.close()
-        return [each for each in still_held if (each.partition, each.owner.epoch) in taken]
+        return [claim for claim in still_held if (claim.partition, claim.owner.epoch) in taken]
 
     @property
     def is_go(self) -> bool:
         """Whether Go consumers share the group, or may because it has no settings, by the log as read last."""
-        reader = self._open()
+        reader = self.reader
         with reader.lock:
             return reader.world.group_of(self.group, self.topic).is_go
 
     def taken_back(self, taken: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         """Read the log again, and return what is held by now of the partitions in `taken`. Raises as `look`."""
-        partitions = {each.partition for each in taken}
-        return [each for each in self.look() if each.partition in partitions]
+        partitions = {claim.partition for claim in taken}
+        return [claim for claim in self.look() if claim.partition in partitions]
 
     def _revoke(
         self, claims: Sequence[HeldClaim], rationalizer: Rationalizer, settings: GroupSettings
@@ -109,36 +105,25 @@ class ClaimRevoker:
         member = Member(self.group, self.client, new_instance_id("revoking"))
         if settings.rule_set is RuleSet.GO:
             claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
-            freed = claimer.take_over_and_release({each.partition: None for each in claims})
-            return {(each.partition, each.owner.epoch) for each in claims if each.partition in freed}
-        numbered = [(claim.partition, claim.owner.epoch, claim.is_range) for claim in claims]
-        whole = {number: epoch for number, epoch, is_range in numbered if epoch is not None and not is_range}
-        parts = [(number, epoch) for number, epoch, is_range in numbered if epoch is not None and is_range]
+            freed = claimer.take_over_and_release({claim.partition: None for claim in claims})
+            return {(claim.partition, claim.owner.epoch) for claim in claims if claim.partition in freed}
+        named: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
+        for claim in claims:
+            if claim.owner.epoch is not None:
+                named[claim.is_range].append((claim.partition, claim.owner.epoch))
         taken: set[tuple[int, int | None]] = set()
-        if whole:
-            claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
-            taken |= {(number, whole[number]) for number in claimer.revoke(whole)}
-        if parts:
+        if named[False]:
+            taken |= Claimer(rationalizer, member, self.topic, settings, clock=self.clock).revoke(named[False])
+        if named[True]:
             ranges = RangeClaimer(rationalizer, member.with_new_instance(), self.topic, settings, clock=self.clock)
-            taken |= ranges.revoke(parts)
+            taken |= ranges.revoke(named[True])
         return taken
 
     def _held(self, world: World) -> list[HeldClaim]:
         partition = world.partition_of(self.topic)
-        group, at_ms = world.group_of(self.group, self.topic), max(partition.log_time_ms or 0, self.clock.wall_ms())
+        group, at_ms = partition.group(self.group), partition.present_ms(self.clock.wall_ms())
         keys = sorted((number, key) for (topic, number), key in group.keys.items() if topic == self.topic)
         return [held for number, key in keys for held in _held(group, number, key, at_ms)]
-
-    def close(self) -> None:
-        """Let go of the coordination log."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _open(self) -> Rationalizer:
-        if self._reader is None:
-            self._reader = self.open_log(LOOKING_MS)
-        return self._reader
 
 
 def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range] | None = None) -> Sequence[HeldClaim]:
@@ -153,7 +138,7 @@ def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range]
 
 def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
     """Say that the owner `named` holds nothing of what is wanted, and who does of all that is `held`."""
-    owners = ", ".join(dict.fromkeys(repr(each.owner.instance) for each in held)) or "nobody"
+    owners = ", ".join(dict.fromkeys(repr(claim.owner.instance) for claim in held)) or "nobody"
     return f"{named!r} holds nothing of topic {topic!r} in the partitions wanted; of all of it holds: {owners}"
 
 

@@ -23,7 +23,6 @@ from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
     CoordinationLogChangedError,
-    MarshalError,
     PlanRejectedError,
 )
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -165,7 +164,7 @@ class ClaimedBatch:
     @property
     def ranges(self) -> tuple[ClaimedRange, ...]:
         """The ranges to process, by partition."""
-        return tuple(one for one in self._to_do if not self._is_dropped(one) and not self._early.is_refused(one))
+        return tuple(part for part in self._to_do if not self._is_dropped(part) and not self._early.is_refused(part))
 
     @property
     def dropped(self) -> tuple[ClaimedRange, ...]:
@@ -174,14 +173,14 @@ class ClaimedBatch:
         This process did not get the permission, or left the block by an error, or without having read them; `report`
         says of each whether it is dropped for sure.
         """
-        return tuple(one for one in self._to_do if self._is_dropped(one))
+        return tuple(part for part in self._to_do if self._is_dropped(part))
 
     @property
     def all_ranges(self) -> tuple[ClaimedRange, ...]:
         """Every range of the batch, those that need no processing too, by partition."""
         if not self.skipped:
             return self._to_do
-        return tuple(sorted((*self._to_do, *self.skipped), key=lambda one: one.partition))
+        return tuple(sorted((*self._to_do, *self.skipped), key=lambda part: part.partition))
 
     @property
     def lag_after(self) -> int:
@@ -193,7 +192,7 @@ class ClaimedBatch:
         """Tell what each partition's part came to, by partition."""
         was_read, early = self._state.was_read, self._early
         states = dict.fromkeys(self.skipped, "skipped")
-        states |= {one: early.how_dropped(one, was_read=was_read) for one in self.dropped}
+        states |= {part: early.how_dropped(part, was_read=was_read) for part in self.dropped}
         states |= dict.fromkeys(filter(early.is_refused, set(self._to_do) - states.keys()), "not committed")
         done = "committed" if self.committed else "not committed"
         topic_ends = {number: at.end for number, at in self._claims.positions.items()}
@@ -252,12 +251,8 @@ class ClaimedBatch:
         changed = self._claimer.rationalizer.changed
         if error is None and changed is not None and self.committed:
             raise CoordinationLogChangedError(f"what this batch has committed may be lost: {changed}")
-        lost = self._lost
-        if (
-            lost is not None
-            and isinstance(error, Exception)
-            and not isinstance(error, ClaimLostError | BatchAbortedError)
-        ):
+        lost, is_told = self._guard.lost, isinstance(error, ClaimLostError | BatchAbortedError)
+        if lost is not None and isinstance(error, Exception) and not is_told:
             raise self._guard.with_present_owner(lost, self._numbers) from error
 
     # In the block
@@ -384,8 +379,8 @@ class ClaimedBatch:
             return
         ranges = self._to_do
         verdicts = self._sink.verdicts(ranges)
-        self._to_do = tuple(range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
-        self.skipped = tuple(one for one in ranges if verdicts[one] is Verdict.SKIP)
+        self._to_do = tuple(part for part in ranges if verdicts[part] is not Verdict.SKIP)
+        self.skipped = tuple(part for part in ranges if verdicts[part] is Verdict.SKIP)
 
     # Processing and leaving
 
@@ -410,7 +405,7 @@ class ClaimedBatch:
 
     def _commit_before_processing(self) -> None:
         """Commit; however this ends, `dropped` has what may be in the log and may not be processed here."""
-        ends = {one.partition: one.end for one in self._to_do}
+        ends = {part.partition: part.end for part in self._to_do}
         self.check()
         self._claimer.plan(ends)
         self._delivery.announce(self._to_do)
@@ -419,8 +414,8 @@ class ClaimedBatch:
         self.committed = bool(self._early.permitted)
         self._log_dropped()
 
-    def _is_dropped(self, one: ClaimedRange) -> bool:
-        return self._early.is_dropped(one, is_aborted=self._state.is_aborted)
+    def _is_dropped(self, part: ClaimedRange) -> bool:
+        return self._early.is_dropped(part, is_aborted=self._state.is_aborted)
 
     def _log_dropped(self) -> None:
         self._early.log_dropped(self.dropped, was_read=self._state.was_read)
@@ -445,8 +440,7 @@ class ClaimedBatch:
             return
         self._require_work()
         self.check()
-        done = self.all_ranges
-        self._claimer.commit({one.partition: one.end for one in done})
+        self._claimer.commit({part.partition: part.end for part in self.all_ranges})
         self.committed = True
 
     def _require_work(self) -> None:
@@ -499,11 +493,6 @@ class ClaimedBatch:
             logger.exception("an observer of batches failed")
 
     # What it holds
-
-    @property
-    def _lost(self) -> MarshalError | None:
-        """Why the heartbeats have ended by themselves, None while they have not."""
-        return self._guard.lost
 
     def _check_heartbeats(self) -> None:
         self._guard.check_heartbeats(self._numbers)

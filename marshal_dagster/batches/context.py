@@ -9,19 +9,13 @@ from marshal_dagster.batches.request import BatchRequest
 from marshal_dagster.batches.result import Idle, IdleReason
 from marshal_dagster.coordination.claimer import Claim
 from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.pause_text import paused_group_text
 from marshal_dagster.coordination.range_claimer import RangeClaim
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
-from marshal_dagster.protocol.batch_planning import (
-    ClaimedRange,
-    Position,
-    ReadableOffsets,
-    check_incarnation,
-    position,
-    reach,
-)
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, check_incarnation, position, reach
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.state import Key, Owner, enables_ranges, stale_after_ms
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, enables_ranges, stale_after_ms
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
@@ -87,16 +81,15 @@ class BatchContext:
             )
         return sorted(set(self.request.partitions))
 
-    def extents(self, partitions: Collection[int]) -> dict[int, ReadableOffsets]:
-        """Give what can be read of `partitions`; it ends where open transactions begin."""
-        bounds = self.data.offsets(self.request.topic, partitions)
-        return {number: ReadableOffsets(at.start, at.end) for number, at in bounds.items()}
+    def extents(self, partitions: Collection[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
+        """Return what can be read of `partitions`; it ends where open transactions begin if `committed_only`."""
+        return self.data.offsets(self.request.topic, partitions, committed_only=committed_only)
 
     def group_offsets(self) -> Mapping[int, int]:
         """Give the offsets that Kafka knows of the group."""
         return self.data.group_offsets(self.group, self.request.topic)
 
-    def position(self, partition: int, offset: int, extent: ReadableOffsets) -> Position:
+    def position(self, partition: int, offset: int, extent: OffsetBounds) -> Position:
         """Lay `offset` against what can be read; raises `DataLossError`."""
         return position(self.name(partition), offset, extent, allow_data_loss=self.accepts_loss)
 
@@ -108,49 +101,44 @@ class BatchContext:
             world, topic = self.rationalizer.world, self.request.topic
             return {partition: world.snapshot_key(self.group, topic, partition) for partition in partitions}
 
-    def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, ReadableOffsets]) -> None:
+    def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds]) -> None:
         """Raise `DataTopicChangedError` unless all keys, and ranges that are batches already, are of this very topic.
 
         In a Go group only an offset beyond the topic's end shows another one: ids are not looked at there. `extents`
         end where open transactions begin; a position may lie beyond that, not beyond the last message.
         """
-        extents = self._whole_extents({n for n, key in keys.items() if reach(key) > extents[n].end}, extents)
+        beyond = {number for number, key in keys.items() if reach(key) > extents[number].end}
+        whole = self.extents(beyond, committed_only=False) if beyond else {}
         for number, key in keys.items():
             known = replace(key, data_topic_id=None) if self.is_go else key
-            check_incarnation(self.name(number), known, self.topic_id, extents[number])
+            check_incarnation(self.name(number), known, self.topic_id, whole.get(number, extents[number]))
 
-    def _whole_extents(
-        self, beyond: Collection[int], extents: Mapping[int, ReadableOffsets]
-    ) -> Mapping[int, ReadableOffsets]:
-        if not beyond:
-            return extents
-        bounds = self.data.offsets(self.request.topic, beyond, committed_only=False)
-        return {**extents, **{number: ReadableOffsets(at.start, at.end) for number, at in bounds.items()}}
+    # Ranges and messages
 
-    # Ranges and words
-
-    def ranges(self, parts: Iterable[tuple[Claim | RangeClaim, Position, int]]) -> tuple[ClaimedRange, ...]:
-        """Make the parts of the batch: each begins where its claim stands, at a position, and goes up to an end."""
-        ranges = tuple(self._range(claim, at, end) for claim, at, end in parts)
+    def ranges(
+        self, claims: Mapping[int, Claim | RangeClaim], positions: Mapping[int, Position], ends: Mapping[int, int]
+    ) -> tuple[ClaimedRange, ...]:
+        """Make the parts of the batch: of each partition in `ends` from its claim's position up to there."""
+        ranges = tuple(
+            ClaimedRange(
+                coordination_topic_id=self.rationalizer.identity.topic_id,
+                group=self.group,
+                topic=self.request.topic,
+                data_topic_id=self.topic_id,
+                partition=number,
+                generation=claims[number].generation,
+                epoch=claims[number].epoch,
+                start=positions[number].offset,
+                end=end,
+                first_readable=min(positions[number].readable, end),
+                in_any_order=enables_ranges(self.settings),
+            )
+            for number, end in sorted(ends.items())
+        )
         for range_ in ranges:
             if range_.lost is not None:
                 logger.error("retention deleted %s unread: offsets %d to %d (exclusive) are lost", range_, *range_.lost)
         return ranges
-
-    def _range(self, claim: Claim | RangeClaim, at: Position, end: int) -> ClaimedRange:
-        return ClaimedRange(
-            coordination_topic_id=self.rationalizer.identity.topic_id,
-            group=self.group,
-            topic=self.request.topic,
-            data_topic_id=self.topic_id,
-            partition=claim.partition,
-            generation=claim.generation,
-            epoch=claim.epoch,
-            start=at.offset,
-            end=end,
-            first_readable=min(at.readable, end),
-            in_any_order=enables_ranges(self.settings),
-        )
 
     def name(self, partition: int) -> str:
         """Name a key for people."""
@@ -158,7 +146,7 @@ class BatchContext:
 
     def paused(self, until_s: int | None) -> Idle:
         """Say that the group is paused until then (unix seconds)."""
-        return Idle(IdleReason.PAUSED, f"group {self.group!r} is paused until {until_s} (unix seconds)")
+        return Idle(IdleReason.PAUSED, paused_group_text(self.group, until_s))
 
     def given_up(self, plans: Mapping[int, tuple[int | None, int | None]]) -> str:
         """Say that `plans` are left alone."""
@@ -169,15 +157,22 @@ class BatchContext:
         )
 
     def drained(self) -> Idle:
-        """Say that there is nothing to read."""
+        """Return that there is nothing to read."""
         return Idle(IdleReason.DRAINED, f"topic {self.request.topic!r} has nothing to read beyond what was done")
 
+    def why_idle(self, held: Idle | None, exhausted: Mapping[int, tuple[int | None, int | None]]) -> Idle:
+        """Return why nothing was claimed: what can be read is `held`, its plans are `exhausted`, or there is none."""
+        if not exhausted:
+            return held or self.drained()
+        given_up = self.given_up(exhausted)
+        return replace(held, text=f"{held.text}. {given_up}") if held else Idle(IdleReason.GIVEN_UP, given_up)
+
     def held(self, text: str, owners: Sequence[tuple[Owner, int]]) -> Idle:
-        """Say that `owners`, last heard of then (ms), hold what could be done: `text`, and what is of this very run."""
-        ours = [(owner, last_ms) for owner, last_ms in owners if _run_of(owner) == self.run_id]
+        """Return that `owners`, last heard of then (ms), hold what could be done: `text`, and what is of this run."""
+        ours = [(owner, last_ms) for owner, last_ms in owners if owner.instance.rpartition(".")[0] == self.run_id]
         if not ours:
             return Idle(IdleReason.HELD, text)
-        stale_in_s = self.stale_in_s(last_ms for _, last_ms in ours)
+        stale_in_s = max(0.0, self.live_for_ms(last_ms for _, last_ms in ours)) / 1_000
         instances = ", ".join(sorted({repr(owner.instance) for owner, _ in ours}))
         return Idle(
             IdleReason.HELD,
@@ -186,10 +181,6 @@ class BatchContext:
             stale_in_s,
         )
 
-    def stale_in_s(self, last_beats_ms: Iterable[int]) -> float:
-        """Give the seconds until owners last heard of then are stale if they send nothing more."""
-        return max(0.0, self.live_for_ms(last_beats_ms)) / 1_000
-
     def live_for_ms(self, last_beats_ms: Iterable[int]) -> float:
         """Give for how long the youngest of owners last heard of then is not stale; negative once all of them are."""
         world, topic = self.rationalizer.world, self.request.topic
@@ -197,8 +188,3 @@ class BatchContext:
             now_ms = world.advice_time_ms(self.group, topic, self.clock.wall_ms())
             interval_ms = world.group_of(self.group, topic).settings.heartbeat_interval_ms
         return max(last_beats_ms) + stale_after_ms(interval_ms) - now_ms
-
-
-def _run_of(owner: Owner) -> str:
-    """Give the run id in front of the owner's instance id."""
-    return owner.instance.rpartition(".")[0]

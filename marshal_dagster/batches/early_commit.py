@@ -25,32 +25,32 @@ class EarlyCommit:
         """Whether a commit was sent, so that it may be in the log."""
         return bool(self.claims)
 
-    def is_permitted(self, one: ClaimedRange) -> bool:
+    def is_permitted(self, part: ClaimedRange) -> bool:
         """Tell whether this very process's own record has committed the range."""
-        return self.permitted is not None and one.partition in self.permitted
+        return self.permitted is not None and part.partition in self.permitted
 
-    def is_refused(self, one: ClaimedRange) -> bool:
+    def is_refused(self, part: ClaimedRange) -> bool:
         """Tell whether the commit gave no permission for the range; another process may have it by now."""
-        return self.permitted is not None and not self.is_permitted(one)
+        return self.permitted is not None and not self.is_permitted(part)
 
-    def is_dropped(self, one: ClaimedRange, *, is_aborted: bool) -> bool:
+    def is_dropped(self, part: ClaimedRange, *, is_aborted: bool) -> bool:
         """Tell whether the commit of the range is or may be in the log though it is not processed, or not wholly."""
-        claim = self.claims.get(one.partition)
-        if claim is None or not claim.may_be_at(one.end):
+        claim = self.claims.get(part.partition)
+        if claim is None or not claim.may_be_at(part.end):
             return False
-        return is_aborted or not self.is_permitted(one)
+        return is_aborted or not self.is_permitted(part)
 
-    def how_dropped(self, one: ClaimedRange, *, was_read: bool) -> str:
+    def how_dropped(self, part: ClaimedRange, *, was_read: bool) -> str:
         """Return whether a dropped range is committed for sure and untouched for sure."""
-        if self.is_permitted(one):
+        if self.is_permitted(part):
             return "possibly dropped" if was_read else "dropped"
-        return "dropped" if self.claims[one.partition].is_at(one.end) else "possibly dropped"
+        return "dropped" if self.claims[part.partition].offset == part.end else "possibly dropped"
 
     def log_dropped(self, dropped: Iterable[ClaimedRange], *, was_read: bool) -> None:
         """Log what was dropped, each range once."""
-        new = [one for one in dropped if one not in self._logged]
+        new = [part for part in dropped if part not in self._logged]
         self._logged.update(new)
         for how in ("dropped", "possibly dropped"):
-            ranges = ", ".join(str(one) for one in new if self.how_dropped(one, was_read=was_read) == how)
+            ranges = ", ".join(str(part) for part in new if self.how_dropped(part, was_read=was_read) == how)
             if ranges:
                 logger.error("%s, as at most once must: %s", how, ranges)

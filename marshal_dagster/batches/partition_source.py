@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Final
 
 from marshal_dagster.batches.context import BatchContext
-from marshal_dagster.batches.result import Idle, IdleReason
+from marshal_dagster.batches.result import Idle
 from marshal_dagster.coordination.claimer import Claim, Claimer
 from marshal_dagster.errors import GroupPausedError, StartPositionError
-from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, ReadableOffsets, first_offset, plan_ends
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, first_offset, plan_ends
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.state import Key, OffsetBounds
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,6 @@ class PartitionSource:
     """Claims whole partitions for a batch; `keep_alive` starts the heartbeats."""
 
     def __init__(self, context: BatchContext, claimer: Claimer, keep_alive: Callable[[], None]) -> None:
-        """Claim by `claimer`, on `ground`."""
         self.claimer = claimer
         self.positions: dict[int, Position] = {}
         self.replays: set[int] = set()
@@ -141,7 +140,7 @@ class PartitionSource:
         return self._ranges(keys)
 
     def _starts(
-        self, keys: Mapping[int, Key], extents: Mapping[int, ReadableOffsets], *, is_first: bool
+        self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds], *, is_first: bool
     ) -> dict[int, int]:
         unset = [number for number, key in keys.items() if key.offset is None]
         committed = self._context.group_offsets() if unset else {}
@@ -183,34 +182,32 @@ class PartitionSource:
         ends |= {number: at.end for number, at in fresh.items() if not at.lag and at.end > at.offset}
         claims = self.claimer.claims
         self.claimer.check(ends)
-        return self._context.ranges((claims[number], self.positions[number], ends[number]) for number in sorted(ends))
+        return self._context.ranges(claims, self.positions, ends)
 
     def _without_rest(self, ranges: tuple[ClaimedRange, ...], wanted: Sequence[int]) -> tuple[ClaimedRange, ...]:
         """Release what has no part in the batch, and what is over the limit after a first claim."""
         if self._request.claim_entire_topic:
             return ranges
-        most = self._request.max_claims
-        may_have = set(wanted)
+        most, may_have = self._request.max_claims, set(wanted)
         mine = [range_ for range_ in ranges if range_.partition in may_have]
         if most is not None and len(mine) > most:
-            mine = sorted(mine, key=lambda one: -one.width)[:most]
-        kept = {one.partition for one in mine}
-        unused = [claim for claim in self.claimer.claims if claim not in kept]
+            mine = sorted(sorted(mine, key=lambda range_: -range_.width)[:most], key=lambda range_: range_.partition)
+        kept = {range_.partition for range_ in mine}
+        unused = [partition for partition in self.claimer.claims if partition not in kept]
         if unused:
             self.claimer.release(unused)
-        return tuple(sorted(mine, key=lambda one: one.partition))
+        return tuple(mine)
 
     # What to tell
 
     def offsets_to_publish(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
         """Give the offsets that lag tools may see once `sure` are committed: while this is still the owner."""
         held, now_ms = self.claimer.claims, self.claimer.clock.lease_ms()
-        return {
-            one.partition: one.end for one in sure if one.partition in held and held[one.partition].lease.holds(now_ms)
-        }
+        claims = [(range_, held.get(range_.partition)) for range_ in sure]
+        return {range_.partition: range_.end for range_, claim in claims if claim and claim.lease.holds(now_ms)}
 
     def why_idle(self, wanted: Sequence[int]) -> Idle:
-        """Say why there is nothing to do, by the log as it is now."""
+        """Return why there is nothing to do, by the log as it is now."""
         context, is_entire = self._context, self._request.claim_entire_topic
         self.claimer.rationalizer.catch_up()
         paused_until_s = self.claimer.paused_until_s()
@@ -219,13 +216,11 @@ class PartitionSource:
         extents, keys = context.extents(wanted), context.keys(wanted)
         free, exhausted = self._free(wanted)
         todo = [n for n, key in keys.items() if n not in exhausted and _advised_lag(key, extents[n])]
+        held = None
         if todo and not (exhausted and is_entire):
             taken = set(wanted if is_entire else todo).difference(free)
-            idle = self._held({n: key for n, key in keys.items() if n in taken}, is_all=len(taken) >= len(todo))
-            return replace(idle, text=f"{idle.text}. {context.given_up(_plans(exhausted))}") if exhausted else idle
-        if exhausted:
-            return Idle(IdleReason.GIVEN_UP, context.given_up(_plans(exhausted)))
-        return context.drained()
+            held = self._held({n: key for n, key in keys.items() if n in taken}, is_all=len(taken) >= len(todo))
+        return context.why_idle(held, _plans(exhausted))
 
     def _held(self, taken: Mapping[int, Key], *, is_all: bool) -> Idle:
         """Say who holds the partitions `taken`, which are or are not all of those that have something to read."""
@@ -240,7 +235,7 @@ class PartitionSource:
         return self._context.held(text, [(owner, taken[number].last_beat_ms) for number, owner in owners.items()])
 
 
-def _advised_lag(key: Key, extent: ReadableOffsets) -> int:
+def _advised_lag(key: Key, extent: OffsetBounds) -> int:
     """Say how much there seems to be to do: 1 at least for a key without position or with an open plan."""
     if key.offset is None or key.plan_end is not None:
         return max(1, extent.end - (key.offset or extent.start))

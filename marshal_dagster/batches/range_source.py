@@ -6,13 +6,13 @@ from typing import Final
 
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.request import RangeOptions
-from marshal_dagster.batches.result import Idle, IdleReason
-from marshal_dagster.coordination.base_claimer import listed
+from marshal_dagster.batches.result import Idle
+from marshal_dagster.coordination.claim_set import listed
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
 from marshal_dagster.errors import GroupPausedError
-from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, ReadableOffsets, plan_ends
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, plan_ends
 from marshal_dagster.protocol.range_choice import Bounds
-from marshal_dagster.protocol.state import Key, Owner, Phase, Range
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Phase, Range
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ class RangeSource:
     def __init__(
         self, context: BatchContext, claimer: RangeClaimer, keep_alive: Callable[[], None], check: Callable[[], None]
     ) -> None:
-        """Claim by `claimer`, on `ground`."""
         self.claimer = claimer
         self.positions: dict[int, Position] = {}
         self.replays: set[int] = set()
@@ -63,7 +62,7 @@ class RangeSource:
         if not claims:
             return ()
         self._keep_alive()
-        extents = self._extents_in_time(claims) if is_ahead else self._extents(claims)
+        extents = self._extents_in_time(claims) if is_ahead else self._context.extents([c.partition for c in claims])
         self._context.look_up()  # last: nothing is planned of a topic that was made anew meanwhile
         return self._ranges(claims, extents)
 
@@ -127,28 +126,25 @@ class RangeSource:
         except GroupPausedError:
             return []
         request = self._context.request
-        exhausted = [] if request.retry_exhausted else [each for each in claims if each.attempts > request.max_attempts]
+        exhausted = [c for c in claims if c.attempts > request.max_attempts and not request.retry_exhausted]
         if exhausted:
-            logger.error("%s", self._context.given_up({each.partition: (each.start, each.end) for each in exhausted}))
-            self.claimer.release([each.partition for each in exhausted])
+            logger.error("%s", self._context.given_up({c.partition: (c.start, c.end) for c in exhausted}))
+            self.claimer.release([claim.partition for claim in exhausted])
         return [claim for claim in claims if claim not in exhausted]
 
-    def _extents(self, claims: Sequence[RangeClaim]) -> dict[int, ReadableOffsets]:
-        return self._context.extents([claim.partition for claim in claims])
-
-    def _extents_in_time(self, claims: Sequence[RangeClaim]) -> dict[int, ReadableOffsets]:
+    def _extents_in_time(self, claims: Sequence[RangeClaim]) -> dict[int, OffsetBounds]:
         """Wait until messages have come up to the end of each range, or long enough."""
         clock = self.claimer.clock
         until_ms = clock.lease_ms() + self._options.wait_s * 1_000
         while True:
-            extents = self._extents(claims)
+            extents = self._context.extents([claim.partition for claim in claims])
             is_full = all(extents[claim.partition].end >= claim.end for claim in claims)
             if is_full or clock.lease_ms() >= until_ms or self.claimer.paused_until_s() is not None:
                 return extents
             self._check()
             clock.sleep_ms(min(LOOK_MS, max(1.0, until_ms - clock.lease_ms())))
 
-    def _ranges(self, claims: Sequence[RangeClaim], extents: Mapping[int, ReadableOffsets]) -> tuple[ClaimedRange, ...]:
+    def _ranges(self, claims: Sequence[RangeClaim], extents: Mapping[int, OffsetBounds]) -> tuple[ClaimedRange, ...]:
         """Lay what was won against what can be read; let go of that for which nothing came."""
         context, ends = self._context, dict[int, int]()
         keys = context.keys(extents)
@@ -165,13 +161,13 @@ class RangeSource:
         unused = [claim.partition for claim in claims if claim.partition not in ends]
         if unused:
             self.claimer.release(unused)
-        return context.ranges((held[number], self.positions[number], ends[number]) for number in sorted(ends))
+        return context.ranges(held, self.positions, ends)
 
     # What to tell
 
     def offsets_to_publish(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
         """Give the offsets that lag tools may see once `sure` are committed: up to the first range that is not done."""
-        keys = self._context.keys(one.partition for one in sure)
+        keys = self._context.keys(part.partition for part in sure)
         return {number: key.offset for number, key in keys.items() if key.offset is not None}
 
     def why_idle(self, wanted: Sequence[int]) -> Idle:
@@ -185,14 +181,8 @@ class RangeSource:
         exhausted = self._exhausted_claims(keys)
         todo = [key for n, key in keys.items() if key.offset is None or key.offset < extents[n].end]
         owners = [pair for key in todo for pair in self._owners(key)]
-        if owners or (todo and not exhausted):
-            idle = self._held(owners)
-            return (
-                Idle(idle.reason, f"{idle.text}. {context.given_up(exhausted)}", idle.stale_in_s) if exhausted else idle
-            )
-        if exhausted:
-            return Idle(IdleReason.GIVEN_UP, context.given_up(exhausted))
-        return context.drained()
+        held = self._held(owners) if owners or (todo and not exhausted) else None
+        return context.why_idle(held, exhausted)
 
     def _held(self, owners: Sequence[tuple[Owner, int]]) -> Idle:
         clients = listed(sorted({owner.client for owner, _ in owners}), separator=", ")
@@ -219,11 +209,7 @@ class RangeSource:
     def _owners(self, key: Key) -> list[tuple[Owner, int]]:
         """Give who holds a key, or ranges of it, and when each was last heard of."""
         held: list[Key | Range] = [key, *key.ranges]
-        return [
-            (each.owner, each.last_beat_ms)
-            for each in held
-            if each.owner is not None and self._has_recent_heartbeat(each)
-        ]
+        return [(part.owner, part.last_beat_ms) for part in held if part.owner and self._has_recent_heartbeat(part)]
 
     def _has_recent_heartbeat(self, held: Key | Range) -> bool:
         return held.owner is not None and self._context.live_for_ms([held.last_beat_ms]) >= 0

@@ -36,7 +36,6 @@ class RangeOptions:
     wait_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse what no batch could keep to."""
         if self.size < 1:
             raise ConfigurationError(f"the size of ranges is {self.size}; it must be at least 1")
         if self.prefetch_offsets < 0 or not self.wait_s >= 0:
@@ -72,7 +71,6 @@ class BatchRequest:
     ranges: RangeOptions | None = None
 
     def __post_init__(self) -> None:
-        """Refuse limits that no batch could keep to."""
         for name, least in (("max_records", 1), ("max_claims", 1), ("max_attempts", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -11,6 +11,7 @@ from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.request import Advise, BatchRequest
 from marshal_dagster.coordination.claimer import Claimer, Member, assume_alive, new_instance_id
 from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.heartbeats import ReasonToStop
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.range_claimer import RangeClaimer
@@ -20,7 +21,7 @@ from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet, coordination_partition
+from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, coordination_partition
 from marshal_dagster.protocol.state import Owner, enables_ranges
 from marshal_dagster.sinks import Sink
 
@@ -67,12 +68,7 @@ class BatchSession:
     _followed: Rationalizer | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a mode that the rule set cannot promise."""
-        if self.settings.rule_set is RuleSet.GO and self.settings.delivery is not DeliveryMode.AT_LEAST_ONCE:
-            raise ConfigurationError(
-                f"delivery is {self.settings.delivery}; a group shared with Go consumers (rule set 'go') can only "
-                "promise at_least_once"
-            )
+        check_settings(self.settings, 0)
 
     def claimed_batch(self, request: BatchRequest, sink: Sink | None = None) -> ClaimedBatch:
         """Give a batch to be used in a `with` block; nothing is claimed before it is entered.

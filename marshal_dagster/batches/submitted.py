@@ -70,7 +70,7 @@ class BatchManifest:
             told = json.loads((folder / _BATCH_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise _taken_back(folder) from error
-        ranges = tuple(ClaimedRange(**each) for each in told["ranges"])
+        ranges = tuple(ClaimedRange(**range_) for range_ in told["ranges"])
         return cls(**told | {"ranges": ranges, "launcher": ProcessMark(**told["launcher"])})
 
     @property
@@ -100,8 +100,8 @@ def read_outcome(folder: Path) -> WriteResult | None:
     except FileNotFoundError:
         return None
     return WriteResult(
-        taken=tuple(ClaimedRange(**each) for each in told["taken"]),
-        skipped=tuple(ClaimedRange(**each) for each in told["skipped"]),
+        taken=tuple(ClaimedRange(**range_) for range_ in told["taken"]),
+        skipped=tuple(ClaimedRange(**range_) for range_ in told["skipped"]),
         rows={int(partition): rows for partition, rows in told["rows"].items()},
         note=told["note"],
     )

@@ -15,6 +15,7 @@ from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import DryRun, GroupName, LogOptions, NewGroup
+from marshal_dagster.coordination.pause_text import paused_text
 
 _SECOND_MS = 1_000
 
@@ -138,7 +139,7 @@ def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
 def _text(pause: Pause) -> str:
     if not pause.is_in_force or pause.until_s is None:
         return "not paused"
-    return f"paused until {world_view.pause_text(pause.until_s, pause.by)}"
+    return paused_text(output.utc(pause.until_s * _SECOND_MS), pause.by)
 
 
 def _to_json(pause: Pause) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from marshal_dagster.admin.go_groups import are_stopped
+from marshal_dagster.admin.go_groups import Way, are_stopped
 from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.position_spec import TargetOptions, outside_text, partitions_of
-from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter, Way
+from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.command import command, command_group
@@ -37,11 +37,11 @@ from marshal_dagster.cli.options import (
     Wait,
     Yes,
 )
+from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
-from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
-from marshal_dagster.protocol.batch_planning import ReadableOffsets
-from marshal_dagster.protocol.state import Key, Phase
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.protocol.state import Key, OffsetBounds
 from marshal_dagster.protocol.world import World
 
 _GET_COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#lag", "#in Kafka", "#generation", "note")
@@ -51,6 +51,8 @@ _HOW: Final = {
     Way.SETTINGS_FIRST: "The group gets its settings first, and is paused meanwhile",
     Way.GO: "The group is not paused: all of its consumers must be stopped",
 }
+
+_Resetter = TypeVar("_Resetter", bound=PositionResetter)
 
 app = command_group("Show and set a group's positions.")
 
@@ -78,8 +80,8 @@ class SettingOptions(DataLogOptions):
 
     @contextmanager
     def opened(
-        self, command: str, go_consumers_stopped: str | None = None
-    ) -> Iterator[tuple[Topics, PositionResetter]]:
+        self, command: str, kind: type[_Resetter], go_consumers_stopped: str | None = None
+    ) -> Iterator[_Resetter]:
         """Check the options, and connect in the name of a command while the block lasts. Raises `MarshalError`."""
         self.check()
         stopped = are_stopped(go_consumers_stopped, self.group)
@@ -94,12 +96,18 @@ class SettingOptions(DataLogOptions):
             warnings_to_stderr(),
             Topics(data_connection_of(self.data_connection, connection), client_id=client_id) as topics,
             closing(
-                PositionResetter(
-                    open_log, topics, self.group, self.topic, operator_name(), go_consumers_stopped=stopped
+                kind(
+                    open_log,
+                    topics,
+                    self.group,
+                    self.topic,
+                    operator_name(),
+                    SystemClock(),
+                    go_consumers_stopped=stopped,
                 )
-            ) as positions,
+            ) as resetter,
         ):
-            yield topics, positions
+            yield resetter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +206,7 @@ def reset(
     if target.given != 1:
         raise typer.BadParameter("give one of --to-offset, --to-datetime, --to-earliest, --to-latest and --shift-by")
     wanted, named = target.target("--"), options.named()
-    with options.opened("position", options.go_consumers_stopped) as (_, resetter):
+    with options.opened("position", PositionResetter, options.go_consumers_stopped) as resetter:
         changes = resetter.look(wanted, named, allow_out_of_range=options.allow_out_of_range, new_group=new_group)
         _write_notes(resetter.warnings())
         return _confirm_and_set(options, resetter, changes, "Set these positions?")
@@ -243,10 +251,9 @@ def import_(
     if not given.is_one:
         raise typer.BadParameter("give one of --consumer-group and --checkpoint")
     begin_at, named = given.begin_at("--"), options.named()
-    with options.opened("import", options.go_consumers_stopped) as (topics, resetter):
-        importer = PositionImporter(resetter)
-        source = given.source(topics, options.topic)
-        changes = importer.look(source, named, others=begin_at, allow_out_of_range=options.allow_out_of_range)
+    with options.opened("import", PositionImporter, options.go_consumers_stopped) as importer:
+        source = given.source(importer.topics, options.topic)
+        changes = importer.look_at(source, named, others=begin_at, allow_out_of_range=options.allow_out_of_range)
         if not options.dry_run:
             source.require_at_rest()
         _write_notes((*source.notes, *importer.warnings()))
@@ -296,14 +303,10 @@ class Position:
         if self.key.provisional:
             notes.append("provisional")
         if self.bounds is not None and self.key.offset is not None and not self.is_of_deleted_topic:
-            notes.append(outside_text(self.key.offset, ReadableOffsets(self.bounds.start, self.bounds.end)))
+            notes.append(outside_text(self.key.offset, self.bounds))
         if self.key.plan_end is not None:
             notes.append(f"planned up to {self.key.plan_end}")
-        notes += [
-            f"[{range_.start}, {range_.end}) {range_.phase}"
-            for range_ in self.key.ranges
-            if range_.phase is not Phase.CLAIMED
-        ]
+        notes += [f"[{range_.start}, {range_.end}) {range_.phase}" for range_ in self.key.ahead]
         return [note for note in notes if note]
 
 
@@ -366,7 +369,7 @@ def _write_notes(notes: Sequence[str]) -> None:
 
 def _confirm_and_set(
     options: PositionOptions,
-    setter: PositionResetter | PositionImporter,
+    setter: PositionResetter,
     changes: Sequence[PositionChange],
     question: str,
 ) -> ExitCode:
@@ -395,7 +398,7 @@ def _confirm_and_set(
 
 
 def _carry_out(
-    options: PositionOptions, setter: PositionResetter | PositionImporter, changes: Sequence[PositionChange]
+    options: PositionOptions, setter: PositionResetter, changes: Sequence[PositionChange]
 ) -> Mapping[int, int | None]:
     """Set the positions and return the generations that this has begun; after a failure, report what was set."""
     if any(change.owners for change in changes):
@@ -415,7 +418,7 @@ def _carry_out(
         return {change.partition: None for change in changes}
 
 
-def _report_partial_change(setter: PositionResetter | PositionImporter, changes: Sequence[PositionChange]) -> None:
+def _report_partial_change(setter: PositionResetter, changes: Sequence[PositionChange]) -> None:
     try:
         done = setter.done(changes)
     except MarshalError as error:

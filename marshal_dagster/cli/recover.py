@@ -23,6 +23,7 @@ from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import DataLogOptions, Yes
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.pause_text import paused_text
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.protocol.messages import (
@@ -305,7 +306,7 @@ def _show(
     for number, partition in observed.items():
         for name, group in partition.groups.items():
             until_s = group.paused_until_s
-            pause = "" if until_s is None else f", paused until {world_view.pause_text(until_s, group.paused_by)}"
+            pause = "" if until_s is None else f", {paused_text(output.utc(until_s * 1_000), group.paused_by)}"
             settings = group.settings if group.settings_accepted else named.get(name, group.settings)
             origin = "" if group.settings_accepted else f" ({_origin(name, named, go_groups)})"
             output.show(f"Group {name} in {number}: {world_view.settings_text(settings)}{origin}{pause}")

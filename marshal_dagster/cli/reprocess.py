@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from marshal_dagster.admin.reprocess import RangeReprocessor, ReprocessPlan, ReprocessResult
+from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
@@ -45,10 +46,10 @@ def reprocess(
 ) -> ExitCode:
     """Show the range, ask, and wait until it is done. Raises `MarshalError`."""
     within_s = duration_s(within, "--within")
-    with options.opened("redo") as (_, positions):
-        reprocessor = RangeReprocessor(positions)
+    with options.opened("redo", PositionResetter) as resetter:
+        reprocessor = RangeReprocessor(resetter)
         plan = reprocessor.look(partition, start, end)
-        for warning in reprocessor.warnings():
+        for warning in resetter.warnings():
             output.write_note(warning)
         if not options.as_json:
             _show(options, partition, plan)
@@ -59,7 +60,7 @@ def reprocess(
             output.write_nothing_written()
             return ExitCode.PROBLEMS
         result = reprocessor.carry_out(
-            plan, wait_s=duration_s(options.wait, "--wait"), within_s=within_s, tell=output.write_note
+            plan, wait_s=duration_s(options.wait, "--wait"), within_s=within_s, report=output.write_note
         )
     _report(options, partition, plan, result)
     if result.problem is not None:

@@ -25,9 +25,9 @@ from marshal_dagster.cli.world_view import (
     ViewFilter,
     WorldView,
     listed,
-    pause_text,
     to_json,
 )
+from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol.state import Freshness, Owner
 
@@ -198,7 +198,9 @@ def _group_row(group: GroupOverview, rates: PositionRates) -> list[str | Line]:
     stale = sum(map(_is_stale, group.keys))
     paused: str | Line = output.NOTHING
     if group.is_paused and group.paused_until_s is not None:
-        paused = output.styled(f"until {pause_text(group.paused_until_s, group.paused_by)}", "yellow")
+        paused = output.styled(
+            f"until {pause_end_text(output.utc(group.paused_until_s * 1_000), group.paused_by)}", "yellow"
+        )
     return [
         group.name,
         str(len({owner.instance for key in group.keys for owner in _owners(key)})),

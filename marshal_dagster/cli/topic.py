@@ -95,7 +95,7 @@ def create(
         except UnsafeTopicError:
             if not allow_unsafe:
                 raise
-            require_safe(topics, options.name, allow_unsafe=True)
+            require_safe(topics, topics.describe(options.name), allow_unsafe=True)
             created = False
         described, problems = _look(topics, options.name, connection.bootstrap_servers)
         snapshot_topic = _snapshot_topic(topics, options.name)
@@ -153,7 +153,7 @@ def with_servers(problem: SettingProblem, servers: str) -> SettingProblem:
 
 def _look(topics: Topics, name: str, servers: str) -> tuple[TopicDescription, list[SettingProblem]]:
     described = topics.describe(name)
-    return described, [with_servers(problem, servers) for problem in check_coordination_topic(topics, name)]
+    return described, [with_servers(problem, servers) for problem in check_coordination_topic(topics, described)]
 
 
 def _snapshot_topic(topics: Topics, name: str) -> str | None:

@@ -15,9 +15,9 @@ from marshal_dagster.cli.world_view import (
     PartitionLag,
     WorldView,
     listed,
-    pause_text,
     settings_text,
 )
+from marshal_dagster.coordination.pause_text import paused_text
 from marshal_dagster.protocol.state import Freshness, Owner, Phase
 
 ASSIGNED: Final = "assigned to"
@@ -114,7 +114,7 @@ def _group(group: GroupOverview, at_ms: int | None) -> Iterator[str | Line | Tab
     yield f"  {settings_text(group.settings)}{by_default}"
     if group.paused_until_s is not None:
         tense = "" if at_ms is None else " (paused now)" if group.is_paused else " (over)"
-        text = f"  paused until {pause_text(group.paused_until_s, group.paused_by)}{tense}"
+        text = f"  {paused_text(output.utc(group.paused_until_s * 1_000), group.paused_by)}{tense}"
         yield output.styled(text, _WARNING if group.is_paused else "")
     for difference in group.differences:
         yield output.styled(f"  half written: {difference}", _WARNING)

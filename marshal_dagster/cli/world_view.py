@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from marshal_dagster.cli import output
+from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.state import DataPartitionId, Freshness, Group, Key, Owner, Range, freshness
@@ -275,11 +276,6 @@ def settings_text(settings: GroupSettings) -> str:
     )
 
 
-def pause_text(until_s: int, by: str | None) -> str:
-    """Write when a group's pause ends (`until_s` in unix seconds), and which instance wrote it."""
-    return output.utc(until_s * 1_000) + ("" if by is None else f" by {by}")
-
-
 def listed(numbers: Collection[int]) -> str:
     """Write numbers in rising order, neighbours together: 0-2, 5."""
     runs: list[list[int]] = []
@@ -310,7 +306,9 @@ class _GroupPart:
 
     def pause_text(self) -> str | None:
         until_s = self.group.paused_until_s
-        return pause_text(until_s, self.group.paused_by) if self.is_paused and until_s is not None else None
+        if not self.is_paused or until_s is None:
+            return None
+        return pause_end_text(output.utc(until_s * 1_000), self.group.paused_by)
 
     def settings_text(self) -> str | None:
         return settings_text(self.group.settings) if self.group.settings_accepted else None

@@ -31,7 +31,6 @@ class AppendResult:
     outcomes: Sequence[RecordResult | None]
 
     def __iter__(self) -> Iterator[tuple[Message, RecordResult | None]]:
-        """Give each record with what it came to."""
         return zip(self.messages, self.outcomes, strict=True)
 
     @property

@@ -6,21 +6,21 @@ was not seen accepted did not happen; one that may have happened is settled by r
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Generic
 
 from marshal_dagster.coordination.appender import AppendResult, Sender
-from marshal_dagster.coordination.claims import ClaimSet, H, Member
+from marshal_dagster.coordination.claim_set import ClaimSet, H, listed
+from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_reader import GroupReader
 from marshal_dagster.coordination.group_settings import check_settings, write_first_settings
 from marshal_dagster.coordination.observer import ClaimerObserver, Observer
 from marshal_dagster.coordination.rationalizer import Rationalizer, RecordResult
 from marshal_dagster.errors import (
-    ClaimLostError,
     CommitFailedError,
     ConfigurationError,
+    GoGroupError,
     IncompleteLogError,
     PlanRejectedError,
     SettingsMismatchError,
@@ -32,18 +32,16 @@ from marshal_dagster.protocol.messages import (
     DeliveryMode,
     GroupSettings,
     Message,
+    RevokingClaim,
+    RevokingRange,
     is_topic,
 )
-from marshal_dagster.protocol.state import Group, Key, Owner
+from marshal_dagster.protocol.state import RANGES, Group, Key, enables_ranges
 
 logger = logging.getLogger(__name__)
 
 RETRY_PART: Final = 0.02
 """Part of the heartbeat interval to wait before something that failed is tried again."""
-
-_MOST_NAMED: Final = 3
-N = TypeVar("N")
-_OBSERVED: Final = "retention has overtaken this reader of the coordination log, which can only be observed now"
 
 
 class BaseClaimer(ABC, Generic[H]):
@@ -53,6 +51,9 @@ class BaseClaimer(ABC, Generic[H]):
     partition is lost or released, this instance sends no further record for it. When the coordination log turns out
     not to be the one read before (`CoordinationLogChangedError`), every claim is over.
     """
+
+    _claims_ranges: ClassVar[bool] = False
+    """Whether it holds ranges of partitions, not the whole of each."""
 
     def __init__(
         self,
@@ -66,9 +67,14 @@ class BaseClaimer(ABC, Generic[H]):
     ) -> None:
         """Be `member`, for the partitions of data topic `topic`, under the group's `settings`.
 
-        Raises `ConfigurationError` for settings that a member cannot keep, and for a log opened for a longer heartbeat
-        interval.
+        Raises `ConfigurationError` for settings that a member cannot keep or that do not enable ranges where these are
+        claimed, and for a log opened for a longer heartbeat interval.
         """
+        if self._claims_ranges and not enables_ranges(settings):
+            raise ConfigurationError(
+                f"features are {settings.features}, rule set is {settings.rule_set}: ranges are claimed in groups of "
+                f"rule set 'native' whose settings name the feature {RANGES!r}"
+            )
         if not is_topic(topic):
             raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows")
         check_settings(settings, rationalizer.log.delivery_timeout_ms)
@@ -77,20 +83,17 @@ class BaseClaimer(ABC, Generic[H]):
         self.settings = settings
         self.rationalizer = rationalizer
         self.clock = clock or SystemClock()
-        told = None if observer is None else ClaimerObserver(observer, self)
-        self._claim_set: ClaimSet[H] = ClaimSet(on_lost=told.lost if told else None)
-        self._step = _GuardedStep(self._drop_all_if_log_changed)
-        self._is_settled = True
-        """Whether what became of every record sent for a claim is known."""
-        self._began_at = 0
-        """The log offset from which records of the group concern this tenure."""
-        self._sender = Sender(rationalizer, topic, self.clock, told.sent if told else None)
+        observed = ClaimerObserver(observer, self)
+        self._sender = Sender(rationalizer, topic, self.clock, observed.sent)
         number = self._sender.coordination_partition
         if number not in rationalizer.world.partitions:
             raise ConfigurationError(
                 f"the rationalizer does not follow topic {topic!r}: open it with topics=[{topic!r}]"
             )
         self._reader = GroupReader(rationalizer, member, topic, settings, self.clock, number)
+        self._claim_set: ClaimSet[H] = ClaimSet(self._reader, observed.lost)
+        self._is_settled = True
+        """Whether the result of every record sent for a claim is known."""
 
     # What it knows
 
@@ -120,7 +123,7 @@ class BaseClaimer(ABC, Generic[H]):
         """
         with self.rationalizer.lock:
             self.look()
-            self._check(partitions)
+            self._claim_set.require(partitions)
 
     def look(self) -> None:
         """Read in a Go group whether the claims are still this instance's: nothing else shows a displacement.
@@ -129,22 +132,18 @@ class BaseClaimer(ABC, Generic[H]):
         """
         if not self.is_go or not self._claim_set.claims:
             return
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             try:
-                self.rationalizer.catch_up()
+                self._read_claims()
             except UnavailableError as error:
                 logger.warning("the coordination log could not be looked at, the lease runs on: %s", error)
-                return
-            self._refresh()
-            self._check()
 
     def lease_left_ms(self) -> float | None:
-        """Give the time that is left on the shortest lease held, in ms, or None when nothing is held.
+        """Return the time that is left on the shortest lease held, in ms, or None when nothing is held.
 
         Never waits, whatever another thread is waiting for.
         """
-        now_ms, held = self.clock.lease_ms(), tuple(self._claim_set.claims.values())
-        return min((claim.lease.left_ms(now_ms) for claim in held if not claim.is_over), default=None)
+        return self._claim_set.lease_left_ms()
 
     # Before claiming
 
@@ -154,7 +153,7 @@ class BaseClaimer(ABC, Generic[H]):
         Raises `IncompleteLogError`, `SettingsMismatchError`, `GoGroupError`, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             self.rationalizer.catch_up()
             self._reader.require_certain()
             if not self.group.settings_accepted:
@@ -163,36 +162,45 @@ class BaseClaimer(ABC, Generic[H]):
             self._reader.require_settings()
 
     def paused_until_s(self) -> int | None:
-        """Give the time (unix seconds) until which the group is paused by another instance, or None."""
+        """Return the time (unix seconds) until which the group is paused by another instance, or None."""
         return self._reader.paused_until_s()
 
     # Leaving
 
     def release(self, partitions: Collection[int] | None = None) -> None:
-        """Give up `partitions`, or all that are held or may have been won, where they stand.
+        """Give up `partitions`, or all that are held or may have been won, at their present offsets.
 
         Never raises but what interrupts it: what fails goes stale by itself.
         """
-        with self.rationalizer.lock:
+        with self.rationalizer.lock, self._claim_set:
             try:
-                self._drop_ended_leases()
+                self._claim_set.drop_ended()
                 self._leave(partitions)
                 if partitions is None:
                     self._revoke_unconfirmed()
             except Exception as error:  # noqa: BLE001 - whatever a log can come up with
                 logger.warning("release of claims on %r failed, they will go stale: %s", self.topic, error)
-            finally:
-                self._drop_all_if_log_changed()
+
+    def revoke(self, claims: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """Take claims, each named by partition and epoch, from owners known to be dead. Return those seen taken.
+
+        Of a log that is only observed none is. Raises `GoGroupError` in a Go group, whose members do not know the
+        record; `UnavailableError`, `CoordinationLogChangedError`.
+        """
+        if self.is_go:
+            raise GoGroupError(
+                f"nothing is revoked in group {self.member.group!r}, which Go consumers use: a dead owner goes stale "
+                "by itself"
+            )
+        with self.rationalizer.lock, self._claim_set:
+            is_used = any(number in self._claim_set.requested for number, _ in claims)
+            signed = self._sender.signed(self.member.with_new_instance() if is_used else self.member)
+            record_type = RevokingRange if self._claims_ranges else RevokingClaim
+            sent = self._sender.send([record_type(partition=n, epoch=epoch, **signed) for n, epoch in claims])
+            accepted = [claim for claim, outcome in zip(claims, sent.outcomes, strict=True) if is_accepted(outcome)]
+            return frozenset(accepted) if self._reader.is_certain else frozenset()
 
     # How a step is done
-
-    def _check(self, partitions: Collection[int] | None = None) -> None:
-        """Do what `check` says, under the lock."""
-        self._drop_ended_leases()
-        claim_set = self._claim_set
-        lost = claim_set.left.keys() if partitions is None else [n for n in partitions if n not in claim_set.claims]
-        if lost:
-            raise ClaimLostError(self._why_lost(sorted(lost)))
 
     def _send_owned(self, messages: Sequence[Message]) -> AppendResult:
         """Send records of owned keys, once all that was sent before is settled.
@@ -200,43 +208,26 @@ class BaseClaimer(ABC, Generic[H]):
         Only while more of the lease is left than a record may wait to be sent. Raises `ClaimLostError`.
         """
         self._settle()
-        now_ms = self.clock.lease_ms()
         partitions = [message.partition for message in messages]
-        self._fence(
-            partition
-            for partition in partitions
-            if (claim := self._claim_set.claims.get(partition)) is not None and not claim.lease.may_send(now_ms)
-        )
-        self._check(partitions)
+        self._claim_set.require_sendable(partitions)
         self._note_sending(messages)
         self._is_settled = False
         sent = self._sender.send(messages)
         self._is_settled = None not in sent.outcomes
-        self._drop_all_if_incomplete(partitions)
+        self._claim_set.require_certain(partitions)
         return sent
 
-    def _drop_all_if_incomplete(self, partitions: Sequence[int]) -> None:
-        """Lose all where retention has overtaken the reader: to one that only observes everything looks accepted."""
-        if not self._reader.is_certain:
-            self._drop_all_if_log_changed()
-            raise ClaimLostError(self._why_lost(sorted(partitions)))
-
-    def _begin_tenure(self) -> None:
-        """Note from where on the log concerns this tenure, when it first asks for something."""
-        if not self._claim_set.requested:
-            self._began_at = self._reader.home.next_offset
-
     def _settle(self) -> None:
-        """Read what became of records whose acknowledgement is missing: nothing else is sent before."""
-        if self._is_settled:
-            return
-        self._read_first()
-        self._is_settled = True
+        """Read the results of records whose acknowledgement is missing: nothing else is sent before."""
+        if not self._is_settled:
+            self._read_claims()
+            self._is_settled = True
 
-    def _read_first(self) -> None:
+    def _read_claims(self) -> None:
+        """Read on, and raise `ClaimLostError` where a claim was lost."""
         self.rationalizer.catch_up()
-        self._refresh()
-        self._check()
+        self._claim_set.refresh()
+        self._claim_set.require()
 
     def _apply_heartbeat_results(self, sent: AppendResult) -> None:
         """Renew the leases whose heartbeats were seen accepted; where one was refused the claim is lost."""
@@ -248,30 +239,34 @@ class BaseClaimer(ABC, Generic[H]):
             if outcome.accepted:
                 claim.lease = claim.lease.renewed(renewed)
             else:
-                self._lose(claim, f"its heartbeat was refused: {reason(outcome)}")
-        self._refresh()
+                self._claim_set.lose_refused(claim, f"its heartbeat was refused: {reason(outcome)}")
+        self._claim_set.refresh()
 
-    def _require_acknowledged(self, beats: AppendResult) -> None:
-        if beats.unconfirmed:
+    def _require_heartbeats(self, sent: AppendResult) -> None:
+        """Raise for claims whose heartbeats `sent` were refused or not acknowledged, and for a log that changed."""
+        self._claim_set.require()  # what was refused is reported first, however long the next question takes
+        self._check_log()
+        self._claim_set.require()
+        if sent.unconfirmed:
             raise CommitFailedError(
-                f"no acknowledgement for the heartbeats of {self._named(beats.unconfirmed)}; the lease runs on"
+                f"no acknowledgement for the heartbeats of {self._named(sent.unconfirmed)}; the lease runs on"
             )
 
     def _require_plans_accepted(self, ends: Mapping[int, int], sent: AppendResult) -> None:
-        """Read what became of the plans that were `sent`; refuse those not seen accepted, nor found by reading."""
+        """Read the results of the plans that were `sent`; refuse those not seen accepted, nor found by reading."""
         self._settle()
-        self._refresh()
-        self._check(ends.keys())
-        claims, numbered = self._claim_set.claims, [(message.partition, outcome) for message, outcome in sent]
+        self._claim_set.refresh()
+        self._claim_set.require(ends.keys())
+        claims, results = self._claim_set.claims, [(message.partition, outcome) for message, outcome in sent]
         refused = [
-            f"{self.topic}/{number}: {reason(outcome)}"
-            for number, outcome in numbered
-            if not (claims[number].plan_end == ends[number] if outcome is None else outcome.accepted)
+            f"{self.topic}/{partition}: {reason(outcome)}"
+            for partition, outcome in results
+            if not (claims[partition].plan_end == ends[partition] if outcome is None else outcome.accepted)
         ]
         if refused:
             raise PlanRejectedError(f"plans of group {self.member.group!r} were not accepted: {listed(refused)}")
         self._check_log()
-        self._check(ends.keys())
+        self._claim_set.require(ends.keys())
 
     def _require_commit_after(self) -> None:
         if self.settings.delivery is DeliveryMode.AT_MOST_ONCE:
@@ -282,8 +277,8 @@ class BaseClaimer(ABC, Generic[H]):
         partitions = tuple(missing)
         is_sent = False
         while missing:
-            with self.rationalizer.lock, self._step:
-                self._check(partitions)
+            with self.rationalizer.lock, self._claim_set:
+                self._claim_set.require(partitions)
                 try:
                     if is_sent:
                         self._settle()
@@ -294,7 +289,7 @@ class BaseClaimer(ABC, Generic[H]):
                 is_sent = True
             if missing:
                 self.clock.sleep_ms(self.settings.heartbeat_interval_ms * RETRY_PART)
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             self._check_log()
 
     def _check_log(self) -> None:
@@ -304,43 +299,53 @@ class BaseClaimer(ABC, Generic[H]):
         except (UnavailableError, TopicNotFoundError) as error:
             logger.warning("the coordination topic could not be looked up: %s", error)
 
-    def _add_won_claims(self, sent: AppendResult, asks: type[Message]) -> list[H]:
-        """Hold what the records of type `asks` have won by the log as read back."""
+    def _add_won_claims(self, sent: AppendResult, requests: type[Message]) -> list[H]:
+        """Hold what the records of type `requests` have won by the log as read back.
+
+        Settings that changed, or a log that retention cut, while the claim was under way: it is released unused.
+        """
         lease = Lease(self.settings.heartbeat_interval_ms, sent.sent_ms)
         keys, claim_set = self.group.keys, self._claim_set
         won: list[H] = []
         for message, epoch, outcome in zip(sent.messages, sent.log_offsets, sent.outcomes, strict=True):
-            if epoch is None or outcome is None or type(message) is not asks:
+            if epoch is None or outcome is None or type(message) is not requests:
                 continue
-            number = message.partition
+            partition = message.partition
             if outcome.accepted:
-                claim = self._won(keys[self.topic, number], number, epoch, lease)
+                claim = self._won(partition, epoch, lease, keys[self.topic, partition])
                 if claim is not None:
-                    claim_set.claims[number] = claim
+                    claim_set.claims[partition] = claim
                     won.append(claim)
-            claim_set.unconfirmed.discard(number)
+            claim_set.unconfirmed.discard(partition)
         if claim_set.unconfirmed:
-            self._try_to_revoke_unconfirmed()
-        return won
-
-    def _try_to_revoke_unconfirmed(self) -> None:
+            try:
+                self._revoke_unconfirmed()
+            except UnavailableError as error:
+                logger.warning("claims without acknowledgement are looked for again on leaving: %s", error)
         try:
-            self._revoke_unconfirmed()
-        except UnavailableError as error:
-            logger.warning("claims without acknowledgement are looked for again on leaving: %s", error)
+            self._reader.require_certain()
+            self._reader.require_settings()
+        except (IncompleteLogError, SettingsMismatchError):
+            self.release([claim.partition for claim in won])
+            raise
+        return won
 
     def _revoke_unconfirmed(self) -> None:
         """Revoke what claims without acknowledgement have won; those not in the log yet may still come."""
-        unseen = self._claim_set.unconfirmed
-        if not unseen:
-            return
-        self.rationalizer.catch_up()
-        unseen -= self._revoke_own(frozenset(unseen))
+        unconfirmed = self._claim_set.unconfirmed
+        if unconfirmed:
+            self.rationalizer.catch_up()
+            unconfirmed -= self._revoke_own(frozenset(unconfirmed))
 
-    def _confirmed_revocations(self, named: Iterable[N], revocations: AppendResult) -> list[N]:
-        """Give those of `named` whose revocation was seen accepted: of what is only observed, none."""
-        taken = zip(named, revocations.outcomes, strict=True)
-        return [one for one, outcome in taken if outcome is not None and outcome.accepted and self._reader.is_certain]
+    def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
+        """Revoke what this instance holds of `partitions` by the log; return those where it was taken."""
+        held = [
+            (partition, owner.epoch)
+            for partition in partitions
+            for owner in self.key(partition).owners
+            if owner.epoch is not None and owner.instance == self.member.instance
+        ]
+        return frozenset(partition for partition, _ in self.revoke(held))
 
     def _leave(self, partitions: Collection[int] | None) -> None:
         now_ms, claim_set = self.clock.lease_ms(), self._claim_set
@@ -348,64 +353,16 @@ class BaseClaimer(ABC, Generic[H]):
         claim_set.unconfirmed |= going  # should this be interrupted, what is still held then is revoked on leaving
         leaving = claim_set.give_up(going)
         signed = self._sender.signed(self.member)
-        sendable = [claim for claim in leaving if not claim.is_over and claim.lease.may_send(now_ms)]
-        words = [self._release_record(claim, signed) for claim in sendable]
-        self._sender.send_last([word for word in words if word is not None])
+        sendable = [claim for claim in leaving if not claim.is_done and claim.lease.may_send(now_ms)]
+        records = [self._release_record(claim, signed) for claim in sendable]
+        self._sender.send_last([record for record in records if record is not None])
         claim_set.unconfirmed -= going
-        self._refresh()  # what was read back with them may have ended other claims
+        claim_set.refresh()  # what was read back with them may have ended other claims
         if leaving and not claim_set.claims:
             self.rationalizer.log.purge()
 
-    def _require_unchanged(self, won: Collection[H]) -> None:
-        """Settings that changed, or a log that retention cut, while the claim was under way: release it unused."""
-        try:
-            self._reader.require_certain()
-            self._reader.require_settings()
-        except (IncompleteLogError, SettingsMismatchError):
-            self.release([claim.partition for claim in won])
-            raise
-
-    def _refresh(self) -> None:
-        """Take over from the state what it says of each claim, and lose those that are another's now."""
-        self._drop_all_if_log_changed()
-        for claim in tuple(self._claim_set.claims.values()):
-            if not self._copy_state(claim):
-                self._claim_set.lose(claim.partition, "it is no longer this instance's")
-
-    def _lose(self, claim: H, why: str) -> None:
-        self._claim_set.lose(claim.partition, why)
-
-    def _drop_all_if_log_changed(self) -> None:
-        """Hold nothing of a log that is another one, or that can only be observed."""
-        changed = self.rationalizer.changed
-        if changed is not None:
-            self._claim_set.lose_all(str(changed))
-            self._claim_set.unconfirmed.clear()
-        elif not self._reader.is_certain:
-            self._claim_set.lose_all(_OBSERVED)
-        elif (
-            seen := self._reader.home.unplanned.get(self.member.group)
-        ) is not None and seen.log_offset >= self._began_at:
-            self._claim_set.lose_all(
-                f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
-                "without a plan, as Go consumers do: the group's rule set is not 'go', so no promise holds while one "
-                "is in it. Stop it, or give it a group of its own"
-            )
-
-    def _drop_ended_leases(self) -> None:
-        """Stop by itself: where a lease has ended, and everywhere when the log is another one or only observed."""
-        self._drop_all_if_log_changed()
-        now_ms, held = self.clock.lease_ms(), self._claim_set.claims.values()
-        ended = [claim.partition for claim in held if not (claim.lease.holds(now_ms) or claim.is_over)]
-        if ended:
-            self._fence(ended)
-
-    def _fence(self, partitions: Iterable[int]) -> None:
-        fenced = list(partitions)
-        for partition in fenced:
-            self._claim_set.lose(partition, "its lease ended: no heartbeat was seen accepted in time")
-        if fenced:
-            self.rationalizer.log.purge()
+    def _named(self, partitions: Iterable[int]) -> str:
+        return f"{self.topic}/{listed([str(partition) for partition in sorted(partitions)], separator=',')}"
 
     # What differs between claims of the whole and of ranges
 
@@ -414,85 +371,31 @@ class BaseClaimer(ABC, Generic[H]):
         """Send a heartbeat for every claim."""
 
     @abstractmethod
-    def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
-        """Try once, and give what still is not there."""
-
-    @abstractmethod
-    def _uncommitted(self, ends: Mapping[int, int]) -> dict[int, int]:
-        """Give those of `ends` that are not committed by the log as last read."""
-
-    @abstractmethod
-    def _won(self, key: Key, partition: int, epoch: int, lease: Lease) -> H | None:
+    def _won(self, partition: int, epoch: int, lease: Lease, key: Key) -> H | None:
         """Make the claim that this process's record at log offset `epoch` has won, if it still has it."""
 
     @abstractmethod
-    def _copy_state(self, claim: H) -> bool:
-        """Take over what the state says of `claim`; tell whether it is still this instance's."""
+    def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
+        """Try once, and return what still is not there."""
+
+    @abstractmethod
+    def _uncommitted(self, ends: Mapping[int, int]) -> dict[int, int]:
+        """Return those of `ends` that are not committed by the log as last read."""
 
     @abstractmethod
     def _release_record(self, claim: H, signed: dict[str, Any]) -> Message | None:
         """Make the record that gives `claim` up and moves nothing; None where it has to go stale."""
 
     @abstractmethod
-    def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
-        """Revoke what this instance holds of `partitions` by the log; give those where it was taken."""
-
-    @abstractmethod
     def _note_sending(self, messages: Sequence[Message]) -> None:
         """Note that `messages` are about to be sent, and may be in the log from now on."""
 
-    # Words
 
-    def _why_lost(self, partitions: Sequence[int]) -> str:
-        whys = [
-            f"{self.topic}/{partition}: {self._claim_set.left.get(partition, 'it was never won, or was released')}; "
-            f"{self._holder(partition)}"
-            for partition in partitions[:_MOST_NAMED]
-        ]
-        return (
-            f"group {self.member.group!r} does not hold {listed(whys, len(partitions))}. What was committed stays, "
-            "the next run takes over the rest"
-        )
-
-    def _holder(self, partition: int) -> str:
-        owners = self._current_owners(partition)
-        if any(owner.instance == self.member.instance for owner in owners):
-            return "the log as last read still shows this very instance as owner, until that goes stale"
-        held_by = [f"client {one.client!r}, instance {one.instance!r}, epoch {one.epoch}" for one in owners] or [
-            "nobody"
-        ]
-        return f"by the log as last read it is held by {listed(held_by)}"
-
-    def _current_owners(self, partition: int) -> list[Owner]:
-        """Give who holds what was lost of `partition`."""
-        return self._reader.owners(partition)
-
-    def _named(self, partitions: Iterable[int]) -> str:
-        numbers = sorted(partitions)
-        return f"{self.topic}/{listed([str(number) for number in numbers], separator=',')}"
-
-
-class _GuardedStep:
-    """One step, done under the lock: however it ends, what the log has taken meanwhile is not held any more."""
-
-    def __init__(self, fence: Callable[[], None]) -> None:
-        self._fence = fence
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._fence()
+def is_accepted(outcome: RecordResult | None) -> bool:
+    """Return whether a record was acknowledged, read back and accepted."""
+    return outcome is not None and outcome.accepted
 
 
 def reason(outcome: RecordResult | None) -> str:
-    """Say why a record was not accepted."""
+    """Name the reason for which a record was not accepted."""
     return "not acknowledged" if outcome is None else str(outcome.verdict.reason)
-
-
-def listed(words: Sequence[str], count: int | None = None, separator: str = "; ") -> str:
-    """Join the first of `words`, and say how many more of `count` there are."""
-    more = (len(words) if count is None else count) - _MOST_NAMED
-    return separator.join(words[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from marshal_dagster.coordination.appender import AppendResult
-from marshal_dagster.coordination.base_claimer import BaseClaimer
-from marshal_dagster.coordination.claims import Claim, Member, is_held, new_instance_id
+from marshal_dagster.coordination.base_claimer import BaseClaimer, is_accepted
+from marshal_dagster.coordination.claims import Claim, Member, new_instance_id
 from marshal_dagster.coordination.group_reader import assume_alive
-from marshal_dagster.errors import CommitFailedError, GoGroupError, PlanRejectedError
+from marshal_dagster.errors import CommitFailedError, PlanRejectedError
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
@@ -18,7 +18,7 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     RevokingClaim,
 )
-from marshal_dagster.protocol.state import Key, Owner, Phase
+from marshal_dagster.protocol.state import Key, Owner
 
 __all__ = ["Claim", "Claimer", "Member", "assume_alive", "new_instance_id"]
 
@@ -26,7 +26,7 @@ __all__ = ["Claim", "Claimer", "Member", "assume_alive", "new_instance_id"]
 class Claimer(BaseClaimer[Claim]):
     """Claims partitions of one data topic for one instance, keeps, commits and releases them.
 
-    What holds for all its methods stands at `BaseClaimer`.
+    What holds for all its methods is described at `BaseClaimer`.
     """
 
     # Before claiming
@@ -67,7 +67,7 @@ class Claimer(BaseClaimer[Claim]):
         """
         wanted = list(dict.fromkeys(partitions))
         dead = self._reader.dead_owners(wanted, is_dead)
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             self._reader.require_ready()
             wanted = self._select_partitions(wanted, dead, max_claims)
             if not wanted:
@@ -75,11 +75,8 @@ class Claimer(BaseClaimer[Claim]):
             signed = self._sender.signed(self.member)
             claims = [ClaimingPartition(partition=number, **signed) for number in wanted]
             revocations = self._reader.revocations(signed, wanted, dead, lambda number: self.key(number).ranges)
-            self._begin_tenure()
-            self._claim_set.ask(wanted)
-            won = self._add_won_claims(self._sender.send([*revocations, *claims]), ClaimingPartition)
-            self._require_unchanged(won)
-            return won
+            self._claim_set.request(dict.fromkeys(wanted))
+            return self._add_won_claims(self._sender.send([*revocations, *claims]), ClaimingPartition)
 
     def claim_entire_topic(
         self, partitions: Collection[int], *, is_dead: Callable[[Owner], bool] = assume_alive
@@ -94,7 +91,7 @@ class Claimer(BaseClaimer[Claim]):
         others = self.claimable([partition for partition in partitions if partition], is_dead=is_dead)
         won = self.claim(others, is_dead=is_dead)
         with self.rationalizer.lock:
-            self._check([0])
+            self._claim_set.require([0])
             return [claims[0], *won]
 
     def name_data_topic(self, topic_id: str) -> None:
@@ -103,22 +100,22 @@ class Claimer(BaseClaimer[Claim]):
         What does not have that id afterwards is released, and `ClaimLostError` raised for it. In a Go group nothing is
         written: Go consumers do not know the record.
         """
-        with self.rationalizer.lock, self._step:
-            self._check()
+        with self.rationalizer.lock, self._claim_set:
+            self._claim_set.require()
             if self.is_go:
                 return
             nameless = [claim.partition for claim in self._claim_set.claims.values() if claim.data_topic_id is None]
             signed = self._sender.signed(self.member)
             self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in nameless])
             self._settle()
-            self._refresh()
+            self._claim_set.refresh()
             held = self._claim_set.claims
             unnamed = [number for number in nameless if number in held and held[number].data_topic_id != topic_id]
             self.release(unnamed)
             self._claim_set.left.update(
                 dict.fromkeys(unnamed, "the data topic's id could not be written down, so it was released")
             )
-            self._check()
+            self._claim_set.require()
 
     # Staying
 
@@ -130,17 +127,14 @@ class Claimer(BaseClaimer[Claim]):
         Raises `ClaimLostError`, `CommitFailedError` for one not acknowledged, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        with self.rationalizer.lock, self._step:
-            self._check()
+        with self.rationalizer.lock, self._claim_set:
+            self._claim_set.require()
             starts = starts or {}
-            self._check(starts.keys())
+            self._claim_set.require(starts.keys())
             stands = {claim.partition: claim.beat_offset for claim in self._claim_set.claims.values()}
             offsets = {number: starts.get(number) if at is None else at for number, at in stands.items()}
             sent = self._beat({number: offset for number, offset in offsets.items() if offset is not None})
-            self._check()  # what was refused is told at once, however long the next question takes
-            self._check_log()
-            self._check()
-            self._require_acknowledged(sent)
+            self._require_heartbeats(sent)
 
     # Planning and committing
 
@@ -150,8 +144,8 @@ class Claimer(BaseClaimer[Claim]):
         One without acknowledgement is settled by reading. Raises `PlanRejectedError` when one was not seen accepted,
         `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self.rationalizer.lock, self._step:
-            self._check(ends.keys())
+        with self.rationalizer.lock, self._claim_set:
+            self._claim_set.require(ends.keys())
             signed = self._sender.signed(self.member)
             sent = self._send_owned([ClaimingMessages(partition=n, plan_end=end, **signed) for n, end in ends.items()])
             self._require_plans_accepted(ends, sent)
@@ -165,8 +159,8 @@ class Claimer(BaseClaimer[Claim]):
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
-        with self.rationalizer.lock, self._step:
-            self._check(offsets.keys())
+        with self.rationalizer.lock, self._claim_set:
+            self._claim_set.require(offsets.keys())
             self._require_forward(offsets)
         self._commit_while_held(dict(offsets))
 
@@ -179,9 +173,9 @@ class Claimer(BaseClaimer[Claim]):
         Raises `PlanRejectedError` for what is not the end of an open plan, `ClaimLostError`, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             self._settle()
-            self._check(ends.keys())
+            self._claim_set.require(ends.keys())
             claims = self._claim_set.claims
             unplanned = [number for number, end in ends.items() if claims[number].plan_end != end]
             if unplanned:
@@ -189,7 +183,7 @@ class Claimer(BaseClaimer[Claim]):
             starts = {number: claims[number].offset for number in ends}
             sent = self._beat(ends)
             self._check_log()
-            self._drop_ended_leases()
+            self._claim_set.drop_ended()
             return frozenset(
                 message.partition
                 for message, outcome in sent
@@ -209,13 +203,13 @@ class Claimer(BaseClaimer[Claim]):
         Where another paused or resumed the group in between nothing is set: claim again as a new instance.
         Raises `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self.rationalizer.lock, self._step:
-            self._check(offsets.keys())
+        with self.rationalizer.lock, self._claim_set:
+            self._claim_set.require(offsets.keys())
             held, signed = self._claim_set.claims, self._sender.signed(self.member)
-            strange = [number for number in offsets if held[number].data_topic_id != topic_id]
-            self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in strange])
+            renamed = [number for number in offsets if held[number].data_topic_id != topic_id]
+            self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in renamed])
             self._settle()
-            self._refresh()
+            self._claim_set.refresh()
             return self._set({n: at for n, at in offsets.items() if n in held and held[n].data_topic_id == topic_id})
 
     def confirm_positions(self) -> frozenset[int]:
@@ -225,15 +219,15 @@ class Claimer(BaseClaimer[Claim]):
         (protocol.md, section 8.4, "Switch off"). What has no offset, and that of which this was not seen accepted, is
         not set. Raises as `set_positions`.
         """
-        with self.rationalizer.lock, self._step:
-            self._check()
+        with self.rationalizer.lock, self._claim_set:
+            self._claim_set.require()
             held, signed = self._claim_set.claims, self._sender.signed(self.member)
             ids = {n: claim.data_topic_id for n, claim in held.items()}
             sent = self._send_owned(
                 [DataTopic(partition=n, topic_id=each, **signed) for n, each in ids.items() if each is not None]
             )
             self._settle()
-            named = {message.partition for message, outcome in sent if outcome is not None and outcome.accepted}
+            named = {message.partition for message, outcome in sent if is_accepted(outcome)}
             offsets = {n: claim.offset for n, claim in held.items() if n in named or ids[n] is None}
             return self._set({n: offset for n, offset in offsets.items() if offset is not None})
 
@@ -252,23 +246,6 @@ class Claimer(BaseClaimer[Claim]):
             if log_offset is not None and self.key(message.partition).generation == log_offset
         )
 
-    def revoke(self, epochs: Mapping[int, int]) -> frozenset[int]:
-        """Take claims, named by partition and epoch, from owners known to be dead. Return those seen taken.
-
-        Raises `GoGroupError` in a Go group, whose members do not know the record; `UnavailableError`,
-        `CoordinationLogChangedError`.
-        """
-        if self.is_go:
-            raise GoGroupError(
-                f"nothing is revoked in group {self.member.group!r}, which Go consumers use: a dead owner goes stale "
-                "by itself"
-            )
-        with self.rationalizer.lock, self._step:
-            member = self.member.with_new_instance() if self._claim_set.requested & epochs.keys() else self.member
-            signed = self._sender.signed(member)
-            sent = self._sender.send([RevokingClaim(partition=n, epoch=epoch, **signed) for n, epoch in epochs.items()])
-            return frozenset(self._confirmed_revocations(epochs.keys(), sent))
-
     def take_over_and_release(self, offsets: Mapping[int, int | None]) -> frozenset[int]:
         """Free partitions of a Go group from owners that are dead, or set their positions; return what is free there.
 
@@ -277,7 +254,7 @@ class Claimer(BaseClaimer[Claim]):
         The owner, should it be alive, takes the partition back with its next heartbeat. Raises `ClaimLostError`,
         `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             self.rationalizer.catch_up()
             to = {n: self.key(n).offset if offset is None else offset for n, offset in offsets.items()}
             known = {n: offset for n, offset in to.items() if offset is not None}
@@ -301,7 +278,7 @@ class Claimer(BaseClaimer[Claim]):
         Where a heartbeat takes a partition (rule set `go`) it is read first whose it is.
         """
         if self.is_go:
-            self._read_first()
+            self._read_claims()
         signed = self._sender.signed(self.member)
         sent = self._send_owned([Heartbeat(partition=n, offset=offset, **signed) for n, offset in offsets.items()])
         self._apply_heartbeat_results(sent)
@@ -309,9 +286,9 @@ class Claimer(BaseClaimer[Claim]):
 
     def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
         sent = self._beat(missing)
-        self._check(missing.keys())  # what was refused is raised before anything else is asked
+        self._claim_set.require(missing.keys())  # what was refused is raised before anything else is asked
         self._settle()
-        self._check(missing.keys())
+        self._claim_set.require(missing.keys())
         missing = self._uncommitted(missing)
         refused = missing.keys() - set(sent.unconfirmed)
         if refused:
@@ -324,27 +301,11 @@ class Claimer(BaseClaimer[Claim]):
         claims = self._claim_set.claims
         return {n: end for n, end in ends.items() if n not in claims or claims[n].offset != end}
 
-    def _won(self, key: Key, partition: int, epoch: int, lease: Lease) -> Claim | None:
-        return Claim.of(partition, epoch, lease, key) if is_held(key, self.member.instance, epoch) else None
-
-    def _copy_state(self, claim: Claim) -> bool:
-        key = self.key(claim.partition)
-        if not is_held(key, self.member.instance, claim.epoch):
-            return False
-        claim.copy_state(key)
-        return True
+    def _won(self, partition: int, epoch: int, lease: Lease, key: Key) -> Claim | None:
+        return Claim.won(partition, epoch, lease, key, self.member.instance)
 
     def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
-        if self.is_go:
-            return self._release_own(partitions)
-        owners = {partition: self.key(partition).owner for partition in partitions}
-        return self.revoke(
-            {
-                number: owner.epoch
-                for number, owner in owners.items()
-                if owner is not None and owner.epoch is not None and owner.instance == self.member.instance
-            }
-        )
+        return self._release_own(partitions) if self.is_go else super()._revoke_own(partitions)
 
     def _release_own(self, partitions: Collection[int]) -> frozenset[int]:
         """Release what this instance holds in a Go group; a release that would set an offset is left to go stale."""
@@ -355,7 +316,7 @@ class Claimer(BaseClaimer[Claim]):
         sent = self._sender.send(
             [ReleasingPartition(partition=n, offset=at, **signed) for n, at in held.items() if at is not None]
         )
-        accepted = [m.partition for m, outcome in sent if outcome is not None and outcome.accepted]
+        accepted = [message.partition for message, outcome in sent if is_accepted(outcome)]
         return frozenset(accepted) if self._reader.is_certain else frozenset()
 
     def _note_sending(self, messages: Sequence[Message]) -> None:
@@ -411,9 +372,8 @@ class Claimer(BaseClaimer[Claim]):
 
     def _has_no_live_ranges(self, key: Key, dead: Collection[Owner]) -> bool:
         """Tell whether nobody alive holds a range; who has not paused the group may not claim beside others either."""
-        group, now_ms = self.group, self._reader.advised_time_ms()
+        group, now_ms = self.group, self._reader.present_ms()
         interval_ms = group.settings.heartbeat_interval_ms
         if any(range_.is_live(now_ms, interval_ms) and range_.owner not in dead for range_ in key.ranges):
             return False
-        is_waiting = any(each.phase is not Phase.CLAIMED for each in key.ranges)
-        return not is_waiting or group.is_paused_by(self.member.instance, now_ms)
+        return not key.ahead or group.is_paused_by(self.member.instance, now_ms)

@@ -1,17 +1,14 @@
-"""What one instance id does: who it is, what it has asked for, holds, and has lost.
-
-See protocol.md, section 6, "Instance id".
-"""
+"""Who claims, and what one instance id holds (protocol.md, section 6, "Instance id")."""
 
 import os
-from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Self
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import is_name
-from marshal_dagster.protocol.state import Key, Phase, Range
+from marshal_dagster.protocol.range_set import is_done, of_epoch
+from marshal_dagster.protocol.state import Key, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +20,6 @@ class Member:
     instance: str
 
     def __post_init__(self) -> None:
-        """Refuse names that a record could not carry."""
         for name, value in (("group", self.group), ("client id", self.client), ("instance id", self.instance)):
             if not is_name(value):
                 raise ConfigurationError(
@@ -41,12 +37,6 @@ def new_instance_id(run_id: str) -> str:
     return f"{run_id}.{os.urandom(6).hex()}"
 
 
-def is_held(key: Key, instance: str, epoch: int) -> bool:
-    """Tell whether `key`'s owner is the claim that `instance` won with the record at log offset `epoch`."""
-    owner = key.owner
-    return owner is not None and owner.epoch == epoch and owner.instance == instance
-
-
 @dataclass(slots=True)
 class BaseClaim:
     """What this instance won with the record at log offset `epoch`, and for how long it is surely its own."""
@@ -55,11 +45,12 @@ class BaseClaim:
     epoch: int
     lease: Lease
     plan_end: int | None = field(default=None, kw_only=True)
+    is_done: bool = field(default=False, kw_only=True)
+    """Whether it needs no lease and no record any more: no member can claim a range again that is done."""
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it needs no lease and no record any more."""
-        return False
+    def refresh(self, key: Key, instance: str) -> bool:
+        """Take over what `key` shows of the claim; return whether it still is the claim of `instance`."""
+        raise NotImplementedError
 
 
 @dataclass(slots=True)
@@ -79,27 +70,26 @@ class Claim(BaseClaim):
         return None if self.offset is None else max(self.offset, self.highest_sent)
 
     def may_be_at(self, offset: int) -> bool:
-        """Tell whether a heartbeat that carries `offset` or more was sent."""
+        """Return whether a heartbeat that carries `offset` or more was sent."""
         return self.highest_sent >= offset
 
-    def is_at(self, offset: int) -> bool:
-        """Tell whether the log as last read says that this is the next to read."""
-        return self.offset == offset
-
     @classmethod
-    def of(cls, partition: int, epoch: int, lease: Lease, key: Key) -> "Claim":
-        """Make the claim that the record at log offset `epoch` has won, where `key` stands."""
+    def won(cls, partition: int, epoch: int, lease: Lease, key: Key, instance: str) -> Self | None:
+        """Make the claim that the record of `instance` at log offset `epoch` has won, if it still has `key`."""
         claim = cls(partition, epoch, lease)
-        claim.copy_state(key)
-        return claim
+        return claim if claim.refresh(key, instance) else None
 
-    def copy_state(self, key: Key) -> None:
-        """Take over where `key` stands."""
-        self.offset = key.offset
-        self.data_topic_id = key.data_topic_id
-        self.generation = key.generation
-        self.plan_end = key.plan_end
-        self.plan_attempts = key.plan_attempts
+    def refresh(self, key: Key, instance: str) -> bool:
+        """Take over where `key` stands; return whether the claim of `instance` still holds it."""
+        owner = key.owner
+        is_held = owner is not None and owner.epoch == self.epoch and owner.instance == instance
+        if is_held:
+            self.offset = key.offset
+            self.data_topic_id = key.data_topic_id
+            self.generation = key.generation
+            self.plan_end = key.plan_end
+            self.plan_attempts = key.plan_attempts
+        return is_held
 
 
 @dataclass(slots=True)
@@ -114,15 +104,8 @@ class RangeClaim(BaseClaim):
     attempts: int = 0
     """How often it was claimed again since it was planned: 0 for a new one."""
     generation: int = 0
-    data_topic_id: str | None = None
-    is_done: bool = False
     may_be_done: bool = False
     """Whether a `RangeDone` of this instance may be in the log that was not acknowledged."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is done: nobody can claim it again in its generation."""
-        return self.is_done
 
     @property
     def offset(self) -> int:
@@ -130,68 +113,34 @@ class RangeClaim(BaseClaim):
         return self.end if self.is_done else self.start
 
     def may_be_at(self, offset: int) -> bool:
-        """Tell whether a `RangeDone` was sent, of the range that ends at `offset`."""
+        """Return whether a `RangeDone` was sent, of the range that ends at `offset`."""
         return self.end == offset and (self.is_done or self.may_be_done)
 
-    def is_at(self, offset: int) -> bool:
-        """Tell whether the log as last read says that it is done up to `offset`."""
-        return self.offset == offset
-
     @classmethod
-    def of(cls, partition: int, epoch: int, lease: Lease, won: Range, key: Key) -> "RangeClaim":
-        """Make the claim that the record at log offset `epoch` has won: the range `won` of `key`."""
-        claim = cls(partition, epoch, lease, won.start, won.end)
-        claim.copy_state(won, key)
+    def won(cls, partition: int, epoch: int, lease: Lease, key: Key, instance: str) -> Self | None:
+        """Make the claim that the record of `instance` at log offset `epoch` has won, if `key` still has the range."""
+        held = of_epoch(key.ranges, epoch)
+        if held is None:
+            return None
+        claim = cls(partition, epoch, lease, held.start, held.end)
+        claim.refresh(key, instance)
         return claim
 
-    def copy_state(self, held: Range, key: Key) -> None:
-        """Take over what `key` says of the range; what lies behind a plan that was sent stays given up."""
+    def refresh(self, key: Key, instance: str) -> bool:  # noqa: ARG002 - the epoch alone names the range
+        """Take over what `key` shows of the range; return whether it is still held, or done.
+
+        What lies after the end of a plan that was sent stays released. A range is found done too where nothing
+        acknowledged its `RangeDone`.
+        """
+        if self.is_done:
+            return True
+        held = of_epoch(key.ranges, self.epoch)
+        if held is None:
+            is_same = key.generation == self.generation
+            self.is_done = self.may_be_done and is_same and is_done(key, self.start, self.end)
+            return self.is_done
         if held.phase is Phase.PLANNED:
             self.end = self.plan_end = held.end
         self.attempts = held.attempts
         self.generation = key.generation
-        self.data_topic_id = key.data_topic_id
-
-
-H = TypeVar("H", bound=BaseClaim)
-
-
-@dataclass(slots=True)
-class ClaimSet(Generic[H]):
-    """The partitions that an instance has asked for at any time, and what became of them.
-
-    `claims` are those it holds, whole or a range of each, `left` those it held once, and why no more. `unseen` are
-    those for which the record that asks is or may be in the log while nobody here has read what came of it, or the one
-    that gives up is not sent yet.
-    """
-
-    claims: dict[int, H] = field(default_factory=dict)
-    requested: set[int] = field(default_factory=set)
-    unconfirmed: set[int] = field(default_factory=set)
-    left: dict[int, str] = field(default_factory=dict)
-    on_lost: Callable[[H, str], None] | None = None
-    """Told of each claim that is lost, and why."""
-
-    def ask(self, partitions: Collection[int]) -> None:
-        """Note that `partitions` are about to be asked for."""
-        self.unconfirmed.update(partitions)
-        self.requested.update(partitions)
-
-    def lose(self, partition: int, why: str) -> None:
-        """Hold `partition` no more: no further record is sent for it."""
-        claim = self.claims.pop(partition, None)
-        if claim is None:
-            return
-        self.left[partition] = why
-        if self.on_lost is not None:
-            self.on_lost(claim, why)
-
-    def lose_all(self, why: str) -> None:
-        """Hold nothing any more."""
-        for partition in tuple(self.claims):
-            self.lose(partition, why)
-
-    def give_up(self, partitions: Iterable[int] | None) -> list[H]:
-        """Hold `partitions` (None: all) no more by one's own will; give their claims, for their last record."""
-        leaving = self.claims if partitions is None else dict.fromkeys(partitions)
-        return [self.claims.pop(partition) for partition in tuple(leaving) if partition in self.claims]
+        return True

@@ -7,6 +7,7 @@ from typing import Any
 from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.group_settings import require_settings
+from marshal_dagster.coordination.pause_text import paused_group_text
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, GroupPausedError, IncompleteLogError
 from marshal_dagster.protocol.messages import GroupSettings, Message, RevokingClaim, RevokingRange, RuleSet
@@ -72,7 +73,7 @@ class GroupReader:
         """Return the time (unix seconds) until which the group is paused by another instance, or None."""
         with self.rationalizer.lock:
             group = self.group
-            if not group.is_paused(self.advised_time_ms()) or group.paused_by == self.member.instance:
+            if not group.is_paused(self.present_ms()) or group.paused_by == self.member.instance:
                 return None
             return group.paused_until_s
 
@@ -111,30 +112,25 @@ class GroupReader:
         until_s = self.paused_until_s()
         if until_s is not None:
             raise GroupPausedError(
-                f"group {self.member.group!r} is paused until {until_s} (unix seconds) by {self.group.paused_by!r}; "
-                "resume it with `marshal-dagster resume`, or wait"
+                f"{paused_group_text(self.member.group, until_s, repr(self.group.paused_by))}; resume it with "
+                "`marshal-dagster resume`, or wait"
             )
 
-    def advised_time_ms(self) -> int:
-        """Return the later of log time and the member's clock: the time of a silent log stands still."""
-        return max(self.home.log_time_ms or 0, self.clock.wall_ms())
+    def present_ms(self) -> int:
+        """Return the later of log time and the member's clock."""
+        return self.home.present_ms(self.clock.wall_ms())
 
     def dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
         """Give the owners of `partitions` that `is_dead` knows to be dead; it is asked once an instance, unlocked."""
         if is_dead is assume_alive or self.is_go:  # in a Go group a dead owner is waited for
             return frozenset()
         with self.rationalizer.lock:
-            owners = {owner for partition in partitions for owner in self.owners(partition)}
+            owners = {owner for partition in partitions for owner in self.key(partition).owners}
         if not owners:
             return frozenset()
         instances = {owner.instance: owner for owner in owners}
         dead = {instance for instance, owner in instances.items() if is_dead(owner)}
         return frozenset(owner for owner in owners if owner.instance in dead)
-
-    def owners(self, partition: int) -> list[Owner]:
-        """Give who holds the key whole, and who holds ranges of it."""
-        key = self.key(partition)
-        return [owner for owner in (key.owner, *[range_.owner for range_ in key.ranges]) if owner is not None]
 
     def revocations(
         self,
@@ -150,21 +146,21 @@ class GroupReader:
         if not dead:
             return []
         return [
-            each
+            record
             for partition in partitions
-            for each in self._revocations_of(signed, partition, dead, ranges_of(partition))
+            for record in revocations_of(
+                self.key(partition), ranges_of(partition), dead.__contains__, {**signed, "partition": partition}
+            )
         ]
 
-    def _revocations_of(
-        self, signed: Mapping[str, Any], partition: int, dead: Collection[Owner], ranges: Iterable[Range]
-    ) -> list[Message]:
-        whole = self.key(partition).owner
-        parts = [range_.owner for range_ in ranges if range_.owner is not None and range_.owner in dead]
-        revocations: list[Message] = [
-            RevokingRange(partition=partition, epoch=owner.epoch, **signed)
-            for owner in parts
-            if owner.epoch is not None
-        ]
-        if whole is not None and whole.epoch is not None and whole in dead:
-            revocations.append(RevokingClaim(partition=partition, epoch=whole.epoch, **signed))
-        return revocations
+
+def revocations_of(
+    key: Key, ranges: Iterable[Range], is_dead: Callable[[Owner], bool], fields: Mapping[str, Any]
+) -> list[Message]:
+    """Return the records that take `key`, and `ranges` of it, from dead owners; `fields` are all others of theirs."""
+    owners = [*((RevokingRange, range_.owner) for range_ in ranges), (RevokingClaim, key.owner)]
+    return [
+        record_type(epoch=owner.epoch, **fields)
+        for record_type, owner in owners
+        if owner is not None and owner.epoch is not None and is_dead(owner)
+    ]

@@ -5,13 +5,11 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Self
 
-from marshal_dagster.coordination.base_claimer import RETRY_PART
-from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.base_claimer import RETRY_PART, BaseClaimer
 from marshal_dagster.errors import BatchAbortedError, ClaimLostError, CoordinationLogChangedError, MarshalError
 from marshal_dagster.protocol.leases import Lease
-from marshal_dagster.protocol.messages import GroupSettings
 
 logger = logging.getLogger(__name__)
 
@@ -26,26 +24,6 @@ ReasonToStop = Callable[[], str | None]
 """Says why the work has lost its reason to live (the parent process ended, the run is over), or None."""
 
 
-class HeartbeatSender(Protocol):
-    """What holds claims that heartbeats keep: a claimer, of whole partitions or of ranges."""
-
-    topic: str
-    settings: GroupSettings
-    clock: Clock
-
-    def beat(self) -> None:
-        """Send a heartbeat for every claim."""
-        ...
-
-    def look(self) -> None:
-        """Read in a Go group whether the claims are still held; raise `ClaimLostError` if not."""
-        ...
-
-    def lease_left_ms(self) -> float | None:
-        """Give the time that is left on the shortest lease held, in ms; never waits."""
-        ...
-
-
 class Heartbeats:
     """Sends heartbeats while the `with` block runs, and calls `on_lost` once when the claims are no longer sure.
 
@@ -58,7 +36,7 @@ class Heartbeats:
 
     def __init__(
         self,
-        claimer: HeartbeatSender,
+        claimer: BaseClaimer[Any],
         on_lost: Callable[[MarshalError], None],
         *,
         reasons_to_stop: Sequence[ReasonToStop] = (),
@@ -83,7 +61,6 @@ class Heartbeats:
         ]
 
     def __enter__(self) -> Self:
-        """Start."""
         for thread in self._threads:
             thread.start()
         return self

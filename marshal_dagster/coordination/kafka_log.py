@@ -21,7 +21,6 @@ from marshal_dagster.coordination.log import (
     DEFAULT_COORDINATION_TOPIC,
     Ack,
     Append,
-    Bounds,
     Chunk,
     LogIdentity,
     PositionLostError,
@@ -33,6 +32,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
+from marshal_dagster.protocol.state import OffsetBounds
 
 READ_BATCH: Final = 2_000
 """Messages taken at once: more of them alive together cost the garbage collector more than fewer calls save."""
@@ -75,8 +75,8 @@ class KafkaLog:
         self._producer_log: clients.ClientLog | None = None
         self._is_reached = False
         self._positions: dict[int, int] = {}
-        self._usable_id: str | None = None
-        """The id of the topic that was found usable."""
+        self.usable_id: str | None = None
+        """The id of the topic that was found usable, here or by the caller."""
 
     @property
     def delivery_timeout_ms(self) -> int:
@@ -86,15 +86,14 @@ class KafkaLog:
     def identity(self) -> LogIdentity:
         """Ask the cluster which log it is now; an unusable topic is refused at the first call (`require_usable`)."""
         described = self._admin().describe(self.topic)
-        if described.topic_id != self._usable_id:
+        if described.topic_id != self.usable_id:
             require_usable(self._admin(), described)
-            self._usable_id = described.topic_id
+            self.usable_id = described.topic_id
         return LogIdentity(self.topic, described.topic_id, len(described.partitions))
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask the cluster for the present bounds."""
-        offsets = self._admin().offsets(self.topic, partitions, committed_only=False)
-        return {partition: Bounds(at.start, at.end) for partition, at in offsets.items()}
+        return self._admin().offsets(self.topic, partitions, committed_only=False)
 
     def follow(self, positions: Mapping[int, int]) -> None:
         """Read from `positions` on.

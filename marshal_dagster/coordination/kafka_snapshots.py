@@ -8,13 +8,13 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from marshal_dagster.coordination.kafka_log import READ_BATCH
-from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import Read, Snapshots, snapshot_topic_of
 from marshal_dagster.errors import AuthorizationError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.snapshots import Record
+from marshal_dagster.protocol.state import OffsetBounds
 
 CLIENT_ID: Final = "marshal-dagster-snapshots"
 _SLICE_S: Final = 0.5
@@ -30,21 +30,19 @@ class KafkaSnapshotTopic:
     """A topic of a Kafka cluster, as a `marshal_dagster.coordination.snapshots.SnapshotTopic`."""
 
     def __init__(self, connection: KafkaConnection, topic: str) -> None:
-        """Say which; nothing is connected before it is needed."""
         self.topic = topic
         self._connection = connection
         self._topics: Topics | None = None
         self._consumer: Consumer | None = None
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask the cluster: first whether it is there, lest a broker that makes topics by itself makes this one."""
         if self._topics is None:
             self._topics = Topics(self._connection, client_id=CLIENT_ID)
         self._topics.describe(self.topic)
-        offsets = self._topics.offsets(self.topic, partitions, committed_only=False)
-        return {partition: Bounds(at.start, at.end) for partition, at in offsets.items()}
+        return self._topics.offsets(self.topic, partitions, committed_only=False)
 
-    def read(self, ranges: Mapping[int, Bounds], timeout_s: float) -> Mapping[int, Read]:
+    def read(self, ranges: Mapping[int, OffsetBounds], timeout_s: float) -> Mapping[int, Read]:
         """Read each range up to its end, which no record may have: then the end of the partition tells."""
         found: dict[int, list[tuple[bytes | None, bytes | None]]] = {partition: [] for partition in ranges}
         due = {partition: at.end for partition, at in ranges.items() if at.start < at.end}

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from marshal_dagster.protocol.state import OffsetBounds
+
 DEFAULT_COORDINATION_TOPIC: Final = "__marshal"
 DEFAULT_COORDINATION_PARTITIONS: Final = 8
 
@@ -18,13 +20,6 @@ class LogIdentity:
     topic: str
     topic_id: str
     partitions: int
-
-
-class Bounds(NamedTuple):
-    """The offsets of one coordination partition: the first that is there, and the one that the next record gets."""
-
-    start: int
-    end: int
 
 
 class Append(NamedTuple):
@@ -57,7 +52,6 @@ class PositionLostError(Exception):
     """The next offset to read is not in the log: retention deleted it, or the log was truncated."""
 
     def __init__(self, partition: int) -> None:
-        """Name the coordination partition."""
         super().__init__(f"coordination partition {partition}")
         self.partition = partition
 
@@ -74,7 +68,7 @@ class CoordinationLog(Protocol):
         """Ask which log it is now. Raises `TopicNotFoundError`, `UnavailableError`."""
         ...
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask for the present bounds of these coordination partitions. Raises `UnavailableError`."""
         ...
 

@@ -1,11 +1,11 @@
-"""Who is told what becomes of a claimer's records: metrics and log lines stand on it, no rule does."""
+"""Observer callbacks for claimer events (metrics, logs); no rule depends on them."""
 
 import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from marshal_dagster.coordination.appender import AppendResult
     from marshal_dagster.coordination.claims import BaseClaim, Member
     from marshal_dagster.coordination.clock import Clock
@@ -32,7 +32,7 @@ class ObservedClaimer(Protocol):
         ...
 
     @property
-    def claims(self) -> "Mapping[int, BaseClaim]":
+    def claims(self) -> Mapping[int, "BaseClaim"]:
         """The claims that are held, by partition."""
         ...
 
@@ -44,33 +44,34 @@ class Observer(Protocol):
     waits for nobody.
     """
 
-    def sent(self, claimer: "ObservedClaimer", sent: "AppendResult") -> None:
+    def sent(self, claimer: ObservedClaimer, sent: "AppendResult") -> None:
         """Take in what records came to, before the claimer does: its claims and leases are those from before."""
         ...
 
-    def lost(self, claimer: "ObservedClaimer", claim: "BaseClaim", why: str) -> None:
+    def lost(self, claimer: ObservedClaimer, claim: "BaseClaim", why: str) -> None:
         """Take in that a claim is held no more, not by the claimer's own will."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class ClaimerObserver:
-    """Tells an observer about one claimer."""
+    """Reports the records and losses of one claimer to an observer, if there is one."""
 
-    def __init__(self, observer: Observer, claimer: "ObservedClaimer") -> None:
-        """Tell `observer` about `claimer`."""
-        self._observer = observer
-        self._claimer = claimer
+    observer: Observer | None
+    claimer: ObservedClaimer
 
     def sent(self, sent: "AppendResult") -> None:
-        """Tell it what records came to."""
-        try:
-            self._observer.sent(self._claimer, sent)
-        except Exception:
-            logger.exception("an observer of claims failed")
+        """Report the results of records."""
+        self._report(lambda observer: observer.sent(self.claimer, sent))
 
     def lost(self, claim: "BaseClaim", why: str) -> None:
-        """Tell it of a lost claim."""
+        """Report a lost claim."""
+        self._report(lambda observer: observer.lost(self.claimer, claim, why))
+
+    def _report(self, report: Callable[[Observer], None]) -> None:
+        if self.observer is None:
+            return
         try:
-            self._observer.lost(self._claimer, claim, why)
+            report(self.observer)
         except Exception:
             logger.exception("an observer of claims failed")

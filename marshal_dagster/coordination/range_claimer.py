@@ -3,32 +3,26 @@
 What each step must be is in protocol.md, section 8.4.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from marshal_dagster.coordination.appender import AppendResult
-from marshal_dagster.coordination.base_claimer import BaseClaimer, reason
-from marshal_dagster.coordination.claims import Member, RangeClaim
-from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.base_claimer import BaseClaimer, is_accepted, reason
+from marshal_dagster.coordination.claims import RangeClaim
 from marshal_dagster.coordination.group_reader import assume_alive
-from marshal_dagster.coordination.observer import Observer
-from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import CommitFailedError, ConfigurationError, PlanRejectedError
+from marshal_dagster.errors import CommitFailedError, PlanRejectedError
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingRange,
-    GroupSettings,
     Message,
     PlanningRange,
     RangeDone,
     RangeHeartbeat,
     ReleasingRange,
-    RevokingRange,
 )
 from marshal_dagster.protocol.range_choice import Bounds, ChoiceContext, choose_range, overlapping_dead_ranges
-from marshal_dagster.protocol.range_set import is_done, of_epoch
-from marshal_dagster.protocol.state import RANGES, Key, Owner, enables_ranges
+from marshal_dagster.protocol.state import Key, Owner
 
 __all__ = ["RangeClaim", "RangeClaimer"]
 
@@ -36,31 +30,12 @@ __all__ = ["RangeClaim", "RangeClaimer"]
 class RangeClaimer(BaseClaimer[RangeClaim]):
     """Claims at most one range of each partition of one data topic for one instance; keeps, commits and releases them.
 
-    What holds for all its methods stands at `BaseClaimer`. A range that is done needs no lease, no heartbeat and no
-    release: it stays among the `claims` until it is released all the same.
+    What holds for all its methods is described at `BaseClaimer`. A range that is done needs no lease, no heartbeat and
+    no release: it stays among the `claims` until it is released all the same. The group's settings enable ranges; the
+    instance id is never used for whole claims.
     """
 
-    def __init__(
-        self,
-        rationalizer: Rationalizer,
-        member: Member,
-        topic: str,
-        settings: GroupSettings,
-        *,
-        clock: Clock | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        """Be `member`, for ranges of the partitions of `topic`, under the group's `settings`, which enable ranges.
-
-        Its instance id is never used for whole claims. Raises `ConfigurationError` as a `Claimer` does.
-        """
-        if not enables_ranges(settings):
-            raise ConfigurationError(
-                f"features are {settings.features}, rule set is {settings.rule_set}: ranges are claimed in groups of "
-                f"rule set 'native' whose settings name the feature {RANGES!r}"
-            )
-        super().__init__(rationalizer, member, topic, settings, clock=clock, observer=observer)
-        self._wanted: dict[int, Bounds] = {}
+    _claims_ranges = True
 
     # Claiming
 
@@ -82,7 +57,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         """
         dead = self._reader.dead_owners(ends, is_dead)
         with self.rationalizer.lock:
-            look = ChoiceContext(self._reader.advised_time_ms(), dead)
+            look = ChoiceContext(self._reader.present_ms(), dead)
             chosen = {
                 number: choose_range(
                     self.group,
@@ -110,7 +85,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         `CoordinationLogChangedError`.
         """
         dead = self._reader.dead_owners(wanted, is_dead)
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             self._reader.require_ready()
             asked = {number: bounds for number, bounds in wanted.items() if number not in self._claim_set.requested}
             if not asked:
@@ -120,17 +95,12 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             revocations = self._reader.revocations(
                 signed, asked, dead, lambda n: overlapping_dead_ranges(self.key(n).ranges, *asked[n], dead)
             )
-            self._begin_tenure()
-            self._claim_set.ask(asked)
-            self._wanted.update(asked)
+            self._claim_set.request(asked)
             sent = self._sender.send([*revocations, *claims])
             won = self._add_won_claims(sent, ClaimingRange)
-            self._claim_set.requested.difference_update(
-                message.partition
-                for message, outcome in sent
-                if isinstance(message, ClaimingRange) and outcome is not None and not outcome.accepted
-            )
-            self._require_unchanged(won)
+            for message, outcome in sent:
+                if isinstance(message, ClaimingRange) and outcome is not None and not outcome.accepted:
+                    del self._claim_set.requested[message.partition]
             return won
 
     # Staying
@@ -142,17 +112,14 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         Raises `ClaimLostError`, `CommitFailedError` for one not acknowledged, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             self._settle()
-            self._check()
+            self._claim_set.require()
             signed = self._sender.signed(self.member)
             held = [claim for claim in self._claim_set.claims.values() if not claim.is_done]
             sent = self._send_owned([RangeHeartbeat(partition=c.partition, epoch=c.epoch, **signed) for c in held])
             self._apply_heartbeat_results(sent)
-            self._check()  # what was refused is told at once, however long the next question takes
-            self._check_log()
-            self._check()
-            self._require_acknowledged(sent)
+            self._require_heartbeats(sent)
 
     # Planning and committing
 
@@ -164,9 +131,9 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         `PlanRejectedError` for ends that the ranges do not allow, with nothing sent, and when a plan was not seen
         accepted; `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             self._settle()
-            self._check(ends.keys())
+            self._claim_set.require(ends.keys())
             claims, signed = self._claim_set.claims, self._sender.signed(self.member)
             self._require_fitting(ends)
             new = {number: end for number, end in ends.items() if claims[number].plan_end is None}
@@ -185,8 +152,8 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
-        with self.rationalizer.lock, self._step:
-            self._check(ends.keys())
+        with self.rationalizer.lock, self._claim_set:
+            self._claim_set.require(ends.keys())
             unplanned = self._without_plan_to(ends)
             if unplanned:
                 raise CommitFailedError(f"{self._named(unplanned)}: no plan ends there; nothing was sent")
@@ -200,45 +167,28 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         from then on. The others must be dropped, all of them should this raise. Raises `PlanRejectedError` for what is
         not the end of a plan, or done already, `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
-        with self.rationalizer.lock, self._step:
+        with self.rationalizer.lock, self._claim_set:
             self._settle()
-            self._check(ends.keys())
+            self._claim_set.require(ends.keys())
             unplanned = self._without_plan_to(ends) or ends.keys() - self._uncommitted(ends).keys()
             if unplanned:
                 raise PlanRejectedError(f"{self._named(unplanned)}: no open plan ends there; plan first")
             sent = self._finish(ends)
             self._check_log()
-            return frozenset(message.partition for message, outcome in sent if outcome is not None and outcome.accepted)
-
-    # Leaving
-
-    def revoke(self, held: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """Take ranges, each named by partition and epoch, from owners known to be dead. Give those seen taken.
-
-        Raises `UnavailableError`, `CoordinationLogChangedError`.
-        """
-        with self.rationalizer.lock, self._step:
-            member = (
-                self.member.with_new_instance()
-                if any(number in self._claim_set.requested for number, _ in held)
-                else self.member
-            )
-            signed = self._sender.signed(member)
-            sent = self._sender.send([RevokingRange(partition=n, epoch=epoch, **signed) for n, epoch in held])
-            return frozenset(self._confirmed_revocations(held, sent))
+            return frozenset(message.partition for message, outcome in sent if is_accepted(outcome))
 
     # How a step is done
 
     def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
         self._finish(missing)
         self._settle()
-        self._check(missing.keys())
+        self._claim_set.require(missing.keys())
         return self._uncommitted(missing)
 
     def _finish(self, ends: Mapping[int, int]) -> AppendResult:
         """Say that ranges are done, and note what came of it."""
         self._settle()
-        self._check(ends.keys())
+        self._claim_set.require(ends.keys())
         claims, signed = self._claim_set.claims, self._sender.signed(self.member)
         numbers = list(self._uncommitted(ends))
         unconfirmed = {number for number in numbers if claims[number].may_be_done}
@@ -251,8 +201,8 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 claim.is_done = True  # first of all: between two lines an interrupt may come
                 continue
             claim.may_be_done = claim.partition in unconfirmed
-            self._lose(claim, f"its commit was refused: {reason(outcome)}")
-        self._refresh()
+            self._claim_set.lose_refused(claim, f"its commit was refused: {reason(outcome)}")
+        self._claim_set.refresh()
         return sent
 
     def _uncommitted(self, ends: Mapping[int, int]) -> dict[int, int]:
@@ -267,18 +217,8 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             elif isinstance(message, RangeDone):
                 claim.may_be_done = True
 
-    def _won(self, key: Key, partition: int, epoch: int, lease: Lease) -> RangeClaim | None:
-        won = of_epoch(key.ranges, epoch)
-        return None if won is None else RangeClaim.of(partition, epoch, lease, won, key)
-
-    def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
-        held = [
-            (partition, owner.epoch)
-            for partition in partitions
-            for owner in self._reader.owners(partition)
-            if owner.epoch is not None and owner.instance == self.member.instance
-        ]
-        return frozenset(number for number, _ in self.revoke(held))
+    def _won(self, partition: int, epoch: int, lease: Lease, key: Key) -> RangeClaim | None:
+        return RangeClaim.won(partition, epoch, lease, key, self.member.instance)
 
     def _release_record(self, claim: RangeClaim, signed: dict[str, Any]) -> Message:
         return ReleasingRange(partition=claim.partition, epoch=claim.epoch, **signed)
@@ -303,27 +243,3 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
 
     def _without_plan_to(self, ends: Mapping[int, int]) -> list[int]:
         return [number for number, end in ends.items() if self._claim_set.claims[number].plan_end != end]
-
-    # What it believes
-
-    def _current_owners(self, partition: int) -> list[Owner]:
-        key, (start, end) = self.key(partition), self._wanted.get(partition, (0, 0))
-        owners = (key.owner, *(range_.owner for range_ in key.ranges if range_.overlaps(start, end)))
-        return [owner for owner in owners if owner is not None]
-
-    def _copy_state(self, claim: RangeClaim) -> bool:
-        if claim.is_done:
-            return True
-        key = self.key(claim.partition)
-        held = of_epoch(key.ranges, claim.epoch)
-        if held is None:
-            is_same = key.generation == claim.generation
-            claim.is_done = claim.may_be_done and is_same and is_done(key, claim.start, claim.end)
-            return claim.is_done
-        claim.copy_state(held, key)
-        return True
-
-    def _lose(self, claim: RangeClaim, why: str) -> None:
-        """Lose it, unless it is found done by a record of this instance that had not been heard of."""
-        if not self._copy_state(claim):
-            super()._lose(claim, why)

@@ -2,13 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.coordination.log import CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.coordination.snapshots import (
     WORTH_A_LOOK,
     ForeignSnapshot,
@@ -18,6 +19,7 @@ from marshal_dagster.coordination.snapshots import (
 )
 from marshal_dagster.errors import CoordinationLogChangedError, MarshalError, TimestampTypeError, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, Message, coordination_partition
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, VerdictKind, World
 
 logger = logging.getLogger(__name__)
@@ -89,21 +91,16 @@ class Rationalizer:
         self._is_clock_reported = False
         self._looks_again_ms = 0.0
         """When a snapshot of what is only observed is looked for again."""
-        self._can_resume = False
-        """Whether the log's next record is the one that the world state waits for."""
+        self.can_resume = False
+        """Whether no reading was interrupted: the log's next record is the one that the world state waits for."""
         self._began_at: dict[int, int] = {}
         """The log offset from which each coordination partition was read, the last time that it was begun."""
         self._half_applied: int | None = None
         """The coordination partition in which a record may have been carried out in part."""
         self._sender_timed: list[tuple[int, int]] = []
         """Coordination partition and log offset of own records that have their sender's timestamp."""
-        numbers = range(self.identity.partitions)
-        self._begin(numbers if topics is None else {self._partition_of(topic) for topic in topics})
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether the next reading takes up where the last one ended, as none was interrupted."""
-        return self._can_resume
+        count = self.identity.partitions
+        self._begin(range(count) if topics is None else {coordination_partition(topic, count) for topic in topics})
 
     @property
     def changed(self) -> CoordinationLogChangedError | None:
@@ -116,7 +113,7 @@ class Rationalizer:
         Raises `CoordinationLogChangedError` when it is not the log that was read before, `UnavailableError` when it
         does not answer.
         """
-        with self.lock, _ReadGuard(self):
+        with self.lock, self._reading():
             self._check_identity()
             bounds = self.log.bounds(self.world.partitions.keys())
             for partition, at in bounds.items():
@@ -139,8 +136,14 @@ class Rationalizer:
         Raises `CoordinationLogChangedError` when one is not in the log, or is another one there; `TimestampTypeError`,
         which is one too, when the broker did not give one its timestamp; `UnavailableError`.
         """
-        with self.lock, _ReadGuard(self):
-            self._check_new(own)
+        with self.lock, self._reading():
+            for partition, records in own.items():
+                read, first = self.world.partitions[partition].next_offset, min(records)
+                if first < read:
+                    raise CoordinationLogChangedError(
+                        f"coordination partition {partition} of {self.identity.topic!r} acknowledged a record at "
+                        f"offset {first}, but was read up to {read} before: the log was truncated; {_SEE_DOCTOR}"
+                    )
             self._sender_timed.clear()
             outcomes: dict[int, dict[int, RecordResult]] = {partition: {} for partition in own}
             self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
@@ -158,7 +161,7 @@ class Rationalizer:
 
     def follow_all(self) -> World:
         """Follow every coordination partition from now on, and catch up."""
-        with self.lock, _ReadGuard(self):
+        with self.lock, self._reading():
             missing = set(range(self.identity.partitions)) - self.world.partitions.keys()
             if missing:
                 self._begin(missing)
@@ -169,18 +172,25 @@ class Rationalizer:
 
         Raises `CoordinationLogChangedError`, `TopicNotFoundError`, `UnavailableError`.
         """
-        with self.lock, _ReadGuard(self):
+        with self.lock, self._reading():
             self._check_identity()
-
-    def log_time_ahead_ms(self) -> int:
-        """Give how far log time lies ahead of this machine's clock: a broker's has jumped, or this one is slow."""
-        with self.lock:
-            return self._log_time_ahead_ms()
 
     def close(self) -> None:
         """Let go of the log."""
         with self.lock:
             self.log.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Remember how a reading ended, under the lock: what is known of a log that changed counts no more."""
+        if self.changed is not None:
+            raise CoordinationLogChangedError(str(self.changed))
+        try:
+            yield
+        except (CoordinationLogChangedError, UnavailableError) as error:
+            self.failure = error
+            raise
+        self.failure = None
 
     def _check_identity(self) -> None:
         now = self.log.identity()
@@ -191,22 +201,9 @@ class Rationalizer:
                 f"{self.identity.partitions}. It was made anew or repartitioned; {_SEE_DOCTOR}"
             )
 
-    def _check_new(self, own: Mapping[int, Mapping[int, OwnRecord]]) -> None:
-        """Make sure that nothing of `own` lies where this reader had read another record before it was appended."""
-        for partition, records in own.items():
-            read, first = self.world.partitions[partition].next_offset, min(records)
-            if first < read:
-                raise CoordinationLogChangedError(
-                    f"coordination partition {partition} of {self.identity.topic!r} acknowledged a record at offset "
-                    f"{first}, but was read up to {read} before: the log was truncated; {_SEE_DOCTOR}"
-                )
-
-    def _partition_of(self, topic: str) -> int:
-        return coordination_partition(topic, self.identity.partitions)
-
     def _begin(self, partitions: Collection[int]) -> None:
         """Know nothing of these partitions, and read them from a snapshot, or else from the log's start."""
-        self._can_resume = False
+        self.can_resume = False
         self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         bounds = self.log.bounds(partitions)
         known = self._snapshots_of(bounds)
@@ -217,49 +214,46 @@ class Rationalizer:
             else:
                 self.world.start(partition, at.start)
                 if at.start > 0:
-                    self._warn_incomplete_log(partition, at.start)
+                    logger.warning(
+                        "coordination partition %d of %r begins at offset %d and no snapshot fits: it is only "
+                        "observed, nothing can be claimed from it",
+                        partition,
+                        self.identity.topic,
+                        at.start,
+                    )
             self._began_at[partition] = self.world.partitions[partition].next_offset
 
-    def _look_again(self, bounds: Mapping[int, Bounds]) -> None:
+    def _look_again(self, bounds: Mapping[int, OffsetBounds]) -> None:
         """Look whether what is only observed has a snapshot by now: somebody has recovered, or it can be read again."""
         observed = {number: bounds[number] for number, world in self.world.partitions.items() if not world.certain}
         if self._snapshots is None or not observed or self._clock.lease_ms() < self._looks_again_ms:
             return
-        self._can_resume = False
+        self.can_resume = False
         self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         for state in self._snapshots_of(observed).values():
             self.world.adopt(state)
 
-    def _snapshots_of(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
+    def _snapshots_of(self, bounds: Mapping[int, OffsetBounds]) -> Mapping[int, PartitionWorld]:
         """Look for snapshots where one is needed or saves time; a log is read without them too."""
         wanted = {number: at for number, at in bounds.items() if at.start > 0 or at.end >= WORTH_A_LOOK}
         snapshots = self._snapshots
         if snapshots is None or not wanted:
             return {}
         return newest_snapshots(
-            self.log, wanted, self._timeout_s, lambda strange: self._newest(snapshots, wanted, strange)
+            self.log, wanted, self._timeout_s, lambda foreign: self._newest(snapshots, wanted, foreign)
         )
 
     def _newest(
-        self, snapshots: Snapshots, wanted: Mapping[int, Bounds], strange: Collection[ForeignSnapshot]
+        self, snapshots: Snapshots, wanted: Mapping[int, OffsetBounds], foreign: Collection[ForeignSnapshot]
     ) -> Mapping[int, PartitionWorld]:
         try:
-            return snapshots.newest(self.identity, wanted, self.world.defaults, strange)
+            return snapshots.newest(self.identity, wanted, self.world.defaults, foreign)
         except MarshalError as error:
             level = logging.WARNING if any(at.start > 0 for at in wanted.values()) else logging.INFO
             logger.log(level, "no snapshot of %r can be read: %s", self.identity.topic, error)
             return {}
         finally:
             snapshots.close()
-
-    def _warn_incomplete_log(self, partition: int, start: int) -> None:
-        logger.warning(
-            "coordination partition %d of %r begins at offset %d and no snapshot fits: it is only observed, "
-            "nothing can be claimed from it",
-            partition,
-            self.identity.topic,
-            start,
-        )
 
     def _read(
         self,
@@ -290,14 +284,14 @@ class Rationalizer:
         An exception in the middle of it (Ctrl-C, Dagster's interrupt) may have lost records that the log gave, or have
         left one half carried out; then that partition is read anew.
         """
-        if self._can_resume:
+        if self.can_resume:
             return
         if self._half_applied is not None:
             self._begin([self._half_applied])
             self._half_applied = None
         self._check_last_read()
         self.log.follow({number: world.next_offset for number, world in self.world.partitions.items()})
-        self._can_resume = True
+        self.can_resume = True
 
     def _check_last_read(self) -> None:
         """Make sure that the log still holds what was read last: who begins to follow it anew is not told otherwise."""
@@ -318,7 +312,7 @@ class Rationalizer:
         own: Mapping[int, Mapping[int, OwnRecord]],
         outcomes: Mapping[int, dict[int, RecordResult]],
     ) -> None:
-        self._can_resume = False
+        self.can_resume = False
         for chunk in self.log.read_until(due, self._timeout_s):
             world = self.world.partitions[chunk.partition]
             self._half_applied = chunk.partition
@@ -334,7 +328,7 @@ class Rationalizer:
                 world.set_last_record(chunk.records[-1])
             self._half_applied = None
             self.records_read += len(chunk.records)
-        self._can_resume = True
+        self.can_resume = True
 
     def _apply(
         self,
@@ -375,13 +369,10 @@ class Rationalizer:
             )
         self._begin([partition])
 
-    def _log_time_ahead_ms(self) -> int:
-        latest_ms = max([world.log_time_ms or 0 for world in self.world.partitions.values()], default=0)
-        return latest_ms - self._clock.wall_ms()
-
     def _report_clock(self) -> None:
-        """Say once that log time is ahead, until it is not any more (protocol.md, section 6)."""
-        ahead_ms = self._log_time_ahead_ms()
+        """Report once that log time is ahead, until it is not any more (protocol.md, section 6)."""
+        latest_ms = max([world.log_time_ms or 0 for world in self.world.partitions.values()], default=0)
+        ahead_ms = latest_ms - self._clock.wall_ms()
         is_ahead = ahead_ms > LOG_TIME_AHEAD_MS
         if is_ahead and not self._is_clock_reported:
             logger.warning(
@@ -401,23 +392,3 @@ def sender_timed_error(topic: str, where: tuple[int, int]) -> TimestampTypeError
         f"nothing was claimed, planned or committed by it. Set message.timestamp.type=LogAppendTime on the topic, or "
         "use a new one, then start the members again"
     )
-
-
-class _ReadGuard:
-    """Remembers how a reading ended, under the lock: what is known of a log that changed counts no more."""
-
-    def __init__(self, rationalizer: Rationalizer) -> None:
-        self._rationalizer = rationalizer
-
-    def __enter__(self) -> None:
-        changed = self._rationalizer.changed
-        if changed is not None:
-            raise CoordinationLogChangedError(str(changed))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._rationalizer.failure = None
-        elif isinstance(error, CoordinationLogChangedError | UnavailableError):
-            self._rationalizer.failure = error

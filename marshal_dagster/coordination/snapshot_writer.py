@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.snapshots import VERSION_WITH_RANGES
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import PartitionWorld
 
 logger = logging.getLogger(__name__)
@@ -69,12 +69,14 @@ def _of_use(head: SnapshotHead | None, world: PartitionWorld | None) -> Snapshot
     return None if is_lacking else head
 
 
-def _has_a_start(head: SnapshotHead | None, at: Bounds) -> bool:
+def _has_a_start(head: SnapshotHead | None, at: OffsetBounds) -> bool:
     """Tell whether who reads it now will be certain of it."""
     return at.start == 0 or (head is not None and at.start <= head.offset <= at.end)
 
 
-def outdated_snapshots(heads: Mapping[int, SnapshotHead | None], bounds: Mapping[int, Bounds], now_ms: int) -> set[int]:
+def outdated_snapshots(
+    heads: Mapping[int, SnapshotHead | None], bounds: Mapping[int, OffsetBounds], now_ms: int
+) -> set[int]:
     """Give the coordination partitions whose newest snapshot is old, or that have records and none.
 
     One that lies beyond the log's end, which was truncated then, is of no use.
@@ -82,7 +84,7 @@ def outdated_snapshots(heads: Mapping[int, SnapshotHead | None], bounds: Mapping
     return {number for number, at in bounds.items() if _is_old(heads[number], at, now_ms)}
 
 
-def _is_old(head: SnapshotHead | None, at: Bounds, now_ms: int) -> bool:
+def _is_old(head: SnapshotHead | None, at: OffsetBounds, now_ms: int) -> bool:
     if head is None:
         return at.end > 0
     behind = at.end - head.offset

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 from uuid import uuid4
 
-from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.coordination.log import CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.snapshots import (
     VERSION,
@@ -25,6 +25,7 @@ from marshal_dagster.protocol.snapshots import (
     outdated,
     render,
 )
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 
 logger = logging.getLogger(__name__)
@@ -50,11 +51,11 @@ def snapshot_topic_of(coordination_topic: str) -> str:
 class SnapshotTopic(Protocol):
     """The compacted topic. All calls are bounded in time; one thread uses it at a time."""
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask for the present bounds. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
         ...
 
-    def read(self, ranges: Mapping[int, Bounds], timeout_s: float) -> Mapping[int, Read]:
+    def read(self, ranges: Mapping[int, OffsetBounds], timeout_s: float) -> Mapping[int, Read]:
         """Read what lies in these offsets, of which compaction may have left few. Raises `UnavailableError`."""
         ...
 
@@ -87,13 +88,13 @@ class Snapshots:
     def newest(
         self,
         identity: LogIdentity,
-        bounds: Mapping[int, Bounds],
+        bounds: Mapping[int, OffsetBounds],
         defaults: GroupSettings,
-        strange: Collection["ForeignSnapshot"] = (),
+        foreign: Collection["ForeignSnapshot"] = (),
     ) -> Mapping[int, PartitionWorld]:
         """Give the states from which the coordination partitions, which hold `bounds`, can be read on.
 
-        Absent where no snapshot fits; one whose last record is `strange` to the log does not, see `newest_snapshots`.
+        Absent where no snapshot fits; one whose last record is `foreign` to the log does not, see `newest_snapshots`.
         Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
         """
 
@@ -106,7 +107,7 @@ class Snapshots:
                 start=bounds[number].start,
                 end=bounds[number].end,
                 defaults=defaults,
-                strange=[last for where, last in strange if where == number],
+                foreign=[last for where, last in foreign if where == number],
             )
 
         choices = self._look(bounds.keys(), judge, lambda choice: choice.world is not None, _is_cut)
@@ -125,16 +126,18 @@ class Snapshots:
         def judge(_: int, records: Read) -> tuple[SnapshotHead | None, bool]:
             """Give the newest whole one, and whether a newer one may only have been read in part."""
             is_cut = False
-            for one in collect(records)[0]:
-                if (one.name.topic_id, one.name.partitions) != whose or one.name.version not in WRITTEN_VERSIONS:
+            for stored in collect(records)[0]:
+                name, closing = stored.name, stored.closing
+                if (name.topic_id, name.partitions) != whose or name.version not in WRITTEN_VERSIONS:
                     continue
-                if (closing := one.closing) is not None:
-                    return SnapshotHead(one.name.offset, closing.log_time_ms, one.name.version), is_cut
+                if closing is not None:
+                    return SnapshotHead(name.offset, closing.log_time_ms, name.version), is_cut
                 is_cut = True
             return None, is_cut
 
-        found = self._look(range(identity.partitions), judge, lambda told: told[0] is not None, lambda told: told[1])
-        return {number: found.get(number, (None, False))[0] for number in range(identity.partitions)}
+        numbers = range(identity.partitions)
+        heads = self._look(numbers, judge, lambda judged: judged[0] is not None, lambda judged: judged[1])
+        return {number: heads.get(number, (None, False))[0] for number in numbers}
 
     def write(self, world: PartitionWorld, identity: LogIdentity, check: Callable[[], object] = lambda: None) -> None:
         """Write the state of a coordination partition, then clear away what that makes useless.
@@ -148,9 +151,9 @@ class Snapshots:
         self._topic.append(number, records)
         at = self._topic.bounds([number])[number]
         reach = 4 * len(records) + 2 * _FIRST_LOOK
-        read = self._topic.read({number: Bounds(max(at.start, at.end - reach), at.end)}, self._timeout_s)[number]
+        read = self._topic.read({number: OffsetBounds(max(at.start, at.end - reach), at.end)}, self._timeout_s)[number]
         stored, _ = collect(read)
-        own = next((one for one in stored if one.name.snapshot_id == snapshot_id), None)
+        own = next((snapshot for snapshot in stored if snapshot.name.snapshot_id == snapshot_id), None)
         if own is not None and own.is_whole:
             check()
             self._topic.append(number, outdated(stored, own.name))
@@ -172,7 +175,7 @@ class Snapshots:
         judged: dict[int, T] = {}
         reach = _FIRST_LOOK
         while due:
-            ranges = {number: Bounds(max(at.start, at.end - reach), at.end) for number, at in due.items()}
+            ranges = {number: OffsetBounds(max(at.start, at.end - reach), at.end) for number, at in due.items()}
             for number, records in self._topic.read(ranges, self._timeout_s).items():
                 judged[number] = judge(number, records)
                 looks_again = reach == _FIRST_LOOK and is_cut(judged[number])
@@ -193,27 +196,27 @@ ForeignSnapshot = tuple[int, LastRecord]
 
 def newest_snapshots(
     log: CoordinationLog,
-    bounds: Mapping[int, Bounds],
+    bounds: Mapping[int, OffsetBounds],
     timeout_s: float,
     newest: Callable[[Collection[ForeignSnapshot]], Mapping[int, PartitionWorld]],
 ) -> Mapping[int, PartitionWorld]:
-    """Give the states that `newest` finds, told which are strange, and that were read from this very log.
+    """Give the states that `newest` finds, told which are foreign, and that were read from this very log.
 
     A log that lost records by an unclean leader election may have grown again past a snapshot: so the last record
     before it is looked at, where retention has left it. Afterwards the log follows what it did for that. Raises
     `UnavailableError`, and what `newest` does.
     """
-    strange: frozenset[ForeignSnapshot] = frozenset()
+    foreign: frozenset[ForeignSnapshot] = frozenset()
     while True:
-        worlds = newest(strange)
+        worlds = newest(foreign)
         found = foreign_snapshots(log, bounds, timeout_s, worlds)
         if not found:
             return worlds
-        strange |= found
+        foreign |= found
 
 
 def foreign_snapshots(
-    log: CoordinationLog, bounds: Mapping[int, Bounds], timeout_s: float, worlds: Mapping[int, PartitionWorld]
+    log: CoordinationLog, bounds: Mapping[int, OffsetBounds], timeout_s: float, worlds: Mapping[int, PartitionWorld]
 ) -> frozenset[ForeignSnapshot]:
     """Give the last records of those `worlds` that were not read from this log, which holds `bounds`, up to its ends.
 
@@ -225,18 +228,18 @@ def foreign_snapshots(
         for number, world in worlds.items()
         if world.last is not None and world.last.offset >= bounds[number].start
     }
-    strange: set[ForeignSnapshot] = set()
+    foreign: set[ForeignSnapshot] = set()
     while due:
         try:
             there = _records(log, due, timeout_s)
         except PositionLostError as lost:
             last, _ = due.pop(lost.partition)
             if log.bounds([lost.partition])[lost.partition].start <= last.offset:
-                strange.add((lost.partition, last))  # truncated meanwhile: retention would have moved the start
+                foreign.add((lost.partition, last))  # truncated meanwhile: retention would have moved the start
         else:
-            strange |= {(number, last) for number, (last, _) in due.items() if there[number] != [last]}
+            foreign |= {(number, last) for number, (last, _) in due.items() if there[number] != [last]}
             break
-    return frozenset(strange)
+    return frozenset(foreign)
 
 
 def _records(

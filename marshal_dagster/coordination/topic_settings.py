@@ -68,7 +68,6 @@ class SettingProblem:
     severity: Severity = Severity.DANGER
 
     def __str__(self) -> str:
-        """Say it in one sentence."""
         return f"{self.setting} is {self.found}, it must be {self.wanted}: {self.why} (mend it with: {self.mend})"
 
 
@@ -118,17 +117,14 @@ _CHECKS: Final = (
         lambda found: found == "delete" or "compact" in found,
         if_not_reported=Severity.WARNING,
     ),
-    _Check(
-        "retention.ms",
-        UNLIMITED,
-        "a log that no longer starts at offset 0 can only be observed: offsets, plans and pauses are forgotten",
-        lambda found: found == UNLIMITED,
-    ),
-    _Check(
-        "retention.bytes",
-        UNLIMITED,
-        "a log that no longer starts at offset 0 can only be observed: offsets, plans and pauses are forgotten",
-        lambda found: found == UNLIMITED,
+    *(
+        _Check(
+            setting,
+            UNLIMITED,
+            "a log that no longer starts at offset 0 can only be observed: offsets, plans and pauses are forgotten",
+            lambda found: found == UNLIMITED,
+        )
+        for setting in ("retention.ms", "retention.bytes")
     ),
     _Check(
         "max.message.bytes",
@@ -179,7 +175,7 @@ def create_coordination_topic(
             f"coordination topic {name!r} exists with {found.replication} replicas, not {replication}: reassign its "
             f"partitions with Kafka's own tools, or give --replication {found.replication}"
         )
-    require_safe(topics, name)
+    require_safe(topics, found)
     return False
 
 
@@ -194,13 +190,13 @@ def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC
     return topics.create(snapshot_topic_of(name), len(beside.partitions), beside.replication, settings)
 
 
-def check_coordination_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> list[SettingProblem]:
-    """List what is wrong with the coordination topic's settings.
+def check_coordination_topic(topics: Topics, described: TopicDescription) -> list[SettingProblem]:
+    """List what is wrong with the settings of a coordination topic.
 
     Raises `TopicNotFoundError`, `AuthorizationError` (DESCRIBE_CONFIGS), `UnavailableError`.
     """
+    name = described.name
     settings = topics.settings(name)
-    described = topics.describe(name)
     wrong = [problem for check in _CHECKS if (problem := _problem(name, check, settings.get(check.setting)))]
     if any(map(_is_ample_retention, wrong)) and _has_snapshot_topic(topics, name):
         wrong = [_outlived(problem) if _is_ample_retention(problem) else problem for problem in wrong]
@@ -223,18 +219,16 @@ def require_usable(topics: Topics, described: TopicDescription) -> None:
         raise UnsafeTopicError(described.name, [str(problem) for problem in problems], can_be_accepted=False)
 
 
-def require_safe(
-    topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC, *, allow_unsafe: bool = False
-) -> list[SettingProblem]:
+def require_safe(topics: Topics, described: TopicDescription, *, allow_unsafe: bool = False) -> list[SettingProblem]:
     """Return the problems that are left; raise `UnsafeTopicError` for dangers, unless these are accepted.
 
     What makes the topic unusable cannot be accepted.
     """
-    problems = check_coordination_topic(topics, name)
+    problems = check_coordination_topic(topics, described)
     is_unusable = any(problem.severity is Severity.UNUSABLE for problem in problems)
     dangers = [str(problem) for problem in problems if problem.severity is not Severity.WARNING]
     if is_unusable or (dangers and not allow_unsafe):
-        raise UnsafeTopicError(name, dangers, can_be_accepted=not is_unusable)
+        raise UnsafeTopicError(described.name, dangers, can_be_accepted=not is_unusable)
     return problems
 
 
@@ -302,19 +296,14 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
                 Severity.DANGER if alone and topics.broker_count() > 1 else Severity.WARNING,
             )
         )
-    if insync < min(LEAST_INSYNC, replicas):
-        problems.append(
-            _insync_problem(described, insync, "a record acknowledged by one replica alone is lost with it")
-        )
-    if insync > replicas:
-        problems.append(_insync_problem(described, insync, "there are never that many, so nothing can be written"))
+    wanted = min(LEAST_INSYNC, replicas)
+    if not wanted <= insync <= replicas:
+        why = "there are never that many, so nothing can be written"
+        if insync < wanted:
+            why = "a record acknowledged by one replica alone is lost with it"
+        mend = _alter(described.name, "min.insync.replicas", str(wanted))
+        problems.append(SettingProblem("min.insync.replicas", str(insync), str(wanted), why, mend))
     return problems
-
-
-def _insync_problem(described: TopicDescription, insync: int, why: str) -> SettingProblem:
-    wanted = str(min(LEAST_INSYNC, described.replication))
-    mend = _alter(described.name, "min.insync.replicas", wanted)
-    return SettingProblem("min.insync.replicas", str(insync), wanted, why, mend)
 
 
 def _alter(name: str, setting: str, value: str) -> str:

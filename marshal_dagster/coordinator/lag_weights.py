@@ -13,7 +13,7 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.admin_client import OffsetBounds
+    from marshal_dagster.protocol.state import OffsetBounds
 
 logger = logging.getLogger(__name__)
 

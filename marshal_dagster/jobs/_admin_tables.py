@@ -10,6 +10,7 @@ from marshal_dagster.admin.pause import Pause, PauseChange
 from marshal_dagster.admin.reprocess import ReprocessPlan, ReprocessResult
 from marshal_dagster.admin.reset_positions import PositionChange
 from marshal_dagster.admin.revoke import HeldClaim
+from marshal_dagster.coordination.pause_text import paused_text
 from marshal_dagster.protocol.messages import settings_text
 from marshal_dagster.runs.tables import Column, table
 
@@ -48,7 +49,7 @@ def _changes_table(about_before: str, about_after: str, texts: Mapping[int, tupl
 def _pause_text(pause: Pause) -> str:
     if not pause.is_in_force or pause.until_s is None:
         return "not paused"
-    return f"paused until {_utc(pause.until_s)}" + (f" by {pause.by}" if pause.by else "")
+    return paused_text(_utc(pause.until_s), pause.by)
 
 
 def _utc(at_s: int) -> str:

@@ -7,7 +7,7 @@ is. They write, which takes WRITE on the coordination topic.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from dagster import (
     Config,
@@ -41,9 +41,7 @@ from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import GROUP_TAG, tag_run
 from marshal_dagster.runs.status import EndedRunDetector
 
-if TYPE_CHECKING:
-    from marshal_dagster.kafka.admin_client import Topics
-
+_Resetter = TypeVar("_Resetter", bound=PositionResetter)
 _SECOND_MS: Final = 1_000
 _WAIT_S: Final[Any] = Field(default=300.0, ge=0, description="Seconds that those who hold partitions have to leave.")
 
@@ -276,18 +274,26 @@ class _Action:
             self.claimer.require_rights()
         return stopped
 
-    def resetter(self, topics: "Topics", topic: str, *, stopped: bool = False) -> PositionResetter:
+    @contextmanager
+    def opened(self, kind: type[_Resetter], topic: str, *, stopped: bool = False) -> Iterator[_Resetter]:
+        """Give what sets positions in a data topic, as long as the block lasts."""
         claimer = self.claimer
-        return PositionResetter(
-            claimer.open_log,
-            topics,
-            claimer.group,
-            topic,
-            self.client,
-            SystemClock(),
-            settings=claimer.settings,
-            go_consumers_stopped=stopped,
-        )
+        with (
+            claimer.open_data() as topics,
+            closing(
+                kind(
+                    claimer.open_log,
+                    topics,
+                    claimer.group,
+                    topic,
+                    self.client,
+                    SystemClock(),
+                    settings=claimer.settings,
+                    go_consumers_stopped=stopped,
+                )
+            ) as work,
+        ):
+            yield work
 
     def warn(self, warnings: Sequence[str]) -> None:
         for warning in warnings:
@@ -367,10 +373,7 @@ def _set_position(action: _Action, config: SetPositionConfig) -> TableMetadataVa
         config.to_offset, config.to_datetime, config.to_earliest, config.to_latest, config.shift_by
     ).target()
     stopped = action.require_allowed(config, config.go_consumers_stopped)
-    with (
-        action.claimer.open_data() as topics,
-        closing(action.resetter(topics, config.topic, stopped=stopped)) as work,
-    ):
+    with action.opened(PositionResetter, config.topic, stopped=stopped) as work:
         moves = work.look(target, chosen, allow_out_of_range=config.allow_out_of_range, new_group=True)
         action.warn(work.warnings())
         return _move(action, config, work, moves)
@@ -381,12 +384,9 @@ def _import_positions(action: _Action, config: ImportPositionsConfig) -> TableMe
     options = PositionSourceOptions(config.consumer_group, config.checkpoint, config.others)
     others = options.begin_at()
     stopped = action.require_allowed(config, config.go_consumers_stopped)
-    with (
-        action.claimer.open_data() as topics,
-        closing(PositionImporter(action.resetter(topics, config.topic, stopped=stopped))) as work,
-    ):
-        source = options.source(topics, config.topic)
-        moves = work.look(source, chosen, others=others, allow_out_of_range=config.allow_out_of_range)
+    with action.opened(PositionImporter, config.topic, stopped=stopped) as work:
+        source = options.source(work.topics, config.topic)
+        moves = work.look_at(source, chosen, others=others, allow_out_of_range=config.allow_out_of_range)
         action.warn([*source.notes, *work.warnings()])
         if not config.dry_run:
             source.require_at_rest()
@@ -396,7 +396,7 @@ def _import_positions(action: _Action, config: ImportPositionsConfig) -> TableMe
 def _move(
     action: _Action,
     config: PositionsConfig,
-    work: PositionResetter | PositionImporter,
+    work: PositionResetter,
     moves: Sequence[PositionChange],
 ) -> TableMetadataValue:
     """Set the positions, unless it is a dry run; if it fails, have the failure say what was set."""
@@ -433,16 +433,14 @@ def _reprocess_range(action: _Action, config: ReprocessRangeConfig) -> TableMeta
     log = action.context.log
     require_topic_name("topic", config.topic)
     action.require_allowed(config)
-    with (
-        action.claimer.open_data() as topics,
-        closing(RangeReprocessor(action.resetter(topics, config.topic))) as work,
-    ):
+    with action.opened(PositionResetter, config.topic) as positions:
+        work = RangeReprocessor(positions)
         redo = work.look(config.partition, config.start, config.end)
-        action.warn(work.warnings())
+        action.warn(positions.warnings())
         if config.dry_run:
             return redo_table(redo, None)
         redone = work.carry_out(
-            redo, wait_s=config.wait_s, within_s=config.within_s, is_dead=action.is_dead, tell=log.info
+            redo, wait_s=config.wait_s, within_s=config.within_s, is_dead=action.is_dead, report=log.info
         )
     table = redo_table(redo, redone)
     if redone.problem is not None:

@@ -28,6 +28,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import LEADER_MOVED, MISSING, PASSING, Request, failure, right_missing
 from marshal_dagster.kafka.group_offsets import GroupOffsets
 from marshal_dagster.kafka.offsets import AT_ONCE, NONE_AT, ManyOffsets
+from marshal_dagster.protocol.state import OffsetBounds
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -60,14 +61,6 @@ class TopicDescription:
     topic_id: str
     partitions: tuple[int, ...]
     replication: int
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetBounds:
-    """The offsets that a partition holds: from `start` up to `end`, which is the next one."""
-
-    start: int
-    end: int
 
 
 class Topics:

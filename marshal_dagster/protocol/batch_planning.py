@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from marshal_dagster.errors import DataLossError, DataTopicChangedError, StartPositionError
-from marshal_dagster.protocol.state import Key, Phase
+from marshal_dagster.protocol.state import Key, OffsetBounds
 
 
 class StartPolicy(StrEnum):
@@ -17,13 +17,6 @@ class StartPolicy(StrEnum):
     EARLIEST = "earliest"
     LATEST = "latest"
     FAIL = "fail"
-
-
-class ReadableOffsets(NamedTuple):
-    """The offsets of a data partition that can be read: from `start` up to `end` (exclusive)."""
-
-    start: int
-    end: int
 
 
 class Position(NamedTuple):
@@ -41,12 +34,10 @@ class Position(NamedTuple):
 
 def reach(key: Key) -> int:
     """Give the end of what was done or planned by ranges of `key`, its offset where there are none."""
-    if not key.ranges:
-        return key.offset or 0
-    return max((range_.end for range_ in key.ranges if range_.phase is not Phase.CLAIMED), default=key.offset or 0)
+    return max((range_.end for range_ in key.ahead), default=key.offset or 0)
 
 
-def check_incarnation(name: str, key: Key, topic_id: str, extent: ReadableOffsets) -> None:
+def check_incarnation(name: str, key: Key, topic_id: str, extent: OffsetBounds) -> None:
     """Raise `DataTopicChangedError` when where the key stands belongs to another incarnation of the data topic."""
     if key.data_topic_id not in (None, topic_id):
         found = f"its position belongs to topic id {key.data_topic_id}, the cluster's is {topic_id}"
@@ -60,7 +51,7 @@ def check_incarnation(name: str, key: Key, topic_id: str, extent: ReadableOffset
 
 
 def first_offset(
-    name: str, key: Key, extent: ReadableOffsets, policy: StartPolicy, *, group_offset: int | None, is_new: bool
+    name: str, key: Key, extent: OffsetBounds, policy: StartPolicy, *, group_offset: int | None, is_new: bool
 ) -> int:
     """Give the offset at which the owner of a won claim starts.
 
@@ -82,7 +73,7 @@ def first_offset(
     return extent.start if policy is StartPolicy.EARLIEST else extent.end
 
 
-def position(name: str, offset: int, extent: ReadableOffsets, *, allow_data_loss: bool) -> Position:
+def position(name: str, offset: int, extent: OffsetBounds, *, allow_data_loss: bool) -> Position:
     """Lay `offset` against what can be read.
 
     Raises `DataLossError` for messages deleted unread unless that is accepted.
@@ -118,12 +109,10 @@ class ClaimedRange:
     in_any_order: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
         if not 0 <= self.start <= self.first_readable <= self.end:
             raise ValueError(f"not a range: start {self.start}, readable {self.first_readable}, end {self.end}")
 
     def __str__(self) -> str:
-        """Name topic, partition and offsets."""
         return f"{self.topic}/{self.partition} [{self.start}, {self.end})"
 
     @property

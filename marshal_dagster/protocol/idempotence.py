@@ -123,12 +123,16 @@ def judge(stored: StoredPosition | None, wanted: ClaimedRange) -> Verdict:
         )
     if stored is None or _is_of_newer_generation(stored, wanted):
         return Verdict.REPLACE
-    if stored.position == wanted.end:
+    return _judge_position(stored.position, wanted)
+
+
+def _judge_position(position: int, wanted: ClaimedRange) -> Verdict:
+    if position == wanted.end:
         return Verdict.SKIP
-    if stored.position != wanted.start:
+    if position != wanted.start:
         raise SinkRejectedError(
-            f"{wanted} of group {wanted.group!r}: the output stands at {stored.position}, which is neither the range's "
-            "start nor its end: nothing was written; compare the output with `marshal-dagster position get`"
+            f"{wanted} of group {wanted.group!r}: the output stands at {position}, which is neither the range's start "
+            "nor its end: nothing was written; compare the output with `marshal-dagster position get`"
         )
     return Verdict.TAKE
 
@@ -178,16 +182,7 @@ def _judge_in_order(stored: StoredRanges, wanted: ClaimedRange) -> Verdict:
             "some that it neither is nor follows on without a gap: nothing was written; a group that no longer claims "
             "ranges needs a new generation: set the position"
         )
-    return judge(
-        StoredPosition(
-            coordination_topic_id=stored.coordination_topic_id,
-            data_topic_id=stored.data_topic_id,
-            generation=stored.generation,
-            epoch=stored.epoch,
-            position=stored.position,
-        ),
-        wanted,
-    )
+    return _judge_position(stored.position, wanted)
 
 
 def _is_of_newer_generation(stored: StoredPosition | StoredRanges, wanted: ClaimedRange) -> bool:

@@ -40,7 +40,7 @@ def choose_range(
     left = _abandoned_plan(group, counted, look, max_attempts)
     if left is not None:
         return left.start, left.end
-    kept = [each for each in counted if each.phase is not Phase.CLAIMED or each.owner not in look.dead]
+    kept = [range_ for range_ in counted if range_.phase is not Phase.CLAIMED or range_.owner not in look.dead]
     gap = _lowest_gap(kept, key.offset or 0, until)
     if gap is None:
         return None
@@ -76,9 +76,9 @@ def _abandoned_plan(group: Group, ranges: Ranges, look: ChoiceContext, max_attem
 def _lowest_gap(kept: Iterable[Range], offset: int, until: int) -> Bounds | None:
     """Give the lowest offsets from `offset` on and below `until` that none of `kept`, which are ordered, has."""
     at = offset
-    for each in kept:
-        if at < each.start:
+    for range_ in kept:
+        if at < range_.start:
             break
-        at = each.end
-    end = min([until, *(each.start for each in kept if each.start > at)])
+        at = range_.end
+    end = min([until, *(range_.start for range_ in kept if range_.start > at)])
     return (at, end) if at < end else None

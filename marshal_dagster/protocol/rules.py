@@ -1,6 +1,7 @@
 """The tables of protocol.md, sections 4 and 8.3, as a table.
 
 For each type of record: the conditions under which it is accepted, the reason that is named when one fails, its effect.
+A condition may rely on those before it.
 
 `NATIVE` and `GO` (section 7) judge; `OBSERVING` (section 5) is what a reader does that could not start at the
 log's beginning: it refuses nothing and is never claimed from.
@@ -75,6 +76,8 @@ class RecordNote(StrEnum):
 
 M = TypeVar("M", bound=Message)
 
+_NO_RANGE: Final = Range(0, 0, Phase.DONE)
+
 
 @dataclass(slots=True)
 class Event(Generic[M]):
@@ -135,36 +138,8 @@ def is_running_or_pauser(event: Event[Any]) -> bool:
     return is_running(event) or is_pauser(event)
 
 
-def is_claim_of_epoch(event: Event[RevokingClaim]) -> bool:
-    return event.key.owner is not None and event.key.owner.epoch == event.message.epoch
-
-
 def is_offset_known(event: Event[Any]) -> bool:
     return event.key.offset is not None
-
-
-def is_plan_ahead(event: Event[ClaimingMessages]) -> bool:
-    return event.key.offset is not None and event.message.plan_end > event.key.offset
-
-
-def is_plan_free(event: Event[ClaimingMessages]) -> bool:
-    return event.key.plan_end in (None, event.message.plan_end)
-
-
-def is_first_id_or_pauser(event: Event[DataTopic]) -> bool:
-    return event.key.data_topic_id is None or is_pauser(event)
-
-
-def is_group_idle(event: Event[Any]) -> bool:
-    return not any(event.group.live_keys(event.log_time_ms))
-
-
-def is_first_settings_or_pauser(event: Event[GroupSettingsRecord]) -> bool:
-    return not event.group.settings_accepted or is_pauser(event)
-
-
-def is_without_plans_or_pauser(event: Event[GroupSettingsRecord]) -> bool:
-    return is_pauser(event) or all(key.plan_end is None for key in event.group.keys.values())
 
 
 # Guards of range claims, and of what they keep from being claimed whole
@@ -178,33 +153,9 @@ def is_free_of_ranges_or_pauser(event: Event[Any]) -> bool:
     return not event.key.ranges or not _effective_ranges(event) or is_pauser(event)
 
 
-def is_without_ranges(event: Event[Any]) -> bool:
-    return not event.key.ranges
-
-
-def is_enabled(event: Event[Any]) -> bool:
-    return enables_ranges(event.group.settings)
-
-
-def is_plan_closed(event: Event[Any]) -> bool:
-    return event.key.plan_end is None
-
-
-def is_topic_known(event: Event[Any]) -> bool:
-    return event.key.data_topic_id is not None
-
-
-def is_from_offset_on(event: Event[ClaimingRange]) -> bool:
-    return event.key.offset is not None and event.message.start >= event.key.offset
-
-
-def is_not_empty(event: Event[ClaimingRange]) -> bool:
-    return event.message.start < event.message.end
-
-
 def is_takeover_or_free(event: Event[ClaimingRange]) -> bool:
-    start, end = event.message.start, event.message.end
-    return _abandoned_plan(event) is not None or not any(each.overlaps(start, end) for each in _effective_ranges(event))
+    start, end, ranges = event.message.start, event.message.end, _effective_ranges(event)
+    return _abandoned_plan(event) is not None or not any(range_.overlaps(start, end) for range_ in ranges)
 
 
 def is_takeover_or_not_too_many(event: Event[ClaimingRange]) -> bool:
@@ -212,40 +163,35 @@ def is_takeover_or_not_too_many(event: Event[ClaimingRange]) -> bool:
 
 
 def is_range_of_epoch(event: Event[RangeMessage]) -> bool:
-    return _named(event) is not None
+    return _named(event) is not _NO_RANGE
 
 
 def is_range_owner(event: Event[RangeMessage]) -> bool:
     held = _named(event)
-    return held is not None and held.owner is not None and held.owner.instance == event.message.instance
+    return held.owner is not None and held.owner.instance == event.message.instance
 
 
 def is_live_range(event: Event[RangeMessage]) -> bool:
-    held = _named(event)
-    return held is not None and held.is_live(event.log_time_ms, event.group.settings.heartbeat_interval_ms)
+    return _named(event).is_live(event.log_time_ms, event.group.settings.heartbeat_interval_ms)
 
 
 def is_within_range(event: Event[PlanningRange]) -> bool:
     held = _named(event)
-    return held is not None and held.start < event.message.end <= held.end
+    return held.start < event.message.end <= held.end
 
 
 def is_same_plan_or_first(event: Event[PlanningRange]) -> bool:
     held = _named(event)
-    return held is not None and (held.phase is Phase.CLAIMED or held.end == event.message.end)
-
-
-def is_planned(event: Event[RangeMessage]) -> bool:
-    held = _named(event)
-    return held is not None and held.phase is Phase.PLANNED
+    return held.phase is Phase.CLAIMED or held.end == event.message.end
 
 
 def _effective_ranges(event: Event[Any]) -> Ranges:
     return event.group.effective_ranges(event.key, event.log_time_ms)
 
 
-def _named(event: Event[Any]) -> Range | None:
-    return of_epoch(event.key.ranges, event.message.epoch)
+def _named(event: Event[Any]) -> Range:
+    """Return the range that the record names; where there is none, which the first guard refuses, an empty one."""
+    return of_epoch(event.key.ranges, event.message.epoch) or _NO_RANGE
 
 
 def _abandoned_plan(event: Event[ClaimingRange]) -> Range | None:
@@ -346,34 +292,28 @@ def take_range(event: Event[ClaimingRange]) -> Notes:
     return ()
 
 
-def _change_named(event: Event[Any], change: Callable[[Range], Ranges]) -> Notes:
-    held = _named(event)
-    if held is not None:
-        event.key.ranges = change(held)
+def plan_range(event: Event[PlanningRange]) -> Notes:
+    planned = _named(event)._replace(end=event.message.end, phase=Phase.PLANNED)
+    event.key.ranges = put(event.key.ranges, planned)
     return ()
 
 
-def plan_range(event: Event[PlanningRange]) -> Notes:
-    end, ranges = event.message.end, event.key.ranges
-    return _change_named(event, lambda held: put(ranges, held._replace(end=end, phase=Phase.PLANNED)))
-
-
 def beat_range(event: Event[RangeHeartbeat]) -> Notes:
-    log_time_ms, ranges = event.log_time_ms, event.key.ranges
-    return _change_named(event, lambda held: put(ranges, held._replace(last_beat_ms=log_time_ms)))
+    event.key.ranges = put(event.key.ranges, _named(event)._replace(last_beat_ms=event.log_time_ms))
+    return ()
 
 
 def finish_range(event: Event[RangeDone]) -> Notes:
-    key, held = event.key, _named(event)
-    if held is not None and key.offset is not None:
-        key.ranges, offset = finish(key.ranges, held, key.offset)
+    key = event.key
+    if key.offset is not None:
+        key.ranges, offset = finish(key.ranges, _named(event), key.offset)
         key.move(offset)
     return ()
 
 
 def release_range(event: Event[RangeMessage]) -> Notes:
-    ranges = event.key.ranges
-    return _change_named(event, lambda held: give_up(ranges, held))
+    event.key.ranges = give_up(event.key.ranges, _named(event))
+    return ()
 
 
 def nothing(_: Event[Any]) -> Notes:
@@ -446,7 +386,15 @@ NATIVE: Final[Rules] = MappingProxyType(
         ),
         Heartbeat: Rule(beat, ((is_owner, Refusal.NOT_OWNER),)),
         ReleasingPartition: Rule(release, ((is_owner, Refusal.NOT_OWNER),)),
-        RevokingClaim: Rule(revoke, ((is_claim_of_epoch, Refusal.OTHER_EPOCH),)),
+        RevokingClaim: Rule(
+            revoke,
+            (
+                (
+                    lambda event: event.key.owner is not None and event.key.owner.epoch == event.message.epoch,
+                    Refusal.OTHER_EPOCH,
+                ),
+            ),
+        ),
         ClaimingMessages: Rule(
             plan,
             (
@@ -454,9 +402,9 @@ NATIVE: Final[Rules] = MappingProxyType(
                 (is_live_owner, Refusal.NOT_LIVE),
                 (is_running, Refusal.PAUSED),
                 (is_offset_known, Refusal.OFFSET_UNKNOWN),
-                (is_plan_ahead, Refusal.EMPTY_PLAN),
-                (is_plan_free, Refusal.OTHER_PLAN),
-                (is_without_ranges, Refusal.HELD_BY_RANGES),
+                (lambda event: event.message.plan_end > event.key.offset, Refusal.EMPTY_PLAN),
+                (lambda event: event.key.plan_end in (None, event.message.plan_end), Refusal.OTHER_PLAN),
+                (lambda event: not event.key.ranges, Refusal.HELD_BY_RANGES),
             ),
         ),
         ReleaseGroup: Rule(pause),
@@ -465,29 +413,32 @@ NATIVE: Final[Rules] = MappingProxyType(
             (
                 (is_owner, Refusal.NOT_OWNER),
                 (is_live_owner, Refusal.NOT_LIVE),
-                (is_first_id_or_pauser, Refusal.NOT_PAUSER),
+                (lambda event: event.key.data_topic_id is None or is_pauser(event), Refusal.NOT_PAUSER),
             ),
         ),
         GroupSettingsRecord: Rule(
             apply_settings,
             (
-                (is_group_idle, Refusal.LIVE_MEMBERS),
-                (is_first_settings_or_pauser, Refusal.SETTINGS_EXIST),
-                (is_without_plans_or_pauser, Refusal.OPEN_PLANS),
+                (lambda event: not any(event.group.live_keys(event.log_time_ms)), Refusal.LIVE_MEMBERS),
+                (lambda event: not event.group.settings_accepted or is_pauser(event), Refusal.SETTINGS_EXIST),
+                (
+                    lambda event: is_pauser(event) or all(key.plan_end is None for key in event.group.keys.values()),
+                    Refusal.OPEN_PLANS,
+                ),
             ),
         ),
         Mark: Rule(nothing),
         ClaimingRange: Rule(
             take_range,
             (
-                (is_enabled, Refusal.RANGES_DISABLED),
+                (lambda event: enables_ranges(event.group.settings), Refusal.RANGES_DISABLED),
                 _RUNNING,
                 (is_unowned, Refusal.LIVE_OWNER),
-                (is_plan_closed, Refusal.OPEN_PLAN),
+                (lambda event: event.key.plan_end is None, Refusal.OPEN_PLAN),
                 (is_offset_known, Refusal.OFFSET_UNKNOWN),
-                (is_topic_known, Refusal.TOPIC_UNKNOWN),
-                (is_from_offset_on, Refusal.BELOW_OFFSET),
-                (is_not_empty, Refusal.EMPTY_RANGE),
+                (lambda event: event.key.data_topic_id is not None, Refusal.TOPIC_UNKNOWN),
+                (lambda event: event.message.start >= event.key.offset, Refusal.BELOW_OFFSET),
+                (lambda event: event.message.start < event.message.end, Refusal.EMPTY_RANGE),
                 (is_takeover_or_free, Refusal.RANGE_TAKEN),
                 (is_takeover_or_not_too_many, Refusal.TOO_MANY_RANGES),
             ),
@@ -503,7 +454,9 @@ NATIVE: Final[Rules] = MappingProxyType(
             ),
         ),
         RangeHeartbeat: Rule(beat_range, _BY_RANGE_OWNER),
-        RangeDone: Rule(finish_range, (*_BY_RANGE_OWNER, (is_planned, Refusal.NOT_PLANNED))),
+        RangeDone: Rule(
+            finish_range, (*_BY_RANGE_OWNER, (lambda event: _named(event).phase is Phase.PLANNED, Refusal.NOT_PLANNED))
+        ),
         ReleasingRange: Rule(release_range, _BY_RANGE_OWNER),
         RevokingRange: Rule(release_range, ((is_range_of_epoch, Refusal.OTHER_EPOCH),)),
     }

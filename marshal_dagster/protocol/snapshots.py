@@ -180,11 +180,11 @@ def collect(
     Those of another version are told apart; what is no part of a snapshot is passed over.
     """
     found: dict[SnapshotName, StoredSnapshot] = {}
-    foreign: dict[str, RejectedSnapshot] = {}
+    newer: dict[str, RejectedSnapshot] = {}
     for key, value in records:
         named = _read_name(key)
         if isinstance(named, str):
-            foreign[named] = RejectedSnapshot.NEWER_VERSION
+            newer[named] = RejectedSnapshot.NEWER_VERSION
         elif named is not None:
             name, part = named
             stored = found.setdefault(name, StoredSnapshot(name))
@@ -193,7 +193,7 @@ def collect(
             else:
                 stored.parts.pop(part, None)
     kept = [stored for stored in found.values() if stored.parts]
-    return sorted(kept, key=lambda stored: stored.name.offset, reverse=True), foreign
+    return sorted(kept, key=lambda stored: stored.name.offset, reverse=True), newer
 
 
 def choose(
@@ -205,23 +205,22 @@ def choose(
     start: int,
     end: int,
     defaults: GroupSettings,
-    strange: Collection[LastRecord] = (),
+    foreign: Collection[LastRecord] = (),
 ) -> SnapshotChoice:
     """Read the newest snapshot from which the log of that id, which holds the offsets [start, end), can be read on.
 
-    `strange` are last records before a snapshot of which it is known that the log holds others there.
+    `foreign` are last records before a snapshot of which it is known that the log holds others there.
     """
     stored, passed_over = collect(records)
-    for one in stored:
-        if one.name.number != number:
+    for snapshot in stored:
+        if snapshot.name.number != number:
             continue
-        misfit = _rejection(one.name, topic_id, partitions, start, end)
-        loaded = misfit or load(one, defaults)
-        if isinstance(loaded, PartitionWorld) and loaded.last in strange:
+        loaded = _rejection(snapshot.name, topic_id, partitions, start, end) or load(snapshot, defaults)
+        if isinstance(loaded, PartitionWorld) and loaded.last in foreign:
             loaded = RejectedSnapshot.OTHER_RECORDS
         if isinstance(loaded, PartitionWorld):
             return SnapshotChoice(loaded, passed_over)
-        passed_over[f"{one.name}"] = loaded
+        passed_over[f"{snapshot.name}"] = loaded
     return SnapshotChoice(None, passed_over)
 
 
@@ -232,10 +231,8 @@ def load(stored: StoredSnapshot, defaults: GroupSettings) -> PartitionWorld | Re
         return text
     try:
         return _read_rows(stored.name, [json.loads(line) for line in text.split(b"\n")], defaults)
-    except _OtherDefaultsError:
-        return RejectedSnapshot.OTHER_DEFAULTS
-    except _SkippedRangesError:
-        return RejectedSnapshot.RANGES_SKIPPED
+    except _RejectedError as rejected:
+        return rejected.reason
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError):
         return RejectedSnapshot.MALFORMED
 
@@ -246,11 +243,12 @@ def outdated(stored: Sequence[StoredSnapshot], newest: SnapshotName) -> list[Rec
     What lies at the same one stays: of two writers that both did this, each would delete the other's. What is of
     another version stays too: there may be members that read only that.
     """
+    log = (*newest[:3], newest.version)
     return [
-        Record(one.name.key(part), None)
-        for one in stored
-        if (*one.name[:3], one.name.version) == (*newest[:3], newest.version) and one.name.offset < newest.offset
-        for part in one.parts
+        Record(name.key(part), None)
+        for name, parts in ((snapshot.name, snapshot.parts) for snapshot in stored)
+        if (*name[:3], name.version) == log and name.offset < newest.offset
+        for part in parts
     ]
 
 
@@ -342,12 +340,9 @@ def _defaults_text(defaults: GroupSettings) -> str:
     return f"{defaults.heartbeat_interval_ms}/{defaults.rule_set}/{defaults.delivery}/{features}"
 
 
-class _OtherDefaultsError(Exception):
-    pass
-
-
-class _SkippedRangesError(Exception):
-    pass
+class _RejectedError(Exception):
+    def __init__(self, reason: RejectedSnapshot) -> None:
+        self.reason = reason
 
 
 def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: GroupSettings) -> PartitionWorld:
@@ -356,30 +351,29 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: GroupSettings)
     first = next(remaining)
     is_former = name.version in _FORMER_VERSIONS
     if first["defaults"] != _defaults_text(_FORMER_WITHOUT_SETTINGS if is_former else defaults):
-        raise _OtherDefaultsError
+        raise _RejectedError(RejectedSnapshot.OTHER_DEFAULTS)
     world = PartitionWorld(name.number, name.partitions, defaults, 0)
     world.had_ranges = name.version in _WITH_RANGES
     world.resume_at(name.offset, None if first["log_time_ms"] is None else _time(first["log_time_ms"]))
     world.invalid = _read_counts(first["invalid"], Invalid)
     world.refused = _read_counts(first["refused"], Refusal)
     world.noted = _read_counts(first["noted"], RecordNote)
-    read_key_row = _read_key_with_ranges if world.had_ranges else _read_key
     world.set_last_record(_read_last(first.get("last"), name))
     group, topic = Group(defaults), None
     for row in remaining:
         if isinstance(row, list):
             if topic is None:
                 raise ValueError("a key without a topic")
-            group.keys[topic, _whole_number(row[0], INT32_MAX)] = read_key_row(row)
+            group.keys[topic, _whole_number(row[0], INT32_MAX)] = _read_key(row, with_ranges=world.had_ranges)
         elif "group" in row:
             group, topic = _read_group(row, defaults), None
             world.groups[_name(row["group"])] = group
         else:
             topic = _topic(row["topic"], name)
     if is_former and any(group.keys and not group.settings_accepted for group in world.groups.values()):
-        raise _OtherDefaultsError
+        raise _RejectedError(RejectedSnapshot.OTHER_DEFAULTS)
     if not world.had_ranges and _may_lack_ranges(world, knows=first.get("knows", [])):
-        raise _SkippedRangesError
+        raise _RejectedError(RejectedSnapshot.RANGES_SKIPPED)
     return world
 
 
@@ -421,18 +415,15 @@ def _read_group(row: dict[str, Any], defaults: GroupSettings) -> Group:
     )
 
 
-def _read_key(row: list[Any]) -> Key:
-    return _read_key_row(*row[1:])
-
-
-def _read_key_with_ranges(row: list[Any]) -> Key:
-    key = _read_key_row(*row[1:_RANGES_AT], *row[_RANGES_AT + 1 :])
-    if type(row[_RANGES_AT]) is not list:
+def _read_key(row: list[Any], *, with_ranges: bool) -> Key:
+    ranges = row.pop(_RANGES_AT) if with_ranges else []
+    key = _read_key_row(*row[1:])
+    if type(ranges) is not list:
         raise ValueError(row)
-    key.ranges = tuple(_read_range(*each) for each in row[_RANGES_AT])
+    key.ranges = tuple(_read_range(*range_) for range_ in ranges)
     if key.ranges and (key.offset is None or key.offset > key.ranges[0].start):
         raise ValueError(key)
-    if not all(one.end <= next_one.start for one, next_one in pairwise(key.ranges)):
+    if not all(before.end <= after.start for before, after in pairwise(key.ranges)):
         raise ValueError(key)
     return key
 

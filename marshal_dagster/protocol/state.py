@@ -1,7 +1,7 @@
 """The values that the log's records change: keys, their owners, and groups (protocol.md, section 3)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -9,6 +9,15 @@ from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 
 DataPartitionId = tuple[str, int]
 """A data topic and a partition of it."""
+
+
+class OffsetBounds(NamedTuple):
+    """The offsets that a partition holds, or of it can be read: from `start` up to `end`, the next one."""
+
+    start: int
+    end: int
+
+
 RANGES: Final = "ranges"
 """The feature that lets a group's members claim ranges of a partition's offsets."""
 GO_ALLOWANCE_MS: Final = 1_000
@@ -105,19 +114,23 @@ class Key:
     provisional: bool = False
     ranges: Ranges = ()
 
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        """The members that hold the key whole, or ranges of it."""
+        return tuple(owner for owner in (self.owner, *(range_.owner for range_ in self.ranges)) if owner is not None)
+
+    def owners_within(self, start: int, end: int) -> tuple[Owner, ...]:
+        """Return the members that hold the key whole, or ranges of it that share an offset with [start, end)."""
+        return replace(self, ranges=tuple(range_ for range_ in self.ranges if range_.overlaps(start, end))).owners
+
+    @property
+    def ahead(self) -> Ranges:
+        """The ranges that are planned or done ahead of the offset."""
+        return tuple(range_ for range_ in self.ranges if range_.phase is not Phase.CLAIMED)
+
     def copy(self) -> "Key":
-        """Give a copy, which stays as it is while the log is followed further."""
-        return Key(
-            self.offset,
-            self.owner,
-            self.last_beat_ms,
-            self.plan_end,
-            self.plan_attempts,
-            self.generation,
-            self.data_topic_id,
-            self.provisional,
-            self.ranges,
-        )
+        """Return a copy, which stays as it is while the log is followed further."""
+        return replace(self)
 
     def end_plan(self) -> None:
         """Forget the open plan, if any, and its attempts."""
@@ -140,6 +153,11 @@ class Key:
 def enables_ranges(settings: GroupSettings) -> bool:
     """Tell whether a group under `settings` may claim ranges: a Go reader would take the partition for free."""
     return RANGES in settings.features and settings.rule_set is RuleSet.NATIVE
+
+
+def without_ranges(settings: GroupSettings) -> GroupSettings:
+    """Return `settings` that do not name the feature `ranges`."""
+    return replace(settings, features=tuple(feature for feature in settings.features if feature != RANGES))
 
 
 @dataclass(slots=True)

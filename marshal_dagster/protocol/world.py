@@ -124,6 +124,10 @@ class PartitionWorld:
         key = known.keys.get((topic, partition)) if known is not None else None
         return key or Key(provisional=not self.certain)
 
+    def present_ms(self, wall_ms: int) -> int:
+        """Return the later of log time and a clock that shows `wall_ms`: the time of a silent log stands still."""
+        return max(self.log_time_ms or 0, wall_ms)
+
     def is_home_of(self, topic: str) -> bool:
         """Tell whether the records of a data topic lie here."""
         return coordination_partition(topic, self.coordination_partitions) == self.number

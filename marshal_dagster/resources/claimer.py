@@ -418,7 +418,7 @@ class ClaimerResource(CoordinationResource):
         )
         at_end(delivery.close)
         delivery.advise = self._advise()
-        self._check_coordination_topic(coordination, topics if coordination == data else None)
+        log.usable_id = self._check_coordination_topic(coordination, topics if coordination == data else None)
         return delivery
 
     def _advise(self) -> "Advise | None":
@@ -432,8 +432,11 @@ class ClaimerResource(CoordinationResource):
         reader = AssignmentReader(self.coordination(), topics, self.group, self.member, self.member_session_ms)
         return reader.assigned_partitions
 
-    def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> None:
-        """Refuse one that this user may not write, or with dangerous settings unless `allow_unsafe_topic`."""
+    def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> str | None:
+        """Refuse one that this user may not write, or with dangerous settings, unless `allow_unsafe_topic`.
+
+        Return the id of the topic, or None where its settings could not be checked.
+        """
         from marshal_dagster.coordination.topic_settings import Severity, require_safe
         from marshal_dagster.kafka.acls import Right, on_topic
         from marshal_dagster.kafka.admin_client import Topics
@@ -441,15 +444,17 @@ class ClaimerResource(CoordinationResource):
         with nullcontext(topics) if topics else Topics(coordination) as asked:
             asked.require(on_topic(self.coordination_topic, Right.READ, Right.WRITE))
             try:
-                problems = require_safe(asked, self.coordination_topic, allow_unsafe=self.allow_unsafe_topic)
+                described = asked.describe(self.coordination_topic)
+                problems = require_safe(asked, described, allow_unsafe=self.allow_unsafe_topic)
             except AuthorizationError as missing:
                 logger.warning("the settings of the coordination topic are not checked: %s", missing)
-                return
+                return None
         for problem in problems:
             if problem.severity is Severity.DANGER:
                 logger.warning(
                     "accepted, though dangerous, in coordination topic %r: %s", self.coordination_topic, problem
                 )
+        return described.topic_id
 
 
 def claimer_of(resources: object, key: str) -> ClaimerResource:

@@ -9,7 +9,8 @@ from marshal_dagster.protocol.world import World
 from marshal_dagster.runs.names import run_of
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
+    from marshal_dagster.kafka.admin_client import Topics
+    from marshal_dagster.protocol.state import OffsetBounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,9 @@ def _revoke_run(context: RunStatusSensorContext, group: str, claimer: ClaimerRes
 
 def _other_ended_runs(context: RunStatusSensorContext, claimer: ClaimerResource) -> list[str]:
     """Return the other runs that hold something of the group and of which Dagster says that they are over."""
-    held = [owner for key in claimer.group_keys().values() for owner in (key.owner, *(r.owner for r in key.ranges))]
-    holding = {run_of(owner.instance) for owner in held if owner is not None} - {context.dagster_run.run_id, ""}
+    keys = claimer.group_keys().values()
+    owners = [owner for key in keys for owner in key.owners]
+    holding = {run_of(owner.instance) for owner in owners} - {context.dagster_run.run_id, ""}
     if not holding:
         return []
     ended = context.instance.get_runs(RunsFilter(run_ids=sorted(holding), statuses=list(FINISHED)))

@@ -125,7 +125,7 @@ class Telemetry:
 
     def lost(self, claimer: "ObservedClaimer", claim: "BaseClaim", why: str) -> None:
         """Count and log a lost claim."""
-        if claim.is_over:
+        if claim.is_done:
             return
         if self._metrics is not None:
             self._metrics.claims.add(1, {**_whose(claimer), "outcome": _LOST})

@@ -15,13 +15,13 @@ from marshal_dagster.coordination.log import (
     DEFAULT_COORDINATION_TOPIC,
     Ack,
     Append,
-    Bounds,
     Chunk,
     LogIdentity,
     PositionLostError,
 )
 from marshal_dagster.errors import TopicNotFoundError, UnavailableError
 from marshal_dagster.protocol.snapshots import Record
+from marshal_dagster.protocol.state import OffsetBounds
 
 
 class ManualClock:
@@ -127,11 +127,11 @@ class MemoryBroker:
             self._ends[partition] = end
             self.sender_timed[partition] = {offset for offset in self.sender_timed[partition] if offset < end}
 
-    def bounds(self, partition: int) -> Bounds:
+    def bounds(self, partition: int) -> OffsetBounds:
         """Give the present bounds of one coordination partition. Raises `TopicNotFoundError` where there is none."""
         if partition >= self._partitions:
             raise TopicNotFoundError(f"topic {self._topic!r} has no partition {partition}; it has {self._partitions}")
-        return Bounds(self._starts[partition], self._ends[partition])
+        return OffsetBounds(self._starts[partition], self._ends[partition])
 
     def records(self, partition: int, start: int = 0, end: int | None = None) -> list[tuple[int, int, bytes | None]]:
         """Give the (offset, timestamp in ms, value) records from offset `start` up to `end` (exclusive)."""
@@ -155,7 +155,7 @@ class MemoryLog:
         """Tell which log it is now."""
         return self.broker.identity
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Tell the present bounds. Raises `TopicNotFoundError`."""
         self.identity()
         return {partition: self.broker.bounds(partition) for partition in partitions}
@@ -214,17 +214,17 @@ class MemorySnapshotTopic:
         self._ends = [0] * partitions
         self._lock = threading.Lock()
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Tell the present bounds; compaction leaves them as they are. Raises `TopicNotFoundError`."""
         with self._lock:
             missing = [partition for partition in partitions if not 0 <= partition < len(self._ends)]
             if missing:
                 raise TopicNotFoundError(f"the snapshot topic has no partitions {missing}")
-            return {partition: Bounds(0, self._ends[partition]) for partition in partitions}
+            return {partition: OffsetBounds(0, self._ends[partition]) for partition in partitions}
 
     def read(
         self,
-        ranges: Mapping[int, Bounds],
+        ranges: Mapping[int, OffsetBounds],
         timeout_s: float,  # noqa: ARG002 - never waits
     ) -> Mapping[int, Sequence[tuple[bytes | None, bytes | None]]]:
         """Give what there is in these offsets."""

@@ -4,7 +4,9 @@ import logging
 
 import pytest
 
-from marshal_dagster.admin.operator import LONGEST_SETTING_S, TRIES, GroupAdmin
+from marshal_dagster.admin.group_writer import TRIES
+from marshal_dagster.admin.paused_change import LONGEST_SETTING_S
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
     ConfigurationError,
@@ -36,9 +38,9 @@ def site() -> Site:
     return Site()
 
 
-def operator_on(site: Site, log: FaultyLog | None = None) -> GroupAdmin:
+def operator_on(site: Site, log: FaultyLog | None = None) -> SettingsChanger:
     """Open an operator."""
-    return GroupAdmin(Rationalizer(log or site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
+    return SettingsChanger(Rationalizer(log or site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
 
 
 def is_paused_everywhere(site: Site) -> set[bool]:
@@ -138,7 +140,7 @@ def test_a_wrong_clock_ends_no_pause(site: Site, ahead_s: int) -> None:
     site.pause(300, "boss.1")
     until_s = site.world().group_of(GROUP, TOPIC).paused_until_s
     wrong = ManualClock(site.clock.wall_ms() + 1_000 * ahead_s)
-    operator = GroupAdmin(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=wrong)
+    operator = SettingsChanger(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=wrong)
     operator.set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
     assert site.key(0).offset == 10
     assert site.world().group_of(GROUP, TOPIC).paused_until_s == until_s

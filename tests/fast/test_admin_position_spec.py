@@ -3,12 +3,11 @@
 import pytest
 
 from marshal_dagster.admin.position_spec import (
+    LogEnd,
     PartitionPosition,
     ShiftBy,
     Target,
     ToDatetime,
-    ToEarliest,
-    ToLatest,
     ToOffsets,
     choose_partitions,
     offsets_of,
@@ -17,9 +16,9 @@ from marshal_dagster.admin.position_spec import (
     resolve,
 )
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.batch_planning import ReadableOffsets
+from marshal_dagster.protocol.state import OffsetBounds
 
-EXTENT = ReadableOffsets(20, 100)
+EXTENT = OffsetBounds(20, 100)
 HERE = PartitionPosition(50, EXTENT)
 
 
@@ -52,7 +51,7 @@ def test_what_are_no_offsets_is_an_error_that_names_them(text: str) -> None:
 )
 def test_partitions_are_read(text: str, numbers: list[int]) -> None:
     """Numbers and runs of them, in any order, each counted once."""
-    assert choose_partitions("t", ToEarliest(), partitions_of(text, "--partitions"), range(5)) == numbers
+    assert choose_partitions("t", LogEnd.EARLIEST, partitions_of(text, "--partitions"), range(5)) == numbers
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1-", "0,,1", "99999999999", "2147483648", "٣"])
@@ -74,8 +73,8 @@ def test_all_partitions_are_meant_unless_some_are_named() -> None:
 @pytest.mark.parametrize(
     ("target", "named", "number"),
     [
-        (ToLatest(), [range(1, 3)], 2),
-        (ToLatest(), [range(2_000_000_000)], 1_999_999_999),
+        (LogEnd.LATEST, [range(1, 3)], 2),
+        (LogEnd.LATEST, [range(2_000_000_000)], 1_999_999_999),
         (ToOffsets(None, ((7, 0),)), None, 7),
     ],
 )
@@ -90,8 +89,8 @@ def test_a_partition_that_there_is_not_is_named(target: Target, named: list[rang
     [
         (ToOffsets(each=7), 7),
         (ToOffsets(by_partition=((0, 9), (1, 8))), 9),
-        (ToEarliest(), 20),
-        (ToLatest(), 100),
+        (LogEnd.EARLIEST, 20),
+        (LogEnd.LATEST, 100),
         (ShiftBy(-1), 49),
         (ShiftBy(-50), 0),
         (ShiftBy(10), 60),

@@ -9,7 +9,7 @@ import pytest
 
 from marshal_dagster.admin.recovery import ConfirmedOffset, LastOffsets, Recovery, Whose
 from marshal_dagster.coordination.claimer import Claimer, Member
-from marshal_dagster.coordination.log import Bounds, LogIdentity, PositionLostError
+from marshal_dagster.coordination.log import LogIdentity, PositionLostError
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots
 from marshal_dagster.errors import (
@@ -34,6 +34,7 @@ from marshal_dagster.protocol.messages import (
     render,
 )
 from marshal_dagster.protocol.snapshots import Record
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import ManualClock, MemorySnapshotTopic
 from tests.faulty_log import Fault, FaultyLog
@@ -341,7 +342,7 @@ def test_a_log_made_anew_while_it_is_looked_at_is_told(site: Site) -> None:
     class Repartitioning(MemorySnapshotTopic):
         """Makes the log anew as it is asked for snapshots."""
 
-        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
             """Tell, and make anew."""
             site.broker.recreate(partitions=1)
             return super().bounds(partitions)
@@ -391,7 +392,7 @@ def test_somebody_who_begins_after_the_last_mark_is_noticed(site: Site, topic: M
     begun = recovery(site, topic)
     looked_up = topic.bounds
 
-    def begin(partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def begin(partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         site.say(about(ClaimingPartition, "alive.1"))
         return looked_up(partitions)
 

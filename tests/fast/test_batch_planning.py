@@ -5,17 +5,16 @@ import pytest
 from marshal_dagster.errors import DataLossError, DataTopicChangedError, StartPositionError
 from marshal_dagster.protocol.batch_planning import (
     Position,
-    ReadableOffsets,
     StartPolicy,
     check_incarnation,
     first_offset,
     position,
 )
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.state import Key, OffsetBounds
 
 TOPIC_ID, OTHER_TOPIC_ID = "T" * 22, "U" * 22
 NAME = "orders/3 of group 'etl'"
-EXTENT = ReadableOffsets(10, 90)
+EXTENT = OffsetBounds(10, 90)
 
 
 @pytest.mark.parametrize("policy", StartPolicy)
@@ -70,15 +69,15 @@ def test_the_policy_comes_last() -> None:
 @pytest.mark.parametrize(
     ("offset", "extent", "expected", "lag"),
     [
-        (10, ReadableOffsets(10, 90), Position(10, 10, 90), 80),
-        (50, ReadableOffsets(10, 90), Position(50, 50, 90), 40),
-        (90, ReadableOffsets(10, 90), Position(90, 90, 90), 0),
-        (0, ReadableOffsets(0, 0), Position(0, 0, 0), 0),
-        (95, ReadableOffsets(10, 90), Position(95, 95, 95), 0),
+        (10, OffsetBounds(10, 90), Position(10, 10, 90), 80),
+        (50, OffsetBounds(10, 90), Position(50, 50, 90), 40),
+        (90, OffsetBounds(10, 90), Position(90, 90, 90), 0),
+        (0, OffsetBounds(0, 0), Position(0, 0, 0), 0),
+        (95, OffsetBounds(10, 90), Position(95, 95, 95), 0),
     ],
     ids=str,
 )
-def test_a_position_within_what_is_there(offset: int, extent: ReadableOffsets, expected: Position, lag: int) -> None:
+def test_a_position_within_what_is_there(offset: int, extent: OffsetBounds, expected: Position, lag: int) -> None:
     """Read from the offset to the end; one past the last stable offset waits."""
     for accepted in (False, True):
         found = position(NAME, offset, extent, allow_data_loss=accepted)
@@ -87,10 +86,10 @@ def test_a_position_within_what_is_there(offset: int, extent: ReadableOffsets, e
 
 @pytest.mark.parametrize(
     ("offset", "extent", "expected"),
-    [(9, ReadableOffsets(10, 90), Position(9, 10, 90)), (0, ReadableOffsets(90, 90), Position(0, 90, 90))],
+    [(9, OffsetBounds(10, 90), Position(9, 10, 90)), (0, OffsetBounds(90, 90), Position(0, 90, 90))],
     ids=str,
 )
-def test_a_position_that_retention_took(offset: int, extent: ReadableOffsets, expected: Position) -> None:
+def test_a_position_that_retention_took(offset: int, extent: OffsetBounds, expected: Position) -> None:
     """The offset stays, what is left begins later; without leave to lose messages it is an error that names them."""
     assert position(NAME, offset, extent, allow_data_loss=True) == expected
     with pytest.raises(DataLossError, match=rf"messages {offset} to {extent.start} \(exclusive\) of {NAME}"):

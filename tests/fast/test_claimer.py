@@ -500,7 +500,7 @@ def test_revoke_tells_what_it_took(site: Site) -> None:
     epochs = {number: claim.epoch for number, claim in owner.claims.items()}
     member = site.member()
 
-    assert member.revoke({0: epochs[0], 1: epochs[1] + 1}) == frozenset({0})
+    assert member.revoke([(0, epochs[0]), (1, epochs[1] + 1)]) == frozenset({(0, epochs[0])})
     assert site.owner(0) is None
     assert site.owner(1) == owner.member.instance
 
@@ -512,7 +512,7 @@ def test_a_revocation_of_ones_own_former_claim_comes_from_another_instance(site:
     member.release()
     before = messages_sent_by(site, member.member.instance)
 
-    member.revoke({0: epoch})
+    member.revoke([(0, epoch)])
 
     assert messages_sent_by(site, member.member.instance) == before
 

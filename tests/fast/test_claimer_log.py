@@ -315,7 +315,7 @@ def test_of_a_log_that_is_only_observed_nothing_was_seen_revoked(site: Site) -> 
     site.owner_of(1)
     log.before_append = site.overtake
 
-    assert member.revoke({1: 9_999}) == frozenset()
+    assert member.revoke([(1, 9_999)]) == frozenset()
     assert not member.claims
 
 
@@ -515,7 +515,7 @@ def test_a_member_writes_only_what_go_knows(site: Site) -> None:
     member.commit({0: 10})
     member.claim([1], is_dead=lambda _: True)
     with pytest.raises(GoGroupError):
-        member.revoke({1: 0})
+        member.revoke([(1, 0)])
     member.release()
 
     kinds = {value.split("/", 1)[0] for value in site.values()}

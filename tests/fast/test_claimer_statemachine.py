@@ -7,8 +7,8 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from marshal_dagster.coordination.claim_set import ClaimSet
 from marshal_dagster.coordination.claimer import Claimer
-from marshal_dagster.coordination.claims import ClaimSet
 from marshal_dagster.coordination.group_reader import GroupReader
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.leases import Lease
@@ -51,9 +51,9 @@ def greedy(self: ClaimSet[Any], partition: int, _: str) -> None:
     ("of", "name", "instead"),
     [
         (Lease, "holds", lambda *_: True),
-        (Claimer, "_drop_ended_leases", forgetful),
+        (ClaimSet, "drop_ended", forgetful),
         (ClaimSet, "lose", greedy),
-        (ClaimSet, "ask", lambda *_: None),
+        (ClaimSet, "request", lambda *_: None),
         (ClaimSet, "give_up", lambda *_: []),
         (Claimer, "revoke", lambda _, epochs: frozenset(epochs)),
         (GroupReader, "require_running", forgetful),

@@ -20,11 +20,10 @@ from marshal_dagster.cli.doctor_checks.data_topics import (
 from marshal_dagster.cli.doctor_checks.finding import CheckState, Finding
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Right
-from marshal_dagster.kafka.admin_client import OffsetBounds
 from marshal_dagster.kafka.inspection import KafkaInspector, Replicas, TopicInfo
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, coordination_partition, render
 from marshal_dagster.protocol.messages import DataTopic as DataTopicRecord
-from marshal_dagster.protocol.state import Owner, Phase, Range
+from marshal_dagster.protocol.state import OffsetBounds, Owner, Phase, Range
 from marshal_dagster.protocol.world import World
 
 ID = "7tPg1PQ3SOOgBg6Ha5P9nw"

@@ -1,13 +1,11 @@
 """`position get` and `position reset` as their user calls them, on a log in memory."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import pytest
 
 from marshal_dagster.admin.operator import GroupAdmin
-from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.cli import position, settings
 from marshal_dagster.cli.connections import WRITING
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -35,7 +33,7 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     site = site_now()
     site.owner_of(0, 1, at=50).release()
     at_work_on(site, monkeypatch, position, settings, topics=topics)
-    monkeypatch.setattr(position, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     return site
 
 
@@ -220,7 +218,7 @@ def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypa
     """What is planned or done ahead of the offset will be done again, or never."""
     site = site_now()
     at_work_on(site, monkeypatch, position, topics=FakeTopics())
-    monkeypatch.setattr(position, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     site.begin(0, at=50)
     site.holder_of({0: (60, 70)}, settings=RANGES, plans=True).release()
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
@@ -388,7 +386,7 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
     site, asked = site_now(), list[int]()
     write_first_settings(site, GroupSettings(60_000))
     monkeypatch.setattr(position, "Topics", lambda *_, **__: FakeTopics())
-    monkeypatch.setattr(position, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
 
     def open_reader(*_: object, interval_ms: int, rights: object) -> Rationalizer:
         assert rights == WRITING

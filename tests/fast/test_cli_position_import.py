@@ -1,11 +1,9 @@
 """`position import` as its user calls it, on a log in memory."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.cli import position
 from marshal_dagster.protocol.messages import render
 from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, site_now, write_first_settings
@@ -29,7 +27,7 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     site = site_now()
     write_first_settings(site)
     at_work_on(site, monkeypatch, position, topics=topics)
-    monkeypatch.setattr(position, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     return site
 
 
@@ -169,7 +167,7 @@ def test_a_person_is_asked_before_adoption(
     [
         (LOADER, "Kafka holds no offsets of a consumer group 'loader' in topic 'orders'"),
         (("--checkpoint", "/nowhere"), "/nowhere is no checkpoint"),
-        ((*LOADER, "--others", "first"), "--others: 'first' is neither earliest nor latest"),
+        ((*LOADER, "--others", "first"), "--others: 'first'; give earliest or latest"),
     ],
 )
 def test_what_cannot_be_adopted_is_one_line(

@@ -17,7 +17,7 @@ from marshal_dagster.cli.recover import (
     warn_of_ranges,
 )
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, TopicNotFoundError
-from marshal_dagster.kafka.admin_client import OffsetBounds, TopicDescription, Topics
+from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,
     ClaimingPartition,
@@ -29,6 +29,7 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     render,
 )
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import World
 from tests.cli import call
 from tests.members import GROUP, OTHER_TOPIC_ID, RANGES, SETTINGS, TOPIC, TOPIC_ID, about, settings_record

@@ -77,7 +77,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 def members(site: Site, monkeypatch: pytest.MonkeyPatch) -> Members:
     """Its members."""
     members = Members(site, site.clock)
-    monkeypatch.setattr(position, "PositionResetter", partial(PositionResetter, clock=members))
+    monkeypatch.setattr(position, "SystemClock", lambda: members)
     return members
 
 

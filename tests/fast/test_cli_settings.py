@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from marshal_dagster.admin.group_settings import GroupSettingsAdmin
-from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.cli import settings as settings_command
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, render
@@ -156,7 +156,7 @@ def test_where_ranges_are_still_on_may_not_be_known(
         monkeypatch.setattr(GroupSettingsAdmin, "look", is_gone)
         is_gone()
 
-    monkeypatch.setattr(GroupAdmin, "switch_ranges_off", breaks_down)
+    monkeypatch.setattr(SettingsChanger, "switch_ranges_off", breaks_down)
     answer = act(capsys, *OFF, "--yes")
     monkeypatch.setattr(GroupSettingsAdmin, "look", look)
     assert (answer.code, "could not be read (the broker is gone)" in answer.err) == (3, True)

@@ -17,8 +17,9 @@ from marshal_dagster.errors import (
     TopicNotFoundError,
     UnavailableError,
 )
-from marshal_dagster.kafka.admin_client import OffsetBounds, TopicDescription, Topics
+from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.state import OffsetBounds
 
 TOPIC_ID = "A" * 22
 HERE = KafkaConnection(bootstrap_servers="here:1")

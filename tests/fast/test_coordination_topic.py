@@ -79,7 +79,7 @@ def safe(brokers: int, **changes: str | None) -> Cluster:
 
 def problems(cluster: Cluster) -> dict[str, SettingProblem]:
     """Give the problems by setting."""
-    return {problem.setting: problem for problem in check_coordination_topic(cluster.topics, NAME)}
+    return {problem.setting: problem for problem in check_coordination_topic(cluster.topics, cluster.describe(NAME))}
 
 
 @pytest.mark.parametrize(("brokers", "replication", "insync"), [(1, 1, "1"), (2, 2, "2"), (3, 3, "2"), (9, 3, "2")])
@@ -110,7 +110,7 @@ def test_one_broker_is_a_warning() -> None:
     """With one broker there can be one replica only: that is told, and accepted."""
     cluster = safe(1)
 
-    (problem,) = require_safe(cluster.topics, NAME)
+    (problem,) = require_safe(cluster.topics, cluster.describe(NAME))
 
     assert (problem.setting, problem.severity) == ("replication factor", Severity.WARNING)
 
@@ -141,7 +141,7 @@ def test_a_dangerous_setting_is_refused(name: str) -> None:
     setting = name.replace("_", ".")
 
     with pytest.raises(UnsafeTopicError) as refused:
-        require_safe(cluster.topics, NAME)
+        require_safe(cluster.topics, cluster.describe(NAME))
 
     (reason,) = refused.value.reasons
     assert reason.startswith(f"{setting} is {(DANGERS | UNUSABLE)[name]}, it must be ")
@@ -153,7 +153,7 @@ def test_a_dangerous_setting_is_accepted_when_told_so(name: str) -> None:
     """Who accepts an unsafe topic is given the problem instead of the error."""
     cluster = safe(3, **{name: DANGERS[name]})
 
-    (problem,) = require_safe(cluster.topics, NAME, allow_unsafe=True)
+    (problem,) = require_safe(cluster.topics, cluster.describe(NAME), allow_unsafe=True)
 
     assert problem.severity is Severity.DANGER
 
@@ -164,7 +164,7 @@ def test_no_option_allows_an_unusable_topic(name: str) -> None:
     cluster = safe(3, **{name: UNUSABLE[name]})
 
     with pytest.raises(UnsafeTopicError, match="no option allows"):
-        require_safe(cluster.topics, NAME, allow_unsafe=True)
+        require_safe(cluster.topics, cluster.describe(NAME), allow_unsafe=True)
     with pytest.raises(UnsafeTopicError, match="no option allows"):
         require_usable(cluster.topics, cluster.describe(NAME))
 
@@ -175,7 +175,7 @@ def test_a_topic_without_an_id_is_unusable() -> None:
     cluster.topic_id = "A" * 22
 
     with pytest.raises(UnsafeTopicError, match="topic id is missing"):
-        require_safe(cluster.topics, NAME, allow_unsafe=True)
+        require_safe(cluster.topics, cluster.describe(NAME), allow_unsafe=True)
     cluster.hides_settings = True
     with pytest.raises(UnsafeTopicError, match="topic id is missing"):
         require_usable(cluster.topics, cluster.describe(NAME))
@@ -251,8 +251,12 @@ def test_an_unsafe_topic_is_not_taken_for_created() -> None:
 
 def test_a_missing_topic_is_missing() -> None:
     """A topic that is not there has no settings to look at."""
+    cluster = safe(3)
+    described = cluster.describe(NAME)
+    del cluster.created[NAME]
+
     with pytest.raises(TopicNotFoundError):
-        check_coordination_topic(Cluster().topics, NAME)
+        check_coordination_topic(cluster.topics, described)
 
 
 def test_settings_follow_the_replicas() -> None:

@@ -14,13 +14,14 @@ from itertools import count
 
 import pytest
 
-from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.claimer import Claimer
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, PositionLostError
+from marshal_dagster.coordination.log import Ack, Append, Chunk, PositionLostError
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, UnavailableError
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, Mark, RuleSet, render
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import MemoryBroker, MemoryLog, MemorySnapshotTopic
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site
@@ -32,7 +33,7 @@ RANGES_AT_MOST_ONCE = GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE, f
 GO = GroupSettings(60_000, RuleSet.GO)
 
 Cut = Callable[[Site], None]
-Member = Claimer | RangeClaimer | GroupAdmin
+Member = Claimer | RangeClaimer | SettingsChanger
 
 
 class MomentLog(MemoryLog):
@@ -54,7 +55,7 @@ class MomentLog(MemoryLog):
         """Whether it has happened."""
         return self._cut is None
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Tell the bounds."""
         self._pass_a_moment()
         return super().bounds(partitions)
@@ -178,12 +179,12 @@ def pausing_owner(site: Site, log: MomentLog, step: Step) -> Claimer:
     return member
 
 
-def operator(site: Site, log: MomentLog, step: Step) -> GroupAdmin:
+def operator(site: Site, log: MomentLog, step: Step) -> SettingsChanger:
     """Open an operator of a group in which nobody is at work."""
     site.owner_of(0, 1, settings=step.settings).release()
     if step.settings is RANGES:
         site.holder_of({0: (0, 5), 1: (0, 5)}, plans=True).release([1])
-    return GroupAdmin(site.reader(log), GROUP, "ops", clock=site.clock)
+    return SettingsChanger(site.reader(log), GROUP, "ops", clock=site.clock)
 
 
 ENDS = {0: 5, 1: 5}
@@ -197,7 +198,7 @@ STEPS = {
     "commit first": Step(owner, lambda member: member.commit_before_processing(ENDS), AT_MOST_ONCE, ENDS),
     "give up one": Step(owner, lambda member: member.release([0])),
     "give up": Step(owner, lambda member: member.release()),
-    "revoke": Step(owner, lambda member: member.revoke({5: 1})),
+    "revoke": Step(owner, lambda member: member.revoke([(5, 1)])),
     "agree on settings": Step(owner, lambda member: member.ensure_group_settings()),
     "set positions": Step(pausing_owner, lambda member: member.set_positions({0: 9, 1: 9, 4: 9}, OTHER_TOPIC_ID)),
     "confirm positions": Step(pausing_owner, lambda member: member.confirm_positions()),
@@ -261,7 +262,7 @@ def cut_at(moment: int, site: Site, step: Step, cut: Cut) -> bool:
         is_done = True
     if not log.is_cut:
         return False
-    if isinstance(member, GroupAdmin):
+    if isinstance(member, SettingsChanger):
         assert not (is_done and log.has_told), moment
         return True
     reader = member.rationalizer

@@ -108,7 +108,7 @@ def test_position_set_does_not_say_that_it_set_what_it_did_not(
     """Keys that are only observed have generation 0: that is no new generation."""
     site = site_now()
     at_work_on(site, monkeypatch, position, topics=FakeTopics())
-    monkeypatch.setattr(position, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     site.owner_of(0, at=40).release()
     assert act(capsys, "position", "reset", GROUP, TOPIC, "--to-offset", "0=50", "--yes").code == 0
     owner = site.owner_of(0, at=50)
@@ -150,7 +150,7 @@ def test_who_reprocesses_blames_nobody_for_what_retention_did(site: Site) -> Non
             site.overtake()
 
     with pytest.raises(IncompleteLogError):
-        reprocessing.carry_out(redo, wait_s=10, within_s=10, tell=overtake)
+        reprocessing.carry_out(redo, wait_s=10, within_s=10, report=overtake)
 
 
 @pytest.mark.parametrize("moment", range(30))

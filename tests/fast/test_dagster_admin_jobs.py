@@ -375,7 +375,7 @@ def test_a_checkpoint_is_adopted_from_the_launchpad(stand: Stand, tmp_path: Path
     [
         ({}, "give one of the two"),
         ({"consumer_group": "loader", "checkpoint": "/nowhere"}, "give one of the two"),
-        ({"consumer_group": "loader", "others": "first"}, "others: 'first' is neither earliest nor latest"),
+        ({"consumer_group": "loader", "others": "first"}, "others: 'first'; give earliest or latest"),
         ({"consumer_group": "loader"}, "has positions already in 'orders', partitions [0, 1]"),
     ],
     ids=str,

@@ -8,12 +8,13 @@ from functools import partial
 
 import pytest
 
+from marshal_dagster.admin.go_groups import Way
 from marshal_dagster.admin.group_settings import GroupSettingsAdmin
-from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.pause import GroupPauser
 from marshal_dagster.admin.position_spec import ToOffsets
-from marshal_dagster.admin.reset_positions import PositionResetter, Way
+from marshal_dagster.admin.reset_positions import PositionResetter
 from marshal_dagster.admin.revoke import ClaimRevoker
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.cli import pause, position, revoke
 from marshal_dagster.cli import settings as settings_command
 from marshal_dagster.coordination.log import Ack, Append
@@ -66,7 +67,7 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A coordination topic without records, on which commands work."""
     site = site_now()
     at_work_on(site, monkeypatch, position, pause, revoke, settings_command, topics=topics)
-    monkeypatch.setattr(position, "PositionResetter", partial(PositionResetter, clock=site.clock))
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
     monkeypatch.setattr(revoke, "ClaimRevoker", partial(ClaimRevoker, clock=site.clock))
     monkeypatch.setattr(settings_command, "GroupSettingsAdmin", partial(GroupSettingsAdmin, clock=site.clock))
     return site
@@ -79,9 +80,9 @@ def reader_on(site: Site) -> Rationalizer:
     return reader
 
 
-def operator_on(site: Site) -> GroupAdmin:
+def operator_on(site: Site) -> SettingsChanger:
     """Open an operator."""
-    return GroupAdmin(reader_on(site), GROUP, "ops", clock=site.clock)
+    return SettingsChanger(reader_on(site), GROUP, "ops", clock=site.clock)
 
 
 def in_force(site: Site, group: str = GROUP) -> set[GroupSettings]:
@@ -223,7 +224,7 @@ def test_a_position_that_another_takes_back_is_not_set(site: Site, monkeypatch: 
     """A consumer that was not stopped beats in between."""
     go_left(site, 0)
     log = site.log()
-    operator = GroupAdmin(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock)
+    operator = SettingsChanger(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock)
     append = FaultyLog.append
 
     def beat_before_a_release(self: FaultyLog, records: Sequence[Append]) -> Sequence[Ack]:
@@ -435,7 +436,7 @@ def test_settings_that_were_not_acknowledged_are_completed(site: Site) -> None:
     log = site.log()
     log.fail(Fault.FAILED, of_type("GroupSettings"))
     with pytest.raises(SettingsNotSetError, match="try again, which completes it"):
-        GroupAdmin(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock).set_settings(
+        SettingsChanger(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock).set_settings(
             GroupSettings(20_000), wait_ms=0
         )
     assert not site.world().group_of(GROUP, TOPIC).is_paused(site.clock.wall_ms())
@@ -486,8 +487,8 @@ def test_a_group_goes_back_to_the_rules_of_go(site: Site, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--rules", "gopher"), "--rules: 'gopher' is none of"),
-        (("--delivery", "twice"), "--delivery: 'twice' is none of"),
+        (("--rules", "gopher"), "--rules: 'gopher'; give native or go"),
+        (("--delivery", "twice"), "--delivery: 'twice'; give at_most_once"),
         (("--rules", "go", "--delivery", "at_most_once"), "can only promise at_least_once"),
         (("--rules", "go", "--ranges"), "does not go with rule set 'go'"),
         (("--json",), "give --yes too"),

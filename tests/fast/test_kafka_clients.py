@@ -15,10 +15,11 @@ from confluent_kafka import TopicPartition
 
 from marshal_dagster.errors import ConfigurationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka import clients
-from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.connection_errors import FailureCause, reason_in
+from marshal_dagster.protocol.state import OffsetBounds
 
 TIMEOUT_S = 0.5
 SLACK_S = 1.0

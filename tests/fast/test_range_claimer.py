@@ -113,7 +113,7 @@ def test_many_ranges_are_claimed_with_one_append(site: Site) -> None:
         (0, 5, 10, None, 0),
         (1, 7, 9, None, 0),
     ]
-    assert [(claim.generation, claim.data_topic_id) for claim in won] == [(0, TOPIC_ID)] * 2
+    assert [claim.generation for claim in won] == [0, 0]
     assert appends == [before + 2]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from marshal_dagster.coordination.claims import ClaimSet
+from marshal_dagster.coordination.claim_set import ClaimSet
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol import range_choice

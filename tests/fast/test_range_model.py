@@ -20,7 +20,7 @@ from marshal_dagster.protocol.messages import (
     RevokingRange,
 )
 from marshal_dagster.protocol.range_set import finish, put
-from marshal_dagster.protocol.rules import NATIVE, Event, Rule
+from marshal_dagster.protocol.rules import NATIVE, Event, Refusal, Rule
 from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
 from tests import range_model
 from tests.range_model import main, run
@@ -46,9 +46,9 @@ def _with(kind: type[Message], rule: Rule) -> Patch:
     return patch
 
 
-def _without(kind: type[Message], *guards: Callable[[Event[Any]], bool]) -> Patch:
-    kept = tuple(each for each in NATIVE[kind].guards if each[0] not in guards)
-    assert len(kept) == len(NATIVE[kind].guards) - len(guards)
+def _without(kind: type[Message], *removed: Callable[[Event[Any]], bool] | Refusal) -> Patch:
+    kept = tuple(pair for pair in NATIVE[kind].guards if not {*pair} & {*removed})
+    assert len(kept) == len(NATIVE[kind].guards) - len(removed)
     return _with(kind, Rule(NATIVE[kind].effect, kept))
 
 
@@ -168,12 +168,12 @@ BROKEN: Final[Mapping[str, Patch]] = {
     "a heartbeat of the whole owner carries the offset over ranges": _does(Heartbeat, _beat_over_ranges),
     "a whole claim leaves the ranges' owners": _does(ClaimingPartition, _take_and_leave_owners),
     "a whole claim drops the ranges": _does(ClaimingPartition, _take_and_drop_ranges),
-    "the whole is planned beside ranges": _without(ClaimingMessages, rules.is_without_ranges),
+    "the whole is planned beside ranges": _without(ClaimingMessages, Refusal.HELD_BY_RANGES),
     "a range is claimed beside a live whole owner": _without(ClaimingRange, rules.is_unowned),
     "a range claim leaves a stale whole owner": _does(ClaimingRange, _take_range_and_leave_whole_owner),
-    "a range is claimed beside an open whole plan": _without(ClaimingRange, rules.is_plan_closed),
-    "a range is claimed below the offset": _without(ClaimingRange, rules.is_from_offset_on),
-    "ranges are claimed though they are switched off": _without(ClaimingRange, rules.is_enabled),
+    "a range is claimed beside an open whole plan": _without(ClaimingRange, Refusal.OPEN_PLAN),
+    "a range is claimed below the offset": _without(ClaimingRange, Refusal.BELOW_OFFSET),
+    "ranges are claimed though they are switched off": _without(ClaimingRange, Refusal.RANGES_DISABLED),
     "a range is claimed in a paused group": _without(ClaimingRange, rules.is_running),
     "ranges may share an offset": _set(Range, "overlaps", _overlaps_by_more_than_one),
     "a live planned range is taken over": _set(rules, "_abandoned_plan", _left_planned_live_too),
@@ -186,7 +186,7 @@ BROKEN: Final[Mapping[str, Patch]] = {
     "a planned range goes when it is released": _does(ReleasingRange, _drop),
     "a planned range goes when it is revoked": _does(RevokingRange, _drop),
     "anybody says that a range is done": _without(RangeDone, rules.is_range_of_epoch, rules.is_range_owner),
-    "a range is done without a plan": _without(RangeDone, rules.is_planned),
+    "a range is done without a plan": _without(RangeDone, Refusal.NOT_PLANNED),
     "the offset passes a gap": _set(rules, "finish", _finish_over_gaps),
     "the offset goes one too far": _set(rules, "finish", _finish_up_to),
     "a set position leaves the ranges": _does(ReleasingPartition, _release_and_keep_ranges),

@@ -307,7 +307,6 @@ def test_log_time_ahead_of_the_clock_is_reported_once(site: Site, caplog: pytest
         assert caplog.records == []
         say_at(LOG_TIME_AHEAD_MS + 1)
         say_at(LOG_TIME_AHEAD_MS + 2_000)
-        assert rationalizer.log_time_ahead_ms() == LOG_TIME_AHEAD_MS + 2_000
     assert len(caplog.records) == 1
     assert "clock" in caplog.text
 

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 
 import pytest
 
-from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import SnapshotTopic
 from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.protocol.snapshots import Record
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import MemorySnapshotTopic
 
 SOON_S = 20
@@ -24,7 +24,7 @@ class SnapshotTopicPort(ABC):
 
     def test_an_empty_topic_has_nothing_to_read(self, topic: SnapshotTopic) -> None:
         """Its bounds are equal, and reading them ends at once."""
-        assert topic.bounds([0, 1]) == {0: Bounds(0, 0), 1: Bounds(0, 0)}
+        assert topic.bounds([0, 1]) == {0: OffsetBounds(0, 0), 1: OffsetBounds(0, 0)}
         assert topic.read(topic.bounds([0, 1]), SOON_S) == {0: [], 1: []}
 
     def test_what_was_appended_is_read_in_order(self, topic: SnapshotTopic) -> None:
@@ -32,7 +32,7 @@ class SnapshotTopicPort(ABC):
         topic.append(0, ROWS)
         topic.append(1, ROWS[:1])
         bounds = topic.bounds([0, 1])
-        assert bounds == {0: Bounds(0, 4), 1: Bounds(0, 1)}
+        assert bounds == {0: OffsetBounds(0, 4), 1: OffsetBounds(0, 1)}
         read = topic.read(bounds, SOON_S)
         assert {number: [tuple(row) for row in rows] for number, rows in read.items()} == {
             0: [(b"a", b"1"), (b"b", b"2"), (b"a", None), (b"c", b"")],
@@ -43,12 +43,12 @@ class SnapshotTopicPort(ABC):
         """A range ends where it says, and another one can be read next, also an earlier one."""
         topic.append(0, ROWS)
         for start, end in ((1, 3), (0, 1), (3, 4), (2, 2)):
-            assert len(topic.read({0: Bounds(start, end)}, SOON_S)[0]) == end - start
+            assert len(topic.read({0: OffsetBounds(start, end)}, SOON_S)[0]) == end - start
 
     def test_appending_nothing_is_nothing(self, topic: SnapshotTopic) -> None:
         """No records, no change."""
         topic.append(1, [])
-        assert topic.bounds([1]) == {1: Bounds(0, 0)}
+        assert topic.bounds([1]) == {1: OffsetBounds(0, 0)}
 
     def test_a_partition_that_is_not_there_is_missing(self, topic: SnapshotTopic) -> None:
         """A topic made for fewer coordination partitions says so."""
@@ -76,6 +76,6 @@ class TestMemorySnapshotTopic(SnapshotTopicPort):
         topic = MemorySnapshotTopic(1)
         topic.append(0, [Record(b"a", b"1"), Record(b"b", b"1"), Record(b"b", b"2"), Record(b"a", None)])
         topic.compact()
-        assert topic.bounds([0]) == {0: Bounds(0, 4)}
-        assert topic.read({0: Bounds(2, 3)}, SOON_S) == {0: [(b"b", b"2")]}
-        assert topic.read({0: Bounds(0, 4)}, SOON_S) == {0: [(b"b", b"2")]}
+        assert topic.bounds([0]) == {0: OffsetBounds(0, 4)}
+        assert topic.read({0: OffsetBounds(2, 3)}, SOON_S) == {0: [(b"b", b"2")]}
+        assert topic.read({0: OffsetBounds(0, 4)}, SOON_S) == {0: [(b"b", b"2")]}

@@ -7,13 +7,13 @@ import pytest
 
 from marshal_dagster.coordination import rationalizer as rationalizer_module
 from marshal_dagster.coordination import snapshots as snapshots_module
-from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import LOOK_AGAIN_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Read, SnapshotHead, Snapshots, SnapshotTopic
 from marshal_dagster.errors import AuthorizationError, UnavailableError
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.snapshots import Record, collect, render
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import MemorySnapshotTopic
 from tests.members import Site, about
 
@@ -94,7 +94,7 @@ def test_a_short_whole_log_is_read_as_it_is(site: Site) -> None:
     """No snapshot is asked for where reading the log is as fast."""
 
     class Untouched(MemorySnapshotTopic):
-        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
             raise AssertionError(partitions)
 
     assert reader(site, Untouched()).world.partitions[site.home].certain
@@ -121,7 +121,7 @@ def test_a_snapshot_topic_that_does_not_answer_is_done_without(
     """A log is read without snapshots too; where one was needed it is said why there is none."""
 
     class Failing(MemorySnapshotTopic):
-        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:  # noqa: ARG002
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:  # noqa: ARG002
             raise error
 
     cut(site)
@@ -195,10 +195,10 @@ def test_what_was_not_read_back_whole_deletes_nothing(site: Site) -> None:
 
 def test_it_is_found_behind_whatever_came_after_it(site: Site) -> None:
     """The topic is read back from its end until a whole snapshot is found, and no further."""
-    reads: list[Bounds] = []
+    reads: list[OffsetBounds] = []
 
     class Watched(MemorySnapshotTopic):
-        def read(self, ranges: Mapping[int, Bounds], timeout_s: float) -> Mapping[int, Read]:
+        def read(self, ranges: Mapping[int, OffsetBounds], timeout_s: float) -> Mapping[int, Read]:
             reads.extend(ranges.values())
             return super().read(ranges, timeout_s)
 
@@ -252,7 +252,7 @@ def test_a_reader_that_only_observes_looks_again(site: Site, why: str) -> None:
     class Watched(MemorySnapshotTopic):
         is_away = False
 
-        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
             asked.extend(partitions)
             if self.is_away:
                 raise UnavailableError("away")

@@ -6,7 +6,6 @@ import pytest
 
 from marshal_dagster.coordination import rationalizer as rationalizer_module
 from marshal_dagster.coordination import snapshots as snapshots_module
-from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshot_writer import OLD_MS, renew_snapshots
 from marshal_dagster.coordination.snapshots import Snapshots
@@ -14,6 +13,7 @@ from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, Rele
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.protocol.snapshots import render as render_parts
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import MemorySnapshotTopic
 from tests.faulty_log import FaultyLog
 from tests.members import TOPIC, Site, about
@@ -26,7 +26,7 @@ class ActedOnTopic(MemorySnapshotTopic):
     after_append: Callable[[], None] | None = None
 
     def read(
-        self, ranges: Mapping[int, Bounds], timeout_s: float
+        self, ranges: Mapping[int, OffsetBounds], timeout_s: float
     ) -> Mapping[int, Sequence[tuple[bytes | None, bytes | None]]]:
         """Act, and read."""
         act, self.before_read = self.before_read, None

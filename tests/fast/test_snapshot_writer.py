@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.coordination.log import Bounds, LogIdentity
+from marshal_dagster.coordination.log import LogIdentity
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshot_writer import (
     OLD_MS,
@@ -20,6 +20,7 @@ from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots
 from marshal_dagster.errors import AuthorizationError, TopicNotFoundError
 from marshal_dagster.protocol.messages import Heartbeat
 from marshal_dagster.protocol.snapshots import Record
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import World
 from marshal_dagster.testing import MemorySnapshotTopic
 from tests.batch_fixtures import Scene
@@ -107,7 +108,7 @@ def test_what_came_last_is_in_it(site: Site, topic: MemorySnapshotTopic) -> None
 )
 def test_what_is_old(head: SnapshotHead | None, end: int, is_old: bool) -> None:
     """Old is what has more than 10,000 records behind it, or any and an hour, or what the log was truncated before."""
-    assert outdated_snapshots({3: head}, {3: Bounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
+    assert outdated_snapshots({3: head}, {3: OffsetBounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
 
 
 @pytest.mark.parametrize(("version", "had_ranges", "counts"), [(3, False, True), (3, True, False), (4, True, True)])
@@ -188,7 +189,7 @@ def test_a_run_that_did_nothing_asks_nothing() -> None:
     """A delivery without a batch, or whose log failed, does not even look at the snapshots."""
 
     class Untouched(MemorySnapshotTopic):
-        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
             raise AssertionError(partitions)
 
     Scene().delivery(snapshots=Snapshots(Untouched())).close()

@@ -549,8 +549,8 @@ def test_the_last_record_before_it_is_kept() -> None:
     choice = read(records, world)
     assert choice.world is not None
     assert choice.world.last == last == LastRecord.of(world.next_offset - 1, 7, b"value")
-    assert reasons(read(records, world, strange=[last])) == {RejectedSnapshot.OTHER_RECORDS}
-    assert read(records, world, strange=[last._replace(digest="")]).world is not None
+    assert reasons(read(records, world, foreign=[last])) == {RejectedSnapshot.OTHER_RECORDS}
+    assert read(records, world, foreign=[last._replace(digest="")]).world is not None
 
 
 def test_a_snapshot_of_an_older_writer_names_no_last_record() -> None:

@@ -180,8 +180,8 @@ class Worker:
                 self.after_messages = None
                 self._halt()
         time.sleep(self.chance.random() * self.orders.slow_ms / 1_000)
-        if batch._lost is not None:
-            raise batch._lost
+        if batch._guard.lost is not None:
+            raise batch._guard.lost
 
     def _process_one(self, batch: ClaimedBatch, one: ClaimedRange, offset: int) -> None:
         claim = batch._claimer._claim_set.claims.get(one.partition)

@@ -16,10 +16,11 @@ from enum import StrEnum
 from confluent_kafka import Consumer, TopicPartition
 
 from marshal_dagster.batches import ClaimedBatch
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, CoordinationLog, LogIdentity
+from marshal_dagster.coordination.log import Ack, Append, Chunk, CoordinationLog, LogIdentity
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.state import OffsetBounds
 
 Message = tuple[int, int]
 """Partition and offset."""
@@ -99,7 +100,7 @@ class KillableLog:
         """Ask the log."""
         return self._alive().identity()
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask the log."""
         return self._alive().bounds(partitions)
 

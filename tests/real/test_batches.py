@@ -592,7 +592,7 @@ def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> 
     with group.batch(group.open(interval_ms=2_000), "orders") as batch:
         batch.begin_processing()
         kill_broker(1)
-        wait_until(lambda: batch._lost is not None, "the batch has lost its claim", 20)
+        wait_until(lambda: batch._guard.lost is not None, "the batch has lost its claim", 20)
         raise RuntimeError("the work was cut off")
 
 

@@ -52,11 +52,11 @@ def created(topics: Topics, topic: MakeTopic) -> str:
 
 def test_what_is_created_is_safe(topics: Topics, created: str) -> None:
     """A created topic is found safe, with a warning for its single replica, and creating it again leaves it alone."""
-    problems = check_coordination_topic(topics, created)
+    problems = check_coordination_topic(topics, topics.describe(created))
 
     assert [(problem.setting, problem.severity) for problem in problems] == [("replication factor", Severity.WARNING)]
     assert create_coordination_topic(topics, created, partitions=3) is False
-    assert require_safe(topics, created) == problems
+    assert require_safe(topics, topics.describe(created)) == problems
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_a_dangerous_topic_is_refused_unless_told(
     alter(connection, created, setting, value)
 
     with pytest.raises(UnsafeTopicError, match=setting):
-        require_safe(topics, created)
-    assert setting in [problem.setting for problem in require_safe(topics, created, allow_unsafe=True)]
+        require_safe(topics, topics.describe(created))
+    assert setting in [problem.setting for problem in require_safe(topics, topics.describe(created), allow_unsafe=True)]
     right = {"retention.ms": "-1", "compression.type": "uncompressed"}
     alter(connection, created, setting, right.get(setting, "false"))
-    assert setting not in [problem.setting for problem in require_safe(topics, created)]
+    assert setting not in [problem.setting for problem in require_safe(topics, topics.describe(created))]
 
 
 def test_kafkas_own_defaults_are_refused(topics: Topics, topic: MakeTopic) -> None:
@@ -86,7 +86,7 @@ def test_kafkas_own_defaults_are_refused(topics: Topics, topic: MakeTopic) -> No
     name = topic(2)
 
     with pytest.raises(UnsafeTopicError) as refused:
-        require_safe(topics, name)
+        require_safe(topics, topics.describe(name))
     assert len(refused.value.reasons) == 2
 
 
@@ -99,7 +99,7 @@ def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)
         with Topics(connection) as topics:
             create_coordination_topic(topics, "__marshal", partitions=2)
-            assert check_coordination_topic(topics, "__marshal") == []
+            assert check_coordination_topic(topics, topics.describe("__marshal")) == []
             assert topics.settings("__marshal")["min.insync.replicas"] == "2"
         with KafkaInspector(connection) as cluster_now:
             assert set(cluster_now.topic_info("__marshal").replicas.values()) == {Replicas(3, 3, has_leader=True)}

@@ -12,8 +12,9 @@ from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
-from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.state import OffsetBounds
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 

@@ -11,8 +11,9 @@ import pytest
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import clients
-from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.state import OffsetBounds
 from tests.conditions import wait_for_line
 
 RESTARTS = 2

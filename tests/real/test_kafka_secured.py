@@ -17,9 +17,10 @@ from marshal_dagster.coordination.snapshot_writer import renew_snapshots
 from marshal_dagster.coordination.topic_settings import create_coordination_topic, create_snapshot_topic
 from marshal_dagster.errors import AuthorizationError, MarshalError, UnavailableError
 from marshal_dagster.kafka import clients
-from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.record_size import bytes_per_offset
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.spark.reader import read_ranges

@@ -10,7 +10,7 @@ import pytest
 
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import KafkaSnapshotTopic
-from marshal_dagster.coordination.log import Append, Bounds, LogIdentity
+from marshal_dagster.coordination.log import Append, LogIdentity
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import ForeignSnapshot, Snapshots, SnapshotTopic, newest_snapshots
 from marshal_dagster.coordination.topic_settings import SNAPSHOT_SETTINGS
@@ -20,6 +20,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
 from marshal_dagster.protocol.snapshots import PART_BYTES, Record
 from marshal_dagster.protocol.snapshots import render as snapshot_records
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import PartitionWorld, World
 from tests.conditions import wait_until
 from tests.fast.test_snapshot_port import SnapshotTopicPort
@@ -66,7 +67,7 @@ def state(keys: int) -> PartitionWorld:
 
 def newest(kept: KafkaSnapshotTopic, world: PartitionWorld) -> PartitionWorld | None:
     """Read it as a fresh process does."""
-    end = Bounds(world.next_offset, world.next_offset)
+    end = OffsetBounds(world.next_offset, world.next_offset)
     found = Snapshots(KafkaSnapshotTopic(kept._connection, kept.topic)).newest(IDENTITY, {0: end}, world.defaults)
     return found.get(0)
 
@@ -94,7 +95,7 @@ def test_compaction_leaves_the_newest_and_it_is_found(kept: KafkaSnapshotTopic) 
     def end_when_compacted() -> int | None:
         kept.append(0, [Record(b"junk", b"rolls the segment")])
         end = kept.bounds([0])[0].end
-        (records,) = kept.read({0: Bounds(0, end)}, 10).values()
+        (records,) = kept.read({0: OffsetBounds(0, end)}, 10).values()
         return end if len([value for _, value in records if value]) < 10 else None
 
     assert wait_until(end_when_compacted, "the snapshots before are compacted away", SOON_S, pause_s=0.2) > 20

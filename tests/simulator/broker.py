@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from math import inf
 
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity
+from marshal_dagster.coordination.log import Ack, Append, Chunk, LogIdentity
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 from tests.simulator.scheduler import Process, Scheduler
 
@@ -150,7 +151,7 @@ class SimulatedLog:
         self._wait()
         return self._log.identity()
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask for the bounds."""
         bounds = self._log.bounds(partitions)
         self.looked_ms = self._cluster.scheduler.now_ms

@@ -6,7 +6,7 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
-from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.admin.settings_change import SettingsChanger
 from marshal_dagster.coordination.claimer import Claimer, new_instance_id
 from marshal_dagster.coordination.claimer import Member as Claimant
 from marshal_dagster.coordination.log import Append
@@ -478,7 +478,7 @@ class Nature:
     def _switch_ranges_off(self, _: random.Random) -> bool:
         world = self._world
         had_settings = world.judge.has_settings(world.home, GROUP)
-        self._operator()[1].switch_ranges_off(wait_ms=6 * world.hi_ms, is_dead=world.is_dead)
+        self._operator()[1].switch_ranges_off(wait_ms=6 * world.hi_ms)
         if had_settings and not world.is_truncated:  # else a first member may have given the group ranges since
             world.check_ranges_off()
         return True
@@ -500,10 +500,10 @@ class Nature:
 
         Process(self._world.scheduler, "another operator").spawn(resume)
 
-    def _operator(self) -> tuple[SimulatedClock, GroupAdmin]:
+    def _operator(self) -> tuple[SimulatedClock, SettingsChanger]:
         """Open an operator in the present process."""
         clock, reader = self._reader()
-        return clock, GroupAdmin(reader, GROUP, "operator", clock=clock)
+        return clock, SettingsChanger(reader, GROUP, "operator", clock=clock)
 
     def _reader(self) -> tuple[SimulatedClock, Rationalizer]:
         """Open a reader in the present process."""

@@ -15,6 +15,8 @@ CLAIMER: Final = "coordination/claimer.py"
 BATCH: Final = "batches/batch.py"
 WHOLE: Final = "batches/partition_source.py"
 BASE_CLAIMER: Final = "coordination/base_claimer.py"
+CLAIM_SET: Final = "coordination/claim_set.py"
+CLAIMS: Final = "coordination/claims.py"
 GROUP_READER: Final = "coordination/group_reader.py"
 RANGE_CLAIMER: Final = "coordination/range_claimer.py"
 KEY_RANGES: Final = "protocol/range_set.py"
@@ -126,7 +128,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an instance id is used for two tenures",
-        "coordination/claims.py",
+        CLAIMS,
         '    return f"{run_id}.{os.urandom(6).hex()}"',
         '    return f"{run_id}.0"',
     ),
@@ -139,26 +141,23 @@ MUTANTS: Final = (
     Mutant(
         "an acknowledgement where something was read before is nothing new",
         "coordination/rationalizer.py",
-        "            if first < read:\n",
-        "            if False:\n",
+        "                if first < read:\n",
+        "                if False:\n",
     ),
     Mutant(
         "claims are kept in a log that is only observed",
-        BASE_CLAIMER,
-        "        elif not self._reader.is_certain:\n            self._claim_set.lose_all(_OBSERVED)\n",
-        "        elif False:\n            self._claim_set.lose_all(_OBSERVED)\n",
+        CLAIM_SET,
+        "        elif not self._reader.is_certain:\n            self._lose_all(_OBSERVED)\n",
+        "        elif False:\n            self._lose_all(_OBSERVED)\n",
         (
             (
-                BASE_CLAIMER,
-                (
-                    "        if not self._reader.is_certain:\n            self._drop_all_if_log_changed()\n      "
-                    "      raise"
-                ),
-                "        if False:\n            raise",
+                CLAIM_SET,
+                "is_certain:\n            self.drop_all_if_log_changed()\n            raise",
+                "is_certain and False:\n            raise",
             ),
             (
-                BASE_CLAIMER,
-                "        self._drop_all_if_log_changed()\n        for claim in",
+                CLAIM_SET,
+                "        self.drop_all_if_log_changed()\n        for claim in",
                 "        if not self._reader.is_certain:\n            return\n        for claim in",
             ),
         ),
@@ -184,8 +183,8 @@ MUTANTS: Final = (
         "            claim.lease = claim.lease.renewed(renewed)\n            if False:\n",
         (
             (
-                BASE_CLAIMER,
-                '                self._claim_set.lose(claim.partition, "it is no longer this instance\'s")',
+                CLAIM_SET,
+                '                self.lose(claim.partition, "it is no longer this instance\'s")',
                 "                pass",
             ),
         ),
@@ -193,13 +192,13 @@ MUTANTS: Final = (
     Mutant(
         "a claim is won without reading back",
         BASE_CLAIMER,
-        "            if outcome.accepted:\n                claim = self._won(keys[self.topic, number]",
-        "            if True:\n                claim = self._won(self.key(number)",
+        "outcome.accepted:\n                claim = self._won(partition, epoch, lease, keys[self.topic, partition]",
+        "True:\n                claim = self._won(partition, epoch, lease, self.key(partition)",
         (
             (
-                CLAIMER,
-                "Claim.of(partition, epoch, lease, key) if is_held(key, self.member.instance, epoch) else None",
-                "Claim.of(partition, epoch, lease, key)",
+                CLAIMS,
+                "        return claim if claim.refresh(key, instance) else None",
+                "        claim.refresh(key, instance)\n        return claim",
             ),
         ),
     ),
@@ -255,8 +254,8 @@ MUTANTS: Final = (
     Mutant(
         "the output takes a range again",
         "protocol/idempotence.py",
-        "    if stored.position == wanted.end:\n        return Verdict.SKIP\n",
-        "    if stored.position == wanted.end:\n        return Verdict.TAKE\n",
+        "    if position == wanted.end:\n        return Verdict.SKIP\n",
+        "    if position == wanted.end:\n        return Verdict.TAKE\n",
     ),
     Mutant(
         "the output takes what a displaced run writes",
@@ -269,12 +268,12 @@ MUTANTS: Final = (
                 "    if wanted.epoch < stored.epoch and not wanted.in_any_order:\n",
                 "    if False:\n",
             ),
-            ("protocol/idempotence.py", "    if stored.position != wanted.start:\n", "    if False:\n"),
+            ("protocol/idempotence.py", "    if position != wanted.start:\n", "    if False:\n"),
         ),
     ),
     Mutant(
         "a pause is half written",
-        "admin/operator.py",
+        "admin/group_writer.py",
         "            signed, unsent = self._sender.signed(member), list(ends)\n",
         "            signed, unsent = self._sender.signed(member), list(ends)[:1]\n",
     ),
@@ -286,41 +285,52 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the queue is not purged at self-fencing",
-        BASE_CLAIMER,
-        "        if fenced:\n            self.rationalizer.log.purge()",
+        CLAIM_SET,
+        "        if fenced:\n            self._reader.rationalizer.log.purge()",
         "        if fenced:\n            pass",
     ),
     Mutant(
         "a run goes on under the instance id of the one before",
-        "coordination/claims.py",
+        CLAIMS,
         '    return f"{run_id}.{os.urandom(6).hex()}"',
         '    return f"{run_id}.0"',
         (("batches/session.py", "new_instance_id(self.run_id)", "new_instance_id(self.client)"),),
     ),
     Mutant(
         "a displaced instance claims again",
-        BASE_CLAIMER,
-        '                self._claim_set.lose(claim.partition, "it is no longer this instance\'s")',
-        "                from marshal_dagster.protocol.messages import ClaimingPartition\n"
-        "                again = ClaimingPartition(partition=claim.partition, **self._sender.signed(self.member))\n"
-        "                claim.epoch = self._sender.send([again]).log_offsets[0] or claim.epoch",
+        CLAIM_SET,
+        '                self.lose(claim.partition, "it is no longer this instance\'s")',
+        "                claim.epoch = self.claim_again(claim.partition) or claim.epoch",
+        (
+            (
+                BASE_CLAIMER,
+                '        self._is_settled = True\n        """Whether',
+                (
+                    "        from marshal_dagster.protocol.messages import ClaimingPartition\n"
+                    "        self._claim_set.claim_again = lambda partition: self._sender.send(\n"
+                    "            [ClaimingPartition(partition=partition, **self._sender.signed(self.member))]\n"
+                    "        ).log_offsets[0]\n"
+                    '        self._is_settled = True\n        """Whether'
+                ),
+            ),
+        ),
     ),
     Mutant(
         "a range is done by who does not own it",
         TRANSITIONS,
-        "Rule(finish_range, (*_BY_RANGE_OWNER, (is_planned",
-        "Rule(finish_range, (_BY_RANGE_OWNER[0], (is_planned",
+        "finish_range, (*_BY_RANGE_OWNER, (lambda",
+        "finish_range, (_BY_RANGE_OWNER[0], (lambda",
     ),
     Mutant(
         "a range is done that is not planned",
         TRANSITIONS,
-        "(*_BY_RANGE_OWNER, (is_planned, Refusal.NOT_PLANNED))",
+        "(*_BY_RANGE_OWNER, (lambda event: _named(event).phase is Phase.PLANNED, Refusal.NOT_PLANNED))",
         "_BY_RANGE_OWNER",
     ),
     Mutant(
         "a range is claimed over another",
         TRANSITIONS,
-        "is not None or not any(each.overlaps(start, end) for each in _effective_ranges(event))",
+        "is not None or not any(range_.overlaps(start, end) for range_ in ranges)",
         "is not None or start < end",
     ),
     Mutant(
@@ -352,7 +362,8 @@ MUTANTS: Final = (
         "the plan of a range is not read back",
         RANGE_CLAIMER,
         "            self._require_plans_accepted(ends, sent)\n",
-        "            self._settle()\n            self._refresh()\n            self._check(ends.keys())\n"
+        "            self._settle()\n            self._claim_set.refresh()\n"
+        "            self._claim_set.require(ends.keys())\n"
         "            for number, end in new.items():\n                claims[number].plan_end = end\n",
     ),
     Mutant(
@@ -364,19 +375,19 @@ MUTANTS: Final = (
     Mutant(
         "at most once takes an unacknowledged end of a range for its own",
         RANGE_CLAIMER,
-        "for message, outcome in sent if outcome is not None and outcome.accepted)",
+        "for message, outcome in sent if is_accepted(outcome))",
         "for message, outcome in sent if outcome is None or outcome.accepted)",
     ),
     Mutant(
         "at most once processes a range whose end was refused",
         BATCH,
-        " and not self._early.is_refused(one)",
+        " and not self._early.is_refused(part)",
         "",
     ),
     Mutant(
         "what another generation has done counts as the range's commit",
-        RANGE_CLAIMER,
-        "            is_same = key.generation == claim.generation\n",
+        CLAIMS,
+        "            is_same = key.generation == self.generation\n",
         "            is_same = True\n",
     ),
     Mutant(
@@ -399,9 +410,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "ranges are off wherever none are known",
-        "admin/operator.py",
-        "        if unsure := [number for number, one in partitions if not one.certain]:\n",
-        "        if unsure := []:\n",
+        "admin/group_writer.py",
+        "        require_all_certain(world)\n",
+        "",
     ),
     Mutant(
         "a snapshot leaves out the pause",
@@ -418,8 +429,8 @@ MUTANTS: Final = (
     Mutant(
         "who writes a snapshot late deletes newer ones",
         SNAPSHOTS,
-        "and one.name.offset < newest.offset",
-        "and one.name.offset != newest.offset",
+        "and name.offset < newest.offset",
+        "and name.offset != newest.offset",
     ),
     Mutant(
         "half a snapshot is read on from",
@@ -471,8 +482,8 @@ MUTANTS: Final = (
     Mutant(
         "first settings while a plan is open",
         TRANSITIONS,
-        "return is_pauser(event) or all(key.plan_end is None for key in event.group.keys.values())",
-        "return True",
+        "is_pauser(event) or all(key.plan_end is None for key in event.group.keys.values()),",
+        "True,",
     ),
     Mutant(
         "members of Go groups write settings",
@@ -502,11 +513,11 @@ MUTANTS: Final = (
     Mutant(
         "members of Go groups revoke what they did not hear of",
         CLAIMER,
-        "        if self.is_go:\n            return self._release_own(partitions)\n",
-        "",
+        "self._release_own(partitions) if self.is_go else super()._revoke_own(partitions)",
+        "super()._revoke_own(partitions)",
         (
             (
-                CLAIMER,
+                BASE_CLAIMER,
                 "        if self.is_go:\n            raise GoGroupError(",
                 "        if False:\n            raise GoGroupError(",
             ),
@@ -545,19 +556,19 @@ MUTANTS: Final = (
     Mutant(
         "members of a Go group do not look before heartbeats",
         CLAIMER,
-        "        if self.is_go:\n            self._read_first()\n",
+        "        if self.is_go:\n            self._read_claims()\n",
         "",
     ),
     Mutant(
         "a check in a Go group does not look",
         BASE_CLAIMER,
-        "            self.look()\n            self._check(partitions)",
-        "            self._check(partitions)",
+        "            self.look()\n            self._claim_set.require(partitions)",
+        "            self._claim_set.require(partitions)",
     ),
     Mutant(
         "who took a partition back by a heartbeat goes on",
-        "coordination/claims.py",
-        "owner is not None and owner.epoch == epoch and owner.instance == instance",
+        CLAIMS,
+        "owner is not None and owner.epoch == self.epoch and owner.instance == instance",
         "owner is not None and owner.instance == instance",
     ),
     Mutant(
@@ -605,7 +616,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "members go on beside a Go consumer in their group",
-        BASE_CLAIMER,
+        CLAIM_SET,
         ") is not None and seen.log_offset >= self._began_at:",
         ") is not None and seen.log_offset < 0:",
     ),
@@ -624,9 +635,9 @@ MUTANTS: Final = (
     Mutant(
         "an own record with its sender's timestamp is forgotten",
         "coordination/rationalizer.py",
-        "        elif isinstance(error, CoordinationLogChangedError | UnavailableError):\n",
-        "        elif isinstance(error, CoordinationLogChangedError | UnavailableError) and type(error) is "
-        "not TimestampTypeError:\n",
+        "        except (CoordinationLogChangedError, UnavailableError) as error:\n",
+        "        except TimestampTypeError:\n            raise\n"
+        "        except (CoordinationLogChangedError, UnavailableError) as error:\n",
     ),
     Mutant(
         "a former snapshot of a group without settings is read on from",
@@ -643,13 +654,13 @@ MUTANTS: Final = (
     Mutant(
         "former snapshots are deleted",
         SNAPSHOTS,
-        "(*one.name[:3], one.name.version) == (*newest[:3], newest.version)",
-        "one.name[:3] == newest[:3]",
+        "(*name[:3], name.version) == log",
+        "name[:3] == log[:3]",
     ),
     Mutant(
         "a former snapshot counts as the newest",
         "coordination/snapshots.py",
-        " or one.name.version not in WRITTEN_VERSIONS:",
+        " or name.version not in WRITTEN_VERSIONS:",
         ":",
     ),
 )

@@ -9,8 +9,12 @@ from tests.simulator_runner import Simulator
 CODE: Final = (
     "marshal_dagster/protocol",
     "marshal_dagster/coordination",
+    "marshal_dagster/admin/group_writer.py",
+    "marshal_dagster/admin/log_access.py",
     "marshal_dagster/admin/operator.py",
+    "marshal_dagster/admin/paused_change.py",
     "marshal_dagster/admin/recovery.py",
+    "marshal_dagster/admin/settings_change.py",
     "marshal_dagster/batches",
     "marshal_dagster/runs",
     "marshal_dagster/errors.py",

@@ -6,12 +6,12 @@ from enum import StrEnum
 from typing import Final
 from unittest.mock import patch
 
-from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import Read
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol import snapshots as protocol
 from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 from marshal_dagster.protocol.snapshots import Record, render
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import MemorySnapshotTopic
 from tests.simulator.checkers import SnapshotJudge
@@ -52,12 +52,12 @@ class SimulatedSnapshotTopic:
         self._compacts = compacts
         self._next_fault = next_fault
 
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask for the bounds."""
         self._wait()
         return self._topic.bounds(partitions)
 
-    def read(self, ranges: Mapping[int, Bounds], timeout_s: float) -> Mapping[int, Read]:
+    def read(self, ranges: Mapping[int, OffsetBounds], timeout_s: float) -> Mapping[int, Read]:
         """Read what is there after a while."""
         self._wait()
         return self._topic.read(ranges, timeout_s)

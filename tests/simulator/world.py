@@ -470,8 +470,8 @@ class Simulation:
             without_lease = 0
             for _, offset in self.data.read([range_]):
                 self.scheduler.sleep(chance.random() * self._slow_ms())
-                if batch._lost is not None:
-                    raise batch._lost
+                if batch._guard.lost is not None:
+                    raise batch._guard.lost
                 self._check_stops(run, batch, attempt)
                 attempt.done.append(offset)
                 without_lease = 0 if _has_lease(run, range_.partition) else without_lease + 1
@@ -490,8 +490,8 @@ class Simulation:
         while left_ms > 0:
             part_ms = min(left_ms, self.hi_ms / 4)
             self.scheduler.sleep(part_ms)
-            if batch._lost is not None:
-                raise batch._lost
+            if batch._guard.lost is not None:
+                raise batch._guard.lost
             left_ms -= part_ms
 
     def _slow_ms(self) -> float:
@@ -751,7 +751,7 @@ class Simulation:
             lease_ms = run.clock.lease_ms()
             name = f"{run.number}: {process.name}"
             for number, claim in batch._claimer._claim_set.claims.items():
-                if claim.lease.ends_ms > lease_ms and not claim.is_over:
+                if claim.lease.ends_ms > lease_ms and not claim.is_done:
                     ends_ms = EPOCH_MS + claim.lease.ends_ms if run.clock.rate == 1 and not self._clock_jumps else 0
                     yield Belief(name, (GROUP, TOPIC, number), claim.epoch, *_offsets_held(claim), ends_ms)
 
@@ -931,7 +931,7 @@ def _offsets_held(claim: Claim | RangeClaim) -> tuple[float, float]:
 def _has_lease(run: Run, partition: int) -> bool:
     """Tell whether a process holds a partition, or a range of it, by a lease; what is done needs none."""
     claim = None if run.batch is None else run.batch._claimer._claim_set.claims.get(partition)
-    return claim is not None and (claim.is_over or claim.lease.ends_ms > run.clock.lease_ms())
+    return claim is not None and (claim.is_done or claim.lease.ends_ms > run.clock.lease_ms())
 
 
 _remembering = lru_cache(maxsize=1_000)

@@ -12,8 +12,8 @@ from marshal_dagster.cli.doctor_checks import acls
 from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_checked, ok, problem, warning
 from marshal_dagster.cli.world_view import listed
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError
-from marshal_dagster.kafka.admin_client import OffsetBounds
 from marshal_dagster.kafka.inspection import KafkaInspector, TopicInfo
+from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import World
 
 RETIRED_MS: Final = 32 * 86_400_000

@@ -6,10 +6,11 @@ from typing import Final
 
 from marshal_dagster.cli import world_view
 from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_checked, ok, problem, warning
-from marshal_dagster.coordination.log import Bounds, CoordinationLog
+from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.snapshots import SnapshotHead, Snapshots, snapshot_topic_of
 from marshal_dagster.errors import MarshalError, TopicNotFoundError
 from marshal_dagster.protocol.messages import MAX_VALUE_BYTES
+from marshal_dagster.protocol.state import OffsetBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,11 @@ def check_snapshots(log: CoordinationLog, snapshots: Snapshots, retention: Reten
 
 
 def _snapshots(
-    heads: Mapping[int, SnapshotHead | None], bounds: Mapping[int, Bounds], retention: Retention, at_ms: int, topic: str
+    heads: Mapping[int, SnapshotHead | None],
+    bounds: Mapping[int, OffsetBounds],
+    retention: Retention,
+    at_ms: int,
+    topic: str,
 ) -> Finding:
     overtaken = [number for number, at in bounds.items() if _is_soon_overtaken(heads[number], at, retention, at_ms)]
     if overtaken:
@@ -77,7 +82,7 @@ _MOST_RECORD_BYTES: Final = MAX_VALUE_BYTES + 150
 """What a valid record takes in the log at most, with Kafka's own overhead."""
 
 
-def _is_soon_overtaken(head: SnapshotHead | None, at: Bounds, retention: Retention, at_ms: int) -> bool:
+def _is_soon_overtaken(head: SnapshotHead | None, at: OffsetBounds, retention: Retention, at_ms: int) -> bool:
     """Return whether retention has deleted the records after a snapshot, or will in half its time or size again."""
     if retention == Retention() or at.end == 0:
         return False

@@ -23,7 +23,7 @@ _SNAPSHOT_TOPIC: Final = "snapshot topic settings"
 def check_topic_settings(topics: Topics, topic: str, servers: str) -> Iterator[Finding]:
     """Check the coordination topic's settings: under some the protocol does not hold."""
     try:
-        wrong = check_coordination_topic(topics, topic)
+        wrong = check_coordination_topic(topics, topics.describe(topic))
     except TopicNotFoundError:
         return  # reported already
     except MarshalError as error:

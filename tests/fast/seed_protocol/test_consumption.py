@@ -223,11 +223,8 @@ def test_at_most_once_sentence_3_settings_that_could_lose_records_are_dangers() 
         def settings(self, _: str) -> dict[str, str]:
             return settings_for(3) | dict([self.wrong])
 
-        def describe(self, name: str) -> TopicDescription:
-            return TopicDescription(name, "B" * 22, (0,), 3)
-
-    topic = Topic()
-    assert check_coordination_topic(cast("Topics", topic)) == []
+    described, topic = TopicDescription("__marshal", "B" * 22, (0,), 3), Topic()
+    assert check_coordination_topic(cast("Topics", topic), described) == []
     for setting, value, severity in (
         ("unclean.leader.election.enable", "true", Severity.DANGER),
         ("min.insync.replicas", "1", Severity.DANGER),
@@ -236,7 +233,7 @@ def test_at_most_once_sentence_3_settings_that_could_lose_records_are_dangers() 
         ("message.timestamp.type", "CreateTime", Severity.UNUSABLE),
     ):
         topic.wrong = (setting, value)
-        problems = check_coordination_topic(cast("Topics", topic))
+        problems = check_coordination_topic(cast("Topics", topic), described)
         assert [(problem.setting, problem.severity) for problem in problems] == [(setting, severity)]
 
 
