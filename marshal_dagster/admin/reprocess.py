@@ -16,7 +16,8 @@ from marshal_dagster.admin.reset_positions import PositionChange, PositionResett
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.errors import ConfigurationError, PositionNotSetError, UnavailableError
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
-from marshal_dagster.protocol.state import RANGES, Key, Owner, stale_after_ms
+from marshal_dagster.protocol.staleness import stale_after_ms
+from marshal_dagster.protocol.state import RANGES, Key, Owner
 
 _LOOK_MS: Final = 500
 

@@ -13,7 +13,8 @@ from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import CoordinationLogChangedError
 from marshal_dagster.protocol.messages import GroupSettings, RuleSet
-from marshal_dagster.protocol.state import Freshness, Group, Key, Owner, freshness
+from marshal_dagster.protocol.staleness import Freshness, freshness
+from marshal_dagster.protocol.state import Group, Key, Owner
 from marshal_dagster.protocol.world import World
 
 

@@ -15,7 +15,8 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, check_incarnation, position, reach
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, enables_ranges, stale_after_ms
+from marshal_dagster.protocol.staleness import stale_after_ms
+from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, enables_ranges
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics

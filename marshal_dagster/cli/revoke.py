@@ -16,7 +16,7 @@ from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import DryRun, GroupName, LogOptions, Partitions, TopicArgument, Yes
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.protocol.state import Freshness
+from marshal_dagster.protocol.staleness import Freshness
 
 _COLUMNS: Final = ("partition", "owner", "last heartbeat", "", "#epoch")
 

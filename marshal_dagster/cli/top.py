@@ -29,7 +29,8 @@ from marshal_dagster.cli.world_view import (
 )
 from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.protocol.state import Freshness, Owner
+from marshal_dagster.protocol.staleness import Freshness
+from marshal_dagster.protocol.state import Owner
 
 _GROUPS: Final = ("group", "#owners", "#partitions", "#held", "#stale", "#lag", "#per second", "paused")
 _KEYS: Final = (

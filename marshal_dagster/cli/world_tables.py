@@ -18,7 +18,8 @@ from marshal_dagster.cli.world_view import (
     settings_text,
 )
 from marshal_dagster.coordination.pause_text import paused_text
-from marshal_dagster.protocol.state import Freshness, Owner, Phase
+from marshal_dagster.protocol.staleness import Freshness
+from marshal_dagster.protocol.state import Owner, Phase
 
 ASSIGNED: Final = "assigned to"
 """The column that is shown only where a coordinator leads a group."""

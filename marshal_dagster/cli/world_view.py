@@ -14,7 +14,8 @@ from marshal_dagster.cli import output
 from marshal_dagster.coordination.pause_text import pause_end_text
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.protocol.replay import summary
-from marshal_dagster.protocol.state import DataPartitionId, Freshness, Group, Key, Owner, Range, freshness
+from marshal_dagster.protocol.staleness import Freshness, freshness
+from marshal_dagster.protocol.state import DataPartitionId, Group, Key, Owner, Range
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 

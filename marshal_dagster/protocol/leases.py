@@ -6,7 +6,7 @@ caller and arrives here as a number.
 
 from dataclasses import dataclass, field
 
-from marshal_dagster.protocol.state import stale_after_ms
+from marshal_dagster.protocol.staleness import stale_after_ms
 
 
 def safety_margin_ms(heartbeat_interval_ms: int) -> float:

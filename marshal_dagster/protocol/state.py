@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from marshal_dagster.protocol.messages import GroupSettings, RuleSet
+from marshal_dagster.protocol.staleness import GO_ALLOWANCE_MS, stale_after_ms
 
 DataPartitionId = tuple[str, int]
 """A data topic and a partition of it."""
@@ -20,31 +21,6 @@ class OffsetBounds(NamedTuple):
 
 RANGES: Final = "ranges"
 """The feature that lets a group's members claim ranges of a partition's offsets."""
-GO_ALLOWANCE_MS: Final = 1_000
-"""How much longer than the rules require a member waits in a Go group: Go judges by wall clocks.
-
-See protocol.md, section 7.
-"""
-
-
-class Freshness(StrEnum):
-    """How long ago an owner was heard of, for showing; only `STALE` decides anything."""
-
-    FRESH = "fresh"
-    UNKNOWN = "unknown"
-    STALE = "stale"
-
-
-def stale_after_ms(heartbeat_interval_ms: int) -> int:
-    """Return for how long after its last heartbeat an owner is live; a millisecond later it is stale."""
-    return 2 * heartbeat_interval_ms
-
-
-def freshness(silent_ms: int, heartbeat_interval_ms: int) -> Freshness:
-    """Classify an owner last heard of `silent_ms` ago: exactly 2 intervals are not stale yet."""
-    if silent_ms <= heartbeat_interval_ms:
-        return Freshness.FRESH
-    return Freshness.UNKNOWN if silent_ms <= stale_after_ms(heartbeat_interval_ms) else Freshness.STALE
 
 
 class Owner(NamedTuple):

@@ -19,7 +19,8 @@ from dagster import (
 from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError, UnavailableError
 from marshal_dagster.jobs.batch import AnyJob
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
-from marshal_dagster.protocol.state import GO_ALLOWANCE_MS, DataPartitionId, Key, stale_after_ms
+from marshal_dagster.protocol.staleness import GO_ALLOWANCE_MS, stale_after_ms
+from marshal_dagster.protocol.state import DataPartitionId, Key
 from marshal_dagster.resources.claimer import ClaimerResource, Revocation, claimer_of, require_group
 from marshal_dagster.runs.abandoned_work import abandoned_partition, listed
 from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, run_of, sensor_name

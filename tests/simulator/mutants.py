@@ -531,7 +531,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "members wait in a Go group as long as in any",
-        STATE,
+        "protocol/staleness.py",
         "GO_ALLOWANCE_MS: Final = 1_000",
         "GO_ALLOWANCE_MS: Final = 0",
     ),

@@ -14,7 +14,7 @@ from marshal_dagster.protocol.messages import (
     RevokingClaim,
 )
 from marshal_dagster.protocol.replay import summary
-from marshal_dagster.protocol.state import Freshness, freshness
+from marshal_dagster.protocol.staleness import Freshness, freshness
 from marshal_dagster.testing import ManualClock, MemoryLog
 from tests.fast.seed_protocol.sentences import sentence
 from tests.members import GROUP, HI_MS, SETTINGS, TOPIC, Site, about, settings_record
