@@ -618,8 +618,8 @@ MUTANTS: Final = (
     Mutant(
         "own records with their sender's timestamp count",
         "coordination/rationalizer.py",
-        "            if self._sender_timed:\n",
-        "            if False:\n",
+        "                if self._sender_timed:\n",
+        "                if False:\n",
     ),
     Mutant(
         "an own record with its sender's timestamp is forgotten",
