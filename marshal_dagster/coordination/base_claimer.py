@@ -376,21 +376,32 @@ class BaseClaimer(ABC, Generic[H]):
         self._claim_set.lose(claim.partition, why)
 
     def _drop_all_if_log_changed(self) -> None:
-        """Hold nothing of a log that is another one, or that can only be observed."""
-        changed = self.rationalizer.changed
-        if changed is not None:
-            self._claim_set.lose_all(str(changed))
+        """Hold nothing where by the log as read no promise holds."""
+        why = self._why_void()
+        if why is not None:
+            self._claim_set.lose_all(why)
+        if self.rationalizer.changed is not None:
             self._claim_set.unconfirmed.clear()
-        elif not self._reader.is_certain:
-            self._claim_set.lose_all(_OBSERVED)
-        elif (
-            seen := self._reader.home.unplanned.get(self.member.group)
-        ) is not None and seen.log_offset >= self._began_at:
-            self._claim_set.lose_all(
-                f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
-                "without a plan, as Go consumers do: the group's rule set is not 'go', so no promise holds while one "
-                "is in it. Stop it, or give it a group of its own"
-            )
+
+    def _why_void(self) -> str | None:
+        """Return why no claim counts by the log as read: it is another one, only observed, or a Go consumer joined."""
+        if self.rationalizer.changed is not None:
+            return str(self.rationalizer.changed)
+        if not self._reader.is_certain:
+            return _OBSERVED
+        seen = self._reader.unplanned
+        if seen is None or seen.log_offset < self._began_at:
+            return None
+        return (
+            f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
+            "without a plan, as Go consumers do: the group's rule set is not 'go', so no promise holds while one "
+            "is in it. Stop it, or give it a group of its own"
+        )
+
+    def _require_valid_claims(self, partitions: Iterable[int]) -> None:
+        """Raise `ClaimLostError` where no claim counts: a commit that was accepted permits nothing there."""
+        if self._why_void() is not None:
+            raise ClaimLostError(self._why_lost(sorted(partitions)))
 
     def _drop_ended_leases(self) -> None:
         """Stop by itself: where a lease has ended, and everywhere when the log is another one or only observed."""

@@ -189,6 +189,7 @@ class Claimer(BaseClaimer[Claim]):
             starts = {number: claims[number].offset for number in ends}
             sent = self._beat(ends)
             self._check_log()
+            self._require_valid_claims(ends)
             self._drop_ended_leases()
             return frozenset(
                 message.partition

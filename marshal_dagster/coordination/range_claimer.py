@@ -208,6 +208,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 raise PlanRejectedError(f"{self._named(unplanned)}: no open plan ends there; plan first")
             sent = self._finish(ends)
             self._check_log()
+            self._require_valid_claims(ends)
             return frozenset(message.partition for message, outcome in sent if outcome is not None and outcome.accepted)
 
     # Leaving

@@ -756,6 +756,22 @@ def test_a_member_stops_when_an_offset_moves_without_a_plan(site: Site) -> None:
         member.beat()
 
 
+def test_no_permission_beside_a_go_consumer(site: Site) -> None:
+    """At most once, who reads with its own commit that a Go consumer is in the group stops, and tells so."""
+    settings = replace(SETTINGS, delivery=DeliveryMode.AT_MOST_ONCE)
+    foreign, member = site.owner_of(1, settings=settings), site.owner_of(0, settings=settings)
+    member.plan({0: 10})
+
+    def go_consumer_commits() -> None:
+        site.say(about(Heartbeat, foreign.member.instance, partition=1, offset=9))
+
+    faulty(member).after_append = go_consumer_commits
+
+    with pytest.raises(ClaimLostError, match="moved the offset of orders/1 without a plan"):
+        member.commit_before_processing({0: 10})
+    assert (member.claims, site.key().offset) == ({}, 10)
+
+
 def test_a_commit_needs_a_plan(site: Site) -> None:
     """In a group with settings no member moves an offset without one; nothing is sent."""
     member = site.owner_of(0)

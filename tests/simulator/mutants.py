@@ -606,8 +606,8 @@ MUTANTS: Final = (
     Mutant(
         "members go on beside a Go consumer in their group",
         BASE_CLAIMER,
-        ") is not None and seen.log_offset >= self._began_at:",
-        ") is not None and seen.log_offset < 0:",
+        "        if seen is None or seen.log_offset < self._began_at:\n",
+        "        if True:\n",
     ),
     Mutant(
         "a heartbeat without a plan is read over",
