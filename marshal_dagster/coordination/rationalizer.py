@@ -110,6 +110,8 @@ class Rationalizer:
     @property
     def changed(self) -> CoordinationLogChangedError | None:
         """How the log was found not to be the one read before; all that was known of it counts no more."""
+        if self._sender_timed:
+            return sender_timed_error(self.identity.topic, self._sender_timed[0])
         return self.failure if isinstance(self.failure, CoordinationLogChangedError) else None
 
     def require_unchanged(self) -> None:
@@ -287,8 +289,7 @@ class Rationalizer:
             due = {number: end for number, end in ends.items() if end > self.world.partitions[number].next_offset}
             if not due:
                 self._report_clock()
-                if self._sender_timed:
-                    raise sender_timed_error(self.identity.topic, self._sender_timed[0])
+                self.require_unchanged()
                 return
             try:
                 self._read_further(due, own, outcomes)

@@ -618,15 +618,15 @@ MUTANTS: Final = (
     Mutant(
         "own records with their sender's timestamp count",
         "coordination/rationalizer.py",
-        "                if self._sender_timed:\n",
-        "                if False:\n",
+        "        if self._sender_timed:\n",
+        "        if False:\n",
     ),
     Mutant(
         "an own record with its sender's timestamp is forgotten",
         "coordination/rationalizer.py",
         "        elif isinstance(error, CoordinationLogChangedError | UnavailableError):\n",
-        "        elif isinstance(error, CoordinationLogChangedError | UnavailableError) and type(error) is "
-        "not TimestampTypeError:\n",
+        "        elif isinstance(error, TimestampTypeError):\n            self._rationalizer._sender_timed.clear()\n"
+        "        elif isinstance(error, CoordinationLogChangedError | UnavailableError):\n",
     ),
     Mutant(
         "a former snapshot of a group without settings is read on from",
