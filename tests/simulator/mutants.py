@@ -15,6 +15,7 @@ CLAIMER: Final = "coordination/claimer.py"
 BATCH: Final = "batches/batch.py"
 WHOLE: Final = "batches/partition_source.py"
 BASE_CLAIMER: Final = "coordination/base_claimer.py"
+RATIONALIZER: Final = "coordination/rationalizer.py"
 GROUP_READER: Final = "coordination/group_reader.py"
 RANGE_CLAIMER: Final = "coordination/range_claimer.py"
 KEY_RANGES: Final = "protocol/range_set.py"
@@ -145,8 +146,8 @@ MUTANTS: Final = (
     Mutant(
         "claims are kept in a log that is only observed",
         BASE_CLAIMER,
-        "        elif not self._reader.is_certain:\n            self._claim_set.lose_all(_OBSERVED)\n",
-        "        elif False:\n            self._claim_set.lose_all(_OBSERVED)\n",
+        "        if not self._reader.is_certain:\n            return _OBSERVED\n",
+        "",
         (
             (
                 BASE_CLAIMER,
@@ -479,7 +480,7 @@ MUTANTS: Final = (
         AGREEMENT,
         "    if settings == WITHOUT_SETTINGS:\n        return\n",
         "",
-        ((AGREEMENT, "    require_no_go_consumers(rationalizer.follow_all(), member.group)\n", ""),),
+        ((AGREEMENT, "    require_no_go_consumers(world, member.group)\n", ""),),
     ),
     Mutant(
         "members of Go groups name the data topic",
@@ -617,16 +618,40 @@ MUTANTS: Final = (
     ),
     Mutant(
         "own records with their sender's timestamp count",
-        "coordination/rationalizer.py",
+        RATIONALIZER,
         "        if self._sender_timed:\n",
         "        if False:\n",
     ),
     Mutant(
         "an own record with its sender's timestamp is forgotten",
-        "coordination/rationalizer.py",
+        RATIONALIZER,
         "        elif isinstance(error, CoordinationLogChangedError | UnavailableError):\n",
         "        elif isinstance(error, TimestampTypeError):\n            self._rationalizer._sender_timed.clear()\n"
         "        elif isinstance(error, CoordinationLogChangedError | UnavailableError):\n",
+    ),
+    Mutant(
+        "own records that are read late may have their sender's timestamp",
+        RATIONALIZER,
+        "            if self._unread_own.get(chunk.partition):\n",
+        "            if chunk.partition in own:\n",
+    ),
+    Mutant(
+        "a sender's timestamp counts only once a reading has succeeded",
+        RATIONALIZER,
+        "        if self._sender_timed:\n",
+        "        if self._sender_timed and self._can_resume:\n",
+    ),
+    Mutant(
+        "records are sent to a log that was found to be another one",
+        "coordination/appender.py",
+        "        self._rationalizer.require_unchanged()\n",
+        "",
+    ),
+    Mutant(
+        "at most once, what is done is processed beside a Go consumer",
+        RANGE_CLAIMER,
+        "            self._require_valid_claims(ends)\n",
+        "",
     ),
     Mutant(
         "a former snapshot of a group without settings is read on from",

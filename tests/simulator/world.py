@@ -191,6 +191,7 @@ class Simulation:
         self.cluster = Cluster(
             self.scheduler, coordination_partitions, self.hi_ms, dict(self.scenario.append_faults), seed * 7 + 2
         )
+        self.cluster.failing_part = self.scenario.failing_part
         self.judge = LogJudge(coordination_partitions, self.fail)
         self.judge.now_ms = lambda: self.scheduler.now_ms
         self.cluster.faults_end_ms = self.scenario.calm_ms - self.hi_ms / 2
