@@ -647,6 +647,9 @@ class Simulation:
     def _check_sending(self, log: SimulatedLog, process: Process, records: Sequence[Append]) -> None:
         """Judge what a process is about to send by what it has read."""
         if self.is_truncated:
+            told_ms = log.told_truncated_ms
+            if process in self.by_process and told_ms is not None and told_ms < self.scheduler.now_ms:
+                self.fail("nothing is sent to a log that was found truncated", records[0].value.decode())
             return
         if log.told_sender_timed_ms is not None and not self.is_cut:
             self.fail("nothing follows a record with its sender's timestamp", records[0].value.decode())
