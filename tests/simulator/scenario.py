@@ -32,7 +32,7 @@ RANGES_PART = 0.2
 ADVISED_PART = 0.15
 """Part of the groups whose members are told what to claim."""
 FAILING_READINGS_PART = 0.25
-"""Part of the groups some of whose readings fail."""
+"""Part of the groups some of whose readings fail; where senders' timestamps come too, three times as many."""
 MOST_APPENDS = 40
 """Append faults befall one of so many first appends."""
 MOST_SNAPSHOT_RECORDS = 15
@@ -308,7 +308,8 @@ def _begun(drawn: Scenario) -> Scenario:
     for kind, part in kinds.items():
         if chance.random() < part:
             drawn = _with_event(drawn, kind, chance.random() * drawn.faulty_ms, chance)
-    if chance.random() < FAILING_READINGS_PART:
+    has_senders_time = any(event.kind is EventKind.SENDERS_TIME for event in drawn.events)
+    if chance.random() < FAILING_READINGS_PART * (3 if has_senders_time else 1):
         drawn = replace(drawn, failing_part=chance.choice((0.02, 0.1, 0.3)))
     return drawn
 
