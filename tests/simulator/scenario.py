@@ -307,7 +307,9 @@ def _begun(drawn: Scenario) -> Scenario:
         kinds[EventKind.FORMER_SNAPSHOT] = 0.3
     for kind, part in kinds.items():
         if chance.random() < part:
-            drawn = _with_event(drawn, kind, chance.random() * drawn.faulty_ms, chance)
+            at_ms = chance.random() * drawn.faulty_ms
+            is_early = kind is EventKind.SENDERS_TIME and drawn.ranges is not None
+            drawn = _with_event(drawn, kind, 0 if is_early and at_ms < drawn.hi_ms else at_ms, chance)
     has_senders_time = any(event.kind is EventKind.SENDERS_TIME for event in drawn.events)
     if chance.random() < FAILING_READINGS_PART * (3 if has_senders_time else 1):
         drawn = replace(drawn, failing_part=chance.choice((0.02, 0.1, 0.3)))
