@@ -115,10 +115,10 @@ class Cluster:
         return offset
 
     def next_read_fault(self, process: Process) -> ReadFault | None:
-        """Tell what befalls a reading that a process begins."""
+        """Tell what befalls a reading that a process begins: more while there are senders' timestamps to be seen."""
         if not self.failing_part or self.work_of(process) is None or self.scheduler.now_ms >= self.faults_end_ms:
             return None
-        if self._read_random.random() >= self.failing_part:
+        if self._read_random.random() >= (0.5 if self.broker.is_sender_timed else self.failing_part):
             return None
         fault = self._read_random.choice(list(ReadFault))
         self.befallen[fault] += 1
