@@ -156,7 +156,7 @@ class SimulatedLog:
         self.trouble_until_ms = -inf
         """Until then an append of this process was under way that something befell."""
         self._appended: set[tuple[int, int]] = set()
-        """Coordination partition and offset of what was acknowledged last and has its sender's timestamp."""
+        """Coordination partition and offset of what was acknowledged and has its sender's timestamp."""
         self.sender_timed: set[tuple[int, int]] = set()
         """The same of all own records that it has given to its reader."""
         self.told_sender_timed_ms: float | None = None
@@ -197,7 +197,7 @@ class SimulatedLog:
             given = chunk if fault is None else _first_half(chunk)
             self.read[given.partition] = given.position
             if self._appended:
-                self._note_sender_timed(given)
+                self._note_sender_timed(given, ends[given.partition])
             yield given
             if fault is not None:
                 break
@@ -208,7 +208,6 @@ class SimulatedLog:
         """Append, with whatever befalls it."""
         cluster = self._cluster
         cluster.about_to_append(self, self._process, records)
-        self._appended.clear()
         if cluster.scheduler.now_ms < self._is_out_until_ms:
             return self._fail_to_send(records)
         fault = cluster.before_append(records) or cluster.next_fault()
@@ -292,8 +291,9 @@ class SimulatedLog:
                 if offset in timed[partition]:
                     self._appended.add((partition, offset))
 
-    def _note_sender_timed(self, chunk: Chunk) -> None:
-        found = {(chunk.partition, offset) for offset, _, _ in chunk.records} & self._appended
+    def _note_sender_timed(self, chunk: Chunk, end: int) -> None:
+        """Note what was asked for: who looks whether the log is the same counts on nothing behind what it had read."""
+        found = {(chunk.partition, offset) for offset, _, _ in chunk.records if offset < end} & self._appended
         if found and self.told_sender_timed_ms is None:
             self.told_sender_timed_ms = self._cluster.scheduler.now_ms
         self.sender_timed |= found
