@@ -84,8 +84,10 @@ class Sender:
     def send_last(self, messages: Sequence[Message]) -> None:
         """Append what nobody here waits for; read it back so that others of this process find it read."""
         own, _ = self._append(messages, [self.coordination_partition] * len(messages))
-        if self._rationalizer.can_resume:  # after an interrupt the log is read anew: not while others wait for the keys
+        if self._rationalizer.can_resume:
             self._rationalizer.read_past(own)
+        else:  # after an interrupt the log is read anew: not while others wait for the keys
+            self._rationalizer.expect(own)
 
     def _send(self, messages: Sequence[Message], numbers: Sequence[int]) -> AppendResult:
         sent_ms = self._clock.lease_ms()
@@ -97,9 +99,13 @@ class Sender:
     def _append(
         self, messages: Sequence[Message], numbers: Sequence[int]
     ) -> tuple[dict[int, dict[int, OwnRecord]], list[int | None]]:
-        """Append; give what was acknowledged, by where it lies, and the log offset of each record."""
+        """Append; give what was acknowledged, by where it lies, and the log offset of each record.
+
+        To a log that was found to be another one, or to store the senders' timestamps, nothing is appended.
+        """
         if not messages:
             return {}, []
+        self._rationalizer.require_unchanged()
         records = [Append(number, render(message)) for number, message in zip(numbers, messages, strict=True)]
         acks = self._rationalizer.log.append(records)
         own: dict[int, dict[int, OwnRecord]] = {}

@@ -79,19 +79,12 @@ class ClaimSet(Generic[H]):
                 self.lose(claim.partition, "it is no longer this instance's")
 
     def drop_all_if_log_changed(self) -> None:
-        """Hold nothing of a log that is another one, or that can only be observed."""
-        changed = self._reader.rationalizer.changed
-        if changed is not None:
-            self._lose_all(str(changed))
+        """Hold nothing where by the log as last read no promise holds."""
+        why = self._why_void()
+        if why is not None:
+            self._lose_all(why)
+        if self._reader.rationalizer.changed is not None:
             self.unconfirmed.clear()
-        elif not self._reader.is_certain:
-            self._lose_all(_OBSERVED)
-        elif (seen := self._reader.unplanned) is not None and seen.log_offset >= self._began_at:
-            self._lose_all(
-                f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
-                "without a plan, as Go consumers do: the group's rule set is not 'go', so no promise holds while one "
-                "is in it. Stop it, or give it a group of its own"
-            )
 
     def drop_ended(self) -> None:
         """Drop each claim whose lease has ended, and all of them when the log is another one or only observed."""
@@ -122,10 +115,30 @@ class ClaimSet(Generic[H]):
             self.drop_all_if_log_changed()
             raise ClaimLostError(self._why_lost(sorted(partitions)))
 
+    def require_valid(self, partitions: Collection[int]) -> None:
+        """Raise `ClaimLostError` where no claim counts: a commit that was accepted permits nothing there."""
+        if self._why_void() is not None:
+            raise ClaimLostError(self._why_lost(sorted(partitions)))
+
     def lease_left_ms(self) -> float | None:
         """Return the time left on the shortest lease, in ms, or None when nothing is held. Never waits for the lock."""
         now_ms, held = self._reader.clock.lease_ms(), tuple(self.claims.values())
         return min((claim.lease.left_ms(now_ms) for claim in held if not claim.is_done), default=None)
+
+    def _why_void(self) -> str | None:
+        """Return why no claim counts by the log as read: it is another one, only observed, or a Go consumer joined."""
+        changed, seen = self._reader.rationalizer.changed, self._reader.unplanned
+        if changed is not None:
+            return str(changed)
+        if not self._reader.is_certain:
+            return _OBSERVED
+        if seen is None or seen.log_offset < self._began_at:
+            return None
+        return (
+            f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
+            "without a plan, as Go consumers do: the group's rule set is not 'go', so no promise holds while one "
+            "is in it. Stop it, or give it a group of its own"
+        )
 
     def _is_current(self, claim: H) -> bool:
         return claim.refresh(self._reader.key(claim.partition), self._reader.member.instance)

@@ -183,6 +183,7 @@ class Claimer(BaseClaimer[Claim]):
             starts = {number: claims[number].offset for number in ends}
             sent = self._beat(ends)
             self._check_log()
+            self._claim_set.require_valid(ends)
             self._claim_set.drop_ended()
             return frozenset(
                 message.partition

@@ -80,15 +80,17 @@ def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Mem
     """
     if settings == WITHOUT_SETTINGS:
         return
-    require_no_go_consumers(rationalizer.follow_all(), member.group)
+    world = rationalizer.follow_all()
+    require_no_go_consumers(world, member.group)
     message = GroupSettingsRecord(**{**sender.signed(member), "topic": ""}, settings=settings)
-    unsent = _without_settings(rationalizer, member, settings)
+    unsent = _without_settings(world, member, settings)
     for _ in range(SETTINGS_TRIES):
         sent = sender.send([message] * len(unsent), unsent)
         unconfirmed = [number for number, outcome in zip(unsent, sent.outcomes, strict=True) if outcome is None]
         if not unconfirmed:
             return
-        unsent = [number for number in _without_settings(rationalizer, member, settings) if number in unconfirmed]
+        world = rationalizer.catch_up()
+        unsent = [number for number in _without_settings(world, member, settings) if number in unconfirmed]
     raise UnavailableError(
         f"the settings of group {member.group!r} could not be written to coordination partitions {unsent}: the broker "
         "did not acknowledge them in time. Nothing was claimed; try again when it answers"
@@ -123,9 +125,11 @@ def _first_key(places: Sequence[DataPartitionId]) -> str:
     return f"{topic}/{partition}"
 
 
-def _without_settings(rationalizer: Rationalizer, member: Member, settings: GroupSettings) -> list[int]:
-    """Return the coordination partitions where the group has no settings; others there must be `settings`."""
-    world = rationalizer.follow_all()
+def _without_settings(world: World, member: Member, settings: GroupSettings) -> list[int]:
+    """Return the coordination partitions where the group has no settings; others there must be `settings`.
+
+    `world` follows every coordination partition.
+    """
     groups = {number: partition.groups.get(member.group) for number, partition in world.partitions.items()}
     accepted = {number: group for number, group in groups.items() if group is not None and group.settings_accepted}
     for group in accepted.values():

@@ -175,6 +175,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 raise PlanRejectedError(f"{self._named(unplanned)}: no open plan ends there; plan first")
             sent = self._finish(ends)
             self._check_log()
+            self._claim_set.require_valid(ends)
             return frozenset(message.partition for message, outcome in sent if is_accepted(outcome))
 
     # How a step is done

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import CoordinationLog, LogIdentity, PositionLostError
+from marshal_dagster.coordination.log import Chunk, CoordinationLog, LogIdentity, PositionLostError
 from marshal_dagster.coordination.snapshots import (
     WORTH_A_LOOK,
     ForeignSnapshot,
@@ -97,6 +97,8 @@ class Rationalizer:
         """The log offset from which each coordination partition was read, the last time that it was begun."""
         self._half_applied: int | None = None
         """The coordination partition in which a record may have been carried out in part."""
+        self._unread_own: dict[int, set[int]] = {}
+        """By coordination partition: the log offsets of own records that were not read yet."""
         self._sender_timed: list[tuple[int, int]] = []
         """Coordination partition and log offset of own records that have their sender's timestamp."""
         count = self.identity.partitions
@@ -105,13 +107,21 @@ class Rationalizer:
     @property
     def changed(self) -> CoordinationLogChangedError | None:
         """How the log was found not to be the one read before; all that was known of it counts no more."""
+        if self._sender_timed:
+            return sender_timed_error(self.identity.topic, self._sender_timed[0])
         return self.failure if isinstance(self.failure, CoordinationLogChangedError) else None
+
+    def require_unchanged(self) -> None:
+        """Raise how the log was found not to be the one read before, if it was."""
+        changed = self.changed
+        if changed is not None:
+            raise type(changed)(str(changed))
 
     def catch_up(self) -> World:
         """Read to the present end of every followed coordination partition.
 
-        Raises `CoordinationLogChangedError` when it is not the log that was read before, `UnavailableError` when it
-        does not answer.
+        Raises `CoordinationLogChangedError` when it is not the log that was read before, or when an own record is read
+        late and has its sender's timestamp; `UnavailableError` when it does not answer.
         """
         with self.lock, self._reading():
             self._check_identity()
@@ -144,7 +154,7 @@ class Rationalizer:
                         f"coordination partition {partition} of {self.identity.topic!r} acknowledged a record at "
                         f"offset {first}, but was read up to {read} before: the log was truncated; {_SEE_DOCTOR}"
                     )
-            self._sender_timed.clear()
+            self.expect(own)
             outcomes: dict[int, dict[int, RecordResult]] = {partition: {} for partition in own}
             self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
             for partition, records in own.items():
@@ -155,9 +165,15 @@ class Rationalizer:
                         f"records that coordination partition {partition} of {self.identity.topic!r} acknowledged are "
                         f"not in it: offsets {missing[:5]}. The log was truncated or made anew; {_SEE_DOCTOR}"
                     )
-            if self._sender_timed:
-                raise sender_timed_error(self.identity.topic, self._sender_timed[0])
             return outcomes
+
+    def expect(self, own: Mapping[int, Collection[int]]) -> None:
+        """Note where own records were acknowledged: whichever reading comes there checks their timestamps.
+
+        `read_past` does so by itself. Call this, under `lock`, for records that are left to a later reading.
+        """
+        for partition, offsets in own.items():
+            self._unread_own.setdefault(partition, set()).update(offsets)
 
     def follow_all(self) -> World:
         """Follow every coordination partition from now on, and catch up."""
@@ -183,8 +199,7 @@ class Rationalizer:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Remember how a reading ended, under the lock: what is known of a log that changed counts no more."""
-        if self.changed is not None:
-            raise CoordinationLogChangedError(str(self.changed))
+        self.require_unchanged()
         try:
             yield
         except (CoordinationLogChangedError, UnavailableError) as error:
@@ -267,6 +282,7 @@ class Rationalizer:
             due = {number: end for number, end in ends.items() if end > self.world.partitions[number].next_offset}
             if not due:
                 self._report_clock()
+                self.require_unchanged()
                 return
             try:
                 self._read_further(due, own, outcomes)
@@ -318,17 +334,22 @@ class Rationalizer:
             self._half_applied = chunk.partition
             if chunk.partition in own:
                 self._apply(world, chunk.records, own[chunk.partition], outcomes[chunk.partition])
-                self._sender_timed += [
-                    (chunk.partition, offset) for offset in chunk.sender_timed if offset in own[chunk.partition]
-                ]
             else:
                 world.apply_many(chunk.records)
+            if self._unread_own.get(chunk.partition):
+                self._note_own(chunk)
             world.next_offset = chunk.position
             if chunk.records:
                 world.set_last_record(chunk.records[-1])
             self._half_applied = None
             self.records_read += len(chunk.records)
         self.can_resume = True
+
+    def _note_own(self, chunk: Chunk) -> None:
+        """Note which own records in `chunk` have their sender's timestamp, and which are still to be read."""
+        own = self._unread_own[chunk.partition]
+        self._sender_timed += [(chunk.partition, offset) for offset in chunk.sender_timed if offset in own]
+        self._unread_own[chunk.partition] = {offset for offset in own if offset >= chunk.position}
 
     def _apply(
         self,

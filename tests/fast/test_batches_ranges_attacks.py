@@ -21,7 +21,13 @@ from marshal_dagster.batches import (
 from marshal_dagster.coordination import appender, base_claimer, claimer, claims, range_claimer
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.errors import ClaimLostError, DataTopicChangedError
-from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode, RevokingRange
+from marshal_dagster.protocol.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    DeliveryMode,
+    Heartbeat,
+    RevokingRange,
+)
 from marshal_dagster.testing import ManualClock
 from tests.batch_fixtures import HI_MS, Place, Scene
 from tests.faulty_log import InterruptError
@@ -310,6 +316,24 @@ def test_at_most_once_processes_nothing_whose_commit_was_refused(scene: Scene) -
     assert [report.state for report in it.report()] == ["not committed", "committed"]
     scene.drain(scene.delivery(AT_MOST_ONCE, ranges=True), ranges=TEN)
     assert scene.processed == Counter(scene.data.all_messages())
+
+
+def test_at_most_once_processes_nothing_beside_a_go_consumer(scene: Scene) -> None:
+    """Who reads one in its group, together with its own commit, stops and names it; what is committed is dropped."""
+
+    def go_consumer_commits() -> None:
+        scene.about(ClaimingPartition, "1320e57a", 5)
+        scene.about(Heartbeat, "1320e57a", 5, offset=1)
+        scene.about(Heartbeat, "1320e57a", 5, offset=3)
+
+    log = scene.meddled(Side.AFTER, "RangeDone", go_consumer_commits)
+
+    it = ranged_batch(scene, AT_MOST_ONCE, log=log)
+    with pytest.raises(ClaimLostError, match="'1320e57a' moved the offset of orders/5 without a plan"), it:
+        scene.process(it)
+
+    assert scene.processed == Counter()
+    assert [report.state for report in it.report()] == ["dropped", "dropped"]
 
 
 def revoke(scene: Scene, partition: int) -> None:

@@ -6,12 +6,15 @@ On a log in memory whose faults a test chooses.
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 
 from marshal_dagster.admin.operator import GroupAdmin
+from marshal_dagster.coordination.base_claimer import BaseClaimer
 from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.log import Ack, Append, Chunk, PositionLostError
+from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import LOOK_AGAIN_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import (
@@ -42,6 +45,7 @@ from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import (
     GROUP,
     HI_MS,
+    RANGES,
     SETTINGS,
     TOPIC,
     TOPIC_ID,
@@ -53,6 +57,7 @@ from tests.members import (
 )
 
 GO = GroupSettings(60_000, RuleSet.GO)
+C = TypeVar("C", Claimer, RangeClaimer)
 
 
 @pytest.fixture
@@ -432,6 +437,22 @@ def test_what_was_not_acknowledged_is_revoked_once_the_reader_is_certain_again(s
 # Records with their sender's timestamp
 
 
+def claimer_beside(member: BaseClaimer[Any], kind: type[C]) -> C:
+    """Return another claimer of the same process: it shares the rationalizer."""
+    return kind(member.rationalizer, member.member.with_new_instance(), TOPIC, member.settings, clock=member.clock)
+
+
+def fail_next_reading(member: BaseClaimer[Any]) -> None:
+    """Let the log not answer when the member reads next."""
+    log = faulty(member)
+
+    def fail_once() -> None:
+        log.before_read = lambda: None
+        raise UnavailableError("the broker does not answer")
+
+    log.before_read = fail_once
+
+
 @pytest.mark.parametrize("step", ["claim", "plan", "commit", "beat", "name", "release"])
 def test_a_record_with_its_senders_timestamp_does_nothing_for_its_member(site: Site, step: str) -> None:
     """It counts in the state, but its member holds nothing from then on, sends nothing more, and names the setting."""
@@ -474,6 +495,61 @@ def test_at_most_once_drops_what_a_record_with_its_senders_timestamp_has_committ
         member.commit_before_processing({0: 10})
 
     assert site.key().offset == 10
+
+
+@pytest.mark.parametrize("step", ["claim", "claim a range", "revoke", "set a position"])
+def test_a_process_sends_nothing_after_a_release_with_its_senders_timestamp(step: str) -> None:
+    """A release raises nothing, but what it learned of the log holds for every claimer of the process."""
+    site = Site()
+    member = site.owner_of(0, settings=RANGES)
+    whole = claimer_beside(member, Claimer)
+    steps: dict[str, Callable[[], object]] = {
+        "claim": lambda: whole.claim([1]),
+        "claim a range": lambda: claimer_beside(member, RangeClaimer).claim({0: (0, 5)}),
+        "revoke": lambda: whole.revoke([(0, 1)]),
+        "set a position": lambda: whole.take_over_and_release({0: 3}),
+    }
+    site.broker.is_sender_timed = True
+    member.release()
+    before = site.values()
+
+    with pytest.raises(TimestampTypeError, match=r"message\.timestamp\.type=LogAppendTime"):
+        steps[step]()
+
+    assert site.values() == before
+
+
+@pytest.mark.parametrize("mode", [DeliveryMode.AT_LEAST_ONCE, DeliveryMode.EFFECTIVELY_ONCE])
+def test_a_commit_that_is_read_late_does_not_count_with_its_senders_timestamp(site: Site, mode: DeliveryMode) -> None:
+    """It was acknowledged, so it is the member's own record, also when the reading that follows it fails."""
+    member = site.owner_of(0, settings=replace(SETTINGS, delivery=mode))
+    member.plan({0: 10})
+    site.broker.is_sender_timed = True
+    fail_next_reading(member)
+
+    with pytest.raises(TimestampTypeError):
+        member.commit({0: 10})
+
+    assert (member.claims, site.key().offset) == ({}, 10)
+
+
+def test_a_release_that_is_read_late_ends_all_with_its_senders_timestamp(site: Site) -> None:
+    """After a reading that failed a release is not read back at once; the next reading finds what it came to."""
+    member = site.owner_of(0)
+    fail_next_reading(member)
+    with pytest.raises(UnavailableError):
+        member.beat()
+    site.broker.is_sender_timed = True
+    member.release()
+    before = site.values()
+    assert before[-1].startswith("ReleasingPartition/")
+
+    with pytest.raises(TimestampTypeError):
+        claimer_beside(member, Claimer).ensure_group_settings()
+    with pytest.raises(TimestampTypeError):
+        claimer_beside(member, Claimer).claim([1])
+
+    assert site.values() == before
 
 
 def test_others_records_with_senders_timestamps_stop_nobody(site: Site) -> None:
@@ -678,6 +754,22 @@ def test_a_member_stops_when_an_offset_moves_without_a_plan(site: Site) -> None:
 
     with pytest.raises(ClaimLostError, match="moved the offset of orders/1 without a plan"):
         member.beat()
+
+
+def test_no_permission_beside_a_go_consumer(site: Site) -> None:
+    """At most once, who reads with its own commit that a Go consumer is in the group stops, and tells so."""
+    settings = replace(SETTINGS, delivery=DeliveryMode.AT_MOST_ONCE)
+    foreign, member = site.owner_of(1, settings=settings), site.owner_of(0, settings=settings)
+    member.plan({0: 10})
+
+    def go_consumer_commits() -> None:
+        site.say(about(Heartbeat, foreign.member.instance, partition=1, offset=9))
+
+    faulty(member).after_append = go_consumer_commits
+
+    with pytest.raises(ClaimLostError, match="moved the offset of orders/1 without a plan"):
+        member.commit_before_processing({0: 10})
+    assert (member.claims, site.key().offset) == ({}, 10)
 
 
 def test_a_commit_needs_a_plan(site: Site) -> None:

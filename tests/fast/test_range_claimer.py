@@ -30,6 +30,7 @@ from marshal_dagster.protocol.messages import (
     ClaimingRange,
     DeliveryMode,
     GroupSettings,
+    Heartbeat,
     PlanningRange,
     RangeDone,
     ReleaseGroup,
@@ -881,6 +882,22 @@ def test_no_permission_for_what_a_twin_has_done(once: Site) -> None:
     faulty(member).before_append = twin_is_faster
 
     assert member.commit_before_processing({0: 10}) == frozenset()
+
+
+def test_no_permission_beside_a_go_consumer(once: Site) -> None:
+    """What is done is committed, but who reads that a Go consumer is in the group stops, and tells so."""
+    foreign = once.owner_of(2, settings=AT_MOST_ONCE)
+    member = once.holder_of({0: (5, 10), 1: (5, 10)}, settings=AT_MOST_ONCE, plans=True)
+
+    def go_consumer_commits() -> None:
+        once.say(about(Heartbeat, foreign.member.instance, partition=2, offset=9))
+
+    faulty(member).after_append = go_consumer_commits
+
+    with pytest.raises(ClaimLostError, match="moved the offset of orders/2 without a plan"):
+        member.commit_before_processing({0: 10, 1: 10})
+    assert member.claims == {}
+    assert [once.key(partition).offset for partition in (0, 1)] == [10, 10]
 
 
 def test_no_permission_without_a_plan(once: Site) -> None:

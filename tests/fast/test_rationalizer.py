@@ -8,7 +8,12 @@ import pytest
 
 from marshal_dagster.coordination.log import Chunk, LogIdentity, PositionLostError
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
-from marshal_dagster.errors import CoordinationLogChangedError, TopicNotFoundError, UnavailableError
+from marshal_dagster.errors import (
+    CoordinationLogChangedError,
+    TimestampTypeError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, Message, render
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.world import World
@@ -282,6 +287,50 @@ def test_of_what_retention_deleted_after_it_was_read_back_nothing_is_told_either
     assert sorted(told[site.home]) == [2, 3]
     assert rationalizer.changed is None
     assert not rationalizer.world.partitions[site.home].certain
+
+
+class ByRecordLog(MemoryLog):
+    """Gives record by record; where told to, the broker answers no more after the last one that is there."""
+
+    fails_at_the_end = False
+
+    def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        """Read, and fail."""
+        for chunk in super().read_until(ends, timeout_s):
+            for record in chunk.records:
+                yield Chunk(chunk.partition, [record], record[0] + 1, chunk.sender_timed)
+        if self.fails_at_the_end:
+            raise UnavailableError("the broker does not answer")
+
+
+def test_each_own_record_must_have_the_brokers_timestamp(site: Site) -> None:
+    """Also the last one, when others were read before it."""
+    rationalizer = Rationalizer(ByRecordLog(site.broker), clock=site.clock)
+    rationalizer.catch_up()
+    own = {}
+    for number in range(2):
+        site.broker.is_sender_timed = number == 1
+        message = claim_record(number)
+        own[site.say(message)] = (message, render(message))
+
+    with pytest.raises(TimestampTypeError, match="record 1 of"):
+        rationalizer.read_past({site.home: own})
+
+
+def test_what_a_reading_has_shown_counts_though_it_fails(site: Site) -> None:
+    """An own record was given with its sender's timestamp, then the broker answered no more: all is over already."""
+    log = ByRecordLog(site.broker)
+    rationalizer = Rationalizer(log, clock=site.clock)
+    rationalizer.catch_up()
+    site.broker.is_sender_timed = log.fails_at_the_end = True
+    message = claim_record(0)
+
+    with pytest.raises(UnavailableError):
+        rationalizer.read_past({site.home: {site.say(message): (message, render(message))}})
+
+    assert isinstance(rationalizer.changed, TimestampTypeError)
+    with pytest.raises(TimestampTypeError):
+        rationalizer.check_identity()
 
 
 def test_a_reader_that_cannot_start_at_the_beginning_observes(site: Site) -> None:

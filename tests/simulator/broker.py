@@ -7,6 +7,7 @@ from enum import StrEnum
 from math import inf
 
 from marshal_dagster.coordination.log import Ack, Append, Chunk, LogIdentity
+from marshal_dagster.errors import UnavailableError
 from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 from tests.simulator.scheduler import Process, Scheduler
@@ -30,6 +31,13 @@ class AppendFault(StrEnum):
     LOST_ACK = "append that fails but is in the log"
     RETRIED = "append retried: in the log twice"
     OUTAGE = "outage, after which all arrives"
+
+
+class ReadFault(StrEnum):
+    """What befalls one reading of a member at work."""
+
+    NOTHING = "reading that gets no answer"
+    PART = "reading that fails after a part of the records"
 
 
 class SimulatedClock:
@@ -85,6 +93,9 @@ class Cluster:
         """By then every outage is over."""
         self.befallen: Counter[str] = Counter()
         self.random = random.Random(seed)
+        self.failing_part = 0.0
+        """Part of the readings of members at work that fail."""
+        self._read_random = random.Random(~seed)
         self.appends = 0
         self.faults = dict(faults)
 
@@ -103,6 +114,16 @@ class Cluster:
         offset = self.broker.append(partition, value, timestamp_ms)
         self.appended(partition, offset, timestamp_ms, value)
         return offset
+
+    def next_read_fault(self, process: Process) -> ReadFault | None:
+        """Tell what befalls a reading that a process begins: more while there are senders' timestamps to be seen."""
+        if not self.failing_part or self.work_of(process) is None or self.scheduler.now_ms >= self.faults_end_ms:
+            return None
+        if self._read_random.random() >= (0.5 if self.broker.is_sender_timed else self.failing_part):
+            return None
+        fault = self._read_random.choice(list(ReadFault))
+        self.befallen[fault] += 1
+        return fault
 
     def next_fault(self) -> AppendFault | None:
         """Count an append, and tell what befalls it."""
@@ -136,7 +157,7 @@ class SimulatedLog:
         self.trouble_until_ms = -inf
         """Until then an append of this process was under way that something befell."""
         self._appended: set[tuple[int, int]] = set()
-        """Coordination partition and offset of what was acknowledged last and has its sender's timestamp."""
+        """Coordination partition and offset of what was acknowledged and has its sender's timestamp."""
         self.sender_timed: set[tuple[int, int]] = set()
         """The same of all own records that it has given to its reader."""
         self.told_sender_timed_ms: float | None = None
@@ -168,19 +189,26 @@ class SimulatedLog:
             self._ended.clear()
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read what is there after a while."""
+        """Read what is there after a while, unless the answer does not come, or not wholly."""
         self._wait()
-        for chunk in self._log.read_until(ends, timeout_s):
-            self.read[chunk.partition] = chunk.position
+        fault = self._cluster.next_read_fault(self._process)
+        if fault is not None:
+            self._wait_in_vain(timeout_s)
+        for chunk in self._log.read_until(ends, timeout_s) if fault is not ReadFault.NOTHING else ():
+            given = chunk if fault is None else _first_half(chunk)
+            self.read[given.partition] = given.position
             if self._appended:
-                self._note_sender_timed(chunk)
-            yield chunk
+                self._note_sender_timed(given, ends[given.partition])
+            yield given
+            if fault is not None:
+                break
+        if fault is not None:
+            raise UnavailableError("simulated")
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
         """Append, with whatever befalls it."""
         cluster = self._cluster
         cluster.about_to_append(self, self._process, records)
-        self._appended.clear()
         if cluster.scheduler.now_ms < self._is_out_until_ms:
             return self._fail_to_send(records)
         fault = cluster.before_append(records) or cluster.next_fault()
@@ -264,8 +292,9 @@ class SimulatedLog:
                 if offset in timed[partition]:
                     self._appended.add((partition, offset))
 
-    def _note_sender_timed(self, chunk: Chunk) -> None:
-        found = {(chunk.partition, offset) for offset, _, _ in chunk.records} & self._appended
+    def _note_sender_timed(self, chunk: Chunk, end: int) -> None:
+        """Note what was asked for: who looks whether the log is the same counts on nothing behind what it had read."""
+        found = {(chunk.partition, offset) for offset, _, _ in chunk.records if offset < end} & self._appended
         if found and self.told_sender_timed_ms is None:
             self.told_sender_timed_ms = self._cluster.scheduler.now_ms
         self.sender_timed |= found
@@ -313,6 +342,14 @@ class SimulatedLog:
         self.trouble_until_ms = self._cluster.scheduler.now_ms
         return [Ack(None, "simulated")] * len(records)
 
+    def _wait_in_vain(self, timeout_s: float) -> None:
+        """Wait for an answer until the time-out, or until faults are over."""
+        scheduler = self._cluster.scheduler
+        left_ms = self._cluster.faults_end_ms - scheduler.now_ms
+        self.trouble_until_ms = inf
+        scheduler.sleep(min(timeout_s * 1_000, left_ms))
+        self.trouble_until_ms = scheduler.now_ms
+
     def _wait(self) -> None:
         """Let some time pass, half of the times; nearly always little. Who is dead or stopped gets no further."""
         how, (mostly_ms, rarely_ms) = self._random(), self._longest_waits_ms
@@ -321,3 +358,10 @@ class SimulatedLog:
         if how >= 0.95 and self._cluster.scheduler.now_ms >= self._cluster.faults_end_ms:
             rarely_ms = min(rarely_ms, 60 * mostly_ms)
         self._sleep(self._random() * (mostly_ms if how < 0.95 else rarely_ms))
+
+
+def _first_half(chunk: Chunk) -> Chunk:
+    """Return a chunk without the second half of its records."""
+    records = list(chunk.records)
+    kept = records[: (len(records) + 1) // 2]
+    return chunk._replace(records=kept, position=kept[-1][0] + 1) if len(kept) < len(records) else chunk

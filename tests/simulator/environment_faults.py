@@ -151,12 +151,24 @@ class Nature:
         return self._has_settings()
 
     def _let_senders_date(self, chance: random.Random) -> bool:
-        """Let the topic have its senders' timestamps for a while, whose clocks may be wrong."""
+        """Let the topic have its senders' timestamps for a while, now or from a release on; clocks may be wrong."""
         world, duration_ms = self._world, self._world.hi_ms * chance.uniform(0.1, 1)
-        world.cluster.broker.is_sender_timed = True
-        world.unsure_until_ms = world.scheduler.now_ms + duration_ms + WRONG_CLOCK_MS + 3 * world.hi_ms
+        broker = world.cluster.broker
+
+        def begin(_: Sequence[Append] = ()) -> None:
+            broker.is_sender_timed = True
+            world.unsure_until_ms = world.scheduler.now_ms + duration_ms + WRONG_CLOCK_MS + 4 * world.hi_ms
+
+        if chance.random() < 0.5:
+            begin()
+        else:
+            self._at_records.append((b"Releasing", begin))
+            self._wait_for(lambda: broker.is_sender_timed)
+            if not broker.is_sender_timed:
+                self._at_records.remove((b"Releasing", begin))
+                return False
         world.scheduler.sleep(duration_ms)
-        world.cluster.broker.is_sender_timed = False
+        broker.is_sender_timed = False
         return True
 
     def _let_a_go_consumer_in(self, chance: random.Random) -> bool:

@@ -17,6 +17,7 @@ WHOLE: Final = "batches/partition_source.py"
 BASE_CLAIMER: Final = "coordination/base_claimer.py"
 CLAIM_SET: Final = "coordination/claim_set.py"
 CLAIMS: Final = "coordination/claims.py"
+RATIONALIZER: Final = "coordination/rationalizer.py"
 GROUP_READER: Final = "coordination/group_reader.py"
 RANGE_CLAIMER: Final = "coordination/range_claimer.py"
 KEY_RANGES: Final = "protocol/range_set.py"
@@ -147,8 +148,8 @@ MUTANTS: Final = (
     Mutant(
         "claims are kept in a log that is only observed",
         CLAIM_SET,
-        "        elif not self._reader.is_certain:\n            self._lose_all(_OBSERVED)\n",
-        "        elif False:\n            self._lose_all(_OBSERVED)\n",
+        "        if not self._reader.is_certain:\n            return _OBSERVED\n",
+        "",
         (
             (
                 CLAIM_SET,
@@ -490,7 +491,7 @@ MUTANTS: Final = (
         AGREEMENT,
         "    if settings == WITHOUT_SETTINGS:\n        return\n",
         "",
-        ((AGREEMENT, "    require_no_go_consumers(rationalizer.follow_all(), member.group)\n", ""),),
+        ((AGREEMENT, "    require_no_go_consumers(world, member.group)\n", ""),),
     ),
     Mutant(
         "members of Go groups name the data topic",
@@ -617,8 +618,8 @@ MUTANTS: Final = (
     Mutant(
         "members go on beside a Go consumer in their group",
         CLAIM_SET,
-        ") is not None and seen.log_offset >= self._began_at:",
-        ") is not None and seen.log_offset < 0:",
+        "        if seen is None or seen.log_offset < self._began_at:\n",
+        "        if True:\n",
     ),
     Mutant(
         "a heartbeat without a plan is read over",
@@ -628,16 +629,40 @@ MUTANTS: Final = (
     ),
     Mutant(
         "own records with their sender's timestamp count",
-        "coordination/rationalizer.py",
-        "            if self._sender_timed:\n",
-        "            if False:\n",
+        RATIONALIZER,
+        "        if self._sender_timed:\n",
+        "        if False:\n",
     ),
     Mutant(
         "an own record with its sender's timestamp is forgotten",
-        "coordination/rationalizer.py",
+        RATIONALIZER,
         "        except (CoordinationLogChangedError, UnavailableError) as error:\n",
-        "        except TimestampTypeError:\n            raise\n"
+        "        except TimestampTypeError:\n            self._sender_timed.clear()\n            raise\n"
         "        except (CoordinationLogChangedError, UnavailableError) as error:\n",
+    ),
+    Mutant(
+        "own records that are read late may have their sender's timestamp",
+        RATIONALIZER,
+        "            if self._unread_own.get(chunk.partition):\n",
+        "            if chunk.partition in own:\n",
+    ),
+    Mutant(
+        "a sender's timestamp counts only once a reading has succeeded",
+        RATIONALIZER,
+        "        if self._sender_timed:\n",
+        "        if self._sender_timed and self.can_resume:\n",
+    ),
+    Mutant(
+        "records are sent to a log that was found to be another one",
+        "coordination/appender.py",
+        "        self._rationalizer.require_unchanged()\n",
+        "",
+    ),
+    Mutant(
+        "at most once, what is done is processed beside a Go consumer",
+        RANGE_CLAIMER,
+        "            self._claim_set.require_valid(ends)\n",
+        "",
     ),
     Mutant(
         "a former snapshot of a group without settings is read on from",

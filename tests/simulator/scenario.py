@@ -31,6 +31,8 @@ RANGES_PART = 0.2
 """Part of the groups of native rule set whose members claim ranges."""
 ADVISED_PART = 0.15
 """Part of the groups whose members are told what to claim."""
+FAILING_READINGS_PART = 0.25
+"""Part of the groups some of whose readings fail; where senders' timestamps come too, three times as many."""
 MOST_APPENDS = 40
 """Append faults befall one of so many first appends."""
 MOST_SNAPSHOT_RECORDS = 15
@@ -133,6 +135,8 @@ class Scenario:
     is_advised: bool = False
     """Whether something tells members what to claim, at random, until faults are over."""
     beginning: Beginning = Beginning.NOTHING
+    failing_part: float = 0.0
+    """Part of the readings of members at work that fail."""
 
     @property
     def faulty_ms(self) -> int:
@@ -176,17 +180,19 @@ class Scenario:
     @property
     def faults(self) -> int:
         """How many faults and events there are: shrinking leaves some out."""
-        return len(self.append_faults) + len(self.events) + len(self.snapshot_faults)
+        return len(self.append_faults) + len(self.events) + len(self.snapshot_faults) + (self.failing_part > 0)
 
     def without(self, left_out: set[int]) -> "Scenario":
-        """Give the same without the faults and events of those numbers, counted through both."""
+        """Give the same without the faults and events of those numbers, counted through; failing readings are one."""
         events_at = len(self.append_faults)
         snapshot_faults_at = events_at + len(self.events)
+        readings_at = snapshot_faults_at + len(self.snapshot_faults)
         return replace(
             self,
             append_faults=_without(left_out, self.append_faults),
             events=_without(left_out, self.events, events_at),
             snapshot_faults=_without(left_out, self.snapshot_faults, snapshot_faults_at),
+            failing_part=0.0 if readings_at in left_out else self.failing_part,
         )
 
 
@@ -301,7 +307,12 @@ def _begun(drawn: Scenario) -> Scenario:
         kinds[EventKind.FORMER_SNAPSHOT] = 0.3
     for kind, part in kinds.items():
         if chance.random() < part:
-            drawn = _with_event(drawn, kind, chance.random() * drawn.faulty_ms, chance)
+            at_ms = chance.random() * drawn.faulty_ms
+            is_early = kind is EventKind.SENDERS_TIME and drawn.ranges is not None
+            drawn = _with_event(drawn, kind, 0 if is_early and at_ms < drawn.hi_ms else at_ms, chance)
+    has_senders_time = any(event.kind is EventKind.SENDERS_TIME for event in drawn.events)
+    if chance.random() < FAILING_READINGS_PART * (3 if has_senders_time else 1):
+        drawn = replace(drawn, failing_part=chance.choice((0.02, 0.1, 0.3)))
     return drawn
 
 

@@ -191,6 +191,7 @@ class Simulation:
         self.cluster = Cluster(
             self.scheduler, coordination_partitions, self.hi_ms, dict(self.scenario.append_faults), seed * 7 + 2
         )
+        self.cluster.failing_part = self.scenario.failing_part
         self.judge = LogJudge(coordination_partitions, self.fail)
         self.judge.now_ms = lambda: self.scheduler.now_ms
         self.cluster.faults_end_ms = self.scenario.calm_ms - self.hi_ms / 2
@@ -646,6 +647,9 @@ class Simulation:
     def _check_sending(self, log: SimulatedLog, process: Process, records: Sequence[Append]) -> None:
         """Judge what a process is about to send by what it has read."""
         if self.is_truncated:
+            told_ms = log.told_truncated_ms
+            if process in self.by_process and told_ms is not None and told_ms < self.scheduler.now_ms:
+                self.fail("nothing is sent to a log that was found truncated", records[0].value.decode())
             return
         if log.told_sender_timed_ms is not None and not self.is_cut:
             self.fail("nothing follows a record with its sender's timestamp", records[0].value.decode())
