@@ -9,6 +9,7 @@ none twice: so a commit is a compare-and-set of the number before it, and who lo
 import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -69,7 +70,7 @@ class DeltaSink(Steps):
         if own:
             raise ConfigurationError(f"options: {', '.join(sorted(own))}: by these the sink makes its commits")
         self.path = path
-        self._session = session or (lambda: active_session("a Delta table"))
+        self._session = session or partial(active_session, "a Delta table")
         self._options = dict(options or {})
 
     def __repr__(self) -> str:

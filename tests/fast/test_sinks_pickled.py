@@ -1,0 +1,19 @@
+"""A sink can be handed to another process, as Spark and multiprocess executors do."""
+
+import pickle
+
+import pytest
+
+from marshal_dagster import DeltaSink, KafkaConnection, KafkaSink, PostgresSink, Sink
+
+SINKS: list[Sink] = [
+    DeltaSink("/lake/orders"),
+    KafkaSink(KafkaConnection(bootstrap_servers="broker:9092"), "orders"),
+    PostgresSink("postgresql://reader@database/shop", "orders"),
+]
+
+
+@pytest.mark.parametrize("sink", SINKS, ids=repr)
+def test_a_sink_is_the_same_after_a_pickle(sink: Sink) -> None:
+    """It names the same output."""
+    assert repr(pickle.loads(pickle.dumps(sink))) == repr(sink)  # noqa: S301 - our own bytes
