@@ -64,6 +64,8 @@ class FaultyLog:
     after_append: Callable[[], None] = lambda: None
     """Called when records are in the log, before the sender hears of it."""
     before_read: Callable[[], None] = lambda: None
+    after_read: Callable[[], None] = lambda: None
+    """Called when all that was wanted is read."""
     interrupt: str | None = None
     """Where the next reading is interrupted: "read" (records taken from the log are lost) or "apply"."""
     _faults: list[tuple[Fault, Choice, int]] = field(default_factory=list)
@@ -82,7 +84,7 @@ class FaultyLog:
         """Let nothing fail any more."""
         self._faults.clear()
         self.is_down = False
-        self.before_append = self.after_append = self.before_read = lambda: None
+        self.before_append = self.after_append = self.before_read = self.after_read = lambda: None
 
     def arrive(self) -> None:
         """Let what was late reach the log."""
@@ -119,6 +121,7 @@ class FaultyLog:
                 yield chunk._replace(records=_InterruptedRecords(chunk.records))
             else:
                 yield chunk
+        self.after_read()
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
         """Append what no fault befalls, in order."""

@@ -8,6 +8,7 @@ from marshal_dagster.coordination.claims import BaseClaim
 from marshal_dagster.coordination.group_reader import GroupReader
 from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.protocol.range_choice import Bounds
+from marshal_dagster.protocol.state import Owner
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,14 @@ class ClaimSet(Generic[H]):
         self.drop_all_if_log_changed()
         for claim in tuple(self.claims.values()):
             if not self._is_current(claim):
+                self.lose(claim.partition, "it is no longer this instance's")
+
+    def lose_displaced(self) -> None:
+        """Lose what by the log as read another member holds, also where the reading that shows it failed after that."""
+        read, instance = self._reader.home.next_offset, self._reader.member.instance
+        for claim in tuple(self.claims.values()):
+            owners = () if claim.is_done or claim.epoch >= read else self._owners(claim.partition)
+            if owners and all(owner.instance != instance for owner in owners):
                 self.lose(claim.partition, "it is no longer this instance's")
 
     def drop_all_if_log_changed(self) -> None:
@@ -165,10 +174,13 @@ class ClaimSet(Generic[H]):
             "stays, the next run takes over the rest"
         )
 
+    def _owners(self, partition: int) -> Sequence[Owner]:
+        """Return the members that hold what was requested of `partition`, or a part of it."""
+        key, bounds = self._reader.key(partition), self.requested.get(partition)
+        return key.owners if bounds is None else key.owners_within(*bounds)
+
     def _holder(self, partition: int) -> str:
-        owners, bounds = self._reader.key(partition).owners, self.requested.get(partition)
-        if bounds is not None:
-            owners = self._reader.key(partition).owners_within(*bounds)
+        owners = self._owners(partition)
         if any(owner.instance == self._reader.member.instance for owner in owners):
             return "the log as last read still shows this very instance as owner, until that goes stale"
         held_by = [f"client {owner.client!r}, instance {owner.instance!r}, epoch {owner.epoch}" for owner in owners]

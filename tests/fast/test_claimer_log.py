@@ -442,15 +442,15 @@ def claimer_beside(member: BaseClaimer[Any], kind: type[C]) -> C:
     return kind(member.rationalizer, member.member.with_new_instance(), TOPIC, member.settings, clock=member.clock)
 
 
-def fail_next_reading(member: BaseClaimer[Any]) -> None:
-    """Let the log not answer when the member reads next."""
+def fail_next_reading(member: BaseClaimer[Any], when: str = "before_read") -> None:
+    """Let the log not answer when the member reads next, before or after it has given what there is."""
     log = faulty(member)
 
     def fail_once() -> None:
-        log.before_read = lambda: None
+        setattr(log, when, lambda: None)
         raise UnavailableError("the broker does not answer")
 
-    log.before_read = fail_once
+    setattr(log, when, fail_once)
 
 
 @pytest.mark.parametrize("step", ["claim", "plan", "commit", "beat", "name", "release"])
@@ -548,6 +548,29 @@ def test_a_release_that_is_read_late_ends_all_with_its_senders_timestamp(site: S
         claimer_beside(member, Claimer).ensure_group_settings()
     with pytest.raises(TimestampTypeError):
         claimer_beside(member, Claimer).claim([1])
+
+    assert site.values() == before
+
+
+@pytest.mark.parametrize("step", ["check", "look", "release"])
+def test_a_displacement_counts_though_the_reading_that_shows_it_fails(step: str) -> None:
+    """The displaced member sends neither a heartbeat, by which it would take the partition back, nor a release."""
+    site = Site()
+    member = site.owner_of(0, settings=GO)
+    site.say(about(Heartbeat, "go0-1", offset=0))
+    before = site.values()
+    fail_next_reading(member, "after_read")
+
+    if step == "check":
+        with pytest.raises(ClaimLostError, match="no longer this instance's"):
+            member.check()
+    elif step == "look":
+        member.look()
+        assert member.claims == {}
+    else:
+        with pytest.raises(UnavailableError):
+            claimer_beside(member, Claimer).ensure_group_settings()
+    member.release()
 
     assert site.values() == before
 

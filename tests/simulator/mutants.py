@@ -185,8 +185,9 @@ MUTANTS: Final = (
         (
             (
                 CLAIM_SET,
+                "            if not self._is_current(claim):\n"
                 '                self.lose(claim.partition, "it is no longer this instance\'s")',
-                "                pass",
+                "            if not self._is_current(claim):\n                pass",
             ),
         ),
     ),
@@ -300,7 +301,9 @@ MUTANTS: Final = (
     Mutant(
         "a displaced instance claims again",
         CLAIM_SET,
+        "            if not self._is_current(claim):\n"
         '                self.lose(claim.partition, "it is no longer this instance\'s")',
+        "            if not self._is_current(claim):\n"
         "                claim.epoch = self.claim_again(claim.partition) or claim.epoch",
         (
             (
