@@ -185,8 +185,10 @@ MUTANTS: Final = (
         (
             (
                 CLAIM_SET,
-                "            if not self._is_current(claim):\n"
-                '                self.lose(claim.partition, "it is no longer this instance\'s")',
+                (
+                    "            if not self._is_current(claim):\n"
+                    '                self.lose(claim.partition, "it is no longer this instance\'s")'
+                ),
                 "            if not self._is_current(claim):\n                pass",
             ),
         ),
