@@ -70,7 +70,7 @@ def data_connection_of(
 
 def open_log(connection: KafkaConnection, topic: str) -> KafkaLog:
     """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`."""
-    check_topic("--coordination-topic", topic)
+    require_topic_name("--coordination-topic", topic)
     return KafkaLog(connection, topic)
 
 
@@ -86,7 +86,7 @@ def open_reader(
     Raises `AuthorizationError` for those of `rights` that this user has not; `ConfigurationError`,
     `TopicNotFoundError`, `UnavailableError`.
     """
-    check_topic("--coordination-topic", topic)
+    require_topic_name("--coordination-topic", topic)
     with hint_how_to_create(topic):
         require_rights(connection, topic, rights)
         return open_rationalizer(connection, topic, followed=followed, interval_ms=interval_ms)
@@ -117,11 +117,6 @@ def hint_how_to_create(topic: str) -> Iterator[None]:
         yield
     except TopicNotFoundError as error:
         raise TopicNotFoundError(f"{error}; `marshal-dagster topic create --name {topic}` creates it") from None
-
-
-def check_topic(option: str, name: str) -> None:
-    """Raise `ConfigurationError` unless Kafka allows `name` for a topic."""
-    require_topic_name(option, name)
 
 
 def _check_options(options: ConnectionOptions) -> None:

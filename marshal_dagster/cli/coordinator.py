@@ -11,7 +11,7 @@ import typer
 from marshal_dagster._internal.health_server import PATH
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
-from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, hint_how_to_create
+from marshal_dagster.cli.connections import connection_of, data_connection_of, hint_how_to_create
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import (
@@ -37,6 +37,7 @@ from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
 from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topic_names import require_topic_name
 
 _LOGGED_PARTS: Final = ("coordinator.service", "coordinator.transport", "election")
 _LONG_SILENT_MS: Final = 60_000.0
@@ -70,7 +71,7 @@ class CoordinatorCommandOptions(ConnectionOptions):
 
     def topics(self) -> CoordinatorTopics:
         """Return the coordinator's topics. Raises `ConfigurationError`."""
-        check_topic("--coordinator-topic", self.coordinator_topic)
+        require_topic_name("--coordinator-topic", self.coordinator_topic)
         return CoordinatorTopics(self.coordinator_topic)
 
 
@@ -228,7 +229,7 @@ def _partition_counts(connection: KafkaConnection) -> Mapping[str, int]:
 
 def _lag_weights(connection: KafkaConnection, coordination_topic: str, data: KafkaConnection) -> LagWeights:
     """Open the coordination log, and return the weights of partitions by their lag. Raises `MarshalError`."""
-    check_topic("--coordination-topic", coordination_topic)
+    require_topic_name("--coordination-topic", coordination_topic)
     with hint_how_to_create(coordination_topic):
         shared_rationalizer(connection, coordination_topic)
     return LagWeights(connection, coordination_topic, data)

@@ -7,7 +7,7 @@ from typing import Final
 
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
-from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of
+from marshal_dagster.cli.connections import connection_of, data_connection_of
 from marshal_dagster.cli.doctor_checks import acls, brokers
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world, missing_topic, read_log
 from marshal_dagster.cli.doctor_checks.data_topics import check_data_topics
@@ -34,6 +34,7 @@ from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import KafkaInspector
+from marshal_dagster.kafka.topic_names import require_topic_name
 
 app = command_group("Check what a deployment needs.")
 
@@ -51,7 +52,7 @@ def doctor(options: DataLogOptions) -> ExitCode:
 
     Raises `ConfigurationError` when the command line itself is wrong.
     """
-    check_topic("--coordination-topic", options.coordination_topic)
+    require_topic_name("--coordination-topic", options.coordination_topic)
     findings = [*check_machine(), *check_kafka(options)]
     wrong = any(finding.state is CheckState.PROBLEM for finding in findings)
     if options.as_json:

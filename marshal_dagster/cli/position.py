@@ -18,7 +18,6 @@ from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.connections import (
     READING,
     WRITING,
-    check_topic,
     connection_of,
     data_connection_of,
     open_reader,
@@ -41,6 +40,7 @@ from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.state import Key, OffsetBounds
 from marshal_dagster.protocol.world import World
 
@@ -76,7 +76,7 @@ class SettingOptions(DataLogOptions):
         duration_s(self.wait, "--wait")
         if self.as_json and not (self.yes or self.dry_run):
             raise output.cannot_ask("with --dry-run")
-        check_topic("TOPIC", self.topic)
+        require_topic_name("TOPIC", self.topic)
 
     @contextmanager
     def opened(
@@ -141,7 +141,7 @@ def get(
 ) -> None:
     """Show the positions. Raises `MarshalError`."""
     if topic is not None:
-        check_topic("TOPIC", topic)
+        require_topic_name("TOPIC", topic)
     connection = connection_of(options)
     data_connection = data_connection_of(options.data_connection, connection)
     with closing(open_reader(connection, options.coordination_topic)) as rationalizer:

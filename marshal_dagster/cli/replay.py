@@ -12,6 +12,7 @@ from typing import IO, Annotated, Final
 
 import typer
 
+from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.cli import output, world_tables
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.options import AsJson
@@ -74,7 +75,7 @@ def replay(
         ConfigurationError: An option is wrong, or the file cannot be read.
         MalformedLogError: A line of the log is malformed.
     """
-    interval_ms, rule_set = _interval_ms(heartbeat_interval), _rule_set(rules)
+    interval_ms, rule_set = _interval_ms(heartbeat_interval), enum_member(RuleSet, "--rules", rules)
     if coordination_partitions is not None and coordination_partitions < 1:
         raise ConfigurationError(
             f"--coordination-partitions: {coordination_partitions}; a coordination topic has at least 1"
@@ -100,13 +101,6 @@ def _interval_ms(seconds: float) -> int:
     if milliseconds < 1:
         raise ConfigurationError(f"--heartbeat-interval: {seconds:g}; give seconds, 0.001 at the least")
     return milliseconds
-
-
-def _rule_set(name: str) -> RuleSet:
-    try:
-        return RuleSet(name)
-    except ValueError:
-        raise ConfigurationError(f"--rules: {name!r} is no rule set; give native or go") from None
 
 
 @contextmanager

@@ -11,11 +11,12 @@ from marshal_dagster.admin.position_spec import partitions_of
 from marshal_dagster.admin.revoke import ClaimRevoker, HeldClaim, held_by, holds_nothing_text
 from marshal_dagster.cli import output, world_view
 from marshal_dagster.cli.command import command, command_group
-from marshal_dagster.cli.connections import READING, WRITING, check_topic, connection_of, open_reader, operator_name
+from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, operator_name
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.library_warnings import warnings_to_stderr
 from marshal_dagster.cli.options import DryRun, GroupName, LogOptions, Partitions, TopicArgument, Yes
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.staleness import Freshness
 
 _COLUMNS: Final = ("partition", "owner", "last heartbeat", "", "#epoch")
@@ -59,7 +60,7 @@ def revoke(options: RevokeOptions) -> ExitCode:
     """Show what the owner holds, ask, and revoke it. Raises `MarshalError`."""
     if options.as_json and not (options.yes or options.dry_run):
         raise output.cannot_ask("with --dry-run")
-    check_topic("TOPIC", options.topic)
+    require_topic_name("TOPIC", options.topic)
     partitions = None if options.partitions is None else partitions_of(options.partitions, "--partitions")
     connection = connection_of(options)
     rights = READING if options.dry_run else WRITING

@@ -8,7 +8,7 @@ import typer
 
 from marshal_dagster.cli import output
 from marshal_dagster.cli.command import command, command_group
-from marshal_dagster.cli.connections import check_topic, connection_of, hint_how_to_create
+from marshal_dagster.cli.connections import connection_of, hint_how_to_create
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import AsJson, ConnectionOptions
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
@@ -23,6 +23,7 @@ from marshal_dagster.coordination.topic_settings import (
 )
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnsafeTopicError
 from marshal_dagster.kafka.admin_client import TopicDescription, Topics
+from marshal_dagster.kafka.topic_names import require_topic_name
 
 _CLIENT_ID = "marshal-dagster-topic"
 
@@ -84,7 +85,7 @@ def create(
         ConfigurationError: It has another number of partitions, or an option is wrong.
         MarshalError: Kafka does not answer, or a right is missing.
     """
-    check_topic("--name", options.name)
+    require_topic_name("--name", options.name)
     for option, value in (("--partitions", partitions), ("--replication", replication)):
         if value is not None and value < 1:
             raise ConfigurationError(f"{option}: {value}; give 1 or more")
@@ -120,7 +121,7 @@ def check(options: TopicOptions) -> ExitCode:
         TopicNotFoundError: The topic does not exist.
         MarshalError: Kafka does not answer, or a right is missing.
     """
-    check_topic("--name", options.name)
+    require_topic_name("--name", options.name)
     connection = connection_of(options)
     with hint_how_to_create(options.name), Topics(connection, client_id=_CLIENT_ID) as topics:
         described, problems = _look(topics, options.name, connection.bootstrap_servers)

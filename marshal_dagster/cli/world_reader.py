@@ -7,7 +7,7 @@ from typing import Final
 
 from marshal_dagster.admin.pause import group_names
 from marshal_dagster.cli.assignments import AssignmentCache
-from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
+from marshal_dagster.cli.connections import connection_of, data_connection_of, open_reader
 from marshal_dagster.cli.options import DataLogOptions
 from marshal_dagster.cli.world_view import (
     DataTopicEnds,
@@ -21,6 +21,7 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.topic_names import require_topic_name
 
 _UNKNOWN: Final[Mapping[type[MarshalError], LagUnknownReason]] = {
     TopicNotFoundError: LagUnknownReason.NO_TOPIC,
@@ -54,7 +55,7 @@ def open_world_reader(options: DataLogOptions, wanted: ViewFilter, client_id: st
     connection = connection_of(options)
     data_connection = data_connection_of(options.data_connection, connection)
     if wanted.topic is not None:
-        check_topic("--topic", wanted.topic)
+        require_topic_name("--topic", wanted.topic)
     followed = None if wanted.topic is None else [wanted.topic]
     with (
         closing(open_reader(connection, options.coordination_topic, followed)) as rationalizer,

@@ -13,6 +13,7 @@ from marshal_dagster.protocol.state import Owner
 logger = logging.getLogger(__name__)
 
 _MOST_NAMED: Final = 3
+_DISPLACED: Final = "it is no longer this instance's"
 _OBSERVED: Final = "retention has overtaken this reader of the coordination log, which can only be observed now"
 
 H = TypeVar("H", bound=BaseClaim)
@@ -77,7 +78,7 @@ class ClaimSet(Generic[H]):
         self.drop_all_if_log_changed()
         for claim in tuple(self.claims.values()):
             if not self._is_current(claim):
-                self.lose(claim.partition, "it is no longer this instance's")
+                self.lose(claim.partition, _DISPLACED)
 
     def lose_displaced(self) -> None:
         """Lose what by the log as read another member holds, also where the reading that shows it failed after that."""
@@ -85,7 +86,7 @@ class ClaimSet(Generic[H]):
         for claim in tuple(self.claims.values()):
             owners = () if claim.is_done or claim.epoch >= read else self._owners(claim.partition)
             if owners and all(owner.instance != instance for owner in owners):
-                self.lose(claim.partition, "it is no longer this instance's")
+                self.lose(claim.partition, _DISPLACED)
 
     def drop_all_if_log_changed(self) -> None:
         """Hold nothing where by the log as last read no promise holds."""

@@ -185,10 +185,7 @@ MUTANTS: Final = (
         (
             (
                 CLAIM_SET,
-                (
-                    "            if not self._is_current(claim):\n"
-                    '                self.lose(claim.partition, "it is no longer this instance\'s")'
-                ),
+                ("            if not self._is_current(claim):\n                self.lose(claim.partition, _DISPLACED)"),
                 "            if not self._is_current(claim):\n                pass",
             ),
         ),
@@ -303,8 +300,7 @@ MUTANTS: Final = (
     Mutant(
         "a displaced instance claims again",
         CLAIM_SET,
-        "            if not self._is_current(claim):\n"
-        '                self.lose(claim.partition, "it is no longer this instance\'s")',
+        "            if not self._is_current(claim):\n                self.lose(claim.partition, _DISPLACED)",
         "            if not self._is_current(claim):\n"
         "                claim.epoch = self.claim_again(claim.partition) or claim.epoch",
         (
