@@ -37,7 +37,7 @@ class _LastPause(NamedTuple):
 
     @property
     def is_for_a_change(self) -> bool:
-        """Whether it only began or ended a change, so that nobody requested it by itself."""
+        """Whether it only began or ended a change, and no person requested it by itself."""
         role, _, _ = (self.by or "").partition(".")
         return role == SETTING or (role == _PUTTING_BACK and self.until_s == RESUMED_S)
 

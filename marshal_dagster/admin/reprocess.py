@@ -124,7 +124,7 @@ class RangeReprocessor:
 
     @contextmanager
     def _at_rest(self, redo: ReprocessPlan, wait_s: float, is_dead: Callable[[Owner], bool]) -> Iterator[None]:
-        """Have nobody at work in the partition while the block runs; others' pauses stay."""
+        """Keep all members out of the partition while the block runs; others' pauses stay."""
         clock = self.work.clock
         deadline_ms = clock.lease_ms() + wait_s * 1_000
         with closing(self.work.open_log(self.work.settings_in_force().heartbeat_interval_ms)) as rationalizer:

@@ -132,7 +132,7 @@ class SettingsChanger(GroupAdmin):
 
     def _try_to_switch_off(self, change: PausedChange, member: Member) -> bool:
         """Try once, in the order of protocol.md, section 8.4, "Switch off"."""
-        # With one record each: while the state then names `member` as who paused, nobody has paused or resumed since.
+        # With one record each: while the state then names `member` as who paused, no other has changed that since.
         pause = ReleaseGroup(expiry_s=change.until_s(), **self._sender.signed(member))
         with self.rationalizer.lock:
             unconfirmed = self._sender.send([pause] * len(self.numbers), self.numbers).unconfirmed

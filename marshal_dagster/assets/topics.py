@@ -43,7 +43,7 @@ MOST_SHOWN: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """One partition of a data topic: what it holds, up to `end` (exclusive), and where the group stands in it."""
+    """One partition of a data topic: what it holds, up to `end` (exclusive), and the group's position in it."""
 
     partition: int
     start: int

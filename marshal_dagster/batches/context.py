@@ -169,7 +169,7 @@ class BatchContext:
         return replace(held, text=f"{held.text}. {given_up}") if held else Idle(IdleReason.GIVEN_UP, given_up)
 
     def held(self, text: str, owners: Sequence[tuple[Owner, int]]) -> Idle:
-        """Return that `owners`, last heard of then (ms), hold what could be done: `text`, and what is of this run."""
+        """Return that `owners`, with their last heartbeats (ms), hold what could be done: `text`, and what is own."""
         ours = [(owner, last_ms) for owner, last_ms in owners if owner.instance.rpartition(".")[0] == self.run_id]
         if not ours:
             return Idle(IdleReason.HELD, text)

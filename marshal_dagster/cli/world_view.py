@@ -298,7 +298,7 @@ class _GroupPart:
 
     @property
     def now_ms(self) -> int:
-        """The later of log time and the clock: log time stops in a log that nobody writes to."""
+        """The later of log time and the clock: log time stops in a log without new records."""
         return max(self.partition.log_time_ms or 0, self.at_ms or 0)
 
     @property

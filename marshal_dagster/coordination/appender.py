@@ -86,7 +86,7 @@ class Sender:
         own, _ = self._append(messages, [self.coordination_partition] * len(messages))
         if self._rationalizer.can_resume:
             self._rationalizer.read_past(own)
-        else:  # after an interrupt the log is read anew: not while others wait for the keys
+        else:  # after an interrupt the log is read again from its start: not while others wait for the keys
             self._rationalizer.expect(own)
 
     def _send(self, messages: Sequence[Message], numbers: Sequence[int]) -> AppendResult:

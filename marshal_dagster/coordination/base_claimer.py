@@ -128,7 +128,8 @@ class BaseClaimer(ABC, Generic[H]):
     def look(self) -> None:
         """Read in a Go group whether the claims are still this instance's: nothing else shows a displacement.
 
-        A look that fails decides nothing, the lease does. Raises `ClaimLostError`, `CoordinationLogChangedError`.
+        A look that fails decides only by what it read before it failed; for the rest the lease decides. Raises
+        `ClaimLostError`, `CoordinationLogChangedError`.
         """
         if not self.is_go or not self._claim_set.claims:
             return

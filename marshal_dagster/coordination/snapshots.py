@@ -200,7 +200,7 @@ def newest_snapshots(
     timeout_s: float,
     newest: Callable[[Collection[ForeignSnapshot]], Mapping[int, PartitionWorld]],
 ) -> Mapping[int, PartitionWorld]:
-    """Give the states that `newest` finds, told which are foreign, and that were read from this very log.
+    """Return the states that `newest` finds, given which are foreign, and that were read from this very log.
 
     A log that lost records by an unclean leader election may have grown again past a snapshot: so the last record
     before it is looked at, where retention has left it. Afterwards the log follows what it did for that. Raises

@@ -11,7 +11,7 @@ See protocol.md, section 7.
 
 
 class Freshness(StrEnum):
-    """How long ago an owner was heard of, for showing; only `STALE` decides anything."""
+    """How long ago an owner sent its last heartbeat, for showing; only `STALE` decides anything."""
 
     FRESH = "fresh"
     UNKNOWN = "unknown"
@@ -24,7 +24,7 @@ def stale_after_ms(heartbeat_interval_ms: int) -> int:
 
 
 def freshness(silent_ms: int, heartbeat_interval_ms: int) -> Freshness:
-    """Classify an owner last heard of `silent_ms` ago: exactly 2 intervals are not stale yet."""
+    """Classify an owner whose last heartbeat is `silent_ms` old: exactly 2 intervals are not stale yet."""
     if silent_ms <= heartbeat_interval_ms:
         return Freshness.FRESH
     return Freshness.UNKNOWN if silent_ms <= stale_after_ms(heartbeat_interval_ms) else Freshness.STALE

@@ -314,7 +314,7 @@ class ClaimerResource(CoordinationResource):
             return {place: replace(key) for name, place, _, key in world.keys() if name == self.group}  # noqa: SIM118 - no dict
 
     def _revoke_held(self, log: CoordinationLog, revocation: Revocation) -> None:
-        """Append revocations for what the runs hold now, and read what became of them."""
+        """Append revocations for what the runs hold now, and read their results."""
         kept, revocation.awaited, partitions = self._held_by(revocation.run_ids)
         revocation.held, revocation.kept = {**kept, **revocation.held}, kept
         if not kept:

@@ -87,7 +87,7 @@ class Target(ABC):
     def frame(self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = COLUMNS) -> "DataFrame":
         """Return a frame of these rows."""
         if self.spark is None:
-            return cast("DataFrame", LocalFrame(list(columns), tuple(rows)))  # as much of one as is asked for
+            return cast("DataFrame", LocalFrame(list(columns), tuple(rows)))  # as much of one as the sink needs
         types = ", ".join(f"{name} {_TYPES[name]}" for name in columns)
         return self.spark.createDataFrame(list(rows), types).coalesce(2)
 

@@ -148,7 +148,7 @@ class PostgresSink(Steps):
 
     supports_unordered_ranges = True
     _evaluated = staticmethod(evaluated)
-    """Evaluates the rows, but for those of partitions that are done; tests put other rows in their place."""
+    """Evaluates the rows, except those of partitions that are done; tests put other rows in their place."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class DeltaTable:
 
     @contextmanager
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[KeptRows]:
-        """Have the executors keep the rows, but for those of the partitions `done`, and count them."""
+        """Have the executors keep the rows, except those of the partitions `done`, and count them."""
         with persisted(without_partitions(frame, done)) as rows:
             counts = {row[0]: row[1] for row in rows.groupBy(PARTITION_COLUMN).count().collect()}
             yield KeptRows(rows, counts)

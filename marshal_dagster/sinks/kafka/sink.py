@@ -119,7 +119,7 @@ class KafkaSink(Steps):
 
     supports_unordered_ranges = False
     _evaluated = staticmethod(evaluated)
-    """Evaluates the rows, but for those of partitions that are done; tests put other rows in their place."""
+    """Evaluates the rows, except those of partitions that are done; tests put other rows in their place."""
 
     def __init__(
         self,
