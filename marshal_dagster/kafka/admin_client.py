@@ -12,11 +12,9 @@ from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
     ConsumerGroupState,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
-    TopicPartition,
     Uuid,
 )
 from confluent_kafka.admin import AdminClient
@@ -25,9 +23,10 @@ from marshal_dagster.errors import MarshalError, TopicNotFoundError, Unavailable
 from marshal_dagster.kafka.acls import Needed, Right, on_topic
 from marshal_dagster.kafka.clients import ClientLog, admin, close_client, error_in, reach
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.errors import LEADER_MOVED, MISSING, PASSING, Request, failure, right_missing
+from marshal_dagster.kafka.connection_errors import NO_BROKERS
+from marshal_dagster.kafka.errors import MISSING, PASSING, Request, failure, right_missing
 from marshal_dagster.kafka.group_offsets import GroupOffsets
-from marshal_dagster.kafka.offsets import AT_ONCE, NONE_AT, ManyOffsets
+from marshal_dagster.kafka.offsets import NONE_AT, OffsetReader
 from marshal_dagster.protocol.state import OffsetBounds
 
 if TYPE_CHECKING:
@@ -39,11 +38,6 @@ CLIENT_ID: Final = "marshal-dagster-topics"
 _PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.5
 _PER_PARTITION_S: Final = 0.05
-_SHOWN: Final = 10
-_MANY: Final = 500
-"""From so many partitions on another client is worth its start."""
-_LEADERS_KNOWN_S: Final = 300.0
-"""The client forgets leaders after 900 s in which it heard nothing of a topic."""
 _CLOSED: Final = "these Topics are closed"
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""
@@ -85,12 +79,12 @@ class Topics:
         self._borrowers = 0
         """How many threads have the client at present."""
         self._reached = False
-        self._leaders: dict[str, tuple[float, int]] = {}
         self._connection = connection
         self._group_lock = threading.Lock()
         self._held: GroupOffsets | None = None
-        self._many_lock = threading.Lock()
-        self._many: ManyOffsets | None = None
+        self._reader_lock = threading.Lock()
+        self._readers: dict[bool, OffsetReader] = {}
+        """What looks up offsets: of committed records alone (True), or of all."""
 
     def __enter__(self) -> Self:
         return self
@@ -104,15 +98,11 @@ class Topics:
             client, self._client = self._client, None
             is_in_use = self._borrowers > 0
         if client is not None and not is_in_use:
-            close_client(client, self._log)
+            self._let_go(client)
         with self._group_lock:
             if self._held is not None:
                 self._held.close()
             self._held = None
-        with self._many_lock:
-            if self._many is not None:
-                self._many.close()
-            self._many = None
 
     def describe(self, topic: str) -> TopicDescription:
         """Look up a topic's id and partitions.
@@ -180,51 +170,49 @@ class Topics:
             AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time, or a partition has no leader.
         """
-        level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-        return self._ask_for_offsets(f"look up the offsets of topic {topic!r}", topic, partitions, level, _bounds)
+        doing = f"look up the offsets of topic {topic!r}"
+        return self._ask_for_offsets(doing, topic, partitions, _bounds, committed_only=committed_only)
 
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
         """Look up the offset of each partition's first record with a timestamp (unix ms) of `at_ms` or later.
 
         Absent where no record is that young, as far as no open transaction holds it. Raises as `offsets`.
         """
-        doing, level = f"look up the offsets of topic {topic!r} at a time", IsolationLevel.READ_COMMITTED
-        return self._ask_for_offsets(
-            doing, topic, partitions, level, lambda query, wanted: _first_at(query, wanted, at_ms)
-        )
+        doing = f"look up the offsets of topic {topic!r} at a time"
+        return self._ask_for_offsets(doing, topic, partitions, lambda query, wanted: _first_at(query, wanted, at_ms))
 
     def _ask_for_offsets(
         self,
         doing: str,
         topic: str,
         partitions: Iterable[int],
-        level: IsolationLevel,
         ask: "Callable[[_OffsetQuery, Sequence[int]], dict[int, T]]",
+        *,
+        committed_only: bool = True,
     ) -> dict[int, T]:
         wanted = sorted(set(partitions))
         if not wanted:
             return {}
         return self._ask(
             Request(doing, on_topic(topic, Right.DESCRIBE), topic),
-            lambda client, left_s: ask(self._query(client, topic, level, left_s, wanted), wanted),
+            lambda _, left_s: ask(self._query(topic, left_s, committed_only=committed_only), wanted),
         )
 
-    def _query(
-        self, client: AdminClient, topic: str, level: IsolationLevel, left_s: float, wanted: Sequence[int]
-    ) -> "_OffsetQuery":
-        deadline, many = time.monotonic() + left_s, self._many_offsets(level, wanted)
-        return _OffsetQuery(client, topic, level, deadline, self._leaders, many)
+    def _query(self, topic: str, left_s: float, *, committed_only: bool) -> "_OffsetQuery":
+        return _OffsetQuery(self._reader(committed_only=committed_only), topic, time.monotonic() + left_s)
 
-    def _many_offsets(self, level: IsolationLevel, wanted: Sequence[int]) -> ManyOffsets | None:
-        """Give the client for so many partitions, where it is worth one more."""
-        if len(wanted) < _MANY or level is not IsolationLevel.READ_COMMITTED:
-            return None
-        with self._many_lock:
-            if self._many is not None and self._many.is_spent:
-                self._many.close()
-                self._many = None
-            self._many = self._many or ManyOffsets(self._connection, client_id=f"{self._log.client_id}-many")
-            return self._many
+    def _reader(self, *, committed_only: bool) -> OffsetReader:
+        """Return what looks up offsets, a new one where the last is of no more use."""
+        with self._reader_lock:
+            reader = self._readers.get(committed_only)
+            if reader is not None and reader.is_spent:
+                reader.close()
+                reader = None
+            if reader is None:
+                client_id = f"{self._log.client_id}-offsets"
+                reader = OffsetReader(self._connection, client_id=client_id, committed_only=committed_only)
+            self._readers[committed_only] = reader
+            return reader
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Look up what Kafka holds as `group`'s committed offsets (the next ones to read); absent where it holds none.
@@ -356,25 +344,33 @@ class Topics:
         """Count the brokers of the cluster that are alive.
 
         Raises:
-            UnavailableError: no answer in time.
+            UnavailableError: no answer in time, or one that lists no broker.
         """
-        return len(self._nodes())
+        return len(self._broker_ids())
 
-    def _nodes(self) -> list[Any]:
-        request = Request("look up the brokers", Needed((Right.DESCRIBE,)))
-        described = self._ask(
-            request, lambda client, left_s: result(client.describe_cluster(request_timeout=left_s), left_s)
-        )
-        return list(described.nodes)
+    def _broker_ids(self) -> list[int]:
+        """Return the numbers of the brokers.
+
+        By metadata: `describe_cluster` ends the process where an answer lists no broker (librdkafka 2.16).
+        """
+
+        def listed(client: AdminClient, left_s: float) -> list[int]:
+            brokers = sorted(client.list_topics(timeout=left_s).brokers)
+            if not brokers:
+                raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - the library's own name
+            return brokers
+
+        return self._ask(Request("look up the brokers", Needed((Right.DESCRIBE,))), listed)
 
     def _await_usable(self, topic: str, partitions: int) -> None:
         request = Request(f"look whether topic {topic!r} can be used", on_topic(topic, Right.DESCRIBE), topic)
         wanted = range(partitions)
 
-        def is_usable(client: AdminClient) -> bool:
-            self._leaders.pop(topic, None)
+        def is_usable() -> bool:
+            query = self._query(topic, self._timeout_s, committed_only=True)
+            query.reader.forget_leaders(topic)
             try:
-                _bounds(self._query(client, topic, IsolationLevel.READ_UNCOMMITTED, self._timeout_s, wanted), wanted)
+                _bounds(query, wanted)
             except KafkaException as raised:
                 error = error_in(raised)
                 if error.code() not in PASSING | MISSING:
@@ -385,9 +381,8 @@ class Topics:
             return True
 
         within_s = self._timeout_s + partitions * _PER_PARTITION_S
-        with self._borrowed_client() as client:
-            otherwise = f"topic {topic!r} exists, but not all its partitions have a leader"
-            _await(lambda: is_usable(client), otherwise, within_s)
+        with self._borrowed_client():
+            _await(is_usable, f"topic {topic!r} exists, but not all its partitions have a leader", within_s)
 
     def _is_missing(self, topic: str) -> bool:
         try:
@@ -406,6 +401,8 @@ class Topics:
                     answer = question(client, max(0.1, deadline - time.monotonic()))
                 except KafkaException as raised:
                     error = error_in(raised)
+                    if error.code() == KafkaError._PARTIAL:  # noqa: SLF001 - the library's own name
+                        self._log.consider(NO_BROKERS)
                     if error.code() not in PASSING or time.monotonic() + _PAUSE_S >= deadline:
                         raise self._failure(request, error) from None
                 except TimeoutError:
@@ -435,7 +432,14 @@ class Topics:
                 self._borrowers -= 1
                 is_last = self._client is None and self._borrowers == 0
             if is_last:
-                close_client(client, self._log)
+                self._let_go(client)
+
+    def _let_go(self, client: AdminClient) -> None:
+        close_client(client, self._log)
+        with self._reader_lock:
+            for reader in self._readers.values():
+                reader.close()
+            self._readers.clear()
 
     def _require_open(self) -> AdminClient:
         client = self._client
@@ -489,81 +493,15 @@ def _first_at(query: "_OffsetQuery", partitions: Sequence[int], at_ms: int) -> d
 
 @dataclass(frozen=True, slots=True)
 class _OffsetQuery:
-    """Asks for offsets of one topic until `deadline` (monotonic seconds), by `many` first where it is given."""
+    """Asks `reader` for offsets of one topic until `deadline` (monotonic seconds)."""
 
-    client: AdminClient
+    reader: OffsetReader
     topic: str
-    level: IsolationLevel
     deadline: float
-    leaders: dict[str, tuple[float, int]]
-    """When the client heard of a topic's leaders (monotonic seconds), and of how many."""
-    many: ManyOffsets | None
-
-    @property
-    def left_s(self) -> float:
-        """The seconds that are left."""
-        return max(0.1, self.deadline - time.monotonic())
 
     def offsets(self, partitions: Sequence[int], *places: int, least: int = 0) -> list[dict[int, int]]:
-        """Give the offsets of `partitions` at each of `places`; one below `least` is none that is known.
-
-        A place is `OFFSET_BEGINNING`, `OFFSET_END`, or a time (unix ms): the first offset of that time.
-        """
-        if self.many is not None:
-            with contextlib.suppress(KafkaException):
-                until_s, ask = time.monotonic() + self.left_s / 2, self.many.ask
-                return [ask(self.topic, partitions, at, least=least, until_s=until_s) for at in places]
-        self._know_leaders(partitions)
-        answers = [self._ask(partitions, at) for at in places]
-        try:
-            return [
-                {place.partition: _offset(future, self.left_s, least) for place, future in answer.items()}
-                for answer in answers
-            ]
-        except KafkaException as raised:
-            if error_in(raised).code() in LEADER_MOVED | MISSING:
-                self._look_up_leaders(partitions)
-            raise
-
-    def _ask(self, partitions: Sequence[int], at: int) -> "dict[TopicPartition, Future[Any]]":
-        spec = _SPECS.get(at) or _API.OffsetSpec.for_timestamp(at)
-        asked: dict[TopicPartition, Future[Any]] = {}
-        for first in range(0, len(partitions), AT_ONCE):
-            wanted = {TopicPartition(self.topic, partition): spec for partition in partitions[first : first + AT_ONCE]}
-            asked |= self.client.list_offsets(wanted, isolation_level=self.level, request_timeout=self.left_s)
-        return asked
-
-    def _know_leaders(self, partitions: Sequence[int]) -> None:
-        """Have the client know the leaders: when it looks for them itself and hears of others meanwhile, it may crash.
-
-        (As of librdkafka 2.16 who asks goes on with memory that the thread which hears the answer may have freed.)
-        """
-        heard_s, count = self.leaders.get(self.topic, (-_LEADERS_KNOWN_S, 0))
-        if time.monotonic() - heard_s >= _LEADERS_KNOWN_S or max(partitions) >= count:
-            self._look_up_leaders(partitions)
-
-    def _look_up_leaders(self, partitions: Sequence[int]) -> None:
-        """Have the client learn the leaders anew, which it does not do by itself for a question about offsets.
-
-        Raises:
-            TopicNotFoundError: there is no such partition.
-            KafkaException: there is no such topic, it may not be seen, or a partition has no leader at present.
-        """
-        now_s = time.monotonic()
-        listed = self.client.list_topics(self.topic, timeout=self.left_s).topics[self.topic]
-        if listed.error is not None:
-            raise KafkaException(listed.error)
-        if missing := sorted(set(partitions) - set(listed.partitions)):
-            raise TopicNotFoundError(
-                f"topic {self.topic!r} has {len(listed.partitions)} partitions, and none with the number "
-                f"{_numbers(missing)}"
-            )
-        if any(listed.partitions[partition].leader < 0 for partition in partitions):
-            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
-        self.leaders[self.topic] = now_s, len(listed.partitions)
-
-
-_SPECS: Final = {OFFSET_BEGINNING: _API.OffsetSpec.earliest(), OFFSET_END: _API.OffsetSpec.latest()}
+        """Return the offsets of `partitions` at each of `places`, as `OffsetReader.offsets`."""
+        return self.reader.offsets(self.topic, partitions, *places, until_s=self.deadline, least=least)
 
 
 def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say
@@ -575,19 +513,6 @@ def only(futures: Mapping[Any, "Future[Any]"], left_s: float) -> Any:  # noqa: A
     """Wait for the answer to the only thing that was asked for."""
     (future,) = futures.values()
     return result(future, left_s)
-
-
-def _offset(future: "Future[Any]", left_s: float, least: int) -> int:
-    """Wait for an offset; while a leader is elected the answer may have none, and no error that says so."""
-    offset = int(result(future, left_s).offset)
-    if offset < least:
-        raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
-    return offset
-
-
-def _numbers(partitions: Sequence[int]) -> str:
-    shown = ", ".join(str(partition) for partition in partitions[:_SHOWN])
-    return shown if len(partitions) <= _SHOWN else f"{shown} and {len(partitions) - _SHOWN} more"
 
 
 def authorized(described: Any) -> frozenset[Right] | None:  # noqa: ANN401 - as above

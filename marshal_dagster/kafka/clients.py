@@ -19,7 +19,13 @@ from confluent_kafka.admin import AdminClient
 from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnavailableError
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.connection_errors import FailureCause, FailureReason, reason_in, without_openssl_numbers
+from marshal_dagster.kafka.connection_errors import (
+    NO_BROKERS,
+    FailureCause,
+    FailureReason,
+    reason_in,
+    without_openssl_numbers,
+)
 from marshal_dagster.kafka.tls_diagnostics import with_handshake_details
 
 READER_GROUP: Final = "marshal-dagster-reads-by-position"
@@ -78,7 +84,7 @@ class ClientLog:
     def look_into(self) -> None:
         """Look at the server, where that tells more of why there is no connection than Kafka's client does."""
         if self.reason is not None and self._connection is not None:
-            self._consider(with_handshake_details(self.reason, self._connection))
+            self.consider(with_handshake_details(self.reason, self._connection))
 
     def callbacks(self) -> dict[str, Any]:
         """Give the settings that bind a client to this log."""
@@ -95,7 +101,7 @@ class ClientLog:
         if kind == "FATAL":
             self.fatal = without_openssl_numbers(line.partition("Fatal error: ")[2] or line)
         elif kind in _TELLING_LINES:
-            self._consider(reason_in(line))
+            self.consider(reason_in(line))
 
     def on_error(self, error: KafkaError) -> None:
         """Take an error that belongs to no request."""
@@ -103,14 +109,15 @@ class ClientLog:
         if error.fatal():
             self.fatal = error.str()
         elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the library's own name
-            self._consider(reason_in(error.str()))
+            self.consider(reason_in(error.str()))
 
     def on_throttle(self, event: ThrottleEvent) -> None:
         """Take what a broker says of a quota that this client went beyond; 0 s once it no longer does."""
         _LOG.debug("%s: broker %s has it wait for %g s", self.client_id, event.broker_name, event.throttle_time)
         self.throttled_s = max(self.throttled_s, event.throttle_time)
 
-    def _consider(self, reason: FailureReason) -> None:
+    def consider(self, reason: FailureReason) -> None:
+        """Take a reason why there is no connection; it is kept unless one that tells more is."""
         held = self.reason
         if held is None or reason.cause >= held.cause:
             self._reason = reason
@@ -251,9 +258,9 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
         if left_s <= 0:
             raise log.unavailable(timeout_s)
         try:
-            _ask(client, topic, min(_SLICE_S, left_s))
+            _ask(client, log, topic, min(_SLICE_S, left_s))
             answers += 1
-        except (KafkaException, TimeoutError):
+        except KafkaException:
             _poll(client, log, min(_PAUSE_S, left_s), topic)
             spent_s = time.monotonic() - start
             if log.reason and spent_s >= min(_PATIENCE_S, timeout_s):
@@ -266,13 +273,25 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
     log.clear()
 
 
-def _ask(client: Client, topic: str | None, timeout_s: float) -> None:
-    if isinstance(client, AdminClient):
-        client.describe_cluster(request_timeout=max(_SHORTEST_REQUEST_S, timeout_s)).result(timeout_s + 1)
-    elif topic is None:
-        client.list_topics(timeout=timeout_s)
-    else:
-        client.list_topics(topic, timeout=timeout_s)
+def _ask(client: Client, log: ClientLog, topic: str | None, timeout_s: float) -> None:
+    """Ask for the brokers; one that starts, or is fenced, may list none.
+
+    By metadata for the admin client too: `describe_cluster` ends the process where an answer lists no broker
+    (librdkafka 2.16).
+    """
+    timeout_s = max(_SHORTEST_REQUEST_S, timeout_s)
+    try:
+        listed = (
+            client.list_topics(timeout=timeout_s) if topic is None else client.list_topics(topic, timeout=timeout_s)
+        )
+        brokers = listed.brokers
+    except KafkaException as raised:
+        if error_in(raised).code() != KafkaError._PARTIAL:  # noqa: SLF001 - no brokers, and no topics either
+            raise
+        brokers = {}
+    if not brokers:
+        log.consider(NO_BROKERS)
+        raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001
 
 
 def _poll(client: Client, log: ClientLog, timeout_s: float, topic: str | None) -> None:

@@ -102,6 +102,15 @@ class FailureReason:
         return self.better_advice or _ADVICE[self.cause]
 
 
+NO_BROKERS: Final = FailureReason(
+    FailureCause.UNKNOWN,
+    "",
+    "what answers there lists no broker that is alive",
+    "look at the brokers' logs: one that starts, or is fenced by the controller, is not listed",
+)
+"""An answer about the cluster came, and was empty."""
+
+
 def reason_in(line: str) -> FailureReason:
     """Find the reason in a line of librdkafka's log or in the text of its error."""
     prefix = _PREFIX.match(line)

@@ -46,6 +46,8 @@ PASSING: Final = LEADER_MOVED | {
     KafkaError.NOT_CONTROLLER,
     KafkaError.NOT_COORDINATOR,
     KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._DESTROY_BROKER,  # noqa: SLF001 - a broker that the cluster lists no more
+    KafkaError._PARTIAL,  # noqa: SLF001 - an answer that lists no broker
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._WAIT_COORD,  # noqa: SLF001
 }

@@ -81,7 +81,7 @@ class KafkaInspector(Topics):
         Raises:
             UnavailableError: no answer in time.
         """
-        return [Broker(self._version_of(node.id)) for node in sorted(self._nodes(), key=lambda node: int(node.id))]
+        return [Broker(self._version_of(number)) for number in self._broker_ids()]
 
     def _version_of(self, broker: int) -> str | None:
         """Tell from a broker's settings: Kafka has no request for its version, and the client library shows none."""

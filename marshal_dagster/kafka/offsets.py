@@ -1,33 +1,41 @@
-"""Offsets of many partitions of a topic, through a consumer that reads nothing.
+"""Offsets of a topic's partitions, looked up through a consumer that reads nothing.
 
-The admin client makes a future for each partition and question, which for 10,000 partitions takes longer than the
-broker's answers; a consumer gives a plain list. It tells less of a failure, so the admin client is asked again then.
+Not through the admin client. As of librdkafka 2.16 its question for offsets goes on with memory that another thread
+may have freed, when a partition has no leader or the client hears of another one meanwhile: the process ends with a
+segmentation fault, and releases nothing. It also makes a future for each partition, which for 10,000 partitions takes
+longer than the broker's answers.
 """
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from marshal_dagster.kafka.clients import close_client, consumer
+from marshal_dagster.errors import TopicNotFoundError
+from marshal_dagster.kafka.clients import close_client, consumer, error_in
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.errors import PASSING
 
 AT_ONCE: Final = 500
 """Partitions whose offsets are asked for in one request: a request costs the client the square of their number."""
 NONE_AT: Final = -1
 """The broker's answer where no record is as young as asked for."""
+_LEADERS_KNOWN_S: Final = 300.0
+"""The client forgets leaders after 900 s in which it heard nothing of a topic."""
+_LEAST_S: Final = 0.1
+_SHOWN: Final = 10
 
 
-class ManyOffsets:
-    """Looks up offsets, as far as no open transaction holds them; may be shared by threads.
+class OffsetReader:
+    """Looks up offsets; may be shared by threads, which are answered one after another.
 
-    After a failure it is of no more use, see `is_spent`: its client goes on saying so of a topic that it once was not
-    allowed to see, or that was not there.
+    With `committed_only` as far as no open transaction holds them. After some failures it is of no more use, see
+    `is_spent`: its client goes on reporting of a topic that it once was not allowed to see, or that was not there.
     """
 
-    def __init__(self, connection: KafkaConnection, *, client_id: str) -> None:
+    def __init__(self, connection: KafkaConnection, *, client_id: str, committed_only: bool) -> None:
         """Connect in the background.
 
         Raises:
@@ -35,44 +43,96 @@ class ManyOffsets:
         """
         self.is_spent = False
         self._lock = threading.Lock()
+        self._leaders: dict[str, tuple[float, int]] = {}
+        """When the client heard of a topic's leaders (monotonic seconds), and of how many partitions."""
         self._client: Consumer
-        self._client, self._log = consumer(connection, client_id=client_id, committed_only=True)
+        self._client, self._log = consumer(connection, client_id=client_id, committed_only=committed_only)
 
     def close(self) -> None:
-        """Let go of the connections, behind the question that is being asked."""
+        """Let go of the connections, after the question that is being asked."""
         with self._lock:
             self.is_spent = True
             close_client(self._client, self._log)
 
-    def ask(self, topic: str, partitions: Sequence[int], at: int, *, least: int, until_s: float) -> dict[int, int]:
-        """Give each partition's offset `at`: `OFFSET_BEGINNING`, `OFFSET_END`, or the first one of a time (unix ms).
+    def forget_leaders(self, topic: str) -> None:
+        """Have the next question look up the topic's partitions again."""
+        self._leaders.pop(topic, None)
 
-        It has until `until_s` (monotonic seconds).
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *places: int, until_s: float, least: int = 0
+    ) -> list[dict[int, int]]:
+        """Return the offsets of `partitions` at each of `places`, until `until_s` (monotonic seconds).
+
+        A place is `OFFSET_BEGINNING`, `OFFSET_END`, or a time (unix ms): the first offset of that time.
 
         Raises:
-            KafkaException: one of them was not told in time, or is below `least`.
+            TopicNotFoundError: there is no such partition.
+            KafkaException: there is no such topic, it may not be seen, a partition has no leader at present, one of
+                them did not answer in time, or an answer is below `least`.
         """
-        with self._lock:
+        if not self._lock.acquire(timeout=max(_LEAST_S, until_s - time.monotonic())):
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - the library's own name
+        try:
             if self.is_spent:
-                raise KafkaException(KafkaError(KafkaError._STATE))  # noqa: SLF001 - the library's own name
+                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))  # ask another reader
             try:
-                offsets: dict[int, int] = {}
-                for first in range(0, len(partitions), AT_ONCE):
-                    wanted = [TopicPartition(topic, partition, at) for partition in partitions[first : first + AT_ONCE]]
-                    answers = self._client.offsets_for_times(wanted, max(0.1, until_s - time.monotonic()))
-                    offsets |= {answer.partition: _offset_of(answer, at, least) for answer in answers}
-                return offsets
-            except KafkaException:
-                self.is_spent = True
+                self._know_leaders(topic, partitions, until_s)
+                return [self._at(topic, partitions, at, least, until_s) for at in places]
+            except KafkaException as raised:
+                self.forget_leaders(topic)
+                self.is_spent = error_in(raised).code() not in PASSING
                 raise
             finally:
                 self._client.poll(0)  # hands out what the client has logged: closing goes by it
+        finally:
+            self._lock.release()
+
+    def _at(self, topic: str, partitions: Sequence[int], at: int, least: int, until_s: float) -> dict[int, int]:
+        answers = self._ask(topic, partitions, at, until_s)
+        unclear = [answer.partition for answer in answers if at >= 0 and answer.error is None and answer.offset == at]
+        ends = self._at(topic, unclear, OFFSET_END, 0, until_s) if unclear else {}
+        return {answer.partition: _offset_of(answer, at, least, ends) for answer in answers}
+
+    def _ask(self, topic: str, partitions: Sequence[int], at: int, until_s: float) -> list[TopicPartition]:
+        answers: list[TopicPartition] = []
+        for first in range(0, len(partitions), AT_ONCE):
+            wanted = [TopicPartition(topic, partition, at) for partition in partitions[first : first + AT_ONCE]]
+            answers += self._client.offsets_for_times(wanted, max(_LEAST_S, until_s - time.monotonic()))
+        return answers
+
+    def _know_leaders(self, topic: str, partitions: Sequence[int], until_s: float) -> None:
+        """Look up a topic's leaders, unless they are known: the answer says best why a topic cannot be asked."""
+        heard_s, count = self._leaders.get(topic, (-_LEADERS_KNOWN_S, 0))
+        now_s = time.monotonic()
+        if now_s - heard_s < _LEADERS_KNOWN_S and max(partitions) < count:
+            return
+        listed = self._client.list_topics(topic, timeout=max(_LEAST_S, until_s - now_s)).topics.get(topic)
+        if listed is None:
+            raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - the library's own name
+        if listed.error is not None:
+            raise KafkaException(listed.error)
+        if missing := sorted(set(partitions) - set(listed.partitions)):
+            raise TopicNotFoundError(
+                f"topic {topic!r} has {len(listed.partitions)} partitions, and none with the number {_numbers(missing)}"
+            )
+        if any(listed.partitions[partition].leader < 0 for partition in partitions):
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+        self._leaders[topic] = now_s, len(listed.partitions)
 
 
-def _offset_of(answer: TopicPartition, at: int, least: int) -> int:
-    """Give the offset in an answer; one that the client did not fill in still has what was asked for."""
+def _offset_of(answer: TopicPartition, at: int, least: int, ends: Mapping[int, int]) -> int:
+    """Return the offset in an answer.
+
+    One that the client did not fill in still has what was asked for: that counts only if the partition, which ends at
+    `ends`, has such a record. While a leader is elected an answer may also lack an offset without an error.
+    """
     if answer.error is not None:
         raise KafkaException(answer.error)
-    if answer.offset < least or answer.offset == at:
+    if answer.offset < least or (answer.offset == at and ends.get(answer.partition, 0) <= at):
         raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
     return int(answer.offset)
+
+
+def _numbers(partitions: Sequence[int]) -> str:
+    shown = ", ".join(str(partition) for partition in partitions[:_SHOWN])
+    return shown if len(partitions) <= _SHOWN else f"{shown} and {len(partitions) - _SHOWN} more"

@@ -152,9 +152,9 @@ class Cluster:
         answer = SimpleNamespace(topic_id=Uuid(1, 2), authorized_operations=self.operations, partitions=partitions)
         return {"orders": done(answer)}
 
-    def describe_cluster(self, **_: object) -> Future[object]:
+    def list_topics(self, **_: object) -> SimpleNamespace:
         """Tell of one broker."""
-        return done(SimpleNamespace(nodes=[SimpleNamespace(id=7, host="h", port=9)]))
+        return SimpleNamespace(brokers={7: SimpleNamespace(id=7, host="h", port=9)})
 
     def describe_configs(self, resources: list[Any], **_: object) -> dict[object, Future[object]]:
         """Tell of its settings."""

@@ -4,14 +4,13 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import OFFSET_END, TopicPartition
 
 from marshal_dagster.errors import ConfigurationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka import clients
@@ -20,6 +19,7 @@ from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.connection_errors import FailureCause, reason_in
 from marshal_dagster.protocol.state import OffsetBounds
+from tests.conditions import wait_until
 
 TIMEOUT_S = 0.5
 SLACK_S = 1.0
@@ -165,8 +165,8 @@ def test_topics_that_cannot_be_asked_tell_why(free_port: int) -> None:
     assert "Connection refused" in text
 
 
-class ElectingAdmin:
-    """An admin client that answers with these bounds of partition 0, one after another; the last ones from then on."""
+class ElectingClient:
+    """A consumer that answers with these bounds of each partition, one after another; the last ones from then on."""
 
     partitions = 1
     leader = 1
@@ -175,13 +175,12 @@ class ElectingAdmin:
         self.bounds = list(bounds)
         self.asked = 0
 
-    def list_offsets(self, wanted: Iterable[TopicPartition], **_: object) -> dict[TopicPartition, Future[object]]:
+    def offsets_for_times(self, wanted: list[TopicPartition], _timeout_s: float) -> list[TopicPartition]:
         """Answer: first for the starts, then for the ends."""
-        asked, is_end = divmod(self.asked, 2)
-        self.asked += 1
-        answer: Future[object] = Future()
-        answer.set_result(SimpleNamespace(offset=self.bounds[min(asked, len(self.bounds) - 1)][is_end]))
-        return dict.fromkeys(wanted, answer)
+        is_end = wanted[0].offset == OFFSET_END
+        self.asked += not is_end
+        offset = self.bounds[min(self.asked, len(self.bounds)) - 1][is_end]
+        return [TopicPartition(place.topic, place.partition, offset) for place in wanted]
 
     def list_topics(self, topic: str, **_: object) -> SimpleNamespace:
         """Tell of the topic that each of its partitions has a leader."""
@@ -192,19 +191,18 @@ class ElectingAdmin:
         """Nothing has come."""
 
 
-class OfTimes(ElectingAdmin):
+class OfTimes(ElectingClient):
     """One that answers with these offsets, one after another, whatever it is asked for."""
 
     def __init__(self, *offsets: int) -> None:
         super().__init__()
         self.offsets = offsets
 
-    def list_offsets(self, wanted: Iterable[TopicPartition], **_: object) -> dict[TopicPartition, Future[object]]:
+    def offsets_for_times(self, wanted: list[TopicPartition], _timeout_s: float) -> list[TopicPartition]:
         """Answer."""
-        answer: Future[object] = Future()
-        answer.set_result(SimpleNamespace(offset=self.offsets[min(self.asked, len(self.offsets) - 1)]))
+        offset = self.offsets[min(self.asked, len(self.offsets) - 1)]
         self.asked += 1
-        return dict.fromkeys(wanted, answer)
+        return [TopicPartition(place.topic, place.partition, offset) for place in wanted]
 
 
 @pytest.mark.parametrize(
@@ -216,18 +214,23 @@ class OfTimes(ElectingAdmin):
         ((-1, 9, 8), {0: 8}),
         ((-1, -1, -1, 9, 8), {0: 8}),
         ((-1, 9, -1001, 7), {0: 7}),
+        ((5, 6), {0: 5}),
+        ((5, 5, 7), {0: 7}),
     ],
     ids=str,
 )
 def test_that_no_record_is_so_young_is_asked_twice(
     monkeypatch: pytest.MonkeyPatch, answers: tuple[int, ...], found: dict[int, int]
 ) -> None:
-    """While a leader is elected the answer may look the same: in between it is heard of, by the partition's end."""
+    """While a leader is elected the answer may look the same: in between it is heard of, by the partition's end.
+
+    An offset that equals the time is one only if the partition goes beyond it, else the question was left in place.
+    """
     with topics_of(OfTimes(*answers), monkeypatch) as asked:
         assert asked.offsets_at("orders", [0], 5) == found
 
 
-class Counting(ElectingAdmin):
+class Counting(ElectingClient):
     """One that notes for how many partitions it is asked at once, and answers with their numbers."""
 
     partitions = 10_000
@@ -236,32 +239,28 @@ class Counting(ElectingAdmin):
         super().__init__()
         self.sizes: list[int] = []
 
-    def list_offsets(self, wanted: Iterable[TopicPartition], **_: object) -> dict[TopicPartition, Future[object]]:
+    def offsets_for_times(self, wanted: list[TopicPartition], _timeout_s: float) -> list[TopicPartition]:
         """Answer."""
-        answers: dict[TopicPartition, Future[object]] = {each: Future() for each in wanted}
-        for place, answer in answers.items():
-            answer.set_result(SimpleNamespace(offset=place.partition))
-        self.sizes.append(len(answers))
-        return answers
+        self.sizes.append(len(wanted))
+        return [TopicPartition(place.topic, place.partition, place.partition) for place in wanted]
 
 
 def test_many_partitions_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request costs the client library the square of its partitions: 10,000 at once took seconds."""
     client = Counting()
-    monkeypatch.setattr("marshal_dagster.kafka.admin_client._MANY", 20_000)  # else a consumer is asked first
     with topics_of(client, monkeypatch, timeout_s=60) as asked:
         numbers = range(10_000)
         assert asked.offsets("orders", numbers) == {each: OffsetBounds(each, each) for each in numbers}
-        assert asked.offsets_at("orders", numbers, 5) == {each: each for each in numbers}
+        assert asked.offsets_at("orders", numbers, 20_000) == {each: each for each in numbers}
     assert max(client.sizes) <= 500
     assert sum(client.sizes) == 3 * len(numbers)
 
 
-def topics_of(client: ElectingAdmin, monkeypatch: pytest.MonkeyPatch, timeout_s: float = TIMEOUT_S) -> Topics:
+def topics_of(client: ElectingClient, monkeypatch: pytest.MonkeyPatch, timeout_s: float = TIMEOUT_S) -> Topics:
     """Ask `client` as if it had a connection."""
-    monkeypatch.setattr(
-        "marshal_dagster.kafka.admin_client.admin", lambda *_, **__: (client, ClientLog("a", "broker:9092"))
-    )
+    made = (client, ClientLog("a", "broker:9092"))
+    monkeypatch.setattr("marshal_dagster.kafka.admin_client.admin", lambda *_, **__: made)
+    monkeypatch.setattr("marshal_dagster.kafka.offsets.consumer", lambda *_, **__: made)
     monkeypatch.setattr("marshal_dagster.kafka.admin_client.reach", lambda *_, **__: None)
     return Topics(connection_to(1, timeout_s=timeout_s))
 
@@ -271,20 +270,20 @@ def test_offsets_that_are_not_known_yet_are_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, unknown: tuple[int, int]
 ) -> None:
     """While a leader is elected the client library may answer without an error, and with an offset that none is."""
-    with topics_of(ElectingAdmin(unknown, unknown, (3, 68)), monkeypatch) as asked:
+    with topics_of(ElectingClient(unknown, unknown, (3, 68)), monkeypatch) as asked:
         assert asked.offsets("orders", [0]) == {0: OffsetBounds(3, 68)}
 
 
 def test_offsets_that_are_never_known_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no answer that a caller could take for a log that is empty or was truncated."""
     with (
-        topics_of(ElectingAdmin((0, -1001)), monkeypatch) as asked,
+        topics_of(ElectingClient((0, -1001)), monkeypatch) as asked,
         pytest.raises(UnavailableError, match="cannot look up the offsets of topic 'orders'"),
     ):
         asked.offsets("orders", [0])
 
 
-class Noting(ElectingAdmin):
+class Noting(ElectingClient):
     """One that notes what it is asked; its partitions have no leader for the first few times that it is looked."""
 
     partitions = 2
@@ -294,10 +293,10 @@ class Noting(ElectingAdmin):
         self.calls: list[str] = []
         self.without_leader = without_leader
 
-    def list_offsets(self, wanted: Iterable[TopicPartition], **further: object) -> dict[TopicPartition, Future[object]]:
+    def offsets_for_times(self, wanted: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
         """Answer."""
         self.calls.append("offsets")
-        return super().list_offsets(wanted, **further)
+        return super().offsets_for_times(wanted, timeout_s)
 
     def list_topics(self, topic: str, **further: object) -> SimpleNamespace:
         """Tell of the leaders."""
@@ -307,7 +306,7 @@ class Noting(ElectingAdmin):
 
 
 def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client library can crash where it looks for leaders while it is asked; it forgets them, and topics grow."""
+    """What is known of a topic's leaders is why its offsets cannot be asked for; it is forgotten, and topics grow."""
     client = Noting(without_leader=2)
     with topics_of(client, monkeypatch) as asked:
         asked.offsets("orders", [0, 1])
@@ -317,12 +316,12 @@ def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.Monk
         with pytest.raises(TopicNotFoundError, match="none with the number 2"):
             asked.offsets("orders", [2])
         assert client.calls[7:] == ["leaders"]
-        monkeypatch.setattr("marshal_dagster.kafka.admin_client._LEADERS_KNOWN_S", 0.0)
+        monkeypatch.setattr("marshal_dagster.kafka.offsets._LEADERS_KNOWN_S", 0.0)
         asked.offsets("orders", [0])
         assert client.calls[8:] == ["leaders", "offsets", "offsets"]
 
 
-class Held(ElectingAdmin):
+class Held(ElectingClient):
     """One that answers when it may, and notes whether it was closed by then."""
 
     def __init__(self) -> None:
@@ -348,7 +347,8 @@ def test_a_client_is_closed_by_the_last_who_asks(monkeypatch: pytest.MonkeyPatch
     asking = [threading.Thread(target=lambda: found.append(topics.offsets("orders", [0]))) for _ in range(2)]
     for thread in asking:
         thread.start()
-    assert all(client.asked_by.acquire(timeout=10) for _ in asking)
+    assert client.asked_by.acquire(timeout=10)
+    wait_until(lambda: topics._borrowers == len(asking), "both ask", 10)
     topics.close()
     assert not client.is_closed.is_set()
     with pytest.raises(RuntimeError, match="closed"):

@@ -16,9 +16,10 @@ class Answer(TopicPartition):
 
 def test_an_offset_is_an_answer() -> None:
     """So is that no record is that young, where a time was asked for."""
-    assert _offset_of(TopicPartition("t", 0, 7), OFFSET_END, 0) == 7
-    assert _offset_of(TopicPartition("t", 0, 0), OFFSET_BEGINNING, 0) == 0
-    assert _offset_of(TopicPartition("t", 0, NONE_AT), TIME_MS, NONE_AT) == NONE_AT
+    assert _offset_of(TopicPartition("t", 0, 7), OFFSET_END, 0, {}) == 7
+    assert _offset_of(TopicPartition("t", 0, 0), OFFSET_BEGINNING, 0, {}) == 0
+    assert _offset_of(TopicPartition("t", 0, NONE_AT), TIME_MS, NONE_AT, {}) == NONE_AT
+    assert _offset_of(TopicPartition("t", 0, 7), 7, NONE_AT, {0: 8}) == 7
 
 
 @pytest.mark.parametrize(
@@ -34,4 +35,4 @@ def test_an_offset_is_an_answer() -> None:
 def test_what_was_not_told_is_no_answer(answer: TopicPartition, at: int, least: int) -> None:
     """The client library leaves the question in place where it has no answer, and a time would pass for an offset."""
     with pytest.raises(KafkaException):
-        _offset_of(answer, at, least)
+        _offset_of(answer, at, least, {0: 7})

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.devkafka import running_kafka
@@ -19,15 +19,6 @@ from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 
 WITHIN_S = 10.0
-
-
-@pytest.fixture(params=["few", "many"])
-def asked_of(request: pytest.FixtureRequest, connection: KafkaConnection) -> Iterator[Topics]:
-    """Topics that asks for offsets as it does for few partitions, or as for many: through a client of another kind."""
-    with pytest.MonkeyPatch.context() as patch, Topics(connection) as asked:
-        if request.param == "many":
-            patch.setattr(f"{Topics.__module__}._MANY", 1)
-        yield asked
 
 
 @pytest.fixture
@@ -67,16 +58,16 @@ def test_a_topic_id_is_url_safe_whatever_its_bits(topics: Topics, topic: MakeTop
     assert not any(set(each) & set("+/=") for each in seen)
 
 
-def test_a_topic_made_anew_has_another_id(kafka: str, asked_of: Topics, topic: MakeTopic) -> None:
+def test_a_topic_made_anew_has_another_id(kafka: str, topics: Topics, topic: MakeTopic) -> None:
     """Deleting and creating a topic of the same name gives another id, and offsets that start at 0 again."""
     name = topic(2)
     fill(kafka, name, {0: 1})
-    before = asked_of.describe(name)
-    assert asked_of.offsets(name, [0, 1])[0] == OffsetBounds(0, 1)
-    asked_of.delete(name)
-    assert asked_of.create(name, 2, 1)
-    assert asked_of.describe(name).topic_id != before.topic_id
-    assert asked_of.offsets(name, [0, 1]) == {0: OffsetBounds(0, 0), 1: OffsetBounds(0, 0)}
+    before = topics.describe(name)
+    assert topics.offsets(name, [0, 1])[0] == OffsetBounds(0, 1)
+    topics.delete(name)
+    assert topics.create(name, 2, 1)
+    assert topics.describe(name).topic_id != before.topic_id
+    assert topics.offsets(name, [0, 1]) == {0: OffsetBounds(0, 0), 1: OffsetBounds(0, 0)}
 
 
 def test_a_topic_that_is_missing_is_told(topics: Topics) -> None:
@@ -94,12 +85,12 @@ def test_a_topic_that_is_missing_is_told(topics: Topics) -> None:
     assert time.monotonic() - start < WITHIN_S
 
 
-def test_a_partition_that_is_missing_is_told(asked_of: Topics, topic: MakeTopic) -> None:
+def test_a_partition_that_is_missing_is_told(topics: Topics, topic: MakeTopic) -> None:
     """Offsets of partitions that the topic does not have name them, also beside ones that exist."""
     name = topic(2)
     for wanted in ([2, 7], [0, 1, 2, 7]):
         with pytest.raises(TopicNotFoundError, match=r"has 2 partitions, and none with the number (2, )?7"):
-            asked_of.offsets(name, wanted)
+            topics.offsets(name, wanted)
 
 
 def test_nothing_is_made_by_asking_for_it(tmp_path: Path) -> None:
@@ -122,7 +113,7 @@ def test_nothing_is_made_by_asking_for_it(tmp_path: Path) -> None:
         assert topics.partition_counts() == {}
 
 
-def test_offsets_are_the_first_and_the_next(kafka: str, asked_of: Topics, topic: MakeTopic) -> None:
+def test_offsets_are_the_first_and_the_next(kafka: str, topics: Topics, topic: MakeTopic) -> None:
     """An empty partition has none, a full one those of its records, a cut one starts later."""
     name = topic(3)
     fill(kafka, name, {1: 5, 2: 9})
@@ -130,29 +121,20 @@ def test_offsets_are_the_first_and_the_next(kafka: str, asked_of: Topics, topic:
     for future in admin.delete_records([TopicPartition(name, 2, 4)]).values():
         future.result(WITHIN_S)
     expected = {0: OffsetBounds(0, 0), 1: OffsetBounds(0, 5), 2: OffsetBounds(4, 9)}
-    assert asked_of.offsets(name, [2, 0, 1, 1]) == expected
-    assert asked_of.offsets(name, [2]) == {2: expected[2]}
-    assert asked_of.offsets(name, []) == {}
+    assert topics.offsets(name, [2, 0, 1, 1]) == expected
+    assert topics.offsets(name, [2]) == {2: expected[2]}
+    assert topics.offsets(name, []) == {}
 
 
-def test_many_offsets_are_not_asked_of_the_admin_client(
-    kafka: str, asked_of: Topics, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+def test_many_offsets_are_asked_for_in_more_than_one_request(
+    kafka: str, topics: Topics, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many are told by the other client alone, in more than one request; few ones by the admin client."""
+    """The answers are put together."""
     name = topic(3)
     fill(kafka, name, {0: 1, 2: 2})
-
-    def refuse(*_: object) -> None:
-        raise KeyError("the admin client was asked")
-
-    monkeypatch.setattr("marshal_dagster.kafka.admin_client._OffsetQuery._ask", refuse)
     monkeypatch.setattr("marshal_dagster.kafka.offsets.AT_ONCE", 2)
-    if asked_of._many_offsets(IsolationLevel.READ_COMMITTED, [0]) is None:
-        with pytest.raises(KeyError, match="admin"):
-            asked_of.offsets(name, [0, 1, 2])
-        return
-    assert asked_of.offsets(name, [0, 1, 2]) == {0: OffsetBounds(0, 1), 1: OffsetBounds(0, 0), 2: OffsetBounds(0, 2)}
-    assert asked_of.offsets_at(name, [0, 1, 2], 2) == {0: 0, 2: 0}
+    assert topics.offsets(name, [0, 1, 2]) == {0: OffsetBounds(0, 1), 1: OffsetBounds(0, 0), 2: OffsetBounds(0, 2)}
+    assert topics.offsets_at(name, [0, 1, 2], 2) == {0: 0, 2: 0}
 
 
 def test_the_committed_end_stays_before_an_open_transaction(
@@ -290,7 +272,7 @@ def test_topics_are_shared_by_threads(connection: KafkaConnection, topic: MakeTo
     assert answers == [(number % 4 + 1, {0: 100 + number % 4}) for number in range(48)]
 
 
-def test_offsets_are_looked_up_by_time(kafka: str, asked_of: Topics, topic: MakeTopic, transactions: Producer) -> None:
+def test_offsets_are_looked_up_by_time(kafka: str, topics: Topics, topic: MakeTopic, transactions: Producer) -> None:
     """The first record of that time or later; none where no record is that young, or a transaction is still open."""
     name = topic(3)
     producer = Producer({"bootstrap.servers": kafka})
@@ -298,16 +280,16 @@ def test_offsets_are_looked_up_by_time(kafka: str, asked_of: Topics, topic: Make
         producer.produce(name, "x", partition=0, timestamp=at_ms)
     producer.produce(name, "x", partition=1, timestamp=2_500)
     assert producer.flush(WITHIN_S) == 0
-    assert asked_of.offsets_at(name, [0, 1, 2], 1) == {0: 0, 1: 0}
-    assert asked_of.offsets_at(name, [0, 1, 2], 2_000) == {0: 1, 1: 0}
-    assert asked_of.offsets_at(name, [0, 1], 2_501) == {0: 3}
-    assert asked_of.offsets_at(name, [0, 1], 3_001) == {}
-    assert asked_of.offsets_at(name, [], 0) == {}
+    assert topics.offsets_at(name, [0, 1, 2], 1) == {0: 0, 1: 0}
+    assert topics.offsets_at(name, [0, 1, 2], 2_000) == {0: 1, 1: 0}
+    assert topics.offsets_at(name, [0, 1], 2_501) == {0: 3}
+    assert topics.offsets_at(name, [0, 1], 3_001) == {}
+    assert topics.offsets_at(name, [], 0) == {}
     transactions.begin_transaction()
     transactions.produce(name, "x", partition=2, timestamp=5_000)
     transactions.flush(WITHIN_S)
-    assert asked_of.offsets_at(name, [2], 4_000) == {}
+    assert topics.offsets_at(name, [2], 4_000) == {}
     transactions.commit_transaction(WITHIN_S)
-    wait_until(lambda: asked_of.offsets_at(name, [2], 4_000) == {2: 0}, "the offset at the time is seen", WITHIN_S)
+    wait_until(lambda: topics.offsets_at(name, [2], 4_000) == {2: 0}, "the offset at the time is seen", WITHIN_S)
     with pytest.raises(TopicNotFoundError, match="no-such-topic"):
-        asked_of.offsets_at("no-such-topic", [0], 0)
+        topics.offsets_at("no-such-topic", [0], 0)

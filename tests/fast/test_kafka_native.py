@@ -1,0 +1,116 @@
+"""What the native client library does with answers that a broker gives rarely: it must not end the process."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import marshal_dagster
+
+HEAD = """
+    import time
+    from marshal_dagster.errors import MarshalError, UnavailableError
+    from marshal_dagster.kafka import clients
+    from marshal_dagster.kafka.admin_client import Topics
+    from marshal_dagster.kafka.connection import KafkaConnection
+    from marshal_dagster.kafka.inspection import KafkaInspector
+    from tests.fake_broker import METADATA, FakeBroker, fake_broker
+
+    def connection_to(broker):
+        return KafkaConnection(bootstrap_servers=f"127.0.0.1:{broker.port}", timeout_s=0.7)
+
+    def told(ask):
+        try:
+            return ask()
+        except MarshalError as error:
+            return f"{type(error).__name__}: {error}"
+"""
+
+
+def run(script: str) -> list[str]:
+    """Run `script` in a process of its own, which must end by itself, and return the lines that it prints."""
+    whole = textwrap.dedent(HEAD) + textwrap.dedent(script)
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2_000:])
+    return done.stdout.splitlines()
+
+
+def test_an_answer_that_lists_no_brokers_ends_no_process() -> None:
+    """A single broker that is fenced answers so: each question is an error with what to do, and then all is well."""
+    lines = run("""
+        with fake_broker([1], {"orders": {0: 1, 1: 1}}) as broker, KafkaInspector(connection_to(broker)) as topics:
+            assert topics.broker_count() == 1
+            reached, log = clients.admin(connection_to(broker), client_id="a")
+            clients.reach(reached, log, timeout_s=2)
+            broker.brokers, broker.topics = [], {}
+            print(told(topics.broker_count))
+            print(told(topics.brokers))
+            print(told(lambda: clients.reach(reached, log, timeout_s=0.7)))
+            print(told(lambda: clients.check_reachable(connection_to(broker))))
+            print(told(topics.partition_counts))
+            print(told(lambda: topics.offsets("orders", [0])))
+            broker.brokers, broker.topics = [1], {"orders": {0: 1, 1: 1}}
+            print(topics.broker_count(), topics.offsets("orders", [0])[0])
+    """)
+    for line in lines[:-1]:
+        assert line.startswith("UnavailableError: Kafka at 127.0.0.1:")
+        assert "what answers there lists no broker that is alive" in line
+        assert "look at the brokers' logs" in line
+    assert lines[-1] == "1 OffsetBounds(start=3, end=68)"
+
+
+@pytest.mark.parametrize("kind", ["admin", "consumer", "producer"])
+def test_each_client_names_a_cluster_without_brokers(kind: str) -> None:
+    """Not only the admin client."""
+    arguments = {"producer": ", delivery_timeout_ms=500"}.get(kind, "")
+    (line,) = run(f"""
+        with fake_broker() as broker:
+            client, log = clients.{kind}(connection_to(broker), client_id="a"{arguments})
+            print(told(lambda: clients.reach(client, log, timeout_s=0.7)))
+    """)
+    assert "what answers there lists no broker that is alive (tried for 0.7 s); look at the brokers' logs" in line
+
+
+def test_leaders_that_come_and_go_end_no_process() -> None:
+    """The admin client's question for offsets crashed while the leaders of a topic with many partitions settled."""
+    lines = run("""
+        import itertools, threading
+
+        class Settling(FakeBroker):
+            counter = itertools.count()
+
+            def answer(self, api, version, body):
+                if api == METADATA and next(self.counter) % 3:
+                    self.topics = {"orders": {number: 1 if number % 7 else -1 for number in range(1_000)}}
+                elif api == METADATA:
+                    self.topics = {"orders": dict.fromkeys(range(1_000), 1)}
+                return super().answer(api, version, body)
+
+        broker = Settling([1], {"orders": dict.fromkeys(range(1_000), 1)})
+        with Topics(connection_to(broker)) as topics:
+            deadline = time.monotonic() + 4
+            def ask():
+                while time.monotonic() < deadline:
+                    told(lambda: topics.offsets("orders", range(400), committed_only=False))
+                    told(lambda: topics._await_usable("orders", 1_000))
+            asking = [threading.Thread(target=ask) for _ in range(3)]
+            for thread in asking:
+                thread.start()
+            for thread in asking:
+                thread.join()
+        print("over")
+    """)
+    assert lines == ["over"]
+
+
+UNSAFE = re.compile(r"\.(describe_cluster|list_offsets|list_consumer_group_offsets)\(")
+"""Of the admin client: an assertion fails, memory is used after it was freed, an assertion fails (librdkafka #4605)."""
+
+
+def test_nothing_asks_what_may_end_the_process() -> None:
+    """The tree has other ways: metadata, and consumers that read nothing."""
+    sources = [path for path in Path(marshal_dagster.__file__).parent.rglob("*.py") if UNSAFE.search(path.read_text())]
+    assert sources == []
