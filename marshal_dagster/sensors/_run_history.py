@@ -31,6 +31,7 @@ LONGEST_WAIT_S: Final = 3_600.0
 Doubled with each such run, up to an hour.
 """
 
+_KEY_LENGTH: Final = 13
 _RUNS_LOOKED_AT: Final = 200
 _DIGESTS_AT_ONCE: Final = 900
 """Older versions of SQLite take no more than 999 values in a query."""
@@ -135,12 +136,19 @@ class PreviousRuns:
         """Return whether a run that saw what is there now has found nothing to redo."""
         return any(run.outcome == ExecutionOutcome.DRAINED and run.saw_same_state(left) for run in self._of(left))
 
-    def count(self, digest: str) -> int:
-        """Count all runs that were ever requested for this: Dagster compares run keys with all of its history too."""
-        return self.instance.get_runs_count(RunsFilter(tags={ASKED_TAG: digest}))
-
     def _of(self, left: AbandonedPartition) -> Sequence[PreviousRun]:
         return list(self._runs[left.partition, left.generation, left.offset].values())
+
+
+def next_key(instance: DagsterInstance, digest: str) -> str:
+    """Name the next request for what `digest` names, by the newest run that was requested for the same, if any.
+
+    Dagster never starts a run with the key of another that it still has. A key that counts such runs meets an old one
+    again when some of them are deleted, and nothing is started any more. A run that has this key was requested after
+    the newest one that there is, so there is none, whatever was deleted; and until there is one the key stays the same.
+    """
+    newest = instance.get_run_records(RunsFilter(tags={ASKED_TAG: digest}), limit=1)
+    return newest[0].dagster_run.run_id[:_KEY_LENGTH] if newest else "0"
 
 
 def request_tags(group: str, topic: str, reason: str, digest: str, at_s: float) -> dict[str, str]:

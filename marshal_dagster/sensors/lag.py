@@ -31,6 +31,7 @@ from marshal_dagster.sensors._run_history import (
     FIRST_WAIT_S,
     ended_at_s,
     may_begin,
+    next_key,
     place_of,
     request_tags,
     retry_backoff_s,
@@ -190,8 +191,8 @@ class _Tick:
         wait_s = self._wait_s(digest, now_s)
         if wait_s > 0:
             return self._skip(cursor, f"{text}; the last run moved no position, asked again in {wait_s:.0f} s")
-        earlier = self.context.instance.get_runs_count(RunsFilter(tags={ASKED_TAG: digest}))
-        requests = [self._request(digest, earlier + number, now_s) for number in range(room)]
+        key = f"{self.group}/{self.topic}/{LAG}/{digest}.{next_key(self.context.instance, digest)}"
+        requests = [self._request(f"{key}.{number}", digest, now_s) for number in range(room)]
         self.context.log.info("%s: asking for %d runs", text, len(requests))
         return SensorResult(run_requests=requests, cursor=cursor.model_dump_json())
 
@@ -213,10 +214,9 @@ class _Tick:
             return 0.0
         return max(map(ended_at_s, records)) + retry_backoff_s(FIRST_WAIT_S, len(records)) - now_s
 
-    def _request(self, digest: str, number: int, now_s: float) -> RunRequest:
-        """Use a key that is the same for the same positions and number: Dagster never runs an equal key twice."""
+    def _request(self, key: str, digest: str, now_s: float) -> RunRequest:
         return RunRequest(
-            run_key=f"{self.group}/{self.topic}/{LAG}/{digest}.{number}",
+            run_key=key,
             job_name=self.job,
             tags=request_tags(self.group, self.topic, LAG, digest, now_s),
         )

@@ -55,6 +55,7 @@ from marshal_dagster.sensors._run_history import (
     STALE_CLAIM,
     PreviousRuns,
     digest_of,
+    next_key,
     place_of,
     previous_runs,
     request_tags,
@@ -383,8 +384,7 @@ class _Tick:
         place = place_of(first.partition, first.generation, first.offset)
         what = place if len(bundle) == 1 else f"{len(bundle)} partitions/{name}"
         return RunRequest(
-            # For what, and for the how many-th time: Dagster never runs an equal key twice.
-            run_key=f"{self.group}/{target.topic}/{what}.{previous.count(name)}",
+            run_key=f"{self.group}/{target.topic}/{what}.{next_key(self.context.instance, name)}",
             job_name=target.job,
             run_config={"ops": {target.op: {"config": config}}},
             tags=request_tags(self.group, target.topic, STALE_CLAIM, name, previous.now_s),

@@ -383,6 +383,19 @@ def test_ranges_that_are_done_ahead_or_worn_out_are_not_unread(watch: Watch) -> 
     assert (first.start, first.records) == (0, 6)
 
 
+@pytest.mark.parametrize("deleted", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
+def test_deleted_runs_bring_no_key_back(watch: Watch, deleted: list[int]) -> None:
+    """Dagster deletes old runs, and never starts one with the key of a run that it still has."""
+    runs: list[tuple[str, str | None]] = []
+    for ago_s in (9_000, 8_000, 7_000):
+        (request,) = watch.requests()
+        runs.append((watch.was_asked(request, FAILURE, ago_s=ago_s), request.run_key))
+    for number in deleted:
+        watch.instance.delete_run(runs[number][0])
+    (request,) = watch.requests()
+    assert request.run_key not in {key for number, (_, key) in enumerate(runs) if number not in deleted}
+
+
 # Cursor
 
 

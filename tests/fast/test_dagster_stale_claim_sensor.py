@@ -385,6 +385,22 @@ def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> N
     assert "left alone after 1 runs" in watch.skipped()
 
 
+@pytest.mark.parametrize("deleted", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("grouping", ["partition", "topic"])
+def test_deleted_runs_bring_no_key_back(watch: Watch, grouping: str, deleted: list[int]) -> None:
+    """Dagster deletes old runs, and never starts one with the key of a run that it still has."""
+    watch.settings = {"grouping": grouping, "retry_wait_s": 0, "max_attempts": 9}
+    watch.die(partitions=(0, 1) if grouping == "topic" else (0,))
+    runs: list[tuple[str, str | None]] = []
+    for _ in range(3):
+        request = watch.requests()[0]
+        runs.append((watch.was_asked(request, dg.DagsterRunStatus.FAILURE), request.run_key))
+    for number in deleted:
+        watch.instance.delete_run(runs[number][0])
+    request = watch.requests()[0]
+    assert request.run_key not in {key for number, (_, key) in enumerate(runs) if number not in deleted}
+
+
 @pytest.mark.thorough
 def test_the_run_key_of_a_bundle_never_repeats(watch: Watch) -> None:
     """A bundle whose earlier runs are no longer looked at is asked for under another key too."""
