@@ -17,6 +17,7 @@ from dagster import (
     DagsterRun,
     DagsterRunStatus,
     EventLogEntry,
+    EventLogRecord,
     MetadataValue,
     RunsFilter,
 )
@@ -176,6 +177,8 @@ class DroppedRangeWatcher:
     group: str
     looked_at: dict[str, int]
     """For each data topic, up to which of its observations (Dagster's storage id) announcements were looked for."""
+    looked_at_runs: dict[str, str]
+    """For each data topic, the run of that observation."""
     watched: dict[str, int]
     """Runs that announced and are not judged yet, and since when (unix seconds, 0: not yet) they hold nothing."""
     given_up: list[str] = field(default_factory=list)
@@ -199,12 +202,30 @@ class DroppedRangeWatcher:
 
     def _find_announcements(self, topic: str) -> None:
         room = min(OBSERVATIONS_A_TICK, max(1, MOST_WATCHED - len(self.watched)))
-        wanted = AssetRecordsFilter(announcements_key(topic), after_storage_id=self.looked_at.get(topic))
-        for record in self.instance.fetch_observations(wanted, room, ascending=True).records:
-            self.looked_at[topic] = record.storage_id
+        for record in self._observations_after(topic, self._last_seen(topic), room):
             entry = record.event_log_entry
+            self.looked_at[topic], self.looked_at_runs[topic] = record.storage_id, entry.run_id
             if entry.run_id and any(row.group == self.group for row in rows_in(entry)):
                 self.watched.setdefault(entry.run_id, 0)
+
+    def _last_seen(self, topic: str) -> int | None:
+        """Return up to where the topic's observations were looked at; None if Dagster has deleted the last of them.
+
+        SQLite gives the ids of deleted events to later ones, so all are looked at again: reports are not repeated.
+        """
+        last = self.looked_at.get(topic)
+        if last is None:
+            return None
+        for found in self._observations_after(topic, last - 1, 1):
+            run_id = found.event_log_entry.run_id
+            if found.storage_id == last and self.looked_at_runs.get(topic, run_id) == run_id:
+                return last
+        self.looked_at.pop(topic), self.looked_at_runs.pop(topic, None)
+        return None
+
+    def _observations_after(self, topic: str, storage_id: int | None, most: int) -> Sequence[EventLogRecord]:
+        wanted = AssetRecordsFilter(announcements_key(topic), after_storage_id=storage_id)
+        return self.instance.fetch_observations(wanted, most, ascending=True).records
 
     def _over(self, view: KeysView) -> list[DagsterRun]:
         """Return the watched runs that are over; forget those that Dagster has deleted, their announcements too."""

@@ -82,6 +82,8 @@ class StaleClaimCursor(Cursor):
     """For `topic/partition`: the epoch of the dead at-most-once owner that was reported last."""
     looked_at: dict[str, int] = Field(default_factory=dict)
     """For each topic: up to which of its observations (Dagster's storage id) announcements were looked for."""
+    looked_at_runs: dict[str, str] = Field(default_factory=dict)
+    """For each topic: the run of that observation."""
     watched: dict[str, int] = Field(default_factory=dict)
     """At most 200 runs that announced what they were about to commit, and are not over: see `DroppedRangeWatcher`."""
     checked: dict[str, str] = Field(default_factory=dict)
@@ -260,7 +262,9 @@ class _Tick:
 
     def _report_drops(self, cursor: StaleClaimCursor, topics: Sequence[str], view: KeysView) -> None:
         """Report once what each at-most-once run possibly dropped, although others hold the partitions by now."""
-        watcher = DroppedRangeWatcher(self.context.instance, self.group, cursor.looked_at, cursor.watched)
+        watcher = DroppedRangeWatcher(
+            self.context.instance, self.group, cursor.looked_at, cursor.looked_at_runs, cursor.watched
+        )
         for drops in watcher.look(topics, view):
             self._add_reason(drops.describe(), logging.WARNING)
             self.events += drops.observations()

@@ -999,6 +999,26 @@ def test_what_announced_runs_there_are_is_read_bit_by_bit(watch: Watch, monkeypa
     assert sorted(found) == sorted(runs)
 
 
+@pytest.mark.parametrize("also_before", [0, 1])
+def test_runs_that_announce_after_others_were_deleted_are_found(watch: Watch, also_before: int) -> None:
+    """Dagster's storage may give the ids of a deleted run's events to those of later runs."""
+    watch.mode = DeliveryMode.AT_MOST_ONCE
+    watch.die("of-elsewhere")
+    runs = [str(uuid.uuid4()) for _ in range(4)]
+    for number, run_id in enumerate(runs[: 1 + also_before]):
+        _run(watch, run_id, SUCCESS, {})
+        _announce(watch, {0: 100 + number}, 1, run_id=run_id)
+    watch.tick()
+    for run_id in runs[: 1 + also_before]:
+        watch.instance.delete_run(run_id)
+    for number, run_id in enumerate(runs[2:]):
+        _run(watch, run_id)
+        _announce(watch, {0: 200 + number}, number + 1, start=number, run_id=run_id)
+    found = [event.metadata["run"].value for event in _observed(watch.tick())]
+    assert sorted(found) == sorted(runs[2:])
+    assert not _observed(watch.tick())
+
+
 def test_a_dead_at_most_once_run_of_elsewhere_is_told(watch: Watch) -> None:
     """When this Dagster does not know the run it says that it cannot tell what was dropped."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
