@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from dagster import (
     AssetExecutionContext,
@@ -10,6 +10,7 @@ from dagster import (
     AssetSpec,
     BackfillPolicy,
     DynamicPartitionsDefinition,
+    Failure,
     MaterializeResult,
     OpExecutionContext,
     RetryPolicy,
@@ -19,12 +20,17 @@ from dagster import (
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops.config import WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
+from marshal_dagster.ops.metadata import ExecutionOutcome
 from marshal_dagster.runs.names import TOPIC_TAG, topic_asset_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from marshal_dagster.batches import ClaimedBatch
+
+_BACKFILL_TAG: Final = "dagster/backfill"
+_IDLE: Final = frozenset({ExecutionOutcome.DRAINED.value, ExecutionOutcome.HELD.value})
+"""Outcomes after which nothing is left to do: there was nothing, or others are at work on it."""
 
 Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFrame | None"]
 """What `marshal_asset` decorates: as `marshal_dagster.ops.config.Process`, with the context of an asset."""
@@ -81,7 +87,9 @@ def marshal_asset(
 
     The function gets context, batch and frame, as that of `build_claimed_batch_op` does; `options` and what a run does
     are the same too. Each batch is one materialization, with its ranges and numbers. Where there was nothing to do an
-    observation says why, and what depends on the asset is skipped. With `per_partition` each partition of the topic is
+    observation says why, and what depends on the asset is skipped. In a backfill of Dagster's, which ends only when all
+    that it asks for is materialized or failed, one without a batch is materialized that was drained or held by others;
+    else the run fails. With `per_partition` each partition of the topic is
     a Dagster partition (`kafka_partitions_def`), and a run claims no other than its own. Name and description of the
     asset are those of the function unless `name` or `translator` says otherwise.
 
@@ -116,6 +124,8 @@ def marshal_asset(
                 # Once more: it comes before what the function added itself, and checks and sensors read it.
                 context.add_asset_metadata(result.metadata or {}, asset_key=context.asset_key)
                 yield result
+            elif _BACKFILL_TAG in context.run.tags:
+                yield _idle_result(work, context)
 
         return multi_asset(
             name=asset.name,
@@ -129,6 +139,14 @@ def marshal_asset(
         )(claimed_batches)
 
     return decorate
+
+
+def _idle_result(work: BatchExecution, context: AssetExecutionContext) -> MaterializeResult[Any]:
+    """Materialize what had nothing to do: a backfill waits for each of its partitions, or reports it as failed."""
+    metadata = work.idle_metadata or {}
+    if metadata.get("state") not in _IDLE:
+        raise Failure(f"nothing was done in this backfill: {work.ended}", metadata=metadata)
+    return MaterializeResult(asset_key=context.asset_key, metadata=metadata)
 
 
 def _partition(context: AssetExecutionContext) -> int:

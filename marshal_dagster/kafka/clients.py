@@ -139,8 +139,9 @@ def checked_settings() -> Iterator[None]:
     """Turn the client library's complaint about its settings into one of ours."""
     try:
         yield
-    except KafkaException as error:
-        text = without_openssl_numbers(error_in(error).str())
+    except (KafkaException, TypeError, ValueError, AttributeError) as error:
+        told = error_in(error).str() if isinstance(error, KafkaException) else str(error)
+        text = without_openssl_numbers(told)
         fields = "ssl_key_location and ssl_key_password" if "ssl.key" in text else "client_settings and the ssl_ fields"
         raise ConfigurationError(f"the Kafka client refuses its settings: {text}; check {fields}") from None
 

@@ -28,6 +28,7 @@ LONGEST_TIMEOUT_S: Final = 300.0
 _SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _SETTING_NAME = re.compile(r"[a-z][a-z0-9._]*")
 _HOLDS_A_SECRET = re.compile(r"password|secret|\.pem$|\.key$")
+_NO_TEXT: Final = frozenset({"interceptors", "logger", "opaque"})
 _LOCATIONS: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
 
 _REASONS: Final[Mapping[str, str]] = {
@@ -50,6 +51,16 @@ _REASONS: Final[Mapping[str, str]] = {
     "the client's log and its errors are already taken care of": (
         "error_cb log_cb logger on_delivery stats_cb throttle_cb"
     ),
+}
+_NOT_FOR_SPARK: Final = "Spark cannot do the same, so claims would work and reads would fail: "
+_WITHOUT_SPARK: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("ssl.keystore.location", "ssl.engine.location"),
+        f"{_NOT_FOR_SPARK}give the certificate and its key as PEM files, ssl_certificate_location and "
+        "ssl_key_location; `openssl pkcs12 -in STORE -out FILE` takes them out of a PKCS#12 key store",
+    ),
+    "enable.ssl.certificate.verification": f"{_NOT_FOR_SPARK}give the authority that signed the brokers' certificates "
+    "as ssl_ca_location",
 }
 _DECIDED_HERE: Final = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _HAS_A_FIELD: Final[Mapping[str, str]] = {
@@ -458,8 +469,14 @@ def _refusal(name: str) -> str | None:
         return f"use {_HAS_A_FIELD[name]}"
     if name in _DECIDED_HERE:
         return f"marshal-dagster decides it, since {_DECIDED_HERE[name]}"
-    if name.startswith("sasl."):
+    if name.startswith("sasl.") or name == "oauth_cb":
         return "use sasl_mechanism, username and password; other ways to authenticate are not supported"
+    if name in _WITHOUT_SPARK:
+        return _WITHOUT_SPARK[name]
+    if "_" in name or name in _NO_TEXT:
+        return "what it takes is no text, so it cannot be given here"
+    if name == "default.topic.config":
+        return "it takes a table: give the settings of topics themselves, by their own names"
     if _HOLDS_A_SECRET.search(name):
         return "a secret would stand there in plain text; use the field for it"
     return None

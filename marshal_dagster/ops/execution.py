@@ -71,6 +71,8 @@ class BatchExecution:
     last: AssetMaterialization | None = None
     ended: str = ""
     """Why there was nothing more to do; empty at a limit of this run."""
+    idle_metadata: Mapping[str, Any] | None = None
+    """What was recorded of an execution that had nothing to do: its `state` is the outcome."""
     done: list[CompletedBatch] = field(default_factory=list)
     before: list[CompletedBatch] = field(default_factory=list)
     """What earlier attempts of this step did, which failed and so handed nothing on."""
@@ -161,7 +163,7 @@ class BatchExecution:
         wait_s = (idle.stale_in_s or 0.0) + _SLACK_INTERVALS * interval_s
         if waited_s + wait_s > longest_s:
             tag_run(self.context, {OUTCOME_TAG: idle.outcome.value})
-            raise Failure(f"nothing was done: {idle.text}", metadata=self._idle_metadata(idle.outcome, idle.text))
+            raise Failure(f"nothing was done: {idle.text}", metadata=self._metadata_of(idle.outcome, idle.text))
         self.context.log.info("waiting for %.1f s: %s", wait_s, idle.text)
         clock = self.claimer.open_delivery(self.context).clock or SystemClock()
         clock.sleep_ms(wait_s * 1_000)
@@ -377,7 +379,7 @@ class BatchExecution:
             )
         )
 
-    def _idle_metadata(self, outcome: ExecutionOutcome, text: str) -> dict[str, Any]:
+    def _metadata_of(self, outcome: ExecutionOutcome, text: str) -> dict[str, Any]:
         group, topic = self.claimer.group, self.spec.topic
         return {"state": outcome.value, "reason": text, "group": group, "topic": topic, **self._seen}
 
@@ -387,7 +389,7 @@ class BatchExecution:
 
     def _record_idle(self, outcome: ExecutionOutcome, text: str) -> None:
         """Say in the metadata that there was nothing to do and why; fail if that is what was asked for."""
-        metadata = self._idle_metadata(outcome, text)
+        self.idle_metadata = metadata = self._metadata_of(outcome, text)
         self.context.log_event(
             AssetObservation(self.spec.asset_key, description=f"Nothing to do: {text}", metadata=metadata)
         )

@@ -393,6 +393,22 @@ def test_a_setting_that_the_library_does_not_know_is_refused(kind: str) -> None:
         MAKERS[kind](connection_to(9092, client_settings={"no.such.setting": "1"}))
 
 
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("error", [TypeError, ValueError, AttributeError])
+def test_a_setting_that_the_library_stumbles_over_is_refused(
+    kind: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it raises of a value that is none of its kind is a configuration error too."""
+    name = {"producer": "Producer", "consumer": "Consumer", "admin": "AdminClient"}[kind]
+
+    def stumble(_: object) -> None:
+        raise error("expected a callable function")
+
+    monkeypatch.setattr(f"marshal_dagster.kafka.clients.{name}", stumble)
+    with pytest.raises(ConfigurationError, match="expected a callable function; check client_settings"):
+        MAKERS[kind](connection_to(9092))
+
+
 def test_a_file_that_holds_no_certificate_is_refused(tmp_path: Path) -> None:
     """A file of authorities without a certificate is told when a client is made."""
     path = tmp_path / "ca.pem"

@@ -1,0 +1,120 @@
+"""Backfills of assets with a Dagster partition for each Kafka partition, by Dagster's own daemon code."""
+
+import logging
+import time
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.storage.dagster_run import RunsFilter
+from dagster._core.test_utils import create_test_daemon_workspace_context
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
+from dagster._daemon.backfill import execute_backfill_iteration
+
+from tests.batch_fixtures import TOPIC
+from tests.fast import backfill_location
+from tests.fast.test_dagster_assets import Shop
+from tests.fast.test_dagster_ops import Stand, instance, stand
+
+__all__ = ["instance", "stand"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Dagster's own code
+    pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning"),
+]
+MOST_ITERATIONS = 12
+
+
+@pytest.fixture
+def launching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    """A Dagster that runs what it launches at once, in this process."""
+    home = str(tmp_path_factory.mktemp("dagster"))
+    launcher = {"module": "dagster._core.launcher.sync_in_memory_run_launcher", "class": "SyncInMemoryRunLauncher"}
+    coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
+    overrides = {"run_launcher": launcher, "run_coordinator": coordinator}
+    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(home, overrides=overrides)) as made:
+        yield made
+
+
+def backfill(shop: Shop, partitions: list[str], monkeypatch: pytest.MonkeyPatch) -> PartitionBackfill:
+    """Backfill these partitions of the shop's asset until the backfill is over, or no longer moves."""
+    monkeypatch.setattr(backfill_location, "DEFINITIONS", shop.definitions())
+    target = LoadableTargetOrigin(module_name=backfill_location.__name__, attribute="definitions")
+    origin = InProcessCodeLocationOrigin(loadable_target_origin=target, location_name="shop")
+    wanted = InProcessWorkspaceLoadTarget(origin)
+    with create_test_daemon_workspace_context(wanted, shop.instance) as process:
+        asset_graph = process.create_request_context().asset_graph
+        shop.instance.add_backfill(
+            PartitionBackfill.from_asset_partitions(
+                backfill_id="again",
+                asset_graph=asset_graph,
+                partition_names=partitions,
+                asset_selection=[shop.key],
+                backfill_timestamp=time.time(),
+                tags={},
+                dynamic_partitions_store=shop.instance,
+                all_partitions=False,
+                title=None,
+                description=None,
+                run_config=None,
+            )
+        )
+        for _ in range(MOST_ITERATIONS):
+            errors = list(execute_backfill_iteration(process, logging.getLogger("backfill")))
+            assert not any(errors), errors
+            found = shop.instance.get_backfill("again")
+            assert found is not None
+            if found.status is not BulkActionStatus.REQUESTED:
+                break
+    return found
+
+
+def test_a_backfill_with_an_idle_partition_succeeds(
+    stand: Stand, launching: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition without messages is materialized as such: what had nothing to do has neither failed nor waits."""
+    stand.instance = launching
+    shop = Shop(stand, launching, per_partition=True)
+    shop.observe()
+    assert shop.run(partition_key="1").success
+    found = backfill(shop, ["0", "1", "2"], monkeypatch)
+    assert found.status is BulkActionStatus.COMPLETED_SUCCESS
+    (idle,) = (
+        record.asset_materialization
+        for record in launching.fetch_materializations(
+            dg.AssetRecordsFilter(shop.key, asset_partitions=["1"]), limit=1
+        ).records
+    )
+    assert idle is not None
+    told = {name: value.value for name, value in idle.metadata.items()}
+    assert (told["state"], told["topic"], "offsets" in told) == ("drained", TOPIC, False)
+    assert len(launching.get_runs(RunsFilter(tags={"dagster/backfill": "again"}))) == 3
+
+
+def test_a_backfill_of_a_paused_group_fails_and_says_why(
+    stand: Stand, launching: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not done because the group is paused is not shown as done; the backfill ends."""
+    stand.instance = launching
+    shop = Shop(stand, launching, per_partition=True)
+    shop.observe()
+    stand.scene.pause()
+    found = backfill(shop, ["0", "1"], monkeypatch)
+    assert found.status is BulkActionStatus.COMPLETED_FAILED
+
+
+def test_outside_of_a_backfill_an_idle_partition_is_not_materialized(
+    stand: Stand, launching: dg.DagsterInstance
+) -> None:
+    """What depends on it is skipped."""
+    stand.instance = launching
+    shop = Shop(stand, launching, per_partition=True)
+    shop.observe()
+    assert shop.run(partition_key="1").success
+    again = shop.run(partition_key="1")
+    assert again.success
+    assert shop.recorded(again) == []
