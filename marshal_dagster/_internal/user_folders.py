@@ -1,6 +1,7 @@
 """The folders of the user in which files are kept, by the XDG specification."""
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,23 @@ def kafka_folder(environ: Mapping[str, str] = os.environ) -> Path:
     folder, because topics are data.
     """
     return _folder(environ, "MARSHAL_KAFKA_DIR", "XDG_STATE_HOME", ".local/state", "marshal-dagster/kafka")
+
+
+def why_not_own(folder: Path) -> str | None:
+    """Return why what is written into `folder` may go elsewhere; None if it is this user's own, or not there.
+
+    In a folder that others may write they can put a link to a file of this user's, which is then overwritten. A folder
+    of another user is no better. Links in a folder of this user's own are this user's.
+    """
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return f"{folder} is a link to nothing" if folder.is_symlink() else None
+    if found.st_uid != os.geteuid():
+        return f"{folder} belongs to another user"
+    if found.st_mode & stat.S_IWOTH:
+        return f"all users may write into {folder}"
+    return None
 
 
 def _folder(environ: Mapping[str, str], own: str, xdg: str, in_home: str, ours: str) -> Path:

@@ -30,7 +30,7 @@ Directory = Annotated[
     "Start a Kafka on this machine. If some of its brokers run already, the others are started. It listens on "
     "127.0.0.1 only and runs until `kafka down`. The first time its jars are downloaded.",
     "kafka up",
-    "kafka up --brokers 3 --port 19092 --directory /tmp/kafka",
+    "kafka up --brokers 3 --port 19092 --directory ~/kafka-3",
 )
 def up(
     *,

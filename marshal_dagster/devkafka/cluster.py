@@ -13,7 +13,7 @@ from marshal_dagster._internal.file_lock import locked
 from marshal_dagster._internal.jars import Report
 from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.ports import HOST, LARGEST_PORT, check_free, free_port, is_free
-from marshal_dagster._internal.user_folders import kafka_folder
+from marshal_dagster._internal.user_folders import kafka_folder, why_not_own
 from marshal_dagster.devkafka.cds_archive import with_archive
 from marshal_dagster.devkafka.errors import BrokerFailedError, ClusterLockedError, ClusterMismatchError, DevKafkaError
 from marshal_dagster.devkafka.jars import ensure_jars
@@ -133,6 +133,7 @@ class KafkaCluster:
             ClusterMismatchError: the directory holds another number of brokers, or they run on other ports.
             BrokerFailedError: a broker ended, or was not ready within `timeout_s` (without the download).
             ClusterLockedError: another command was at work on the directory for `timeout_s`.
+            DevKafkaError: the directory cannot be made or written, or others than this user may write into it.
         """
         with self._locked(timeout_s):
             state = self._arranged(read_state(self.directory))
@@ -208,6 +209,7 @@ class KafkaCluster:
     @contextmanager
     def _locked(self, timeout_s: float) -> Iterator[None]:
         try:
+            self._make_own()
             with locked(self.directory / _LOCK_FILE, timeout_s):
                 yield
         except TimeoutError as error:
@@ -218,6 +220,17 @@ class KafkaCluster:
             raise DevKafkaError(
                 f"{self.directory} cannot be used for Kafka ({error}); mend that, or name another directory"
             ) from error
+
+    def _make_own(self) -> None:
+        """Create the directory, or make sure that nobody else can put links where files are written."""
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self.directory, *self.directory.glob("broker-*")):
+            if reason := why_not_own(folder):
+                raise DevKafkaError(
+                    f"{reason}, so what is written for Kafka there could overwrite other files: name a directory of "
+                    "your own that nobody else may write into, such as ~/kafka, or leave the directory out"
+                )
 
     def _existing(self) -> ClusterState:
         state = read_state(self.directory)

@@ -1,6 +1,8 @@
 """What `KafkaCluster` decides before any broker runs, and what it makes of brokers' words."""
 
+import errno
 import json
+import os
 import socket
 import struct
 import threading
@@ -12,8 +14,9 @@ import pytest
 
 from marshal_dagster._internal import ports as ports_module
 from marshal_dagster._internal.file_lock import locked
+from marshal_dagster._internal.java import Java
 from marshal_dagster._internal.ports import check_free, free_port, is_free
-from marshal_dagster._internal.user_folders import cache_folder, kafka_folder
+from marshal_dagster._internal.user_folders import cache_folder, kafka_folder, why_not_own
 from marshal_dagster.devkafka import (
     BrokerStatus,
     ClusterLockedError,
@@ -22,9 +25,11 @@ from marshal_dagster.devkafka import (
     KafkaStatus,
     PortInUseError,
 )
-from marshal_dagster.devkafka.launch import BrokerFolder, reason_in
+from marshal_dagster.devkafka.errors import DevKafkaError
+from marshal_dagster.devkafka.launch import BrokerFolder, Launcher, reason_in
+from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.devkafka.readiness import brokers_known_to
-from marshal_dagster.devkafka.state import new_cluster_id, read_state
+from marshal_dagster.devkafka.state import ClusterState, new_cluster_id, read_state, write_state
 from marshal_dagster.errors import ConfigurationError
 
 
@@ -314,3 +319,56 @@ def test_a_cluster_of_another_size_is_not_replaced(tmp_path: Path) -> None:
         KafkaCluster(tmp_path, brokers=3).up()
     with pytest.raises(ClusterMismatchError, match=r"^there is no broker 2; this cluster has 1$"):
         KafkaCluster(tmp_path).kill(2)
+
+
+@pytest.mark.parametrize("inner", ["", "broker-1"])
+@pytest.mark.parametrize("act", ["up", "down", "wipe", "start"])
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, inner: str, act: str) -> None:
+    """They could put a link there, through which a file of this user's would be overwritten."""
+    directory = tmp_path / "kafka"
+    (directory / inner).mkdir(parents=True)
+    write_state(directory, ClusterState(new_cluster_id(), (Node(1, 9092, 9093),), {}))
+    (directory / inner).chmod(0o1777)
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (directory / inner / "cluster.new").symlink_to(precious)
+    (directory / ".lock").symlink_to(tmp_path / "made")
+    cluster = KafkaCluster(directory)
+    acts = {"up": cluster.up, "down": cluster.down, "start": lambda: cluster.start(1)}
+    with pytest.raises(DevKafkaError, match=r"^all users may write into .*such as ~/kafka") as refused:
+        acts.get(act, lambda: cluster.down(wipe=True))()
+    assert "\n" not in str(refused.value)
+    assert precious.read_text() == "mine"
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is one that is a link to nothing; a new one is for this user alone."""
+    broken = tmp_path / "broken"
+    broken.symlink_to(tmp_path / "nowhere")
+    assert why_not_own(broken) == f"{broken} is a link to nothing"
+    assert why_not_own(tmp_path / "new") is None
+    cluster = KafkaCluster(tmp_path / "made" / "kafka")
+    with cluster._locked(1):
+        assert cluster.directory.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "geteuid", lambda: 1_000_000)
+    with pytest.raises(DevKafkaError, match="belongs to another user"):
+        cluster.up()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EACCES], ids=errno.errorcode.get)
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Wherever it happens: at the directory itself, or when a broker's files are written on a full disk."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error), str(tmp_path))
+
+    for name in ("mkdir", "write_text"):
+        with monkeypatch.context() as patch:
+            cluster = KafkaCluster(tmp_path / name, port=0)
+            patch.setattr(KafkaCluster, "_launcher", lambda _: Launcher(Java(Path("java"), "21", 21), ()))
+            patch.setattr(Path, name, fail)
+            with pytest.raises(DevKafkaError, match=os.strerror(error)) as refused:
+                cluster.up()
+            assert "\n" not in str(refused.value)
+            assert str(cluster.directory) in str(refused.value)
