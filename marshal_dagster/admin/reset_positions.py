@@ -20,6 +20,7 @@ from marshal_dagster.admin.position_spec import (
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError, MarshalError, PositionNotSetError
+from marshal_dagster.kafka.record_times import hidden_by_future
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Ranges
 
@@ -81,6 +82,8 @@ class PositionResetter(LogUser):
     settings: GroupSettings | None = None
     go_consumers_stopped: bool = False
     _topic_id: str = field(default="", init=False)
+    _hidden: Mapping[int, int] = field(default_factory=dict, init=False)
+    """What was found by a time in the last look only because its own time lies in the future, by partition."""
 
     def look(
         self,
@@ -112,6 +115,7 @@ class PositionResetter(LogUser):
         ahead = GroupAdmin(self.reader, self.group, self.client, clock=self.clock).ahead(self.topic)
         extents = self.topics.offsets(self.topic, numbers)
         at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, ToDatetime) else {}
+        self._hidden = hidden_by_future(self.topics, self.topic, at_time)
         others = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
         positions = {n: PartitionPosition(keys[n].offset, extents[n], n in others, at_time.get(n)) for n in numbers}
         wanted = resolve(self.topic, target, positions)
@@ -140,7 +144,11 @@ class PositionResetter(LogUser):
     def warnings(self) -> Sequence[str]:
         """Say what a person should know of the group before positions are set."""
         settings = self.settings_in_force()
-        warnings = []
+        warnings = [
+            f"{self.topic}/{partition}: the first record of that time or later, offset {offset}, has a time in the "
+            "future (its sender's clock or unit was wrong): older records may follow it. Look at it, or name an offset"
+            for partition, offset in self._hidden.items()
+        ]
         if self.go_consumers_stopped and settings.rule_set is RuleSet.GO:
             warnings.append(
                 f"Go consumers share group {self.group!r}: the next heartbeat of one that is not stopped moves the "

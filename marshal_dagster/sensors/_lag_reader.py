@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from marshal_dagster.kafka.record_times import hidden_by_future
 from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs.names import run_of
@@ -53,7 +54,9 @@ class TopicLag:
     """How much is unread in all."""
     unread: Sequence[UnreadRecords]
     old: Collection[int]
-    """The partitions whose oldest unread record has the given age; none if no age was given."""
+    """The partitions whose oldest unread record has the given age, or that count as such; none if no age was given."""
+    hidden: Mapping[int, int]
+    """The partitions of which no age can be known, with the offset of the record whose time lies in the future."""
     given_up: Sequence[int]
     """The partitions whose plan was tried too often."""
     is_recreated: Sequence[int]
@@ -90,7 +93,8 @@ def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than
     """Read the topic's offsets from the broker; return what is unread, and what is older than that time (unix ms).
 
     It needs DESCRIBE on the topic, reads no record and joins no consumer group: the first offset of a time or later
-    shows whether an earlier one is unread. Raises what `Topics` does.
+    shows whether an earlier one is unread. Where that is a record with a time in the future, it shows nothing, and what
+    is unread counts as old: runs read it, whereas nothing would be requested otherwise. Raises what `Topics` does.
     """
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)
@@ -103,12 +107,15 @@ def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than
         elif found := _unread(partition, position, at):
             records += found.records
             (given_up.append(partition) if position.is_given_up else unread.append(found))
-    old = set()
-    if older_than_ms:
+    old: set[int] = set()
+    hidden: dict[int, int] = {}
+    if older_than_ms is not None:
         young = topics.offsets_at(topic, [left.partition for left in unread], older_than_ms)
         numbered = {left.partition: left.start for left in unread}
         old = {number for number, start in numbered.items() if number not in young or start < young[number]}
-    return TopicLag(records, unread, old, given_up, is_recreated)
+        seen_young = {number: young[number] for number in numbered if number not in old}
+        hidden = hidden_by_future(topics, topic, seen_young)
+    return TopicLag(records, unread, old | hidden.keys(), hidden, given_up, is_recreated)
 
 
 def _position(key: Key, *, is_claimed: bool, max_attempts: int) -> Position:

@@ -81,7 +81,8 @@ def build_lag_sensor(
     It asks when more than so many records (offsets) are unread in all partitions that nobody holds, or when the oldest
     unread record of one of them, by its own timestamp, is older than `max_lag_age_s` seconds. Then it asks again
     whenever it can, until not more than `rearm_records` are unread in the whole topic and none is older than `rearm_s`
-    (by default half of the thresholds): from there on only a threshold counts again.
+    (by default half of the thresholds): from there on only a threshold counts again. Times in the future are reported,
+    and what follows them counts as old.
 
     In a tick it asks for at most `max_runs_per_tick` runs, those of the job counted in that hold nothing yet, and
     never for more than there are partitions with unread records that nobody holds. Runs that moved no position are
@@ -169,6 +170,8 @@ class _Tick:
         is_above = limits.are_exceeded(lag.unread if cursor.is_draining else lag.due, lag.old)
         cursor.is_draining = is_above
         text = limits.describe(lag)
+        if lag.hidden:
+            self.context.log.warning(text)
         if not is_above:
             return self._skip(cursor, text)
         if not limits.are_exceeded(lag.due, lag.old):
@@ -247,6 +250,12 @@ class _Limits:
         texts += [f"the limit is {self.records:,.0f}"] if self.records is not None else []
         if self.age_s is not None:
             texts.append(f"{len(lag.old)} partitions have an unread record older than {self.age_s:g} s")
+        if lag.hidden:
+            named = first_ten([f"partition {number}, offset {offset}" for number, offset in lag.hidden.items()])
+            texts.append(
+                f"no age is known, so it counts as that old, behind a record with a time in the future: {named}. "
+                "Correct the sender's clock or unit (Kafka has milliseconds), or use max_lag_records"
+            )
         if lag.given_up:
             texts.append(f"not counted, for their plan was tried too often: partitions {first_ten(lag.given_up)}")
         if lag.is_recreated:

@@ -1,5 +1,6 @@
 """`doctor` on the data topics that the log names: what is lost, or will be, before it is read."""
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import cast
 
@@ -160,6 +161,7 @@ class Cluster:
         self.kept = settings
         self.raises: dict[str, MarshalError] = {}
         self.asked_since_ms = 0
+        self.future: dict[int, int] = {}
 
     def topic_info(self, name: str) -> TopicInfo:
         """Tell of its two partitions."""
@@ -178,7 +180,9 @@ class Cluster:
         return {partition: OffsetBounds(0, 93 if committed_only else 100) for partition in partitions}
 
     def offsets_at(self, _name: str, partitions: Iterable[int], time_ms: int) -> dict[int, int]:
-        """Tell that the first 60 are older, whatever was asked for."""
+        """Tell that the first 60 are older, whatever was asked for; of the future there are those of `future`."""
+        if time_ms > time.time() * 1_000:
+            return {number: self.future[number] for number in partitions if number in self.future}
         self.asked_since_ms = time_ms
         return dict.fromkeys(partitions, 60)
 
@@ -271,6 +275,20 @@ def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
     assert (found.bounds, found.ends, found.young_from) == ({1: OffsetBounds(0, 93)}, {1: 100}, {1: 60})
     assert cluster.asked_since_ms == 10_000 - 500
     assert read_data_topic(cast("KafkaInspector", cluster), topic_info, DELETES, at, 10_000).young_from == {}
+
+
+def test_times_in_the_future_are_told() -> None:
+    """They hide what follows them from each look-up by time: partition and offset are named."""
+    cluster = Cluster(DELETES)
+    cluster.future = {0: 60}
+    (finding, _) = (
+        found for found in check(cluster, "orders") if "future" in found.found or found.name == "data topics"
+    )
+    assert finding.state is CheckState.WARNING
+    assert finding.found == "1 partitions have a record with a time in the future: partition 0, offset 60"
+    assert "message.timestamp.after.max.ms=3600000" in finding.mend
+    cluster.future = {0: 61}
+    assert not any("future" in found.found for found in check(cluster, "orders"))
 
 
 class BusyCluster(Cluster):

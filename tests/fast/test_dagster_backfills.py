@@ -25,6 +25,7 @@ __all__ = ["instance", "stand"]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Dagster's own code
     pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # files that it leaves open
 ]
 MOST_ITERATIONS = 12
 
@@ -42,7 +43,8 @@ def launching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterIn
 
 def backfill(shop: Shop, partitions: list[str], monkeypatch: pytest.MonkeyPatch) -> PartitionBackfill:
     """Backfill these partitions of the shop's asset until the backfill is over, or no longer moves."""
-    monkeypatch.setattr(backfill_location, "DEFINITIONS", shop.definitions())
+    here = dg.Definitions(assets=[shop.asset, shop.topic], resources=shop.resources(), executor=dg.in_process_executor)
+    monkeypatch.setattr(backfill_location, "DEFINITIONS", here)
     target = LoadableTargetOrigin(module_name=backfill_location.__name__, attribute="definitions")
     origin = InProcessCodeLocationOrigin(loadable_target_origin=target, location_name="shop")
     wanted = InProcessWorkspaceLoadTarget(origin)

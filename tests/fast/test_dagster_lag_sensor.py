@@ -42,6 +42,8 @@ class StampedTopics(DataTopics):
     def __init__(self) -> None:
         super().__init__()
         self.young: dict[int, int] = {}
+        self.future: dict[int, int] = {}
+        """By partition, the first record whose time lies far in the future."""
         self.written_ms = 0
 
     def __enter__(self) -> Self:
@@ -55,7 +57,10 @@ class StampedTopics(DataTopics):
         self.describe(topic)
         if at_ms <= self.written_ms:
             return dict.fromkeys(partitions, 0)
-        return {partition: self.young[partition] for partition in partitions if partition in self.young}
+        found = dict(self.future)
+        if at_ms <= _now_ms():
+            found |= {number: min(at, found.get(number, at)) for number, at in self.young.items()}
+        return {partition: found[partition] for partition in partitions if partition in found}
 
 
 @dataclass(slots=True)
@@ -188,6 +193,30 @@ def test_the_age_is_counted_back_from_now(watch: Watch) -> None:
     watch.settings = {"max_lag_age_s": 70}
     assert "0 partitions have an unread record older than 70 s" in watch.skipped()
     watch.settings = {"max_lag_age_s": 50}
+    assert len(watch.requests()) == 1
+
+
+def test_a_time_in_the_future_hides_no_old_record(watch: Watch) -> None:
+    """Of what follows such a record no age is known: it counts as old, and is named with partition and offset."""
+    watch.settings = {"max_lag_age_s": 600}
+    watch.scene.work(watch.scene.delivery(), max_records=12)
+    watch.data.young = {0: 4, 1: 2, 2: 4}
+    assert "0 partitions" in watch.skipped(), "those that are read up to 4 have nothing that is old"
+    watch.data.future = {1: 2, 2: 7}
+    assert len(watch.requests()) == 1
+    watch.hold((0, 1, 2))
+    told = watch.skipped()
+    assert "1 partitions have an unread record older than" in told
+    assert "behind a record with a time in the future: partition 1, offset 2. Correct the sender's clock" in told
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_old_records_are_found_before_one_of_the_future(watch: Watch, start: int) -> None:
+    """Unread, and before it: whether they are old is known."""
+    watch.settings = {"max_lag_age_s": 600}
+    if start:
+        watch.scene.work(watch.scene.delivery(), max_records=9)
+    watch.data.young, watch.data.future = dict.fromkeys(range(3), 4), {1: 4}
     assert len(watch.requests()) == 1
 
 

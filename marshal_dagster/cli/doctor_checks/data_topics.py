@@ -13,6 +13,7 @@ from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_
 from marshal_dagster.cli.world_view import listed
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError
 from marshal_dagster.kafka.inspection import KafkaInspector, TopicInfo
+from marshal_dagster.kafka.record_times import hidden_by_future
 from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import World
 
@@ -31,6 +32,9 @@ class Position:
     topic_id: str | None = None
 
 
+_MOST_NAMED: Final = 5
+
+
 @dataclass(frozen=True, slots=True)
 class DataTopic:
     """A data topic as its cluster has it, as far as the log names its partitions.
@@ -45,6 +49,8 @@ class DataTopic:
     bounds: Mapping[int, OffsetBounds]
     ends: Mapping[int, int]
     young_from: Mapping[int, int | None] = field(default_factory=dict)
+    hidden: Mapping[int, int] = field(default_factory=dict)
+    """Where `young_from` is a record with a time in the future: its offset."""
 
     @property
     def name(self) -> str:
@@ -165,7 +171,11 @@ def read_data_topic(
     if kept_ms is None:
         return topic
     young_from = cluster.offsets_at(name, partitions, at_ms - kept_ms // 2)
-    return replace(topic, young_from={partition: young_from.get(partition) for partition in partitions})
+    return replace(
+        topic,
+        young_from={partition: young_from.get(partition) for partition in partitions},
+        hidden=hidden_by_future(cluster, name, young_from),
+    )
 
 
 def held_back(topic: DataTopic) -> int:
@@ -210,6 +220,17 @@ def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[
             "accept the loss for one run, or set the position past it; then keep more, or run more often",
         )
     yield from _soon_lost(topic, known, servers)
+    if topic.hidden and known:
+        some = list(topic.hidden.items())[:_MOST_NAMED]
+        where = ", ".join(f"partition {number}, offset {offset}" for number, offset in some)
+        yield warning(
+            topic.title,
+            f"{len(topic.hidden)} partitions have a record with a time in the future: {where}",
+            "a time is found by the first record that has it or a later one, so no age is known of what follows these; "
+            "and retention by age keeps them until that time has passed",
+            "correct the sender's clock or unit (Kafka has milliseconds); have brokers refuse such records by "
+            f"{alter_topic(topic.name, 'message.timestamp.after.max.ms=3600000', servers)}",
+        )
     yield from _unsafe_settings(topic, servers)
 
 
