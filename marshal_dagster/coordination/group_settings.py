@@ -66,7 +66,7 @@ def require_settings(name: str, group: Group, settings: GroupSettings) -> None:
         raise SettingsMismatchError(_difference(name, settings, group.settings))
     raise SettingsMismatchError(
         f"group {name!r} has no settings yet and could not be given any: it has live owners or open plans from before. "
-        f"Let them end, or give it settings with `marshal-dagster settings set {name}`"
+        f"Let them end, or give it settings with `marshal-dagster settings set {name}` or the job of build_settings_job"
     )
 
 
@@ -152,5 +152,6 @@ def _difference(name: str, ours: GroupSettings, theirs: GroupSettings) -> str:
     differing = ", ".join(f"{what} {here!r} here, {there!r} in force" for what, here, there in pairs if here != there)
     return (
         f"group {name!r} works under other settings than this member is configured with: {differing}. Configure it "
-        f"alike, or change the group's settings with `marshal-dagster settings set {name}`"
+        f"alike, or change the group's settings with `marshal-dagster settings set {name}` or the job of "
+        "build_settings_job: it pauses the group, waits until nothing is claimed, and sets them"
     )

@@ -29,7 +29,7 @@ from marshal_dagster.ops.metadata import (
     ranges_table,
     seen_table,
 )
-from marshal_dagster.ops.spark_monitor import progress_lines, session_death_as_abort
+from marshal_dagster.ops.spark_monitor import full_disk_as_abort, progress_lines, session_death_as_abort
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run
@@ -193,7 +193,8 @@ class BatchExecution:
             allow_log_reset=config.allow_log_reset,
         )
         for batch in batches:
-            idle = self._work_on(batch)
+            with full_disk_as_abort(self.claimer.group, self.spec.topic):
+                idle = self._work_on(batch)
             if idle is not None:
                 return idle
         return None

@@ -1,0 +1,64 @@
+"""What is made of errors that Spark raises while it works on a batch."""
+
+import errno
+import os
+import traceback
+
+import pytest
+
+from marshal_dagster.errors import BatchAbortedError
+from marshal_dagster.ops.spark_monitor import full_disk_as_abort, full_disk_text
+
+STACK = "\n".join(f"\tat org.apache.spark.Frame{number}(Frame.scala:{number})" for number in range(900))
+
+
+class JvmError(Exception):
+    """An error as the library raises it that speaks to the JVM."""
+
+    __module__ = "py4j.protocol"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "java.io.IOException: No space left on device",
+        "Caused by: java.io.FileNotFoundException: /d/blockmgr-1/0a (No space left on device)",
+        "java.io.IOException: Mkdirs failed to create file:/out/part (exists=false, cwd=file:/)",
+        "java.io.IOException: Failed to create a temp directory (under /d) after 10 attempts!",
+        "java.io.IOException: Disk quota exceeded",
+    ],
+)
+def test_a_full_disk_is_one_line(line: str) -> None:
+    """Not 900 of the JVM's stack, which is not carried along either."""
+    error = JvmError(f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: ...\n{STACK}\n{line}")
+    with pytest.raises(BatchAbortedError) as aborted, full_disk_as_abort("shops", "orders"):
+        raise error
+    told = str(aborted.value)
+    assert told.startswith("group 'shops', topic 'orders': a disk is full or a folder cannot be made (")
+    assert line in told
+    assert "\n" not in told
+    assert "Frame7" not in "".join(traceback.format_exception(aborted.value))
+
+
+def test_so_is_one_that_python_meets() -> None:
+    """Its file is named."""
+    with pytest.raises(BatchAbortedError, match="No space left on device: '/out/part'"), full_disk_as_abort("g", "t"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/part")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("No space left on device"),
+        JvmError("java.lang.ArithmeticException: long overflow"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        KeyError("orders"),
+    ],
+    ids=repr,
+)
+def test_other_errors_are_left_as_they_are(error: Exception) -> None:
+    """A user's own among them, whatever they say."""
+    assert full_disk_text(error) is None
+    with pytest.raises(type(error)) as raised, full_disk_as_abort("g", "t"):
+        raise error
+    assert raised.value is error
