@@ -67,6 +67,8 @@ class FakeTopics:
     problem: str | None = None
     partitions: tuple[int, ...] = (0, 1, 2)
     has_consumers_of: set[str] = field(default_factory=set)
+    future: dict[int, int] = field(default_factory=dict)
+    """By partition, the offset of a record with a time in the future."""
 
     def __enter__(self) -> Self:
         """Give itself."""
@@ -88,7 +90,9 @@ class FakeTopics:
     def offsets_at(self, _: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
         """Give the first offset of that time or later."""
         at = max(START, -(-at_ms // 50))
-        return {} if at_ms > YOUNGEST_MS else dict.fromkeys(partitions, at)
+        found = {} if at_ms > YOUNGEST_MS else dict.fromkeys(partitions, at)
+        hidden = {number: self.future[number] for number in partitions if number in self.future}
+        return found | {number: min(offset, found.get(number, offset)) for number, offset in hidden.items()}
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Give what is committed."""

@@ -146,6 +146,18 @@ def test_a_time_that_no_record_has_is_pointed_out(site: Site, capsys: pytest.Cap
     assert [(row["after"], row["notes"]) for row in old] == [(60, [])] * 3
 
 
+def test_a_record_of_the_future_is_pointed_out(
+    site: Site, topics: FakeTopics, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the first that is young enough, whatever comes after it: partition and offset are named."""
+    assert site.key(0).offset == 50
+    topics.future = {0: 45, 1: 90}
+    answer = act(capsys, *SET, "--to-datetime", "1970-01-01T00:00:03Z", "--dry-run", "--json")
+    assert [row["after"] for row in answer.json["positions"]] == [45, 60, 60]
+    assert f"{TOPIC}/0: the first record of that time or later, offset 45, has a time in the future" in answer.err
+    assert f"{TOPIC}/1" not in answer.err
+
+
 def test_a_dry_run_of_positions_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """It shows what would be, and asks nobody."""
     before = site.values()
