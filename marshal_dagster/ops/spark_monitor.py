@@ -48,12 +48,10 @@ def full_disk_as_abort(group: str, topic: str) -> Iterator[None]:
         text = full_disk_text(error)
         if text is None:
             raise
-    else:
-        return
-    raise BatchAbortedError(
-        f"group {group!r}, topic {topic!r}: a disk is full or a folder cannot be made ({text}). The batch ends and its "
-        "claims are released: make room there (Spark's own files are in spark.local.dir), and run again"
-    )  # out here: in the block it would carry the JVM's whole stack
+        raise BatchAbortedError(
+            f"group {group!r}, topic {topic!r}: a disk is full or a folder cannot be made ({text}). The batch ends and "
+            "its claims are released: make room there (Spark's own files are in spark.local.dir), and run again"
+        ) from None  # else the JVM's whole stack is shown too
 
 
 @contextmanager

@@ -65,13 +65,14 @@ def backfill(shop: Shop, partitions: list[str], monkeypatch: pytest.MonkeyPatch)
                 run_config=None,
             )
         )
+        found = None
         for _ in range(MOST_ITERATIONS):
             errors = list(execute_backfill_iteration(process, logging.getLogger("backfill")))
             assert not any(errors), errors
             found = shop.instance.get_backfill("again")
-            assert found is not None
-            if found.status is not BulkActionStatus.REQUESTED:
+            if found is not None and found.status is not BulkActionStatus.REQUESTED:
                 break
+    assert found is not None
     return found
 
 

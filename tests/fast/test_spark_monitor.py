@@ -30,7 +30,9 @@ class JvmError(Exception):
 )
 def test_a_full_disk_is_one_line(line: str) -> None:
     """Not 900 of the JVM's stack, which is not carried along either."""
-    error = JvmError(f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: ...\n{STACK}\n{line}")
+    error = JvmError(
+        f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: ...\n{STACK}\n{line}"
+    )
     with pytest.raises(BatchAbortedError) as aborted, full_disk_as_abort("shops", "orders"):
         raise error
     told = str(aborted.value)
