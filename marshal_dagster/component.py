@@ -34,6 +34,7 @@ from marshal_dagster.jobs.batch import (
     build_claimed_batch_schedule,
     build_reprocess_job,
 )
+from marshal_dagster.ops.user_function import PROCESS_ARGUMENTS, check_arguments
 from marshal_dagster.resources.claimer import DEFAULT_HEARTBEAT_INTERVAL_S, ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.resources.rationalizer import RationalizerResource
@@ -153,6 +154,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Build them. Raises `ConfigurationError`."""
         function = _load(context, self.function, "function")
+        check_arguments(function, PROCESS_ARGUMENTS)
         name = self.name or str(function.__name__)
         claimer_key, rationalizer_key = f"{name}_claimer", f"{name}_rationalizer"
         connection = self.connection.to_config()

@@ -21,6 +21,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops.config import WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import ExecutionOutcome
+from marshal_dagster.ops.user_function import PROCESS_ARGUMENTS, check_arguments
 from marshal_dagster.runs.names import TOPIC_TAG, topic_asset_key
 
 if TYPE_CHECKING:
@@ -100,7 +101,11 @@ def marshal_asset(
         raise ConfigurationError("claim_entire_topic: with per_partition a run claims one partition alone")
 
     def decorate(process: Process) -> AssetsDefinition:
-        asset = ClaimedAsset(name or process.__name__, topic, process.__doc__)
+        check_arguments(process, PROCESS_ARGUMENTS)
+        own_name = name or getattr(process, "__name__", None)
+        if own_name is None:
+            raise ConfigurationError(f"{process!r} has no name of its own: give the asset a name")
+        asset = ClaimedAsset(own_name, topic, process.__doc__)
         described = translator.get_asset_spec(asset).replace_attributes(skippable=True)
         spec = batch_spec(process, topic, described.key, options)  # type: ignore[arg-type] # see `handed`
         config_class = config_of(options)

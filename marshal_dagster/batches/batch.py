@@ -23,6 +23,8 @@ from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
     CoordinationLogChangedError,
+    GroupPausedError,
+    MarshalError,
     PlanRejectedError,
 )
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -140,6 +142,7 @@ class ClaimedBatch:
         self._claims: PartitionSource | RangeSource = self._ranged or self._whole
         self._sink = sink
         self._only_positions = only_positions
+        self._is_planned = False
         self._state = BatchState.PREPARED
         self._early = EarlyCommit()
         self._to_do: tuple[ClaimedRange, ...] = ()
@@ -276,6 +279,8 @@ class ClaimedBatch:
         `CoordinationLogChangedError`.
         """
         self._take_permission()
+        if self.request.late_plan and self.ranges:
+            self.plan()
         self._move(BatchEvent.READ)
 
     def read(self, spark: "SparkSession", *, min_partitions: int | None = None) -> "DataFrame":
@@ -298,6 +303,16 @@ class ClaimedBatch:
         self._move(BatchEvent.READ)
         return frame
 
+    def plan(self) -> None:
+        """Write the plan down now, if it is to be late: from here on a failure counts as an attempt at it.
+
+        Raises `GroupPausedError` if the group was paused since the claim: then the batch is idle, and there is nothing
+        to do. Raises `PlanRejectedError`, `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
+        """
+        self._plan()
+        if self.idle is not None:
+            raise GroupPausedError(self.idle.text)
+
     def write(self, frame: "DataFrame") -> WriteResult:
         """Hand the result to the sink, once for the whole batch; its rows are told apart by their `partition` column.
 
@@ -307,6 +322,7 @@ class ClaimedBatch:
             raise ConfigurationError(f"delivery is {self.mode}: the batch has no sink; write the frame yourself")
         if self.outcome is not None:
             raise ConfigurationError("write() was called before: the sink takes the result of a batch in one piece")
+        self.plan()
         self.check()
         began_s = time.monotonic()
         try:
@@ -334,7 +350,8 @@ class ClaimedBatch:
         if self._only_positions:
             self._to_do, self.idle = (), self._context.drained()
             return
-        self._plan()
+        if not self.request.late_plan:
+            self._plan()
         self._ask_sink()
         if self.idle is None and not self.all_ranges:
             idle = self._claims.why_idle(wanted)
@@ -364,14 +381,17 @@ class ClaimedBatch:
 
     def _plan(self) -> None:
         """Write down the plans; at most once does so just before it processes."""
-        if self.mode is DeliveryMode.AT_MOST_ONCE or not self.ranges:
+        if self._is_planned or self.mode is DeliveryMode.AT_MOST_ONCE or not self.all_ranges:
             return
         try:
-            self._claimer.plan({range_.partition: range_.end for range_ in self.ranges})
+            self._claimer.plan({range_.partition: range_.end for range_ in self.all_ranges})
         except PlanRejectedError:
             if self._claimer.paused_until_s() is None:
                 raise
-            self._to_do, self.idle = (), self._context.paused(self._claimer.paused_until_s())
+            self._to_do, self.skipped = (), ()
+            self.idle = self._context.paused(self._claimer.paused_until_s())
+        else:
+            self._is_planned = True
 
     def _ask_sink(self) -> None:
         """Ask the sink which ranges it has: those are only committed."""
@@ -427,8 +447,19 @@ class ClaimedBatch:
             self._move(BatchEvent.COMPLETE)
         else:
             self._guard.cancel_jobs(f"the batch was left: {type(error).__name__}")
+            self._count_attempt(error)
         if self.committed and (error is None or isinstance(error, Exception)):  # an interrupt waits for no broker
             self._commit_to_kafka()
+
+    def _count_attempt(self, error: BaseException) -> None:
+        """Write a late plan down after all, so that the failure counts; not for mistakes of code, nor an interrupt."""
+        is_mistake = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
+        if is_mistake or not self.request.late_plan or self.idle is not None or not self._state.was_read:
+            return
+        try:
+            self._plan()
+        except MarshalError as unplanned:
+            logger.warning("this attempt at %s is not counted: %s", list(map(str, self.all_ranges)), unplanned)
 
     def _finish(self) -> None:
         if self.idle is not None:
@@ -440,6 +471,7 @@ class ClaimedBatch:
             return
         self._require_work()
         self.check()
+        self.plan()
         self._claimer.commit({part.partition: part.end for part in self.all_ranges})
         self.committed = True
 

@@ -55,7 +55,8 @@ class BatchRequest:
     `max_attempts` attempts is left alone unless `retry_exhausted`. `allow_data_loss` lets a batch go on where
     retention deleted messages unread (at least once does so by default); `allow_log_reset` lets it go on where Kafka
     knows an offset of the group and the coordination log does not. `ranges` says how ranges are claimed, in groups
-    that do.
+    that do. With `late_plan` the plan is written down just before the output is touched (`ClaimedBatch.plan`), or when
+    the block is left by an error that counts as an attempt; not in at most once, which plans late in any case.
     """
 
     topic: str
@@ -68,6 +69,7 @@ class BatchRequest:
     retry_exhausted: bool = False
     allow_data_loss: bool | None = None
     allow_log_reset: bool = False
+    late_plan: bool = False
     ranges: RangeOptions | None = None
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topic_names import require_topic_name
+from marshal_dagster.ops.user_function import PROCESS_ARGUMENTS, check_arguments, function_text
 from marshal_dagster.protocol.batch_planning import StartPolicy
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 from marshal_dagster.sinks import Sink
@@ -143,6 +144,8 @@ class BatchSpec:
     process: Process
     topic: str
     asset_key: AssetKey
+    function: str
+    """The user's function, in words: `process` may only call it."""
     sink: Sink | MakeSink | None = None
     start: StartPolicy = StartPolicy.EARLIEST
     max_claims: int | None = None
@@ -164,10 +167,16 @@ class BatchSpec:
 def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
     """Check and gather what run config does not change. Raises `ConfigurationError`."""
     require_topic_name("topic", topic)
+    check_arguments(process, PROCESS_ARGUMENTS)
+    sink = options.get("sink")
+    if isinstance(sink, type):
+        raise ConfigurationError(f"sink is the class {sink.__name__}: give a sink that is made of it")
+    if callable(sink):
+        check_arguments(sink, ("context",))
     given: dict[str, Any] = {name: value for name, value in options.items() if name not in LIMITS}
     if "start" in given:
         given["start"] = enum_member(StartPolicy, "start", given["start"])
-    spec = BatchSpec(process=process, topic=topic, asset_key=asset_key, **given)
+    spec = BatchSpec(process=process, topic=topic, asset_key=asset_key, function=function_text(process), **given)
     check_min_partitions(spec.min_partitions)
     if spec.spark_key is not None and spec.spark_config is not None:
         raise ConfigurationError(f"spark_config: the session of resource {spec.spark_key!r} is configured there")

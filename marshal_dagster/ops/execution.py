@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from dagster import (
 
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.clock import SystemClock
-from marshal_dagster.errors import ConfigurationError, TopicNotFoundError
+from marshal_dagster.errors import ConfigurationError, GroupPausedError, TopicNotFoundError
 from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig
 from marshal_dagster.ops.metadata import (
     BatchesResult,
@@ -30,6 +30,7 @@ from marshal_dagster.ops.metadata import (
     seen_table,
 )
 from marshal_dagster.ops.spark_monitor import full_disk_as_abort, progress_lines, session_death_as_abort
+from marshal_dagster.ops.user_function import check_rows, function_text
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run
@@ -40,7 +41,7 @@ from marshal_dagster.spark import reader
 from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 _SLACK_INTERVALS: Final = 0.1
@@ -55,6 +56,16 @@ class _IdleResult:
     outcome: ExecutionOutcome
     text: str
     stale_in_s: float | None = None
+
+
+@contextmanager
+def _pause_as_idle(batch: ClaimedBatch) -> Iterator[None]:
+    """End the block where the group was paused between claim and plan: nothing is planned, so nothing failed."""
+    try:
+        yield
+    except GroupPausedError:
+        if batch.idle is None:
+            raise
 
 
 @dataclass(slots=True)
@@ -148,13 +159,24 @@ class BatchExecution:
         What another process of this run holds, which died if this step is tried again, is waited for until it is stale;
         while that sends heartbeats it is a holder like any other.
         """
-        sink = self.spec.sink(self.context) if callable(self.spec.sink) else self.spec.sink
+        sink = self._make_sink()
         idle = self._work_through(sink)
         waited_s = 0.0
         while idle is not None and not self.done and (idle.stale_in_s == 0 or (idle.stale_in_s and not waited_s)):
             waited_s += self._wait_for_own_claims(idle, waited_s)
             idle = self._work_through(sink)
         return idle
+
+    def _make_sink(self) -> Sink | None:
+        if not callable(self.spec.sink):
+            return self.spec.sink
+        sink = self.spec.sink(self.context)
+        if not hasattr(sink, "verdicts"):
+            text = "None" if sink is None else f"a {type(sink).__name__}"
+            raise ConfigurationError(
+                f"{function_text(self.spec.sink)}, which makes the sink, returned {text}: return a Sink"
+            )
+        return sink
 
     def _wait_for_own_claims(self, idle: _IdleResult, waited_s: float) -> float:
         """Wait until what this run's other process holds should be stale; fail where that takes too long."""
@@ -191,6 +213,7 @@ class BatchExecution:
             retry_exhausted=config.retry_exhausted,
             allow_data_loss=config.allow_data_loss,
             allow_log_reset=config.allow_log_reset,
+            late_plan=sink is not None,
         )
         for batch in batches:
             with full_disk_as_abort(self.claimer.group, self.spec.topic):
@@ -231,7 +254,7 @@ class BatchExecution:
     def _work_on(self, batch: ClaimedBatch) -> _IdleResult | None:
         """Claim, process and commit one batch; give why there was nothing to do."""
         try:
-            with ExitStack() as stack:
+            with _pause_as_idle(batch), ExitStack() as stack:
                 try:
                     stack.enter_context(batch)
                 except TopicNotFoundError:
@@ -271,16 +294,28 @@ class BatchExecution:
         if not batch.ranges:
             return
         with session_death_as_abort(spark), progress_lines(self.context, spark, batch.batch_id):
-            if self.spec.count_records:
-                self.records = reader.count_records(frame)
+            if self.spec.sink is None:
+                self._count(frame)
+                self._process_without_sink(batch, frame)
+                return
             rows = self.spec.process(self.context, batch, frame)
-            if self.spec.sink is not None and rows is not None:
+            if batch.outcome is None or rows is not None:
+                check_rows(rows, self.spec.function)
+            batch.plan()
+            self._count(frame)
+            if rows is not None:
                 batch.write(rows)
-            elif rows is not None:
-                raise ConfigurationError(
-                    f"the function of op {self.context.op.name!r} returned rows, but there is no sink to take them, so "
-                    "nothing was committed: write them in the function and return None, or give the op a sink"
-                )
+
+    def _process_without_sink(self, batch: ClaimedBatch, frame: "DataFrame") -> None:
+        if self.spec.process(self.context, batch, frame) is not None:
+            raise ConfigurationError(
+                f"{self.spec.function} of op {self.context.op.name!r} returned rows, but there is no sink to take "
+                "them, so nothing was committed: write them in the function and return None, or give the op a sink"
+            )
+
+    def _count(self, frame: "DataFrame") -> None:
+        if self.spec.count_records:
+            self.records = reader.count_records(frame)
 
     def _session(self, batch: ClaimedBatch) -> "SparkSession":
         if self.spark is None:

@@ -74,6 +74,7 @@ class BatchOptions(TypedDict, total=False):
     retry_exhausted: bool
     allow_data_loss: bool | None
     allow_log_reset: bool
+    late_plan: bool
     ranges: "RangeOptions | None"
 
 

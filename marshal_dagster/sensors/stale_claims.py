@@ -25,6 +25,7 @@ from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
+from marshal_dagster.ops.user_function import check_arguments
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
@@ -146,6 +147,8 @@ def build_stale_claim_sensor(
     for field_name, value in (("max_runs_per_tick", max_runs_per_tick), ("max_attempts", max_attempts)):
         if value < 1:
             raise ConfigurationError(f"{field_name} is {value}; it must be at least 1")
+    if on_exhausted_plans is not None:
+        check_arguments(on_exhausted_plans, ("found",))
     if not 0 <= retry_wait_s < math.inf:
         raise ConfigurationError(f"retry_wait_s is {retry_wait_s}; it must be a number of seconds, 0 or more")
     wanted = [jobs] if isinstance(jobs, AnyJob) else list(jobs)

@@ -13,6 +13,7 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
+from marshal_dagster.assets.decorator import marshal_asset
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.errors import ClaimLostError, ConfigurationError, TopicNotFoundError
@@ -143,6 +144,12 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
+class Frame(list[Any]):
+    """What stands for a frame: a list of places, with the columns that a run looks at."""
+
+    columns = ["partition", "offset"]  # noqa: RUF012 - as a DataFrame's
+
+
 def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     """Have batches read lists of the scene's messages."""
 
@@ -150,7 +157,9 @@ def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
         _spark: object, _options: object, topic: str, ranges: dict[int, tuple[int, int]], **_: object
     ) -> list[Any]:
         at = scene.data._topics[topic].partitions
-        return [(n, offset) for n, (start, end) in ranges.items() for offset in at[n].messages if start <= offset < end]
+        return Frame(
+            (n, offset) for n, (start, end) in ranges.items() for offset in at[n].messages if start <= offset < end
+        )
 
     monkeypatch.setattr(batch_module, "check_session", lambda _: None)
     monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
@@ -293,12 +302,23 @@ def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
     assert len(cast("dg.TableMetadataValue", metadata["ranges"]).records) == 6
 
 
-def test_the_claim_comes_before_the_session(stand: Stand) -> None:
-    """When the session is asked for, the partitions are held and planned already."""
+@pytest.mark.parametrize(("mode", "plan"), [(AT_LEAST_ONCE, 10), (EFFECTIVELY_ONCE, None)])
+def test_the_claim_comes_before_the_session(stand: Stand, mode: DeliveryMode, plan: int | None) -> None:
+    """When the session is asked for, the partitions are held; a batch with a sink is planned before that is called."""
+    stand.mode = mode
+    held: list[tuple[bool, int | None]] = []
+
+    def note() -> None:
+        keys = [stand.scene.key(n) for n in range(3)]
+        held.extend((key.owner is not None, key.plan_end) for key in keys)
+
     planned: list[int | None] = []
-    stand.on_session = lambda: planned.extend(stand.scene.key(n).plan_end for n in range(3))
+    stand.scene.sink.while_reading = lambda: planned.append(stand.scene.key().plan_end)
+    stand.on_session = note
+    stand.process = lambda _context, _batch, frame: frame if mode is EFFECTIVELY_ONCE else None
     assert stand.run().success
-    assert planned == [10, 10, 10]
+    assert held == [(True, plan)] * 3
+    assert planned == ([10] if mode is EFFECTIVELY_ONCE else [])
 
 
 def test_the_run_is_tagged_with_group_and_topic(stand: Stand) -> None:
@@ -678,7 +698,7 @@ def test_a_failing_function_commits_nothing_and_releases(stand: Stand) -> None:
 
 
 def test_an_interrupt_releases_at_once(stand: Stand) -> None:
-    """Cancellation, which is no ordinary exception, leaves the batch released and uncommitted."""
+    """Cancellation, which is no ordinary exception, leaves the batch released and uncommitted; it is no attempt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -686,7 +706,7 @@ def test_an_interrupt_releases_at_once(stand: Stand) -> None:
     stand.process = interrupt
     assert "KeyboardInterrupt" in _error(stand.run())
     key = stand.scene.key()
-    assert (key.owner, key.offset, key.plan_end) == (None, 0, 10)
+    assert (key.owner, key.offset, key.plan_end) == (None, 0, None)
 
 
 def test_a_lost_claim_fails_the_run_naming_the_holder(stand: Stand) -> None:
@@ -715,11 +735,123 @@ def test_rows_without_a_sink_are_refused_before_the_commit(stand: Stand) -> None
     assert stand.scene.key().offset == 0
 
 
-def test_no_rows_for_a_sink_are_refused_before_the_commit(stand: Stand) -> None:
-    """A function that returns nothing although a sink waits for rows fails the run."""
-    stand.process = lambda *_: None
-    assert "nothing is committed" in _error(stand.run())
-    assert stand.scene.key().offset == 0
+class _Totals(list[Any]):
+    columns = ["carrier", "flights"]  # noqa: RUF012 - as a DataFrame's
+
+
+_MISTAKES = {
+    "None": (None, "returned None, but the sink takes the rows that it returns"),
+    "a list": ([(0, 0)], "returned a builtins.list, but the sink takes a Spark DataFrame"),
+    "no partition": (_Totals(), "returned rows without the column 'partition'"),
+}
+
+
+@pytest.mark.parametrize("mistake", _MISTAKES)
+def test_a_result_that_no_sink_can_take_is_no_attempt(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    """It is one line that names the function, before any Spark job; mended after many runs, all is done at once."""
+    result, text = _MISTAKES[mistake]
+    stand.process = lambda *_: result
+
+    def no_job(_: object) -> None:
+        raise AssertionError("a Spark job")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader, "count_records", no_job)
+        for _ in range(7):
+            error = _error(stand.run(count_records=True))
+            assert f"function 'Stand.job.<locals>.process' ({__file__}:" in error
+            assert text in error
+            assert "nothing is committed" in error
+    keys = [stand.scene.key(n) for n in range(3)]
+    assert [(key.owner, key.offset, key.plan_end, key.plan_attempts) for key in keys] == [(None, 0, None, 0)] * 3
+    stand.process = lambda _context, _batch, frame: frame
+    assert stand.run(count_records=True).success
+    assert [stand.scene.key(n).offset for n in range(3)] == [10, 10, 10]
+
+
+def test_a_function_that_hands_the_sink_its_rows_itself_returns_none(stand: Stand) -> None:
+    """Then there is nothing left to check or to write."""
+
+    def write(_context: object, batch: ClaimedBatch, frame: Any) -> None:  # noqa: ANN401 - a stand-in
+        batch.write(frame)
+        assert stand.scene.key().plan_end == 10
+
+    stand.process = write
+    assert stand.run().success
+    assert stand.scene.key().offset == 10
+
+
+def test_a_group_paused_while_the_function_works_is_no_failure(stand: Stand) -> None:
+    """Nothing is planned, so nothing has failed: the run ends as one that finds the group paused."""
+
+    def pause(_context: object, _batch: ClaimedBatch, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        stand.scene.pause(60)
+        return frame
+
+    stand.process = pause
+    result = stand.run()
+    assert result.success
+    assert stand.tags(result)["marshal/outcome"] == "paused"
+    assert (stand.scene.key().owner, stand.scene.key().offset, stand.scene.key().plan_end) == (None, 0, None)
+    assert stand.scene.sink.counts() == {}
+
+
+def _two(_context: object, _batch: object) -> None: ...
+
+
+def _four(_context: object, _batch: object, _frame: object, _more: object) -> None: ...
+
+
+def _named(_context: object, _batch: object, *, frame: object) -> object:
+    return frame
+
+
+def _yields(_context: object, _batch: object, frame: object) -> Iterator[object]:
+    yield frame
+
+
+async def _waits(_context: object, _batch: object, _frame: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (
+            _two,
+            r"function '_two' \(.*test_dagster_ops.py:\d+\) takes .*, a run calls it with \(context, batch, frame\)",
+        ),
+        (_four, "missing a required argument: '_more'"),
+        (_named, "too many positional arguments"),
+        (_yields, "has a yield"),
+        (_waits, "is async"),
+        ("rows", "'rows' is no function"),
+    ],
+)
+def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
+    """For an op and for an asset; so is a sink that no run can make."""
+    with pytest.raises(ConfigurationError, match=text):
+        build_claimed_batch_op(function, name="work", topic=TOPIC)
+    with pytest.raises(ConfigurationError, match=text):
+        marshal_asset(topic=TOPIC, name="work")(function)
+
+
+@pytest.mark.parametrize(
+    ("sink", "text"),
+    [(lambda: None, r"a run calls it with \(context\)"), (MemorySink, "sink is the class MemorySink")],
+)
+def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
+    """A function without the argument that it gets, and a class."""
+    with pytest.raises(ConfigurationError, match=text):
+        build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, sink=sink)
+
+
+def test_a_sink_that_is_none_at_the_runs_start_is_named(stand: Stand) -> None:
+    """The function that makes it forgot its return: one line, before anything is claimed."""
+    error = _error(stand.run(sink=lambda _: None))
+    assert "which makes the sink, returned None" in error
+    assert "ClaimingPartition" not in "".join(stand.scene.values())
 
 
 def test_ranges_that_the_sink_has_are_committed_without_spark(stand: Stand) -> None:
