@@ -170,13 +170,14 @@ class BatchExecution:
     def _make_sink(self) -> Sink | None:
         if not callable(self.spec.sink):
             return self.spec.sink
-        sink = self.spec.sink(self.context)
+        sink: Any = self.spec.sink(self.context)
         if not hasattr(sink, "verdicts"):
             text = "None" if sink is None else f"a {type(sink).__name__}"
             raise ConfigurationError(
                 f"{function_text(self.spec.sink)}, which makes the sink, returned {text}: return a Sink"
             )
-        return sink
+        made: Sink = sink
+        return made
 
     def _wait_for_own_claims(self, idle: _IdleResult, waited_s: float) -> float:
         """Wait until what this run's other process holds should be stale; fail where that takes too long."""
