@@ -141,6 +141,9 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     )
     max_records: int | None = Field(default=None, description="The most offsets of a batch.")
     max_batches: int | None = Field(default=None, description="A run ends after so many batches.")
+    allow_missing_topic: bool = Field(
+        default=False, description="Runs and ticks succeed while there is no such topic; by default they fail."
+    )
     time_budget_s: float | None = Field(default=None, description="A run begins no batch after so many seconds.")
     schedule: str | None = Field(default=None, description="A cron expression: when runs start.")
     sensors: list[Literal["stale_claims", "dead_runs", "topic"]] = Field(
@@ -164,6 +167,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             sink=self._sink(context),
             max_records=self.max_records,
             max_batches=self.max_batches,
+            allow_missing_topic=self.allow_missing_topic,
             time_budget_s=self.time_budget_s,
             claimer_key=claimer_key,
         )(function)
@@ -215,7 +219,14 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             found += build_run_failure_sensors(group=group, name=name, claimer_key=claimer_key, default_status=status)
         if "topic" in self.sensors:
             messages = f"{name}_messages"
-            found.append(build_topic_sensor(self.topic, name=messages, claimer_key=claimer_key, default_status=status))
+            topic_sensor = build_topic_sensor(
+                self.topic,
+                name=messages,
+                allow_missing_topic=self.allow_missing_topic,
+                claimer_key=claimer_key,
+                default_status=status,
+            )
+            found.append(topic_sensor)
         return found
 
     def _sink(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a sink, or what makes one

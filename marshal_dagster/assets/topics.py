@@ -228,14 +228,16 @@ def build_topic_sensor(
     translator: DagsterMarshalTranslator | None = None,
     per_partition: bool = False,
     name: str | None = None,
+    allow_missing_topic: bool = False,
     minimum_interval_s: int = DEFAULT_INTERVAL_S,
     claimer_key: str = "claimer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
     """Build the sensor that observes the asset of `build_topic_asset` without a run.
 
-    A tick that finds ends and lag as they were, and no growth since, reports nothing, nor does one that finds no topic.
-    Give both the same `translator` and `per_partition`. Default name: `<topic>_messages`. Raises `ConfigurationError`.
+    A tick that finds ends and lag as they were, and no growth since, reports nothing. One that finds no such topic
+    fails, unless `allow_missing_topic`. Give both the same `translator` and `per_partition`. Default name:
+    `<topic>_messages`. Raises `ConfigurationError`.
     """
     observed = _Topic(topic, _spec(topic, translator).key, per_partition, claimer_key)
 
@@ -244,6 +246,8 @@ def build_topic_sensor(
         try:
             names, looked = observed.look(context.resources, context.instance)
         except TopicNotFoundError as missing:
+            if not allow_missing_topic:
+                raise
             return SensorResult(skip_reason=str(missing))
         observations = [observation for before, observation in looked if _is_new(before, observation)]
         partitions = kafka_partitions_def(topic)

@@ -36,6 +36,7 @@ from marshal_dagster.cli.options import (
     Wait,
     Yes,
 )
+from marshal_dagster.cli.world_view import ViewFilter, data_places
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
@@ -148,6 +149,8 @@ def get(
         world = rationalizer.catch_up()
         require_known(world, group, "Nothing is known of where it stands")
         with Topics(data_connection, client_id="marshal-dagster-position") as topics:
+            if topic is not None and topic not in data_places(world, ViewFilter(group)):
+                topics.describe(topic)  # a misspelt one is an error; of one without positions the bounds are shown
             positions = list(positions_of(world, topics, group, topic))
     if options.as_json:
         output.write_json({"group": group, "positions": [_position_json(position) for position in positions]})

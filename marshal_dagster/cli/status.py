@@ -23,6 +23,7 @@ def status(*, group: OnlyGroup = None, topic: OnlyTopic = None, options: DataLog
     """Read the log to its present end and show the world state. Raises `MarshalError`."""
     with open_world_reader(options, ViewFilter(group, topic), "marshal-dagster-status") as reader:
         view = reader.look()
+        reader.require_topic(view)
         log = reader.rationalizer.identity
     if options.as_json:
         output.write_json({"coordination_topic": log.topic, "coordination_topic_id": log.topic_id} | to_json(view))

@@ -75,7 +75,7 @@ def top(
         watched = TopReader(reader)
         if once or options.as_json or not output.is_terminal():
             # Only a second look shows how fast positions move.
-            watched.look()
+            reader.require_topic(watched.look())
             output.wait(interval)
             view = watched.look()
             if options.as_json:
@@ -85,6 +85,7 @@ def top(
         else:
             title = f"{options.coordination_topic}, every {interval:g} s, q ends"
             first = watched.look()  # an error is reported before the screen is taken
+            reader.require_topic(first)
             with _keyboard() as is_ended, output.screen() as fill:
                 watch(
                     first,

@@ -48,6 +48,15 @@ class WorldReader:
         assigned = self.assignments.of([name for name in group_names(world) if self.wanted.has_group(name)])
         return world_view(world, at_ms=at_ms, data=data, assigned=assigned, wanted=self.wanted)
 
+    def require_topic(self, view: WorldView) -> None:
+        """Raise `TopicNotFoundError` where one topic is looked at that neither the log names nor the cluster has.
+
+        Raises `AuthorizationError`, `UnavailableError`.
+        """
+        topic = self.wanted.topic
+        if topic is not None and topic not in data_places(view.world):
+            self.topics.describe(topic)
+
 
 @contextmanager
 def open_world_reader(options: DataLogOptions, wanted: ViewFilter, client_id: str) -> Iterator[WorldReader]:

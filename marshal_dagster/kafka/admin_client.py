@@ -27,6 +27,7 @@ from marshal_dagster.kafka.connection_errors import NO_BROKERS
 from marshal_dagster.kafka.errors import MISSING, PASSING, Request, failure, right_missing
 from marshal_dagster.kafka.group_offsets import GroupOffsets
 from marshal_dagster.kafka.offsets import NONE_AT, OffsetReader
+from marshal_dagster.kafka.topic_names import nearest_names_text
 from marshal_dagster.protocol.state import OffsetBounds
 
 if TYPE_CHECKING:
@@ -108,11 +109,14 @@ class Topics:
         """Look up a topic's id and partitions.
 
         Raises:
-            TopicNotFoundError: it does not exist.
+            TopicNotFoundError: it does not exist; the names nearest to it are in the message.
             AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
-        described = self._described(topic)
+        try:
+            described = self._described(topic)
+        except TopicNotFoundError as missing:
+            raise TopicNotFoundError(f"{missing}{self._nearest_names(topic)}") from None
         return TopicDescription(
             name=topic,
             topic_id=url_safe(described.topic_id),
@@ -129,6 +133,12 @@ class Topics:
         request = Request("list the topics", Needed((Right.DESCRIBE,)))
         listed = self._ask(request, lambda client, left_s: client.list_topics(timeout=left_s))
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if not name.startswith("__")}
+
+    def _nearest_names(self, topic: str) -> str:
+        try:
+            return f"; {nearest_names_text(topic, self.partition_counts())}"
+        except MarshalError:  # that the topic is missing is what matters
+            return ""
 
     def rights(self, topic: str) -> frozenset[Right] | None:
         """Look up what this user may do with a topic; None: the brokers do not tell. Raises as `describe`."""

@@ -1,7 +1,24 @@
-"""Which names Kafka allows for a topic, as its user is told."""
+"""Which names Kafka allows for a topic, and which ones are near to one that was misspelt."""
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from typing import Final
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import is_topic
+
+_MOST_NEAR: Final = 5
+
+
+def nearest_names_text(name: str, names: Iterable[str]) -> str:
+    """Name up to five of `names`, the one that is most like `name` first; for the end of an error message."""
+    others = sorted(set(names) - {name})
+    if not others:
+        return "there is no topic that this user may see"
+    lowered = name.lower()
+    others.sort(key=lambda other: -SequenceMatcher(None, lowered, other.lower()).ratio())
+    more = f" and {len(others) - _MOST_NEAR} more" if len(others) > _MOST_NEAR else ""
+    return f"topics that are there, nearest names first: {', '.join(map(repr, others[:_MOST_NEAR]))}{more}"
 
 
 def topic_name_problem(name: str) -> str | None:

@@ -48,8 +48,8 @@ class ClaimedBatchConfig(Config):
     )
     on_idle: Literal["skip", "fail"] = Field(
         default="skip",
-        description="When there is nothing to do (drained, paused, held by others, no such topic): skip what depends "
-        "on this op, or fail the run.",
+        description="When there is nothing to do (drained, paused, held by others): skip what depends on this op, or "
+        "fail the run.",
     )
     allow_data_loss: bool | None = Field(
         default=None,
@@ -90,6 +90,8 @@ class WorkOptions(TypedDict, total=False):
     """Where a group begins that has no position in the topic; by default at the earliest offset."""
     max_attempts: int
     """How often a plan is tried before it is left to a person; 5 by default."""
+    allow_missing_topic: bool
+    """Let a run succeed that finds no such data topic, as one that finds nothing to do; by default it fails."""
     count_records: bool
     """Report how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
     pass over the batch of its own."""
@@ -152,6 +154,7 @@ class BatchSpec:
     claim_entire_topic: bool = False
     ranges: RangeOptions | None = None
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    allow_missing_topic: bool = False
     count_records: bool = False
     min_partitions: int | None = None
     claimer_key: str = "claimer"

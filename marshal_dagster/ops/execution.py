@@ -430,6 +430,13 @@ class BatchExecution:
         self.context.log_event(
             AssetObservation(self.spec.asset_key, description=f"Nothing to do: {text}", metadata=metadata)
         )
+        if outcome is ExecutionOutcome.TOPIC_MISSING and not self.spec.allow_missing_topic:
+            raise Failure(
+                f"group {self.claimer.group!r}: {text}. If the topic is created later, allow_missing_topic of the op "
+                "or asset lets runs succeed until then",
+                metadata=metadata,
+                allow_retries=False,
+            )
         if self.config.on_idle == "fail":
             raise Failure(
                 f"nothing to do: {text}", metadata=metadata, allow_retries=outcome is not ExecutionOutcome.TOPIC_MISSING

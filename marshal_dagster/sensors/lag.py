@@ -72,6 +72,7 @@ def build_lag_sensor(
     max_runs_per_tick: int = 1,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     name: str | None = None,
+    allow_missing_topic: bool = False,
     minimum_interval_s: int = DEFAULT_INTERVAL_S,
     rationalizer_key: str = "rationalizer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
@@ -88,7 +89,8 @@ def build_lag_sensor(
     never for more than there are partitions with unread records that nobody holds. Runs that moved no position are
     followed by a pause that is doubled each time, up to an hour. Partitions whose plan has been tried `max_attempts`
     times are left to a person and count for nothing. A partition that the group has no position in counts from its
-    first record. While the group is paused nothing is asked for.
+    first record. While the group is paused nothing is asked for. A tick fails that finds no such data topic, unless
+    `allow_missing_topic`.
 
     The rationalizer of resource `rationalizer_key` says where the coordination log and the data topics are; the sensor
     needs DESCRIBE on the data topic, reads none of its records and is in no consumer group. Default name:
@@ -111,7 +113,9 @@ def build_lag_sensor(
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
         """Look at the log and the topic once."""
-        tick = _Tick(context, group, job.name, topic, records, age_s, max_runs_per_tick, max_attempts)
+        tick = _Tick(
+            context, group, job.name, topic, records, age_s, max_runs_per_tick, max_attempts, allow_missing_topic
+        )
         return tick.run(resource_of(RationalizerResource, context.resources, rationalizer_key))
 
     return SensorDefinition(
@@ -149,6 +153,7 @@ class _Tick:
     age_s: Threshold | None
     max_runs_per_tick: int
     max_attempts: int
+    allow_missing_topic: bool
 
     def run(self, rationalizer: RationalizerResource) -> SensorResult:
         """Look at the log, at the topic, and at the job's runs, as far as need be."""
@@ -165,6 +170,8 @@ class _Tick:
             with rationalizer.open_data() as topics:
                 lag = read_lag(topics, self.topic, positions, older_than_ms)
         except TopicNotFoundError as missing:
+            if not self.allow_missing_topic:
+                raise
             return self._skip(cursor, str(missing))
         record_lag(self.group, self.topic, lag.records)
         is_above = limits.are_exceeded(lag.unread if cursor.is_draining else lag.due, lag.old)

@@ -99,6 +99,8 @@ def test_positions_are_shown_though_the_topic_is_missing(site: Site, capsys: pyt
     answer = act(capsys, "position", "get", GROUP, ELSEWHERE)
     assert (answer.code, answer.error) == (0, f"topic '{ELSEWHERE}' does not exist")
     assert answer.out.splitlines()[-1].split() == [f"{ELSEWHERE}/0", *"-----", "0", "-"]
+    answer = act(capsys, "position", "get", GROUP, "ordres")
+    assert (answer.code, answer.out, answer.error) == (5, "", "marshal-dagster: topic 'ordres' does not exist")
     answer = act(capsys, "position", "get", "other")
     assert (answer.code, "does not name a group 'other'" in answer.error) == (2, True)
 

@@ -11,7 +11,7 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOr
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, TopicNotFoundError, UnavailableError
 from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode
@@ -220,9 +220,12 @@ def test_old_records_are_found_before_one_of_the_future(watch: Watch, start: int
     assert len(watch.requests()) == 1
 
 
-def test_a_topic_that_is_not_there_is_skipped(watch: Watch) -> None:
-    """It may be made later: that is no failure."""
+def test_a_topic_that_is_not_there_fails_the_tick_unless_allowed(watch: Watch) -> None:
+    """It may be misspelt, and then no run would ever be requested; or it is made later, which an option says."""
     watch.data.delete()
+    with pytest.raises(TopicNotFoundError, match=f"topic '{TOPIC}' does not exist"):
+        watch.skipped()
+    watch.settings["allow_missing_topic"] = True
     assert watch.skipped() == f"topic '{TOPIC}' does not exist"
 
 

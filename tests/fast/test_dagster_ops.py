@@ -121,6 +121,12 @@ class Stand:
             event.asset_observation_data.asset_observation for event in result.all_events if event.event_type == kind
         ]
 
+    def recorded_observations(self, result: dg.ExecuteInProcessResult) -> list[dg.AssetObservation]:
+        """Give what a run observed, also in a step that failed."""
+        entries = self.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
+        events = [entry.dagster_event for entry in entries if entry.dagster_event is not None]
+        return [event.asset_observation_data.asset_observation for event in events]
+
     def materializations(self, result: dg.ExecuteInProcessResult) -> list[dg.AssetMaterialization]:
         """Give what a run recorded of its batches, in all attempts of its step."""
         entries = self.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
@@ -418,7 +424,7 @@ def test_nothing_to_do_is_said_and_skips_what_depends_on_it(stand: Stand, state:
     """The run succeeds without Spark, its log and an observation of the topic say why, and the next op is skipped."""
     prepare, text = IDLE[state]
     prepare(stand)
-    result = stand.run(max_attempts=2)
+    result = stand.run(max_attempts=2, allow_missing_topic=True)
     assert result.success
     assert stand.sessions == 0
     assert [event.step_key for event in result.all_events if event.is_step_skipped] == ["after"]
@@ -438,6 +444,20 @@ def test_nothing_to_do_fails_the_run_if_asked_for(stand: Stand, state: str) -> N
     result = stand.run(ClaimedBatchConfig(on_idle="fail"), max_attempts=2)
     assert not result.success
     assert text in _error(result)
+
+
+def test_a_missing_data_topic_fails_the_run_without_retries(stand: Stand) -> None:
+    """It may be misspelt: the run fails with its name and the option that allows it, and an observation says so."""
+    stand.scene.data.delete()
+    result = stand.run(retry_policy=dg.RetryPolicy(max_retries=2))
+    assert not result.success
+    assert f"group 'etl': topic '{TOPIC}' does not exist. If the topic is created later, allow_missing_topic" in _error(
+        result
+    )
+    assert not [event for event in result.all_events if event.is_step_up_for_retry]
+    (told,) = stand.recorded_observations(result)
+    assert told.metadata["state"].value == "topic_missing"
+    assert stand.tags(result)["marshal/outcome"] == "topic_missing"
 
 
 def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:
