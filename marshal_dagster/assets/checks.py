@@ -28,10 +28,19 @@ from dagster import (
 from marshal_dagster._internal.enums import enum_member
 from marshal_dagster.assets.topics import TopicProgress, topic_progress
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, exhausted, open_plans
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of, resource_of
 from marshal_dagster.resources.outbox import OutboxResource, backlog_metadata, backlog_text
 from marshal_dagster.runs.abandoned_work import abandoned_partitions, listed
+from marshal_dagster.runs.exhausted_plans import (
+    EXHAUSTED_PLANS,
+    MAX_ATTEMPTS_TAG,
+    NOTHING_EXHAUSTED,
+    exhausted_plans_metadata,
+    exhausted_plans_text,
+)
+from marshal_dagster.runs.failed_batches import last_failures
 from marshal_dagster.runs.names import TOPIC_TAG
 from marshal_dagster.runs.tables import Column, table
 
@@ -46,6 +55,7 @@ _MOST_SHOWN: Final = 100
 class ClaimCheck(StrEnum):
     """What is checked; the names of the checks in Dagster."""
 
+    EXHAUSTED_PLANS = EXHAUSTED_PLANS
     STALE_CLAIMS = "stale_claims"
     LAG = "lag"
     GAPS = "gaps"
@@ -56,6 +66,7 @@ class ClaimCheck(StrEnum):
 _ORDER: Final = list(ClaimCheck)
 """Positions are read before records: what is committed meanwhile is beyond them, and no gap."""
 _DESCRIPTIONS: Final = {
+    ClaimCheck.EXHAUSTED_PLANS: "No plan was tried so often that no run tries it again by itself.",
     ClaimCheck.STALE_CLAIMS: "Nothing is held, or left planned, by members that are dead.",
     ClaimCheck.LAG: "No more offsets are left to read than is allowed.",
     ClaimCheck.GAPS: "The recorded batches follow on one another, and retention has deleted nothing unread.",
@@ -96,16 +107,17 @@ def build_claim_checks(
     *,
     max_lag: int | None = None,
     last: int = DEFAULT_LAST,
-    errors: Collection[ClaimCheck | str] = (ClaimCheck.DOUBLE_COMMITS,),
+    errors: Collection[ClaimCheck | str] = (ClaimCheck.EXHAUSTED_PLANS, ClaimCheck.DOUBLE_COMMITS),
     blocking: Collection[ClaimCheck | str] = (),
     claimer_key: str = "claimer",
 ) -> AssetChecksDefinition:
     """Build the checks (`ClaimCheck`) of an asset made by `marshal_asset`; `lag` is one if `max_lag` says how much.
 
     Those in `errors` fail as errors, the others as warnings. Those in `blocking` are errors too, and stop what depends
-    on the asset in the same run. `gaps`, `rewinds` and `double_commits` judge the `last` batches by their
-    materializations: a gap says that a run committed and died before it had recorded that, or that others than this
-    asset worked in the group. Reads alone; the claimer of resource `claimer_key` says of which group.
+    on the asset in the same run. `exhausted_plans` is evaluated by the asset's own runs too. `gaps`, `rewinds` and
+    `double_commits` judge the `last` batches by their materializations: a gap says that a run committed and died before
+    it had recorded that, or that others than this asset worked in the group. Reads alone; the claimer of resource
+    `claimer_key` says of which group.
 
     Raises `ConfigurationError`.
     """
@@ -116,6 +128,7 @@ def build_claim_checks(
         raise ConfigurationError(f"last is {last}, max_lag is {max_lag}; they must be at least 1 and 0")
     if last > MOST_LAST:
         raise ConfigurationError(f"last is {last}; it must not be above {MOST_LAST}")
+    max_attempts = int(asset.op.tags.get(MAX_ATTEMPTS_TAG, DEFAULT_MAX_ATTEMPTS))
     stopping = {enum_member(ClaimCheck, "blocking", name) for name in blocking}
     failing = stopping | {enum_member(ClaimCheck, "errors", name) for name in errors}
     checks = [check for check in ClaimCheck if max_lag is not None or check is not ClaimCheck.LAG]
@@ -125,7 +138,7 @@ def build_claim_checks(
     def judge(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         claimer = claimer_of(context.resources, claimer_key)
         keys = sorted(context.selected_asset_check_keys, key=lambda key: _ORDER.index(key.name))
-        checked = _CheckContext(claimer, topic, context.instance, keys[0].asset_key, last, max_lag or 0)
+        checked = _CheckContext(claimer, topic, context.instance, keys[0].asset_key, last, max_lag or 0, max_attempts)
         for key in keys:
             check = ClaimCheck(key.name)
             passed, text, metadata = checked.judge(check)
@@ -163,6 +176,7 @@ class _CheckContext:
     asset_key: AssetKey
     last: int
     max_lag: int
+    max_attempts: int
 
     @cached_property
     def progress(self) -> TopicProgress:
@@ -176,6 +190,14 @@ class _CheckContext:
     def judge(self, check: ClaimCheck) -> _Verdict:
         """Carry out one check: return whether it passed, a sentence, and what shows it."""
         match check:
+            case ClaimCheck.EXHAUSTED_PLANS:
+                group = self.claimer.group
+                with self.claimer.world() as world:
+                    left_open = open_plans(world, time.time_ns() // 1_000_000, group=group, topic=self.topic)
+                plans = exhausted(left_open, self.max_attempts)
+                failures = last_failures(self.instance, group, self.topic) if plans else {}
+                text = exhausted_plans_text(plans, failures) or NOTHING_EXHAUSTED
+                return not plans, text, exhausted_plans_metadata(plans)
             case ClaimCheck.STALE_CLAIMS:
                 wall_ms = time.time_ns() // 1_000_000
                 with self.claimer.world() as world:

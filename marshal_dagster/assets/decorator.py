@@ -22,7 +22,7 @@ from marshal_dagster.ops.config import WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import ExecutionOutcome
 from marshal_dagster.ops.user_function import PROCESS_ARGUMENTS, check_arguments
-from marshal_dagster.runs.names import TOPIC_TAG, topic_asset_key
+from marshal_dagster.runs.names import topic_asset_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -138,7 +138,7 @@ def marshal_asset(
             partitions_def=kafka_partitions_def(topic) if per_partition else None,
             backfill_policy=BackfillPolicy.multi_run(1) if per_partition else None,
             required_resource_keys={*spec.resource_keys, *required_resource_keys},
-            op_tags={TOPIC_TAG: topic},
+            op_tags=spec.op_tags,
             retry_policy=retry_policy,
             pool=pool,
         )(claimed_batches)

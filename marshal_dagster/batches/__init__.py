@@ -6,9 +6,10 @@ holds whole partitions (`partition_source`) or ranges of them (`range_source`).
 """
 
 from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch
-from marshal_dagster.batches.request import DEFAULT_MAX_ATTEMPTS, Advice, Advise, BatchRequest, RangeOptions
+from marshal_dagster.batches.request import Advice, Advise, BatchRequest, RangeOptions
 from marshal_dagster.batches.result import Idle, IdleReason, PartitionReport, PhaseDurations
 from marshal_dagster.batches.session import BatchSession
+from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 
 __all__ = [
     "DEFAULT_MAX_ATTEMPTS",

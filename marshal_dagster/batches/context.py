@@ -15,6 +15,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, check_incarnation, position, reach
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
+from marshal_dagster.protocol.open_plans import OpenPlan, retry_commands
 from marshal_dagster.protocol.staleness import stale_after_ms
 from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, enables_ranges
 
@@ -154,8 +155,12 @@ class BatchContext:
         named = ", ".join(f"partition {number} [{start}, {end})" for number, (start, end) in plans.items())
         return (
             f"plans of topic {self.request.topic!r} were tried {self.request.max_attempts} times and are left alone: "
-            f"{named}. Mend what fails and ask for one more attempt, or set the position past them"
+            f"{named}. Fix what fails, then {self._retry_command(plans)}; or set the position past them"
         )
+
+    def _retry_command(self, plans: Collection[int]) -> str:
+        group, topic = self.group, self.request.topic
+        return retry_commands([OpenPlan(group, topic, partition, None, 0, 0) for partition in plans])
 
     def drained(self) -> Idle:
         """Return that there is nothing to read."""

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.batch_planning import StartPolicy
-
-DEFAULT_MAX_ATTEMPTS: Final = 5
+from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 
 
 @dataclass(frozen=True, slots=True)

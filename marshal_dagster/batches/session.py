@@ -10,7 +10,7 @@ from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.request import Advise, BatchRequest
 from marshal_dagster.coordination.claimer import Claimer, Member, assume_alive, new_instance_id
-from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.heartbeats import ReasonToStop
 from marshal_dagster.coordination.log import CoordinationLog
@@ -22,6 +22,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, KafkaConnection
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, coordination_partition
+from marshal_dagster.protocol.open_plans import OpenPlan, open_plans
 from marshal_dagster.protocol.state import Owner, enables_ranges
 from marshal_dagster.sinks import Sink
 
@@ -150,6 +151,14 @@ class BatchSession:
             if batch.idle is not None:
                 return
             count += 1
+
+    def open_plans(self, topic: str) -> list[OpenPlan]:
+        """Give the group's open plans in `topic` that no live member holds, by what was read last; most tried first."""
+        if self._followed is None:
+            return []
+        clock = self.clock or SystemClock()
+        with self._followed.lock:
+            return open_plans(self._followed.world, clock.wall_ms(), group=self.group, topic=topic)
 
     def close(self) -> None:
         """Renew what snapshots are old, then let go of all connections."""

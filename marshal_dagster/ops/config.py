@@ -15,6 +15,8 @@ from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.ops.user_function import PROCESS_ARGUMENTS, check_arguments, function_text
 from marshal_dagster.protocol.batch_planning import StartPolicy
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
+from marshal_dagster.runs.exhausted_plans import MAX_ATTEMPTS_TAG
+from marshal_dagster.runs.names import TOPIC_TAG
 from marshal_dagster.sinks import Sink
 from marshal_dagster.spark.reader import check_min_partitions
 
@@ -160,6 +162,12 @@ class BatchSpec:
     claimer_key: str = "claimer"
     spark_key: str | None = None
     spark_config: Mapping[str, str] | None = None
+
+    @property
+    def op_tags(self) -> dict[str, str]:
+        """The tags of the op, by which jobs, sensors and checks know it."""
+        is_default = self.max_attempts == DEFAULT_MAX_ATTEMPTS
+        return {TOPIC_TAG: self.topic, **({} if is_default else {MAX_ATTEMPTS_TAG: str(self.max_attempts)})}
 
     @property
     def resource_keys(self) -> set[str]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from dagster import (
     AssetMaterialization,
@@ -15,6 +15,7 @@ from dagster import (
     OpExecutionContext,
     RetryRequested,
 )
+from dagster._core.storage.tags import RETRY_ON_ASSET_OR_OP_FAILURE_TAG  # has no public name
 
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.clock import SystemClock
@@ -32,7 +33,10 @@ from marshal_dagster.ops.metadata import (
 from marshal_dagster.ops.spark_monitor import full_disk_as_abort, progress_lines, session_death_as_abort
 from marshal_dagster.ops.user_function import check_rows, function_text
 from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.protocol.open_plans import exhausted
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
+from marshal_dagster.runs.exhausted_plans import exhausted_plans_evaluation, exhausted_plans_text, has_failed
+from marshal_dagster.runs.failed_batches import failed_batch, last_failures
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run
 from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
@@ -90,6 +94,8 @@ class BatchExecution:
     before_in_run: int = 0
     """How many of them are of this very run."""
     spark: "SparkSession | None" = None
+    exhausted: str = ""
+    """Which plans no run tries again by itself, and what a person is to do; empty where there is none."""
     records: Mapping[int, int] | None = None
     """How many records the batch in hand has of each partition, where they are counted."""
 
@@ -111,9 +117,24 @@ class BatchExecution:
         self.ended = "" if idle is None else idle.text
         if idle is not None:
             self.context.log.info(idle.text)
+        self._report_exhausted()
         if not self.all_done:
             self._record_idle(outcome, self.ended)
         return bool(self.all_done)
+
+    def _report_exhausted(self) -> None:
+        """Warn of the plans that no run tries again by itself, and evaluate the check of them.
+
+        The check passes here only where it failed before: else a step of its own evaluates it, if there is one.
+        """
+        plans = exhausted(self.claimer.open_delivery(self.context).open_plans(self.spec.topic), self.spec.max_attempts)
+        failures = last_failures(self.context.instance, self.claimer.group, self.spec.topic) if plans else {}
+        self.exhausted = exhausted_plans_text(plans, failures)
+        if plans:
+            self.context.log.warning(self.exhausted)
+        if plans or has_failed(self.context.instance, self.spec.asset_key):
+            evaluation = exhausted_plans_evaluation(self.spec.asset_key, plans, self.exhausted)
+            self.context.log_event(evaluation)  # type: ignore[arg-type] # which it takes too
 
     @property
     def all_done(self) -> list[CompletedBatch]:
@@ -267,6 +288,9 @@ class BatchExecution:
                     self._report_last()
                     self.records = {} if self.spec.count_records else None
                     self._process(batch)
+        except Exception as error:
+            self._observe_failed(batch, error)
+            raise
         finally:
             self._observe_dropped(batch)
         if batch.idle is not None:
@@ -391,6 +415,16 @@ class BatchExecution:
         except Exception as error:  # noqa: BLE001 - the batch's own error is the one to report
             self.context.log.warning("what was dropped could not be written into the run's events: %s", error)
 
+    def _observe_failed(self, batch: ClaimedBatch, error: Exception) -> None:
+        """Record the ranges and the error of a batch whose plan stays open, for the run that gives it up."""
+        if not batch.all_ranges or batch.committed or batch.mode is DeliveryMode.AT_MOST_ONCE:
+            return
+        failed = failed_batch(self.claimer.group, self.spec.topic, batch.batch_id, batch.report(), error)
+        try:
+            self.context.log_event(failed)
+        except Exception as unrecorded:  # noqa: BLE001 - the batch's own error is the one to report
+            self.context.log.warning("the failed batch could not be written into the run's events: %s", unrecorded)
+
     def _observe_lost(self, batch: ClaimedBatch) -> None:
         """Record what retention has deleted of a batch that was committed."""
         reports = [report for report in batch.report() if report.range.lost is not None]
@@ -430,17 +464,23 @@ class BatchExecution:
         self.context.log_event(
             AssetObservation(self.spec.asset_key, description=f"Nothing to do: {text}", metadata=metadata)
         )
+        if outcome is ExecutionOutcome.GIVEN_UP:
+            self._fail_for_good(self.exhausted or text, metadata)
         if outcome is ExecutionOutcome.TOPIC_MISSING and not self.spec.allow_missing_topic:
-            raise Failure(
+            self._fail_for_good(
                 f"group {self.claimer.group!r}: {text}. If the topic is created later, allow_missing_topic of the op "
                 "or asset lets runs succeed until then",
-                metadata=metadata,
-                allow_retries=False,
+                metadata,
             )
         if self.config.on_idle == "fail":
             raise Failure(
                 f"nothing to do: {text}", metadata=metadata, allow_retries=outcome is not ExecutionOutcome.TOPIC_MISSING
             )
+
+    def _fail_for_good(self, text: str, metadata: Mapping[str, Any]) -> NoReturn:
+        """Fail without a retry, of the step or of the run: a person must do something first."""
+        tag_run(self.context, {RETRY_ON_ASSET_OR_OP_FAILURE_TAG: "false"})
+        raise Failure(text, metadata=metadata, allow_retries=False)
 
     def result(self) -> BatchesResult:
         """Give what was done, for what depends on it."""

@@ -415,7 +415,6 @@ IDLE = {
     "held": (_held, "all are held by client1"),
     "drained": (_drained, "nothing to read beyond what was done"),
     "topic_missing": (_missing, f"topic '{TOPIC}' does not exist"),
-    "given_up": (_given_up, "were tried 2 times and are left alone"),
 }
 
 
@@ -458,6 +457,62 @@ def test_a_missing_data_topic_fails_the_run_without_retries(stand: Stand) -> Non
     (told,) = stand.recorded_observations(result)
     assert told.metadata["state"].value == "topic_missing"
     assert stand.tags(result)["marshal/outcome"] == "topic_missing"
+
+
+def _fail(*_: object) -> None:
+    raise ZeroDivisionError("carrier 'XX' is unknown")
+
+
+def _evaluations(stand: Stand, result: dg.ExecuteInProcessResult) -> list[dg.AssetCheckEvaluation]:
+    entries = stand.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    events = [entry.dagster_event for entry in entries if entry.dagster_event is not None]
+    return [cast("dg.AssetCheckEvaluation", event.event_specific_data) for event in events]
+
+
+def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: Stand) -> None:
+    """Six red runs, then a seventh that reads nothing: it names ranges, last error and command, and is not retried."""
+    good = stand.process
+    stand.process = _fail
+    failed = [stand.run() for _ in range(6)]
+    assert not any(result.success for result in failed)
+    assert not any(_evaluations(stand, result) for result in failed)
+    sessions = stand.sessions
+    result = stand.run(retry_policy=dg.RetryPolicy(max_retries=2))
+    assert not result.success
+    assert stand.sessions == sessions
+    error = _error(result)
+    assert (
+        f"{TOPIC}/0 [0, 10) of group '{GROUP}' was tried 6 times, the last error, in run {failed[-1].run_id}: " in error
+    )
+    assert "ZeroDivisionError: carrier 'XX' is unknown" in error
+    assert f"Fix the cause, then request one more attempt: marshal-dagster retry {GROUP} {TOPIC}" in error
+    assert not [event for event in stand.instance.all_logs(result.run_id) if "retry" in str(event.step_key)]
+    assert stand.tags(result)["marshal/outcome"] == "given_up"
+    assert stand.tags(result)["dagster/retry_on_asset_or_op_failure"] == "false"
+    (check,) = _evaluations(stand, result)
+    assert (check.asset_key, check.check_name, check.passed) == (dg.AssetKey("work"), "exhausted_plans", False)
+    stand.process = good
+    mended = stand.run(ClaimedBatchConfig(retry_exhausted=True))
+    assert mended.success
+    assert [check.passed for check in _evaluations(stand, mended)] == [True]
+    assert not _evaluations(stand, stand.run())
+
+
+def test_a_run_that_did_other_work_beside_exhausted_plans_warns_and_fails_its_check(stand: Stand) -> None:
+    """The run succeeds; what is given up is a warning in its log and a failed check."""
+    for _ in range(3):
+        with (
+            pytest.raises(ZeroDivisionError),
+            stand.scene.batch(stand.scene.delivery(stand.mode), partitions=(1,), max_attempts=9),
+        ):
+            _ = 1 / 0
+    result = stand.run(max_attempts=2)
+    assert result.success
+    assert [stand.scene.key(n).offset for n in range(3)] == [10, 0, 10]
+    (warning,) = [line for line in stand.lines(result) if "was tried 3 times" in line]
+    assert warning.startswith(f"{TOPIC}/1 [0, 10) of group '{GROUP}' was tried 3 times, ")
+    assert warning.endswith(f". Fix the cause, then request one more attempt: marshal-dagster retry {GROUP} {TOPIC} 1")
+    assert [check.passed for check in _evaluations(stand, result)] == [False]
 
 
 def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:

@@ -1,0 +1,85 @@
+"""Plans that no live member holds, and which of them were tried too often (protocol.md, section 6)."""
+
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from marshal_dagster.protocol.state import Phase
+from marshal_dagster.protocol.world import World
+
+DEFAULT_MAX_ATTEMPTS: Final = 5
+"""How often a plan is taken over by default before it is left to a person (protocol.md, section 6)."""
+_MOST_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPlan:
+    """A plan, of a whole partition or of a range, that no live member holds: offsets from `start` up to `end`."""
+
+    group: str
+    topic: str
+    partition: int
+    start: int | None
+    end: int
+    attempts: int
+    """How often it was taken over; the attempt that wrote it down comes on top."""
+    generation: int = 0
+
+    def __str__(self) -> str:
+        """Name it as people look for it."""
+        return f"{self.topic}/{self.partition} [{self.start}, {self.end}) of group {self.group!r}"
+
+    @property
+    def tries(self) -> int:
+        """How often it was tried in all."""
+        return self.attempts + 1
+
+
+def open_plans(world: World, wall_ms: int, *, group: str | None = None, topic: str | None = None) -> list[OpenPlan]:
+    """Give the open plans that no live member holds, by the clock `wall_ms` (unix ms): advice, never a state.
+
+    Those that were tried most often come first.
+    """
+    found = []
+    for name, (of_topic, partition), state, key in world.keys():  # noqa: SIM118 - no mapping
+        if group not in {None, name} or topic not in {None, of_topic}:
+            continue
+        now_ms = world.advice_time_ms(name, of_topic, wall_ms)
+        if state.is_live(key, now_ms):
+            continue
+        interval_ms = state.settings.heartbeat_interval_ms
+        found += [
+            OpenPlan(name, of_topic, partition, range_.start, range_.end, range_.attempts, key.generation)
+            for range_ in key.ranges
+            if range_.phase is Phase.PLANNED and not range_.is_live(now_ms, interval_ms)
+        ]
+        if key.plan_end is not None:
+            attempts, generation = key.plan_attempts, key.generation
+            found.append(OpenPlan(name, of_topic, partition, key.offset, key.plan_end, attempts, generation))
+    return sorted(found, key=lambda plan: (-plan.attempts, plan.group, plan.topic, plan.partition, plan.start or 0))
+
+
+def exhausted(plans: Collection[OpenPlan], max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[OpenPlan]:
+    """Give those of `plans` that were taken over `max_attempts` times: no member tries them again by itself."""
+    return [plan for plan in plans if plan.attempts >= max_attempts]
+
+
+def retry_commands(plans: Sequence[OpenPlan]) -> str:
+    """Give the commands that request one more attempt at each of `plans`, one for each group and topic."""
+    places: dict[tuple[str, str], set[int]] = {}
+    for plan in sorted(plans, key=attrgetter("group", "topic")):
+        places.setdefault((plan.group, plan.topic), set()).add(plan.partition)
+    commands = []
+    for (group, topic), partitions in places.items():
+        only = [str(partition) for partition in partitions] if len(partitions) == 1 else []
+        commands.append(shlex.join(["marshal-dagster", "retry", group, topic, *only]))
+    return "; ".join(commands)
+
+
+def exhausted_text(plans: Sequence[OpenPlan]) -> str:
+    """Say in a line which plans are exhausted, and what to do."""
+    named = "; ".join(f"{plan} was tried {plan.tries} times" for plan in plans[:_MOST_NAMED])
+    more = f" and {len(plans) - _MOST_NAMED} more" if len(plans) > _MOST_NAMED else ""
+    return f"{named}{more}. No run tries this again by itself: fix the cause, then {retry_commands(plans)}"

@@ -1,0 +1,64 @@
+"""What a run and an asset check report of plans that were tried too often: in a line, and as an evaluation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, DagsterEventType, DagsterInstance
+
+from marshal_dagster.protocol.open_plans import OpenPlan, retry_commands
+from marshal_dagster.runs.failed_batches import FailedAttempt, PlanPlace
+from marshal_dagster.runs.tables import Column, table
+
+EXHAUSTED_PLANS: Final = "exhausted_plans"
+"""The name of the check."""
+MAX_ATTEMPTS_TAG: Final = "marshal/max_attempts"
+"""Is on an op whose plans are not tried as often as by default."""
+_MOST_NAMED: Final = 5
+_MOST_SHOWN: Final = 100
+_COLUMNS: Final[Sequence[Column[OpenPlan]]] = (
+    *(Column(name, "int") for name in ("partition", "start", "end")),
+    Column("tries", "int", "How often it was tried."),
+)
+
+
+def exhausted_plans_text(plans: Sequence[OpenPlan], failures: Mapping[PlanPlace, FailedAttempt]) -> str:
+    """Say in a line which plans are exhausted, by what error, and the command for one more attempt; "" for none."""
+    if not plans:
+        return ""
+    named = []
+    for plan in plans[:_MOST_NAMED]:
+        failed = failures.get((plan.partition, plan.start, plan.generation))
+        last = "no error was recorded" if failed is None else f"the last error, in run {failed.run_id}: {failed.error}"
+        named.append(f"{plan} was tried {plan.tries} times, {last}")
+    more = f" and {len(plans) - _MOST_NAMED} more" if len(plans) > _MOST_NAMED else ""
+    return f"{'; '.join(named)}{more}. Fix the cause, then request one more attempt: {retry_commands(plans)}"
+
+
+def exhausted_plans_metadata(plans: Sequence[OpenPlan]) -> dict[str, Any]:
+    """Give the metadata of the check: how many plans are exhausted, and which."""
+    return {"plans": len(plans), **({"exhausted": table(_COLUMNS, plans[:_MOST_SHOWN])} if plans else {})}
+
+
+def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], text: str) -> AssetCheckEvaluation:
+    """Evaluate the check of an asset from within its own run, where no step of the check may follow."""
+    return AssetCheckEvaluation(
+        asset_key=asset_key,
+        check_name=EXHAUSTED_PLANS,
+        passed=not plans,
+        severity=AssetCheckSeverity.ERROR,
+        description=text or NOTHING_EXHAUSTED,
+        metadata=exhausted_plans_metadata(plans),
+    )
+
+
+NOTHING_EXHAUSTED: Final = "no plan was tried too often"
+
+
+def has_failed(instance: DagsterInstance, asset_key: AssetKey) -> bool:
+    """Return whether the last evaluation of the check failed; those that are only planned have none."""
+    key = AssetCheckKey(asset_key, EXHAUSTED_PLANS)
+    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=10):
+        event = record.event.dagster_event if record.event is not None else None
+        if event is not None and event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION:
+            return not event.asset_check_evaluation_data.passed
+    return False

@@ -1,0 +1,76 @@
+"""Batches that failed, recorded as observations: which ranges, and by what error."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dagster import AssetObservation, DagsterInstance, MetadataValue, TableMetadataValue
+
+from marshal_dagster.batches import PartitionReport
+from marshal_dagster.runs.names import announcements_key
+from marshal_dagster.runs.tables import Column, table
+
+FAILED: Final = "failed"
+"""The table of the ranges of a batch that failed."""
+_ERROR: Final = "error"
+_LONGEST: Final = 500
+_OBSERVATIONS: Final = 100
+
+_COLUMNS: Final[Sequence[Column[PartitionReport]]] = tuple(
+    Column(name, "int", cell=lambda report, name=name: getattr(report.range, name))  # type: ignore[misc]
+    for name in ("partition", "start", "end", "generation")
+)
+
+
+PlanPlace = tuple[object, ...]
+"""Partition, first offset and generation of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """The last attempt that failed at a partition's range: its run, and the error in a line."""
+
+    run_id: str
+    error: str
+
+
+def error_line(error: BaseException) -> str:
+    """Return the kind of an error and its first line."""
+    from marshal_dagster.spark.error_text import first_line
+
+    text = first_line(error)
+    kind = type(error).__name__
+    return (text if text == kind else f"{kind}: {text}")[:_LONGEST]
+
+
+def failed_batch(
+    group: str, topic: str, batch_id: str, reports: Sequence[PartitionReport], error: BaseException
+) -> AssetObservation:
+    """Record a batch that failed, so that a later run can name the last error of a plan."""
+    return AssetObservation(
+        announcements_key(topic),
+        description=f"Failed, nothing was committed: {error_line(error)}",
+        metadata={
+            "group": group,
+            "batch_id": batch_id,
+            _ERROR: MetadataValue.text(error_line(error)),
+            FAILED: table(_COLUMNS, reports),
+        },
+    )
+
+
+def last_failures(instance: DagsterInstance, group: str, topic: str) -> dict[PlanPlace, FailedAttempt]:
+    """Return the last recorded failure of each plan, as far as the newest 100 observations of the topic go."""
+    found: dict[PlanPlace, FailedAttempt] = {}
+    for record in instance.fetch_observations(announcements_key(topic), limit=_OBSERVATIONS).records:
+        observed = record.asset_observation
+        if observed is None:
+            continue
+        metadata: Mapping[str, MetadataValue[Any]] = observed.metadata
+        ranges, error, of_group = metadata.get(FAILED), metadata.get(_ERROR), metadata.get("group")
+        if not isinstance(ranges, TableMetadataValue) or error is None or of_group is None or of_group.value != group:
+            continue
+        for row in ranges.records:
+            place = tuple(row.data.get(name) for name in ("partition", "start", "generation"))
+            found.setdefault(place, FailedAttempt(record.run_id, str(error.value)))
+    return found
