@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from marshal_dagster.jobs.admin import PauseConfig as PauseConfig
     from marshal_dagster.jobs.admin import ReprocessRangeConfig as ReprocessRangeConfig
     from marshal_dagster.jobs.admin import ResumeConfig as ResumeConfig
+    from marshal_dagster.jobs.admin import RetryConfig as RetryConfig
     from marshal_dagster.jobs.admin import RevokeConfig as RevokeConfig
     from marshal_dagster.jobs.admin import SetPositionConfig as SetPositionConfig
     from marshal_dagster.jobs.admin import SettingsConfig as SettingsConfig
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from marshal_dagster.jobs.admin import build_pause_job as build_pause_job
     from marshal_dagster.jobs.admin import build_reprocess_range_job as build_reprocess_range_job
     from marshal_dagster.jobs.admin import build_resume_job as build_resume_job
+    from marshal_dagster.jobs.admin import build_retry_job as build_retry_job
     from marshal_dagster.jobs.admin import build_revoke_job as build_revoke_job
     from marshal_dagster.jobs.admin import build_set_position_job as build_set_position_job
     from marshal_dagster.jobs.admin import build_settings_job as build_settings_job
@@ -137,9 +139,9 @@ _NAMES: Final = {
         "SinkRejectedError StartPositionError TimestampTypeError TopicNotFoundError UnavailableError UnsafeTopicError"
     ),
     "jobs.admin": (
-        "ImportPositionsConfig PauseConfig ReprocessRangeConfig ResumeConfig RevokeConfig SetPositionConfig "
-        "SettingsConfig build_import_positions_job build_pause_job build_reprocess_range_job build_resume_job "
-        "build_revoke_job build_set_position_job build_settings_job"
+        "ImportPositionsConfig PauseConfig ReprocessRangeConfig ResumeConfig RetryConfig RevokeConfig "
+        "SetPositionConfig SettingsConfig build_import_positions_job build_pause_job build_reprocess_range_job "
+        "build_resume_job build_retry_job build_revoke_job build_set_position_job build_settings_job"
     ),
     "jobs.batch": "build_claimed_batch_job build_claimed_batch_schedule build_reprocess_job",
     "jobs.outbox": "build_outbox_drain_job",

@@ -81,6 +81,15 @@ OnlyTopic = Annotated[
         "--topic", "-t", help="This data topic only; no other coordination partition is read.", show_default=False
     ),
 ]
+MaxAttempts = Annotated[
+    int,
+    typer.Option(
+        "--max-attempts",
+        metavar="N",
+        min=1,
+        help="So often is a plan taken over, by the settings of the members.",
+    ),
+]
 Health = Annotated[
     str | None,
     typer.Option(

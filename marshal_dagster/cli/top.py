@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from marshal_dagster.cli import output, world_tables
+from marshal_dagster.cli.attention import exhausted_json, exhausted_lines
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.options import DataLogOptions, OnlyGroup, OnlyTopic
 from marshal_dagster.cli.output import Line, Table
@@ -161,6 +162,7 @@ def page(
     head = [output.styled(output.utc(view.at_ms) + (f"  {title}" if title else ""), "bold")]
     if problem is not None:
         head.append(output.styled(f"out of reach, shown is what was seen at that time: {problem}", "bold red"))
+    head += [output.styled(line, "bold red") for line in exhausted_lines(view)]
     if view.observed:
         head.append(output.styled(f"only observed: coordination partitions {listed(view.observed)}", "yellow"))
     yield from head
@@ -227,7 +229,7 @@ def _rate_text(per_second: float | None) -> str:
 
 def _to_json(view: WorldView, rates: PositionRates) -> dict[str, Any]:
     """Give what `status --json` has of groups, with how long owners were silent and how fast positions moved."""
-    shown = to_json(view)
+    shown = {"exhausted_plans": exhausted_json(view)} | to_json(view)
     for group in view.groups:
         for row, key in zip(shown["groups"][group.name]["partitions"], group.keys, strict=True):
             row["silent_ms"] = None if key.last_heartbeat is None else key.last_heartbeat.silent_ms

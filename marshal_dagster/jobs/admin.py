@@ -30,12 +30,14 @@ from marshal_dagster.admin.pause import GroupPauser
 from marshal_dagster.admin.position_spec import TargetOptions, partitions_of
 from marshal_dagster.admin.reprocess import RangeReprocessor
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
+from marshal_dagster.admin.retry_plans import PlanRetrier
 from marshal_dagster.admin.revoke import ClaimRevoker, held_by, holds_nothing_text
 from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.jobs._admin_tables import claim_table, move_table, pause_table, redo_table, settings_table
 from marshal_dagster.kafka.topic_names import require_topic_name
+from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.log_forwarding import logs_to_run
 from marshal_dagster.runs.names import GROUP_TAG, tag_run
@@ -165,6 +167,15 @@ class ReprocessRangeConfig(AdminConfig):
     wait_s: float = _WAIT_S
 
 
+class RetryConfig(PartitionsConfig):
+    """Which plans of a data topic are tried again: those that failed so often that no run tries them any more."""
+
+    wait_s: float = _WAIT_S
+    max_attempts: int = Field(
+        default=DEFAULT_MAX_ATTEMPTS, ge=1, description="A plan is exhausted that was taken over so often."
+    )
+
+
 class AdminJobOptions(TypedDict, total=False):
     """How each of these jobs is built."""
 
@@ -236,6 +247,16 @@ def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefiniti
     """
     about = "Has the group's own runs do a range of offsets again."
     return _job("reprocess_range", about, ReprocessRangeConfig, _reprocess_range, options)
+
+
+def build_retry_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
+    """Build the job that has plans tried again that failed too often (`RetryConfig`). Fix the cause first.
+
+    It sets the position of each of their partitions to where it is, which ends the plan; the group's next run makes a
+    new one. The group is paused meanwhile; a pause in force is put back. The run fails when there is no such plan.
+    Default name: `retry_plans`.
+    """
+    return _job("retry_plans", "Has plans tried again that failed too often.", RetryConfig, _retry, options)
 
 
 def build_revoke_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
@@ -393,9 +414,24 @@ def _import_positions(action: _Action, config: ImportPositionsConfig) -> TableMe
         return _move(action, config, work, moves)
 
 
+def _retry(action: _Action, config: RetryConfig) -> TableMetadataValue:
+    chosen = config.chosen()
+    action.require_allowed(config)
+    with action.opened(PlanRetrier, config.topic) as work:
+        plans = [
+            plan
+            for plan in work.exhausted(max_attempts=config.max_attempts)
+            if chosen is None or any(plan.partition in numbers for numbers in chosen)
+        ]
+        if not plans:
+            raise Failure(f"group {work.group!r} has no exhausted plan in topic {config.topic!r}", allow_retries=False)
+        action.warn(work.warnings())
+        return _move(action, config, work, work.look_at_plans(plans))
+
+
 def _move(
     action: _Action,
-    config: PositionsConfig,
+    config: PositionsConfig | RetryConfig,
     work: PositionResetter,
     moves: Sequence[PositionChange],
 ) -> TableMetadataValue:

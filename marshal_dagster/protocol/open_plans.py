@@ -11,7 +11,6 @@ from marshal_dagster.protocol.world import World
 
 DEFAULT_MAX_ATTEMPTS: Final = 5
 """How often a plan is taken over by default before it is left to a person (protocol.md, section 6)."""
-_MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +75,3 @@ def retry_commands(plans: Sequence[OpenPlan]) -> str:
         only = [str(partition) for partition in partitions] if len(partitions) == 1 else []
         commands.append(shlex.join(["marshal-dagster", "retry", group, topic, *only]))
     return "; ".join(commands)
-
-
-def exhausted_text(plans: Sequence[OpenPlan]) -> str:
-    """Say in a line which plans are exhausted, and what to do."""
-    named = "; ".join(f"{plan} was tried {plan.tries} times" for plan in plans[:_MOST_NAMED])
-    more = f" and {len(plans) - _MOST_NAMED} more" if len(plans) > _MOST_NAMED else ""
-    return f"{named}{more}. No run tries this again by itself: fix the cause, then {retry_commands(plans)}"

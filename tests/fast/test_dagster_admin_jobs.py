@@ -23,6 +23,7 @@ from marshal_dagster.jobs.admin import (
     PauseConfig,
     ReprocessRangeConfig,
     ResumeConfig,
+    RetryConfig,
     RevokeConfig,
     SetPositionConfig,
     SettingsConfig,
@@ -30,6 +31,7 @@ from marshal_dagster.jobs.admin import (
     build_pause_job,
     build_reprocess_range_job,
     build_resume_job,
+    build_retry_job,
     build_revoke_job,
     build_set_position_job,
     build_settings_job,
@@ -50,6 +52,7 @@ JOBS = {
     "set_position": (build_set_position_job, SetPositionConfig),
     "adopt_positions": (build_import_positions_job, ImportPositionsConfig),
     "reprocess_range": (build_reprocess_range_job, ReprocessRangeConfig),
+    "retry_plans": (build_retry_job, RetryConfig),
     "revoke_claims": (build_revoke_job, RevokeConfig),
     "set_settings": (build_settings_job, SettingsConfig),
 }
@@ -418,6 +421,27 @@ def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
     (row,) = rows(data.metadata["before_and_after"])
     assert (row["reached"], row["after"]) == (30, 50)
     assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
+
+
+def test_exhausted_plans_are_tried_again_from_the_launchpad(stand: Stand) -> None:
+    """Their positions stay where they are and the plans end; without such a plan the run fails."""
+    owner = stand.site.owner_of(0, 1, at=50)
+    owner.plan({0: 60, 1: 80})
+    owner.release()
+    for _ in range(5):
+        again = stand.site.member()
+        again.claim([1])
+        again.release()
+    before = stand.site.values()
+    table = shown(stand.run("retry_plans", topic=TOPIC, dry_run=True))
+    assert ([row["partition"] for row in table], stand.site.values()) == ([1], before)
+    (row,) = shown(stand.run("retry_plans", topic=TOPIC))
+    assert (row["partition"], row["before"], row["after"]) == (1, 50, 50)
+    keys = [stand.site.key(number) for number in (0, 1)]
+    assert [(key.offset, key.plan_end, key.plan_attempts) for key in keys] == [(50, 60, 0), (50, None, 0)]
+    data = failure(stand.run("retry_plans", topic=TOPIC)).step_failure_data
+    assert data.user_failure_data is not None
+    assert "group 'etl' has no exhausted plan in topic 'orders'" in (data.user_failure_data.description or "")
 
 
 def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:

@@ -12,9 +12,11 @@ from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationa
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, TopicNotFoundError
 from marshal_dagster.protocol.messages import Invalid
+from marshal_dagster.protocol.open_plans import exhausted, open_plans, retry_commands
 from marshal_dagster.protocol.world import World
 
 _TOPIC: Final = "coordination topic"
+_MOST_SHOWN: Final = 5
 
 
 def read_log(
@@ -56,10 +58,25 @@ def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Fin
     view = world_view(world, at_ms=at_ms)
     found = f"{identity.topic} has {identity.partitions} coordination partitions and the id {identity.topic_id}"
     yield ok(_TOPIC, found)
+    yield _exhausted_plans(world, at_ms)
     yield _placement(view, identity)
     yield _certainty(view, identity)
     yield _clocks(view, at_ms)
     yield _groups(view)
+
+
+def _exhausted_plans(world: World, at_ms: int) -> Finding:
+    plans = exhausted(open_plans(world, at_ms))
+    if not plans:
+        return ok("exhausted plans", "no plan was tried too often")
+    shown = "; ".join(f"{plan} was tried {plan.tries} times" for plan in plans[:_MOST_SHOWN])
+    return problem(
+        "exhausted plans",
+        shown + (f" and {len(plans) - _MOST_SHOWN} more" if len(plans) > _MOST_SHOWN else ""),
+        "no run tries these offsets again by itself, and what comes after them waits: fix the cause, which the last "
+        "failed run names",
+        retry_commands(plans),
+    )
 
 
 def _placement(view: WorldView, identity: LogIdentity) -> Finding:

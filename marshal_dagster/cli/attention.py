@@ -1,0 +1,90 @@
+"""What needs a person, by the world state: `status` and `top` show it first, `status --check` fails for it."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.world_view import KeyOverview, LastHeartbeat, WorldView
+from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, exhausted, open_plans, retry_commands
+from marshal_dagster.protocol.staleness import stale_after_ms
+
+_STALE_FOR_MS: Final = 120_000
+"""A claim that is stale for longer than this is taken over by no sensor and no run."""
+_LONG_PAUSE_MS: Final = 86_400_000
+
+
+def plans_of(view: WorldView) -> list[OpenPlan]:
+    """Give the open plans that no live member holds, of what is looked at; none for a stored log."""
+    if view.at_ms is None:
+        return []
+    return open_plans(view.world, view.at_ms, group=view.wanted.group, topic=view.wanted.topic)
+
+
+def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
+    """Say for each exhausted plan what it is, and the command that has it tried again."""
+    plans = exhausted(plans_of(view), max_attempts)
+    return [f"exhausted: {plan} was tried {plan.tries} times; {retry_commands([plan])}" for plan in plans]
+
+
+def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[dict[str, Any]]:
+    """Give the exhausted plans as JSON shows them."""
+    return [
+        {
+            "group": plan.group,
+            "topic": plan.topic,
+            "partition": plan.partition,
+            "start": plan.start,
+            "end": plan.end,
+            "tries": plan.tries,
+            "retry": retry_commands([plan]),
+        }
+        for plan in exhausted(plans_of(view), max_attempts)
+    ]
+
+
+def other_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
+    """Say what else needs a person: plans that no member holds, claims stale for long, pauses that last for long."""
+    return [*_left_plans(view, max_attempts), *_stale_claims(view), *_long_pauses(view)]
+
+
+def _left_plans(view: WorldView, max_attempts: int) -> Iterator[str]:
+    for plan in plans_of(view):
+        if plan.attempts < max_attempts:
+            yield (
+                f"open plan: {plan} was tried {plan.tries} times, and no member holds it; start a run of the group, or "
+                "look at its last one"
+            )
+
+
+def _stale_claims(view: WorldView) -> Iterator[str]:
+    for group in view.groups:
+        stale_ms = stale_after_ms(group.settings.heartbeat_interval_ms)
+        for key in group.keys:
+            for what, instance, heartbeat in _heartbeats(key):
+                over_ms = (heartbeat.silent_ms or 0) - stale_ms
+                if over_ms > _STALE_FOR_MS:
+                    yield (
+                        f"stale claim: {what} of group {group.name!r} is held by {instance}, stale for "
+                        f"{output.duration(over_ms)}; start a run of the group, which takes it over"
+                    )
+
+
+def _heartbeats(key: KeyOverview) -> Iterator[tuple[str, str, LastHeartbeat]]:
+    place = f"{key.place[0]}/{key.place[1]}"
+    if key.key.owner is not None and key.last_heartbeat is not None:
+        yield place, key.key.owner.instance, key.last_heartbeat
+    for part in key.ranges:
+        if part.range.owner is not None and part.last_heartbeat is not None:
+            yield f"{place} [{part.range.start}, {part.range.end})", part.range.owner.instance, part.last_heartbeat
+
+
+def _long_pauses(view: WorldView) -> Iterator[str]:
+    for group in view.groups:
+        if view.at_ms is None or not group.is_paused or group.paused_until_s is None:
+            continue
+        left_ms = group.paused_until_s * 1_000 - view.at_ms
+        if left_ms > _LONG_PAUSE_MS:
+            yield (
+                f"long pause: group {group.name!r} is paused by {group.paused_by} until "
+                f"{output.utc(group.paused_until_s * 1_000)}; marshal-dagster resume {group.name}"
+            )

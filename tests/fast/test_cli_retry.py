@@ -1,0 +1,149 @@
+"""`retry` as its user calls it, and what `status`, `top` and `doctor` show before, on a log in memory."""
+
+import pytest
+
+from marshal_dagster.cli import output, position, world_reader
+from marshal_dagster.cli.doctor_checks.coordination_log import check_world
+from marshal_dagster.cli.doctor_checks.finding import CheckState
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
+from tests.members import GROUP, HI_MS, TOPIC, Site
+
+ALL = range(3)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A group that stands at 50; its plan up to 80 in partition 1 was tried six times, that of partition 2 once."""
+    site = site_now()
+    owner = site.owner_of(*ALL, at=50)
+    owner.plan({1: 80, 2: 70})
+    owner.release()
+    for _ in range(5):
+        again = site.member()
+        again.claim([1])
+        again.release()
+    topics = FakeTopics()
+    at_work_on(site, monkeypatch, position, world_reader, topics=topics)
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
+    monkeypatch.setattr(world_reader, "SystemClock", lambda: site.clock)
+    return site
+
+
+def attempts(site: Site) -> list[tuple[int | None, int | None, int]]:
+    """Give offset, plan and attempts of each partition."""
+    keys = [site.key(number) for number in ALL]
+    return [(key.offset, key.plan_end, key.plan_attempts) for key in keys]
+
+
+def test_exhausted_plans_are_tried_again(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their plan ends, the offset stays; other plans stay as they are, and no pause is left."""
+    assert attempts(site) == [(50, None, 0), (50, 80, 5), (50, 70, 0)]
+    answer = act(capsys, "retry", GROUP, TOPIC, "--yes")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.splitlines()[-2].split() == ["1", "50", "80", "6"]
+    assert attempts(site) == [(50, None, 0), (50, None, 0), (50, 70, 0)]
+    assert not any(
+        group.is_paused(site.clock.wall_ms())
+        for world in site.world().partitions.values()
+        for group in world.groups.values()
+    )
+    answer = act(capsys, "retry", GROUP, TOPIC, "--yes")
+    assert (answer.code, answer.error) == (1, f"group '{GROUP}' has no exhausted plan in topic '{TOPIC}'")
+
+
+def test_the_plan_of_one_partition_is_tried_again_though_it_failed_once(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person who has fixed the cause need not wait; a partition without such a plan is an error."""
+    assert act(capsys, "retry", GROUP, TOPIC, 2, "--yes").code == 0
+    assert attempts(site) == [(50, None, 0), (50, 80, 5), (50, None, 0)]
+    answer = act(capsys, "retry", GROUP, TOPIC, 0, "--yes")
+    assert (answer.code, f"no plan in {TOPIC}/0 that no member holds" in answer.error) == (2, True)
+
+
+def test_a_dry_run_and_json_write_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plans are shown; a misspelt topic is an error."""
+    before = site.values()
+    answer = act(capsys, "retry", GROUP, TOPIC, "--dry-run", "--json")
+    assert answer.json == {
+        "group": GROUP,
+        "topic": TOPIC,
+        "dry_run": True,
+        "plans": [{"partition": 1, "start": 50, "end": 80, "tries": 6}],
+    }
+    assert act(capsys, "retry", GROUP, "ordres").code == 5
+    assert act(capsys, "retry", GROUP, TOPIC, "--json").code == 2
+    assert site.values() == before
+
+
+COMMAND = f"marshal-dagster retry {GROUP} {TOPIC} 1"
+
+
+@pytest.mark.usefixtures("site")
+def test_status_and_top_show_exhausted_plans_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the command for one more attempt, before anything else; in JSON too."""
+    monkeypatch.setattr(output, "wait", lambda _: None)
+    text = f"{TOPIC}/1 [50, 80) of group '{GROUP}' was tried 6 times"
+    for name in ("status", "top"):
+        answer = act(capsys, name)
+        assert answer.code == 0, answer.err
+        first = " ".join(answer.out.split("Group etl\n" if name == "status" else "#owners")[0].split())
+        assert text in first, name
+        assert COMMAND in first, name
+        shown = act(capsys, name, "--json").json
+        assert shown["exhausted_plans"] == [
+            {
+                "group": GROUP,
+                "topic": TOPIC,
+                "partition": 1,
+                "start": 50,
+                "end": 80,
+                "tries": 6,
+                "retry": COMMAND,
+            }
+        ]
+    assert "was tried" not in act(capsys, "status", "--max-attempts", 6).out
+    act(capsys, "retry", GROUP, TOPIC, "--yes")
+    assert "was tried" not in act(capsys, "status").out
+
+
+def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
+    """They are a problem, and the first finding about what the log leads to."""
+    reader = Rationalizer(site.log(), clock=site.clock)
+    reader.catch_up()
+    _, found, *_ = check_world(reader.identity, reader.world, site.clock.wall_ms())
+    assert (found.name, found.state) == ("exhausted plans", CheckState.PROBLEM)
+    assert f"{TOPIC}/1 [50, 80) of group '{GROUP}' was tried 6 times" in found.found
+    assert found.mend == COMMAND
+
+
+def test_status_checks_what_needs_a_person(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exhausted plans, open plans that no member holds, claims stale for long, long pauses; each ends with 1."""
+    assert act(capsys, "status").code == 0
+    found = act(capsys, "status", "--check")
+    assert found.code == 1
+    lines = " ".join(found.out.split())
+    assert f"exhausted: {TOPIC}/1 [50, 80) of group '{GROUP}'" in lines
+    assert f"open plan: {TOPIC}/2 [50, 70) of group '{GROUP}' was tried 1 times, and no member holds it" in lines
+    for number in (1, 2):
+        assert act(capsys, "retry", GROUP, TOPIC, number, "--yes").code == 0
+    assert act(capsys, "status", "--check").code == 0
+    holder = site.member()
+    assert holder.claim([0])
+    holder.beat({0: 50})
+    site.clock.advance(2 * HI_MS + 120_000)
+    assert act(capsys, "status", "--check").code == 0
+    site.clock.advance(1)
+    found = act(capsys, "status", "--check", "--json")
+    assert (found.code, len(found.json["needs_a_person"])) == (1, 1)
+    assert f"stale claim: {TOPIC}/0 of group '{GROUP}' is held by {holder.member.instance}" in found.out
+    assert site.member().claim([0])
+    assert act(capsys, "status", "--check").code == 0
+    site.pause(86_399)
+    assert act(capsys, "status", "--check").code == 0
+    site.pause(86_402)
+    found = act(capsys, "status", "--check")
+    assert (found.code, f"long pause: group '{GROUP}' is paused" in found.out) == (1, True)
