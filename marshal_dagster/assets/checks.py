@@ -20,6 +20,7 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     DagsterInstance,
+    OpDefinition,
     TableMetadataValue,
     asset_check,
     multi_asset_check,
@@ -41,7 +42,7 @@ from marshal_dagster.runs.exhausted_plans import (
     exhausted_plans_text,
 )
 from marshal_dagster.runs.failed_batches import last_failures
-from marshal_dagster.runs.names import TOPIC_TAG
+from marshal_dagster.runs.names import ASSET_KEY_TAG, TOPIC_TAG
 from marshal_dagster.runs.tables import Column, table
 
 DEFAULT_LAST: Final = 100
@@ -55,12 +56,12 @@ _MOST_SHOWN: Final = 100
 class ClaimCheck(StrEnum):
     """What is checked; the names of the checks in Dagster."""
 
-    EXHAUSTED_PLANS = EXHAUSTED_PLANS
     STALE_CLAIMS = "stale_claims"
     LAG = "lag"
     GAPS = "gaps"
     REWINDS = "rewinds"
     DOUBLE_COMMITS = "double_commits"
+    EXHAUSTED_PLANS = EXHAUSTED_PLANS
 
 
 _ORDER: Final = list(ClaimCheck)
@@ -103,7 +104,7 @@ class OffsetFinding:
 
 
 def build_claim_checks(
-    asset: AssetsDefinition,
+    asset: AssetsDefinition | OpDefinition,
     *,
     max_lag: int | None = None,
     last: int = DEFAULT_LAST,
@@ -111,7 +112,9 @@ def build_claim_checks(
     blocking: Collection[ClaimCheck | str] = (),
     claimer_key: str = "claimer",
 ) -> AssetChecksDefinition:
-    """Build the checks (`ClaimCheck`) of an asset made by `marshal_asset`; `lag` is one if `max_lag` says how much.
+    """Build the checks (`ClaimCheck`) of what `marshal_asset` or `build_claimed_batch_op` made.
+
+    `lag` is one of them if `max_lag` says how much. Those of an op are of the asset that its batches materialize.
 
     Those in `errors` fail as errors, the others as warnings. Those in `blocking` are errors too, and stop what depends
     on the asset in the same run. `exhausted_plans` is evaluated by the asset's own runs too. `gaps`, `rewinds` and
@@ -121,16 +124,21 @@ def build_claim_checks(
 
     Raises `ConfigurationError`.
     """
-    topic = asset.op.tags.get(TOPIC_TAG)
+    op = asset.op if isinstance(asset, AssetsDefinition) else asset
+    topic = op.tags.get(TOPIC_TAG)
     if topic is None:
-        raise ConfigurationError(f"{asset.op.name!r} has no topic: give an asset made by marshal_asset")
+        raise ConfigurationError(
+            f"{op.name!r} has no topic: give an asset made by marshal_asset, or an op made by build_claimed_batch_op"
+        )
     if last < 1 or (max_lag is not None and max_lag < 0):
         raise ConfigurationError(f"last is {last}, max_lag is {max_lag}; they must be at least 1 and 0")
     if last > MOST_LAST:
         raise ConfigurationError(f"last is {last}; it must not be above {MOST_LAST}")
-    max_attempts = int(asset.op.tags.get(MAX_ATTEMPTS_TAG, DEFAULT_MAX_ATTEMPTS))
+    max_attempts = int(op.tags.get(MAX_ATTEMPTS_TAG, DEFAULT_MAX_ATTEMPTS))
     stopping = {enum_member(ClaimCheck, "blocking", name) for name in blocking}
     failing = stopping | {enum_member(ClaimCheck, "errors", name) for name in errors}
+    named = op.tags.get(ASSET_KEY_TAG, op.name)
+    asset_key = asset.key if isinstance(asset, AssetsDefinition) else AssetKey.from_user_string(named)
     checks = [check for check in ClaimCheck if max_lag is not None or check is not ClaimCheck.LAG]
     if missing := failing.difference(checks):
         raise ConfigurationError(f"{', '.join(sorted(missing))}: give max_lag too, else it is not checked")
@@ -152,9 +160,9 @@ def build_claim_checks(
             )
 
     made: AssetChecksDefinition = multi_asset_check(
-        name=f"{asset.op.name}_claim_checks",
+        name=f"{op.name}_claim_checks",
         specs=[
-            AssetCheckSpec(check.value, asset=asset.key, description=_DESCRIPTIONS[check], blocking=check in stopping)
+            AssetCheckSpec(check.value, asset=asset_key, description=_DESCRIPTIONS[check], blocking=check in stopping)
             for check in checks
         ],
         can_subset=True,

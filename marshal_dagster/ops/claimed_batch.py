@@ -8,6 +8,7 @@ from dagster import AssetKey, OpDefinition, OpExecutionContext, Out, Output, Ret
 from marshal_dagster.ops.config import Process, WorkOptions, batch_spec, config_of
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import BatchesResult
+from marshal_dagster.runs.names import ASSET_KEY_TAG
 
 
 def build_claimed_batch_op(
@@ -50,7 +51,11 @@ def build_claimed_batch_op(
         description=description or process.__doc__,
         out=Out(BatchesResult, is_required=False, description="What was done; left out when there was nothing to do."),
         required_resource_keys={*spec.resource_keys, *required_resource_keys},
-        tags={**spec.op_tags, **(tags or {})},
+        tags={
+            **spec.op_tags,
+            **({} if asset_key is None else {ASSET_KEY_TAG: asset_key.to_user_string()}),
+            **(tags or {}),
+        },
         retry_policy=retry_policy,
         pool=pool,
     )(claimed_batches)

@@ -19,6 +19,10 @@ OUTCOME_TAG: Final = "marshal/outcome"
 """Tags on runs: whose batches they work on, and what a run came to that had nothing to do."""
 
 
+ASSET_KEY_TAG: Final = "marshal/asset_key"
+"""Is on an op whose batches are materializations of another asset than that of its own name."""
+
+
 def run_of(instance_id: str) -> str:
     """Return the run id that an instance id begins with: all before its last dot, or nothing."""
     return instance_id.rpartition(".")[0]

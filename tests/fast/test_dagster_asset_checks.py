@@ -26,6 +26,7 @@ from marshal_dagster.assets.checks import (
 from marshal_dagster.batches import ClaimedBatch, RangeOptions
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.ops.metadata import ranges_table
 from marshal_dagster.protocol.messages import ClaimingPartition
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
@@ -77,6 +78,41 @@ def test_what_a_dead_member_left_is_told(shop: Shop) -> None:
     assert list(told) == ["stale_claims"]
     assert told["stale_claims"].startswith(f"{TOPIC}/2: no plan, client")
     assert f"{TOPIC}/1" not in told["stale_claims"]
+
+
+def _exhaust(scene: Scene, stand: Stand) -> None:
+    for _ in range(6):
+        with pytest.raises(ZeroDivisionError), scene.batch(scene.delivery(stand.mode), partitions=(1,), max_attempts=9):
+            _ = 1 / 0
+
+
+def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Shop) -> None:
+    """The run that finds nothing else fails before its checks begin, and evaluates this one; the others are skipped."""
+    shop.run()
+    shop.stand.scene.data.append(1, 4)
+    _exhaust(shop.stand.scene, shop.stand)
+    text = f"{TOPIC}/1 [10, 14) of group '{GROUP}' was tried 6 times"
+    told = failed(shop, max_lag=10)
+    assert told["exhausted_plans"].startswith(text)
+    assert f"marshal-dagster retry {GROUP} {TOPIC} 1" in told["exhausted_plans"]
+    assert evaluate(shop)["exhausted_plans"].severity is dg.AssetCheckSeverity.ERROR
+    checks = build_claim_checks(shop.asset)
+    result = dg.materialize(
+        [shop.asset, checks], instance=shop.instance, resources=shop.resources(), raise_on_error=False
+    )
+    assert not result.success
+    entries = shop.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    found = [entry.dagster_event.event_specific_data for entry in entries if entry.dagster_event is not None]
+    assert [(one.check_name, one.passed) for one in found] == [("exhausted_plans", False)]  # type: ignore[union-attr]
+
+
+def test_the_checks_of_an_op_are_of_what_its_batches_materialize() -> None:
+    """Of the asset of its own name, or of the one that it was given."""
+    own = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
+    other = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, asset_key=dg.AssetKey(["a", "b"]))
+    for op, key in ((own, ["work"]), (other, ["a", "b"])):
+        names = {each.value for each in ClaimCheck} - {"lag"}
+        assert build_claim_checks(op).check_keys == {dg.AssetCheckKey(dg.AssetKey(key), name) for name in names}
 
 
 def test_too_much_lag_is_told(shop: Shop) -> None:
