@@ -345,6 +345,10 @@ class ClaimedBatch:
         if advice is not None and not allowed:
             self.idle = Idle(IdleReason.NOT_ASSIGNED, advice.text)
             return
+        allowed = [number for number in allowed if number not in self.request.except_partitions]
+        if not allowed:
+            self.idle = self._context.drained()
+            return
         wanted = self._choose_claims(allowed)
         self._to_do = self._claims.take(wanted)
         if self._only_positions:

@@ -47,7 +47,8 @@ class RangeOptions:
 class BatchRequest:
     """What one batch should take.
 
-    `partitions` limits it to those (by default all, or those that the process is advised to claim), `max_records`
+    `partitions` limits it to those (by default all, or those that the process is advised to claim), and it takes none
+    of `except_partitions`. `max_records`
     bounds the offsets of all its ranges together, `max_claims` how many partitions it holds; `claim_entire_topic`
     takes all partitions or none. `start` is for a group that claims the topic for the first time. A plan with
     `max_attempts` attempts is left alone unless `retry_exhausted`. `allow_data_loss` lets a batch go on where
@@ -68,6 +69,7 @@ class BatchRequest:
     allow_data_loss: bool | None = None
     allow_log_reset: bool = False
     late_plan: bool = False
+    except_partitions: frozenset[int] = frozenset()
     ranges: RangeOptions | None = None
 
     def __post_init__(self) -> None:

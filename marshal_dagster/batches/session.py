@@ -152,13 +152,20 @@ class BatchSession:
                 return
             count += 1
 
-    def open_plans(self, topic: str) -> list[OpenPlan]:
-        """Give the group's open plans in `topic` that no live member holds, by what was read last; most tried first."""
+    def open_plans(self, topic: str, *, read_on: bool = False) -> list[OpenPlan]:
+        """Give the group's open plans in `topic` that no live member holds, by what was read last; most tried first.
+
+        With `read_on` the log is read to its present end before, which raises `UnavailableError`,
+        `TopicNotFoundError`, `CoordinationLogChangedError`.
+        """
+        if read_on:
+            self._rationalizer(topic).catch_up()
         if self._followed is None:
             return []
-        clock = self.clock or SystemClock()
+        wall_ms = (self.clock or SystemClock()).wall_ms()
         with self._followed.lock:
-            return open_plans(self._followed.world, clock.wall_ms(), group=self.group, topic=topic)
+            world = self._followed.world
+            return open_plans(world, wall_ms, group=self.group, topic=topic, is_dead=self.is_dead)
 
     def close(self) -> None:
         """Renew what snapshots are old, then let go of all connections."""

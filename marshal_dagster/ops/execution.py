@@ -19,7 +19,15 @@ from dagster._core.storage.tags import RETRY_ON_ASSET_OR_OP_FAILURE_TAG  # has n
 
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.clock import SystemClock
-from marshal_dagster.errors import ConfigurationError, GroupPausedError, TopicNotFoundError
+from marshal_dagster.errors import (
+    ConfigurationError,
+    DecodeError,
+    GroupPausedError,
+    MarshalError,
+    SchemaDriftError,
+    SinkRejectedError,
+    TopicNotFoundError,
+)
 from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig
 from marshal_dagster.ops.metadata import (
     BatchesResult,
@@ -33,10 +41,10 @@ from marshal_dagster.ops.metadata import (
 from marshal_dagster.ops.spark_monitor import full_disk_as_abort, progress_lines, session_death_as_abort
 from marshal_dagster.ops.user_function import check_rows, function_text
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.open_plans import exhausted
+from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.exhausted_plans import exhausted_plans_evaluation, exhausted_plans_text, has_failed
-from marshal_dagster.runs.failed_batches import failed_batch, last_failures
+from marshal_dagster.runs.failed_batches import error_line, failed_batch, last_failures
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run
 from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
@@ -60,6 +68,13 @@ class _IdleResult:
     outcome: ExecutionOutcome
     text: str
     stale_in_s: float | None = None
+
+
+def _is_of_the_data(error: Exception) -> bool:
+    """Return whether an error may come from the records of a batch: then another batch need not fail by it."""
+    if isinstance(error, MarshalError):
+        return isinstance(error, DecodeError | SchemaDriftError | SinkRejectedError)
+    return not isinstance(error, RetryRequested)
 
 
 @contextmanager
@@ -94,6 +109,11 @@ class BatchExecution:
     before_in_run: int = 0
     """How many of them are of this very run."""
     spark: "SparkSession | None" = None
+    failed: dict[tuple[int, ...], Exception] = field(default_factory=dict)
+    """The partitions that failed again, part by part, each with its error."""
+    has_tried_parts: bool = False
+    """Whether parts of a batch that failed before were tried: together they count as one batch."""
+    began_s: float = field(default_factory=time.monotonic)
     exhausted: str = ""
     """Which plans no run tries again by itself, and what a person is to do; empty where there is none."""
     records: Mapping[int, int] | None = None
@@ -181,12 +201,73 @@ class BatchExecution:
         while that sends heartbeats it is a holder like any other.
         """
         sink = self._make_sink()
+        self._retry_parts(sink)
         idle = self._work_through(sink)
         waited_s = 0.0
         while idle is not None and not self.done and (idle.stale_in_s == 0 or (idle.stale_in_s and not waited_s)):
             waited_s += self._wait_for_own_claims(idle, waited_s)
             idle = self._work_through(sink)
+        if self.failed:
+            self._fail_for_parts()
         return idle
+
+    def _retry_parts(self, sink: Sink | None) -> None:
+        """Try plans that failed twice or more in ever smaller parts, and continue past what fails again.
+
+        See docs/decisions/0015-failing-plans-in-halves.md.
+        """
+        if self.spec.claim_entire_topic or self._batches_left() == 0:
+            return
+        for part in self._parts_to_retry():
+            if self._time_left() == 0.0:
+                return
+            self.context.log.info("partitions %s failed before: they are tried by themselves", list(part))
+            self.has_tried_parts = True
+            try:
+                for batch in self._batches(sink, max_batches=1, partitions=part):
+                    self._work_on(batch)
+            except Exception as error:
+                if not _is_of_the_data(error):
+                    raise
+                self.failed[part] = error
+                self.context.log.exception("partitions %s failed again; the run continues past them", list(part))
+
+    def _parts_to_retry(self) -> list[tuple[int, ...]]:
+        """Give the partitions to try by themselves, those with the fewest attempts first."""
+        session, most = self.claimer.open_delivery(self.context), self.spec.max_attempts
+        plans = session.open_plans(self.spec.topic, read_on=True)
+        wanted = self._partitions()
+        advice = None if session.advise is None or wanted is not None else session.advise(self.spec.topic)
+        allowed = wanted if advice is None else advice.partitions
+        plans = [plan for plan in plans if allowed is None or plan.partition in allowed]
+        if not self.config.retry_exhausted:
+            tired = {plan.partition for plan in exhausted(plans, most)}
+            plans = [plan for plan in plans if plan.partition not in tired]
+        size = self.spec.max_claims
+        parts = parts_to_retry(plans, most)
+        if size is None:
+            return parts
+        return [part[at : at + size] for part in parts for at in range(0, len(part), size)]
+
+    def _fail_for_parts(self) -> NoReturn:
+        """Fail the run by the parts that failed again, now that all else is done."""
+        parts = "; ".join(f"partitions {list(part)}: {error_line(error)}" for part, error in self.failed.items())
+        raise Failure(
+            f"group {self.claimer.group!r}, topic {self.spec.topic!r}: what failed before has failed again, all else "
+            f"was done. {parts}. Fix the cause, or set the position past it: marshal-dagster position reset"
+        ) from next(iter(self.failed.values()))
+
+    def _batches_left(self) -> int | None:
+        """Give how many batches this run may still begin; None for any number."""
+        most = self.config.max_batches
+        return None if most is None else max(0, most - self.before_in_run - self.has_tried_parts)
+
+    def _time_left(self) -> float | None:
+        """Give for how many seconds this run may still begin batches, once it has begun one; None for any time."""
+        budget_s = self.config.time_budget_s
+        if budget_s is None or not self.has_tried_parts:
+            return budget_s
+        return max(0.0, budget_s - (time.monotonic() - self.began_s))
 
     def _make_sink(self) -> Sink | None:
         if not callable(self.spec.sink):
@@ -215,17 +296,33 @@ class BatchExecution:
 
     def _work_through(self, sink: Sink | None) -> _IdleResult | None:
         """Work batch after batch; say why there was nothing more, or None at a limit."""
-        config = self.config
-        left = None if config.max_batches is None else config.max_batches - self.before_in_run
-        if left is not None and left < 1:
+        left, left_s = self._batches_left(), self._time_left()
+        if left == 0 or left_s == 0.0:
             return None
-        batches = self.claimer.batches(
+        for batch in self._batches(sink, max_batches=left, time_budget_s=left_s, partitions=self._partitions()):
+            idle = self._work_on(batch)
+            if idle is not None:
+                return idle
+        return None
+
+    def _batches(
+        self,
+        sink: Sink | None,
+        *,
+        partitions: tuple[int, ...] | None,
+        max_batches: int | None,
+        time_budget_s: float | None = None,
+    ) -> Iterator[ClaimedBatch]:
+        """Give batch after batch of these partitions, without those that failed in this run."""
+        config = self.config
+        return self.claimer.batches(
             self.context,
             sink=sink,
-            max_batches=left,
-            time_budget_s=config.time_budget_s,
+            max_batches=max_batches,
+            time_budget_s=time_budget_s,
             topic=self.spec.topic,
-            partitions=self._partitions(),
+            partitions=partitions,
+            except_partitions=frozenset(partition for part in self.failed for partition in part),
             max_records=self._most_offsets(),
             max_claims=self.spec.max_claims,
             claim_entire_topic=self.spec.claim_entire_topic,
@@ -237,12 +334,6 @@ class BatchExecution:
             allow_log_reset=config.allow_log_reset,
             late_plan=sink is not None,
         )
-        for batch in batches:
-            with full_disk_as_abort(self.claimer.group, self.spec.topic):
-                idle = self._work_on(batch)
-            if idle is not None:
-                return idle
-        return None
 
     def _most_offsets(self) -> int | None:
         """Give the most offsets of a batch, by both limits."""
@@ -276,7 +367,8 @@ class BatchExecution:
     def _work_on(self, batch: ClaimedBatch) -> _IdleResult | None:
         """Claim, process and commit one batch; give why there was nothing to do."""
         try:
-            with _pause_as_idle(batch), ExitStack() as stack:
+            disk = full_disk_as_abort(self.claimer.group, self.spec.topic)
+            with disk, _pause_as_idle(batch), ExitStack() as stack:
                 try:
                     stack.enter_context(batch)
                 except TopicNotFoundError:

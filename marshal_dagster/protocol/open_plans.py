@@ -1,12 +1,12 @@
 """Plans that no live member holds, and which of them were tried too often (protocol.md, section 6)."""
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from marshal_dagster.protocol.state import Phase
+from marshal_dagster.protocol.state import Owner, Phase
 from marshal_dagster.protocol.world import World
 
 DEFAULT_MAX_ATTEMPTS: Final = 5
@@ -36,23 +36,31 @@ class OpenPlan:
         return self.attempts + 1
 
 
-def open_plans(world: World, wall_ms: int, *, group: str | None = None, topic: str | None = None) -> list[OpenPlan]:
+def open_plans(
+    world: World,
+    wall_ms: int,
+    *,
+    group: str | None = None,
+    topic: str | None = None,
+    is_dead: Callable[[Owner], bool] = lambda _: False,
+) -> list[OpenPlan]:
     """Give the open plans that no live member holds, by the clock `wall_ms` (unix ms): advice, never a state.
 
-    Those that were tried most often come first.
+    What an owner holds that `is_dead` counts too. Those that were tried most often come first.
     """
     found = []
     for name, (of_topic, partition), state, key in world.keys():  # noqa: SIM118 - no mapping
         if group not in {None, name} or topic not in {None, of_topic}:
             continue
         now_ms = world.advice_time_ms(name, of_topic, wall_ms)
-        if state.is_live(key, now_ms):
+        if state.is_live(key, now_ms) and not (key.plan_end is not None and key.owner and is_dead(key.owner)):
             continue
         interval_ms = state.settings.heartbeat_interval_ms
         found += [
             OpenPlan(name, of_topic, partition, range_.start, range_.end, range_.attempts, key.generation)
             for range_ in key.ranges
-            if range_.phase is Phase.PLANNED and not range_.is_live(now_ms, interval_ms)
+            if range_.phase is Phase.PLANNED
+            and (not range_.is_live(now_ms, interval_ms) or (range_.owner and is_dead(range_.owner)))
         ]
         if key.plan_end is not None:
             attempts, generation = key.plan_attempts, key.generation
@@ -63,6 +71,24 @@ def open_plans(world: World, wall_ms: int, *, group: str | None = None, topic: s
 def exhausted(plans: Collection[OpenPlan], max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[OpenPlan]:
     """Give those of `plans` that were taken over `max_attempts` times: no member tries them again by itself."""
     return [plan for plan in plans if plan.attempts >= max_attempts]
+
+
+def parts_to_retry(plans: Collection[OpenPlan], max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[tuple[int, ...]]:
+    """Give the partitions of the plans that were tried twice or more, in parts that are each to be tried by themselves.
+
+    Plans with `a` attempts come in 2^a parts; before the last attempt each partition is a part. Those with the fewest
+    attempts come first. See docs/decisions/0015-failing-plans-in-halves.md.
+    """
+    attempts: dict[int, int] = {}
+    for plan in plans:
+        attempts[plan.partition] = max(plan.attempts, attempts.get(plan.partition, 0))
+    parts: list[tuple[int, ...]] = []
+    for level in sorted(set(attempts.values()) - {0}):
+        partitions = sorted(partition for partition, count in attempts.items() if count == level)
+        is_last = level + 1 >= max_attempts
+        size = 1 if is_last else -(-len(partitions) // 2**level)
+        parts += [tuple(partitions[at : at + size]) for at in range(0, len(partitions), size)]
+    return parts
 
 
 def retry_commands(plans: Sequence[OpenPlan]) -> str:

@@ -63,6 +63,7 @@ def test_all_that_belongs_to_a_topic_is_there() -> None:
         "gaps",
         "rewinds",
         "double_commits",
+        "exhausted_plans",
         "nothing_given_up_shops",
     }
     assert names(found.jobs) == {"count_job", "reprocess_count"}

@@ -16,7 +16,13 @@ from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 from marshal_dagster.assets.decorator import marshal_asset
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
 from marshal_dagster.batches import batch as batch_module
-from marshal_dagster.errors import ClaimLostError, ConfigurationError, TopicNotFoundError
+from marshal_dagster.errors import (
+    ClaimLostError,
+    ConfigurationError,
+    DecodeError,
+    TopicNotFoundError,
+    UnavailableError,
+)
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.kafka import record_size
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
@@ -171,7 +177,7 @@ def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
     monkeypatch.setattr(reader, "read_ranges", read_ranges)
     monkeypatch.setattr(reader, "count_records", lambda frame: Counter(n for n, _ in frame))
-    monkeypatch.setattr(reader, "offsets_read", lambda _: dict.fromkeys(range(3), ()))
+    monkeypatch.setattr(reader, "offsets_read", lambda _: dict.fromkeys(range(8), ()))
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(spark_jobs, "cancel", lambda *_: None)
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: "1 of 2 tasks done")
@@ -515,13 +521,71 @@ def test_a_run_that_did_other_work_beside_exhausted_plans_warns_and_fails_its_ch
     assert [check.passed for check in _evaluations(stand, result)] == [False]
 
 
+def _bad_records_in(*bad: int) -> Callable[[dg.OpExecutionContext, ClaimedBatch, Any], Any]:
+    """Give a function that fails at any message of these partitions."""
+
+    def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        if found := sorted({partition for partition, _ in frame} & set(bad)):
+            raise ZeroDivisionError(f"a bad record in partition {found[0]}")
+        return frame
+
+    return process
+
+
+def _offsets(stand: Stand, partitions: int = 4) -> list[int | None]:
+    return [stand.scene.key(n).offset for n in range(partitions)]
+
+
+def _attempts(stand: Stand, partitions: int = 4) -> list[int | None]:
+    """Give the attempts at each open plan."""
+    keys = [stand.scene.key(n) for n in range(partitions)]
+    return [None if key.plan_end is None else key.plan_attempts for key in keys]
+
+
+@pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
+def test_what_failed_twice_is_tried_in_halves_until_only_the_bad_partition_is_left(
+    stand: Stand, mode: DeliveryMode
+) -> None:
+    """One bad record in one of four partitions: three are done by schedule alone, one is given up."""
+    stand.mode = mode
+    stand.scene.data.make(partitions=4, messages=10)
+    fail = _bad_records_in(2)
+    rows: Counter[Any] = Counter()
+
+    def process(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        fail(context, batch, frame)
+        rows.update(frame)
+        return frame if mode is EFFECTIVELY_ONCE else None
+
+    stand.process = process
+    for attempts in (0, 1):
+        assert not stand.run().success
+        assert (_offsets(stand), _attempts(stand)) == ([0] * 4, [attempts] * 4)
+    stand.scene.data.append(0, 5)
+    third = stand.run()
+    error = _error(third)
+    assert "what failed before has failed again, all else was done. partitions [2, 3]: ZeroDivisionError" in error
+    assert (_offsets(stand), _attempts(stand)) == ([15, 10, 0, 0], [None, None, 2, 2])
+    assert [each.metadata["offsets"].value for each in stand.materializations(third)] == [20, 5]
+    error = _error(stand.run())
+    assert "partitions [2]: ZeroDivisionError: a bad record in partition 2" in error
+    assert "partitions [3]" not in error
+    for runs in range(3):
+        assert (_offsets(stand), _attempts(stand)) == ([15, 10 + runs, 0, 10], [None, None, 3 + runs, None])
+        stand.scene.data.append(1, 1)
+        assert stand.run().success is (runs == 2)
+    assert _offsets(stand) == [15, 13, 0, 10]
+    assert "was tried 6 times" in _error(stand.run())
+    assert max(rows.values()) == 1
+
+
 def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:
     """A plan with too many attempts is carried out when a person asks for it, exactly as it was."""
     _given_up(stand)
     result = stand.run(ClaimedBatchConfig(retry_exhausted=True), max_attempts=2)
-    (record,) = stand.materializations(result)
-    rows = cast("dg.TableMetadataValue", record.metadata["ranges"]).records
-    assert [(row.data["start"], row.data["end"], row.data["replay"]) for row in rows] == [(0, 10, True)] * 3
+    tables = [cast("dg.TableMetadataValue", one.metadata["ranges"]) for one in stand.materializations(result)]
+    rows = [row.data for table in tables for row in table.records]
+    assert [(row["start"], row["end"], row["replay"]) for row in rows] == [(0, 10, True)] * 3
 
 
 def test_a_missing_coordination_topic_is_no_reason_to_skip(stand: Stand) -> None:
@@ -1139,3 +1203,44 @@ def test_a_sink_may_be_made_for_each_run(stand: Stand) -> None:
     assert stand.run(sink=make).success
     assert len(made) == 1
     assert len(stand.scene.sink.rows) == 30
+
+
+@pytest.mark.parametrize(
+    ("error", "tried"),
+    [
+        (ZeroDivisionError("of the data"), [2, 2, 2]),
+        (DecodeError(1, []), [2, 2, 2]),
+        (UnavailableError("the database is away"), [2, 1, 1]),
+        (ConfigurationError("a setting is wrong"), [2, 1, 1]),
+        (dg.RetryRequested(max_retries=0), [2, 1, 1]),
+    ],
+)
+def test_an_outage_or_a_mistake_ends_the_run_before_other_parts_lose_an_attempt(
+    stand: Stand, error: Exception, tried: list[int]
+) -> None:
+    """Only what may come from the records is continued past; the sink's outage would meet every part."""
+    stand.mode = AT_LEAST_ONCE
+
+    def fail(*_: object) -> None:
+        raise error
+
+    stand.process = _fail
+    for _ in range(2):
+        stand.run()
+    stand.process = fail
+    stand.run(max_claims=1)
+    assert _attempts(stand, 3) == tried
+
+
+def test_parts_count_as_one_batch_and_keep_to_the_time_budget(stand: Stand) -> None:
+    """Together they are what one batch left; no part begins after the budget."""
+    good = stand.process
+    stand.process = _fail
+    for _ in range(2):
+        stand.run()
+    stand.process = good
+    stand.scene.data.append(0, 5)
+    assert stand.run(max_batches=1).success
+    assert _offsets(stand, 3) == [10, 10, 10]
+    assert stand.run().success
+    assert _offsets(stand, 3) == [15, 10, 10]
