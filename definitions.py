@@ -2,12 +2,20 @@
 
 from dagster import Definitions
 
-from jobs.flights import GROUP, flights_asset, flights_job, flights_schedule, reprocess_flights_job
+from jobs.flights import (
+    GROUP,
+    flights_asset,
+    flights_checks,
+    flights_job,
+    flights_schedule,
+    reprocess_flights_job,
+)
 from jobs.operators import (
     adopt_flights_positions_job,
     pause_flights_job,
     reprocess_flights_range_job,
     resume_flights_job,
+    retry_flights_plans_job,
     revoke_flights_job,
     set_flights_position_job,
 )
@@ -18,6 +26,7 @@ from sensors.stale_claims import stale_flights_sensor
 
 defs = Definitions(
     assets=[flights_asset],
+    asset_checks=[flights_checks],
     jobs=[
         flights_job,
         reprocess_flights_job,
@@ -26,6 +35,7 @@ defs = Definitions(
         set_flights_position_job,
         adopt_flights_positions_job,
         reprocess_flights_range_job,
+        retry_flights_plans_job,
         revoke_flights_job,
     ],
     schedules=[flights_schedule],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from dagster import AssetSpec, DefaultScheduleStatus, OpExecutionContext
 
 from jobs.settings import MAX_BATCHES, MAX_RECORDS, OUTPUT, SPARK_MASTER
+from marshal_dagster.assets.checks import build_claim_checks
 from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
@@ -81,6 +82,7 @@ flights_asset = AssetSpec(
     description="Departures per carrier: what each batch counted.",
     kinds={"kafka", "spark"},
 )
+flights_checks = build_claim_checks(flights_by_carrier)
 flights_job = build_claimed_batch_job(flights_by_carrier, name="flights")
 reprocess_flights_job = build_reprocess_job(flights_by_carrier, name="reprocess_flights")
 flights_schedule = build_claimed_batch_schedule(

@@ -5,6 +5,7 @@ from marshal_dagster.jobs.admin import (
     build_pause_job,
     build_reprocess_range_job,
     build_resume_job,
+    build_retry_job,
     build_revoke_job,
     build_set_position_job,
 )
@@ -14,4 +15,5 @@ resume_flights_job = build_resume_job(name="resume_flights")
 set_flights_position_job = build_set_position_job(name="set_flights_position")
 adopt_flights_positions_job = build_import_positions_job(name="adopt_flights_positions")
 reprocess_flights_range_job = build_reprocess_range_job(name="reprocess_flights_range")
+retry_flights_plans_job = build_retry_job(name="retry_flights_plans")
 revoke_flights_job = build_revoke_job(name="revoke_flights")

@@ -38,6 +38,7 @@ work = marshal.build_claimed_batch_job(parcels)
 redo = marshal.build_reprocess_job(parcels)
 defs = dg.Definitions(
     assets=[parcels],
+    asset_checks=[marshal.build_claim_checks(parcels)],
     jobs=[work, redo],
     sensors=[
         marshal.build_group_member_sensor(work, default_status=RUNNING),

@@ -32,7 +32,7 @@ redo = marshal.build_reprocess_job(flight_delays)
 drain = marshal.build_outbox_drain_job()
 defs = dg.Definitions(
     assets=[flight_delays],
-    asset_checks=[marshal.build_outbox_check(flight_delays)],
+    asset_checks=[marshal.build_claim_checks(flight_delays), marshal.build_outbox_check(flight_delays)],
     jobs=[work, redo, drain],
     sensors=[
         marshal.build_stale_claim_sensor(redo, group="delays", default_status=dg.DefaultSensorStatus.RUNNING),

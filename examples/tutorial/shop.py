@@ -27,6 +27,7 @@ job = marshal.build_claimed_batch_job(orders_per_shop)
 redo = marshal.build_reprocess_job(orders_per_shop)
 defs = dg.Definitions(
     assets=[orders_per_shop],
+    asset_checks=[marshal.build_claim_checks(orders_per_shop)],
     jobs=[job, redo],
     sensors=[marshal.build_stale_claim_sensor(redo, group="shops", default_status=dg.DefaultSensorStatus.RUNNING)],
     resources={
