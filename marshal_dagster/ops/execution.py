@@ -137,7 +137,10 @@ class BatchExecution:
         self.ended = "" if idle is None else idle.text
         if idle is not None:
             self.context.log.info(idle.text)
-        self._report_exhausted()
+        try:
+            self._report_exhausted()
+        except Exception:  # what was done is done
+            self.context.log.exception("the plans that were tried too often could not be reported")
         if not self.all_done:
             self._record_idle(outcome, self.ended)
         return bool(self.all_done)
