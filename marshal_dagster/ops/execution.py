@@ -129,6 +129,7 @@ class BatchExecution:
             idle = self._drain()
             outcome = ExecutionOutcome.DONE if self.all_done or idle is None else idle.outcome
             tag_run(self.context, {OUTCOME_TAG: outcome.value})
+            self._try_to_report_exhausted()
         except BaseException as error:
             with suppress(Exception):  # the error of the work is the one to report
                 self._report_last()
@@ -137,13 +138,15 @@ class BatchExecution:
         self.ended = "" if idle is None else idle.text
         if idle is not None:
             self.context.log.info(idle.text)
+        if not self.all_done:
+            self._record_idle(outcome, self.ended)
+        return bool(self.all_done)
+
+    def _try_to_report_exhausted(self) -> None:
         try:
             self._report_exhausted()
         except Exception:  # what was done is done
             self.context.log.exception("the plans that were tried too often could not be reported")
-        if not self.all_done:
-            self._record_idle(outcome, self.ended)
-        return bool(self.all_done)
 
     def _report_exhausted(self) -> None:
         """Warn of the plans that no run tries again by itself, and evaluate the check of them.
