@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition, Verdict
+from marshal_dagster.spark.column_names import check_names, name_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -96,8 +97,12 @@ class Steps:
         """Do nothing."""
 
 
-def check_columns(schema: "StructType", reserved: Collection[str]) -> None:
-    """Raise `ConfigurationError` unless rows of `schema` can be assigned to ranges and have no column of `reserved`."""
+def check_columns(schema: "StructType", reserved: Collection[str], *, case_sensitive: bool = False) -> None:
+    """Raise `ConfigurationError` unless rows of `schema` can be assigned to ranges and have no column of `reserved`.
+
+    Names are compared as a session does whose `spark.sql.caseSensitive` is `case_sensitive`; false is Spark's default.
+    """
+    check_names(schema.names, (PARTITION_COLUMN, OFFSET_COLUMN), case_sensitive=case_sensitive)
     types = {column.name: column.dataType.typeName() for column in schema.fields}
     if PARTITION_COLUMN not in types:
         raise ConfigurationError(
@@ -110,7 +115,8 @@ def check_columns(schema: "StructType", reserved: Collection[str]) -> None:
                 f"the result's column {name!r} is of type {types[name]}; it must be the message's own, a number: "
                 "rename the other one"
             )
-    taken = sorted(types.keys() & set(reserved))
+    own = {name_key(name, case_sensitive=case_sensitive) for name in reserved}
+    taken = sorted(name for name in types if name_key(name, case_sensitive=case_sensitive) in own)
     if taken:
         raise ConfigurationError(f"the result's columns {', '.join(taken)} are the sink's own: rename them")
 

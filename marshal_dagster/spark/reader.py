@@ -34,6 +34,8 @@ _OURS: Final = {"kafka.isolation.level": "read_committed"}
 _CONSUMER_DEFAULTS = {"kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "1"}
 _GROUP: Final = "kafka.group.id"
 _GROUPS_KNOWN: Final = 64
+HIGHEST_OFFSET: Final = 2**63 - 2
+"""No message has a higher one. The number after a higher one would overflow, or be negative, by the session's mode."""
 
 
 def read_ranges(

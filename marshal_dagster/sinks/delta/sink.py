@@ -32,6 +32,8 @@ from marshal_dagster.sinks.sink import (
     unreplaceable,
     within,
 )
+from marshal_dagster.spark.column_names import is_case_sensitive
+from marshal_dagster.spark.conversion_settings import PARQUET_FILES, QUOTED_NAMES, check_settings
 from marshal_dagster.spark.session import active_session
 
 if TYPE_CHECKING:
@@ -100,7 +102,9 @@ class DeltaSink(Steps):
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
         """Write the rows of each range that is not yet there, in one commit (`Sink.write`)."""
-        check_columns(frame.schema, {MARSHAL_COLUMN})
+        spark = frame.sparkSession
+        check_columns(frame.schema, {MARSHAL_COLUMN}, case_sensitive=is_case_sensitive(spark))
+        check_settings(spark, {**PARQUET_FILES, **QUOTED_NAMES}, "a Delta sink")
         check_ranges(ranges)
         table = self._table()
         self._refuse_forgetful(table)

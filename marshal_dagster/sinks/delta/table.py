@@ -17,7 +17,7 @@ from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Comm
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.spark.connector import connector_jars
 from marshal_dagster.spark.lazy_pyspark import functions as f
-from marshal_dagster.spark.reader import offsets_read
+from marshal_dagster.spark.reader import HIGHEST_OFFSET, offsets_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +57,7 @@ class KeptRows:
         """Work out at which offsets of each partition there are rows; none without a column `offset`."""
         if OFFSET_COLUMN not in self.frame.columns:
             return {}
-        return offsets_read(self.frame.where(f"{OFFSET_COLUMN} IS NOT NULL"))
+        return offsets_read(self.frame.where(f.col(OFFSET_COLUMN).between(0, HIGHEST_OFFSET)))
 
 
 class DeltaTable:
@@ -114,7 +114,9 @@ class DeltaTable:
         """Return, by partition, the offsets that can be read in `ranges` and at which rows of older generations are."""
         conditions = [f.expr(_rows_at(range_, only_older=True)) for range_ in ranges]
         table = self._spark.read.format("delta").load(self._path)
-        offsets = offsets_read(table.where(reduce(or_, conditions)).where(f"{OFFSET_COLUMN} IS NOT NULL"))
+        offsets = offsets_read(
+            table.where(reduce(or_, conditions)).where(f.col(OFFSET_COLUMN).between(0, HIGHEST_OFFSET))
+        )
         return {range_.partition: within(range_, offsets.get(range_.partition, ())) for range_ in ranges}
 
     def commit(

@@ -40,6 +40,7 @@ _RANGE_FIELDS = (
 _COMMIT_FIELDS = ("attempt", "format", "schema")
 _COMMITS, _CHECKPOINTS = "commits", "checkpoints"
 _IN_ANY_ORDER = "in_any_order"
+_OPTIONS = "options"
 
 _Key = tuple[str, str, int]
 
@@ -61,12 +62,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one writer added in one step: `schema` is the rows' Spark schema as JSON."""
+    """What one writer added in one step.
+
+    `schema` is the rows' Spark schema as JSON, its columns in the order of the files. `options` are the user's, with
+    which files of a text format must be read; None in what was written before they were kept.
+    """
 
     attempt: str
     format: str
     schema: str
     entries: tuple[Entry, ...]
+    options: Mapping[str, str] | None = None
 
 
 @dataclass(slots=True)
@@ -307,7 +313,8 @@ def _name(folder: str, number: int) -> str:
 
 def _commit_to(commit: Commit) -> dict[str, Any]:
     fields = {name: getattr(commit, name) for name in _COMMIT_FIELDS}
-    return fields | {"ranges": [_entry_to(entry) for entry in commit.entries]}
+    options = {} if commit.options is None else {_OPTIONS: dict(commit.options)}
+    return fields | options | {"ranges": [_entry_to(entry) for entry in commit.entries]}
 
 
 def _entry_to(entry: Entry) -> dict[str, Any]:
@@ -321,7 +328,8 @@ def _entry_to(entry: Entry) -> dict[str, Any]:
 def _commit_from(document: Mapping[str, Any], path: str) -> Commit:
     try:
         fields = {name: document[name] for name in _COMMIT_FIELDS}
-        return Commit(**fields, entries=tuple(_entry_from(entry) for entry in document["ranges"]))
+        entries = tuple(_entry_from(entry) for entry in document["ranges"])
+        return Commit(**fields, entries=entries, options=document.get(_OPTIONS))
     except (KeyError, TypeError, ValueError) as error:
         raise SinkRejectedError(f"{path} is damaged ({error!r}): restore it; until then nothing is written") from error
 

@@ -1,4 +1,7 @@
-"""Reading a file output into Spark by its commits, without the rows that a newer generation has replaced."""
+"""Reading a file output into Spark by its commits, without the rows that a newer generation has replaced.
+
+Files are read by the columns with which they were written, and only then put together by name: CSV has no names.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,14 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.sinks.files.commit_log import CommitView
-from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
+from marshal_dagster.sinks.files.commit_log import Commit, CommitView
+from marshal_dagster.sinks.files.formats import TEXT_FORMATS, as_nullable, check_readable, read_files
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
+from marshal_dagster.spark.column_names import check_names, is_case_sensitive, name_key
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 _OFFSETS_PER_BUCKET = 4096
 
@@ -22,6 +27,8 @@ _OFFSETS_PER_BUCKET = 4096
 class _Part:
     """Files that are read in one go, and the offsets at which their rows do not count: (partition, start, end)."""
 
+    schema: "StructType"
+    options: Mapping[str, str]
     files: list[str] = field(default_factory=list)
     replaced: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -32,24 +39,36 @@ def read_committed(
     """Return the rows that count by the commits of `view`; `path_of` gives the path of each of their files.
 
     Files that hold replaced rows are read apart, each generation's together, and joined with what replaces them.
+    `options` are the reader's; files of a text format are read with those of their commit.
     """
-    schema = _schema(view)
+    case_sensitive = is_case_sensitive(spark)
+    schemas = {text: _schema_from(text) for text in dict.fromkeys(commit.schema for commit in reversed(view.commits))}
+    columns = _columns(schemas, case_sensitive=case_sensitive)
     format_name = view.commits[-1].format
+    check_readable(spark, format_name)
     frames = []
-    for part in _parts(view, path_of):
-        rows = spark.read.format(format_name).options(**options).schema(schema).load(part.files)
-        frames.append(_without(spark, rows, part.replaced) if part.replaced else rows)
+    for part in _parts(view, path_of, schemas, options):
+        rows = read_files(spark, format_name, part.schema, part.options, part.files)
+        kept = _without(spark, rows, part.replaced) if part.replaced else rows
+        frames.append(_with_columns(kept, part.schema, columns, case_sensitive=case_sensitive))
     if not frames:
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame([], t.StructType(list(columns.values())))
     whole = frames[0]
     for frame in frames[1:]:
-        whole = whole.unionByName(frame)
+        whole = whole.union(frame)
     return whole
 
 
-def _parts(view: CommitView, path_of: Callable[[str], str]) -> list[_Part]:
+def _parts(
+    view: CommitView,
+    path_of: Callable[[str], str],
+    schemas: Mapping[str, "StructType"],
+    options: Mapping[str, str],
+) -> list[_Part]:
     parts: dict[tuple[object, ...], _Part] = {}
     for commit in view.commits:
+        schema, own_options = schemas[commit.schema], _options_of(commit, options)
+        layout = schema.json(), *sorted(own_options.items())
         for entry in commit.entries:
             if not entry.files:
                 continue
@@ -57,10 +76,29 @@ def _parts(view: CommitView, path_of: Callable[[str], str]) -> list[_Part]:
             # Rows of one class meet the same replaced offsets: a partition's offsets mean the same in all of them.
             taken = entry.taken
             row_class = (taken.group, taken.topic, taken.data_topic_id, taken.generation) if replaced else ()
-            part = parts.setdefault(row_class, _Part())
+            part = parts.setdefault((row_class, layout), _Part(schema, own_options))
             part.files.extend(path_of(f"{commit.attempt}/{name}") for name in entry.files)
             part.replaced.extend((taken.partition, start, end) for start, end in replaced)
     return list(parts.values())
+
+
+def _options_of(commit: Commit, options: Mapping[str, str]) -> Mapping[str, str]:
+    return commit.options or {} if commit.format in TEXT_FORMATS else options
+
+
+def _with_columns(
+    rows: "DataFrame", schema: "StructType", columns: Mapping[str, "StructField"], *, case_sensitive: bool
+) -> "DataFrame":
+    """Put the columns of one layout in the order of all: those that it lacks are null."""
+    own = {name_key(name, case_sensitive=case_sensitive): name for name in schema.names}
+    if list(own.values()) == [column.name for column in columns.values()]:
+        return rows
+    return rows.select(
+        *(
+            (f.col(quoted(own[key])) if key in own else f.lit(None).cast(column.dataType)).alias(column.name)
+            for key, column in columns.items()
+        )
+    )
 
 
 def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int, int, int]]) -> "DataFrame":
@@ -68,7 +106,7 @@ def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int,
     first, last = f.col("start"), f.col("end") - 1
     bucket = f.explode(f.sequence(_bucket(first), _bucket(last))).alias("bucket")
     gone = (
-        spark.createDataFrame(sorted(set(replaced)), "partition int, start long, end long")
+        spark.createDataFrame(sorted(set(replaced)), _interval_schema())
         .select("partition", "start", "end", bucket)
         .alias("gone")
     )
@@ -84,18 +122,32 @@ def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int,
     )
 
 
+def _interval_schema() -> "StructType":
+    """Return it without SQL: `end` is a reserved word in some sessions."""
+    kinds = {"partition": t.IntegerType(), "start": t.LongType(), "end": t.LongType()}
+    return t.StructType([t.StructField(name, kind) for name, kind in kinds.items()])
+
+
 def _bucket(offset: "Column") -> "Column":
     return f.floor(offset / _OFFSETS_PER_BUCKET)
 
 
-def _schema(view: CommitView) -> "StructType":
-    fields: dict[str, t.StructField] = {}
-    for text in dict.fromkeys(commit.schema for commit in reversed(view.commits)):
-        for column in t.StructType.fromJson(json.loads(text)).fields:
-            known = fields.setdefault(column.name, t.StructField(column.name, column.dataType, nullable=True))
+def _schema_from(text: str) -> "StructType":
+    """Return the columns of a commit as they are read: null may stand anywhere."""
+    columns = t.StructType.fromJson(json.loads(text)).fields
+    return t.StructType([t.StructField(column.name, as_nullable(column.dataType), nullable=True) for column in columns])
+
+
+def _columns(schemas: Mapping[str, "StructType"], *, case_sensitive: bool) -> dict[str, "StructField"]:
+    """Return the columns of all commits, by how the session compares names: in the order of `schemas`, newest first."""
+    columns: dict[str, t.StructField] = {}
+    for schema in schemas.values():
+        check_names(schema.names, case_sensitive=case_sensitive, what="a commit's columns")
+        for column in schema.fields:
+            known = columns.setdefault(name_key(column.name, case_sensitive=case_sensitive), column)
             if known.dataType != column.dataType:
                 raise ConfigurationError(
                     f"column {column.name!r}: its type changed from {column.dataType.simpleString()} to "
                     f"{known.dataType.simpleString()} between commits of this output; read `committed_files` yourself"
                 )
-    return t.StructType(list(fields.values()))
+    return columns

@@ -28,7 +28,7 @@ from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
 from marshal_dagster.sinks.caching import without_partitions
-from marshal_dagster.sinks.files import commit_log
+from marshal_dagster.sinks.files import commit_log, formats
 from marshal_dagster.sinks.files.commit_log import Commit, CommitLog, CommitView, Entry, decided
 from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage
 from marshal_dagster.sinks.files.reader import read_committed
@@ -51,6 +51,7 @@ from marshal_dagster.sinks.sink import (
     within,
 )
 from marshal_dagster.spark import reader
+from marshal_dagster.spark.column_names import is_case_sensitive
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ _logger = logging.getLogger(__name__)
 
 _RANGE_COLUMN = "marshal_range"
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_FORMATS = ("parquet", "orc", "json", "csv", "avro")
 _COUNTED = "parquet"
-_HIGHEST_OFFSET = 2**63 - 2
 _ATTEMPTS = "attempts"
 _NOTE = ".json"
 _FOLDER = "_marshal"
@@ -112,16 +111,19 @@ class FileSink(Steps):
         """Name the output; nothing is read or made before it is used.
 
         `path` is a local path, a `file:` URI, or a URI of a file system that Hadoop's layer knows, such as `hdfs://`.
-        `options` are those of Spark's writer and reader for `format`. The others are for such a file system alone:
+        `options` are those of Spark's writer and reader for `format`, except for those by which rows are read back as
+        they were written. The others are for such a file system alone:
         `session` gives the Spark session through which it is reached, by default the active one, and with `exclusive`
         the user vouches for one that is not known to keep two writers apart (docs/sinks.md). Raises
-        `ConfigurationError` for another kind of path and a format that is not made of files.
+        `ConfigurationError` for another kind of path, a format that is not made of files, and options that are the
+        sink's own.
         """
         self.path, self._storage = _opened(path, session, exclusive)
-        if format not in _FORMATS:
-            raise ConfigurationError(f"format: {format!r}; a file sink writes {', '.join(_FORMATS)}")
+        if format not in formats.FORMATS:
+            raise ConfigurationError(f"format: {format!r}; a file sink writes {', '.join(formats.FORMATS)}")
         self.format = format
         self.options = dict(options or {})
+        formats.check_options(format, self.options)
         self._log = CommitLog(self._storage)
         self._lock = threading.Lock()
 
@@ -150,9 +152,12 @@ class FileSink(Steps):
     ) -> WriteResult:
         """Write the rows of each range that is not yet there, in one commit (`Sink.write`).
 
-        The frame is evaluated once, and not at all when every range is there. `rows` are told for Parquet alone.
+        The frame is evaluated once, and not at all when every range is there. `rows` are told for Parquet alone. Raises
+        `ConfigurationError` for columns that the format does not give back, and for session settings with which it
+        would not (docs/sinks.md); `SinkRejectedError` for such a value.
         """
-        check_columns(frame.schema, {_RANGE_COLUMN})
+        check_columns(frame.schema, {_RANGE_COLUMN}, case_sensitive=is_case_sensitive(frame.sparkSession))
+        formats.check_writable(frame.sparkSession, self.format, frame.schema)
         check_ranges(ranges)
         self._storage.use(lambda: frame.sparkSession)
         self._storage.check()
@@ -197,6 +202,7 @@ class FileSink(Steps):
             view = self._log.refresh()
             if not view.number:
                 raise ConfigurationError(f"path: {self.path} holds no commit yet, so its columns are not known")
+            self._refuse_lossy(view, "read")
             return read_committed(spark, view, lambda name: self._storage.to_read(_of_attempt(name)), self.options)
 
     def committed_files(self) -> tuple[Path, ...]:
@@ -237,10 +243,21 @@ class FileSink(Steps):
                 f"format: {self.path} holds {view.commits[-1].format} files, not {self.format}: nothing was written; "
                 "give the format of the output, or another path"
             )
+        self._refuse_lossy(view, "written")
         undone = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
         if reason := unreplaceable(_held(view, undone, only_older=True), str(self.path)):
             raise SinkRejectedError(reason)
         return verdicts
+
+    def _refuse_lossy(self, view: CommitView, done: str) -> None:
+        """Refuse files that were written with Spark's own options for text, with which values were lost."""
+        for commit in view.commits:
+            if reason := formats.lost_in(commit.format, commit.schema, commit.options):
+                raise SinkRejectedError(
+                    f"path: {self.path} holds {commit.format} files of an older marshal-dagster, {reason}: nothing was "
+                    f'{done}. Go on in a new folder (docs/sinks.md, "A new folder"), and read the old one\'s files by '
+                    "committed_files() with Spark's own reader"
+                )
 
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:
         attempt = secrets.token_hex(16)
@@ -261,13 +278,18 @@ class FileSink(Steps):
             of_no_offset = f.concat(name, f.lit(_WITHOUT_OFFSET))
             name = f.when(f.col(OFFSET_COLUMN).isNull(), of_no_offset).otherwise(name)
         writer = (
-            frame.withColumn(_RANGE_COLUMN, name)
+            frame.withColumn(_RANGE_COLUMN, formats.refusing(frame, self.format, name))
             .write.format(self.format)
-            .options(**self.options, **_COMMITTER_OPTIONS)
+            .options(**formats.write_options(self.format, self.options), **_COMMITTER_OPTIONS)
             .partitionBy(_RANGE_COLUMN)
         )
-        with some_files_at_once(frame.sparkSession):
-            writer.save(self._storage.to_write(folder))
+        try:
+            with some_files_at_once(frame.sparkSession):
+                writer.save(self._storage.to_write(folder))
+        except Exception as error:  # Spark's, in which the JVM's words are
+            if refusal := formats.refusal_in(error, self.format):
+                raise refusal from None
+            raise
 
     def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, _WrittenFiles]:
         """List what Spark has committed below `folder`, by partition, and have the storage hold it."""
@@ -312,6 +334,7 @@ class FileSink(Steps):
     ) -> tuple[ClaimedRange, ...]:
         """Add a commit with the ranges of `wanted` that are not done meanwhile, and return these."""
         schema = frame.schema.json()
+        options = self.options if self.format in formats.TEXT_FORMATS else None
         has_offsets = OFFSET_COLUMN in frame.columns
         replaced: Mapping[int, Intervals] | None = None
         while True:
@@ -330,7 +353,8 @@ class FileSink(Steps):
                         whole = has_offsets and own.has_offsets
                         entries.append(Entry(range_, own.files, own.rows, whole, within(range_, offsets)))
                     self._reached("judged")
-                    if self._log.append(Commit(attempt, self.format, schema, tuple(entries)), _of_attempt(attempt)):
+                    commit = Commit(attempt, self.format, schema, tuple(entries), options)
+                    if self._log.append(commit, _of_attempt(attempt)):
                         self._reached("linked")
                         self._log.checkpoint_if_due(_of_attempt(attempt))
                         return taken
@@ -350,9 +374,8 @@ class FileSink(Steps):
 
     def _offsets_in(self, frame: "DataFrame", names: Sequence[str]) -> Mapping[int, Intervals]:
         paths = [self._storage.to_read(name) for name in names]
-        rows = frame.sparkSession.read.format(self.format).options(**self.options).schema(frame.schema).load(paths)
-        # Numbers that no message can have would overflow there.
-        return reader.offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, _HIGHEST_OFFSET)))
+        rows = formats.read_files(frame.sparkSession, self.format, frame.schema, self.options, paths)
+        return reader.offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, reader.HIGHEST_OFFSET)))
 
     def _sweep_quietly(self) -> None:
         """Sweep, but let what hinders it hinder no write."""

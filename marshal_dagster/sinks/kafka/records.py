@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
+from marshal_dagster.spark.column_names import check_names
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ class Record:
     partition: int | None = None
 
 
-def check_record_columns(schema: "StructType", topic: str) -> None:
-    """Raise `ConfigurationError` unless rows of `schema` are records of `topic`."""
+def check_record_columns(schema: "StructType", topic: str, *, case_sensitive: bool = False) -> None:
+    """Raise `ConfigurationError` unless rows of `schema` are records of `topic`, names compared as the session does."""
+    check_names(schema.names, (*_TYPES, "topic"), case_sensitive=case_sensitive)
     types = {column.name: column.dataType.simpleString() for column in schema.fields}
     if VALUE not in types:
         raise ConfigurationError(f"the result has no column {VALUE!r}, which is what a record of {topic} holds")
@@ -124,7 +126,7 @@ def _columns(names: Sequence[str]) -> "list[Column]":
     headers = f.col(HEADERS) if HEADERS in names else f.lit(None).cast(_TYPES[HEADERS][0]).alias(HEADERS)
     milliseconds = f.unix_millis(f.col(TIMESTAMP)) if TIMESTAMP in names else f.lit(None).cast("bigint")
     return [
-        given(PARTITION_COLUMN, "int"),
+        given(PARTITION_COLUMN, "bigint"),  # as wide as it may be: cut to an int, another's row would be one's own
         given(OFFSET_COLUMN, "bigint"),
         given(VALUE, "binary"),
         given(KEY, "binary"),

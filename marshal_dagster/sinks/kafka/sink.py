@@ -42,6 +42,7 @@ from marshal_dagster.sinks.sink import (
     check_ranges,
     refuse_foreign_rows,
 )
+from marshal_dagster.spark.column_names import is_case_sensitive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -216,8 +217,9 @@ class KafkaSink(Steps):
         The frame is evaluated once, by all executors, before the first transaction begins; `before_commit` is called
         then, and again at the end of each. What is raised leaves the ranges taken before it, and nothing of the others.
         """
-        check_columns(frame.schema, ())
-        check_record_columns(frame.schema, self.topic)
+        case_sensitive = is_case_sensitive(frame.sparkSession)
+        check_columns(frame.schema, (), case_sensitive=case_sensitive)
+        check_record_columns(frame.schema, self.topic, case_sensitive=case_sensitive)
         check_ranges(ranges)
         with self._place() as place:
             verdicts = self._judge_all(place, ranges)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.spark.conversion_settings import AVRO_VALUES, check_settings
 from marshal_dagster.spark.decoding import confluent_wire_format
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, missing_value, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
@@ -45,6 +46,7 @@ def decode_avro(
     also for a schema that cannot be used, for more schema ids than are looked up, and for a session without
     `AVRO_PACKAGE`.
     """
+    check_settings(frame.sparkSession, AVRO_VALUES, "decode_avro")
     reader = _reader(schemas, schema, subject)
     if schemas is None and _is_unbounded(reader):
         raise ConfigurationError(f"schema: it {_UNBOUNDED}")
@@ -173,7 +175,8 @@ def _read(data: "Column", writer: object, reader: Mapping[str, Any]) -> "Column"
 
     marked = {**reader, "fields": [*reader["fields"], {"name": _READ_WHOLE, "type": "boolean", "default": True}]}
     try:
-        return from_avro(data, json.dumps(writer), {"avroSchema": json.dumps(marked), "mode": "PERMISSIVE"})
+        options = {"avroSchema": json.dumps(marked), "mode": "PERMISSIVE", "datetimeRebaseMode": "CORRECTED"}
+        return from_avro(data, json.dumps(writer), options)
     except TypeError as error:  # the class is not in the JVM
         raise ConfigurationError(f"this session cannot read Avro: {_ADVICE}") from error
 

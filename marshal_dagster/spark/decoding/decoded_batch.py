@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from marshal_dagster.errors import BadRecord, ConfigurationError, DecodeError
 from marshal_dagster.spark import connect
+from marshal_dagster.spark.column_names import check_names, check_nested_names, is_case_sensitive
 from marshal_dagster.spark.lazy_pyspark import functions as f
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ RAW: Final = "raw"
 _VALUE = "_marshal_value"
 _REASON = "_marshal_reason"
 _READ = "_marshal_read"
+ADDED: Final = "_marshal_both"
+"""The column of what a function gives that reads value and reason at once."""
 # A letter is larger than its record, which may be of any size that its topic takes; the dead letters' topic judges it.
 _LARGE_LETTERS: Final = {"kafka.max.request.size": str(128 * 1024**2), "kafka.buffer.memory": str(128 * 1024**2)}
 _OF_A_RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -62,8 +65,11 @@ class DecodedBatch:
             raise ConfigurationError(
                 f"the frame to decode lacks {', '.join(missing)}: decode what batch.read(...) gave, as it is"
             )
+        self._case_sensitive = is_case_sensitive(frame.sparkSession)
+        self._refuse_columns(_VALUE, _REASON, _READ, ADDED)
         self._frame = frame.select("*", value.alias(_VALUE), reason.alias(_REASON))
-        _ = self._frame.schema  # has Spark look at schemas and functions now
+        decoded = self._frame.schema[_VALUE].dataType  # has Spark look at schemas and functions now
+        check_nested_names("value", decoded, case_sensitive=self._case_sensitive)
 
     def or_fail(self) -> "DataFrame":
         """Give the rows, after one pass over all of them that finds none bad.
@@ -112,7 +118,7 @@ class DecodedBatch:
             if looped in str(error):
                 raise ConfigurationError(looped) from error
             raise
-        return self.split()[0]
+        return self._good()
 
     def split(self) -> tuple["DataFrame", "DataFrame"]:
         """Give the good rows, and the bad records: the columns that were decoded, as they were, and `reason`.
@@ -120,8 +126,8 @@ class DecodedBatch:
         What becomes of both is yours. A bad record is known by topic, partition and offset; a batch that is repeated
         gives it again.
         """
-        good = self._with_value(self._frame.where(f.col(_REASON).isNull()), f.col(_VALUE))
-        return good, self._bad.select(*self._columns, f.col(_REASON).alias(REASON))
+        self._refuse_columns(REASON)
+        return self._good(), self._bad.select(*self._columns, f.col(_REASON).alias(REASON))
 
     def marked(self) -> "DataFrame":
         """Give all records in one frame, for a sink that takes both in one commit.
@@ -129,10 +135,23 @@ class DecodedBatch:
         Behind the columns of the good rows come `raw`, the bytes of a bad record's value, and `reason`; in good rows
         both are null. Of a bad record `value` is null.
         """
+        self._refuse_columns(RAW, REASON)
         is_bad = f.col(_REASON).isNotNull()
         rows = self._frame.withColumn(RAW, f.when(is_bad, f.col("value"))).withColumn(REASON, f.col(_REASON))
         value = f.when(~is_bad, f.col(_VALUE)).alias("value")
         return rows.select(*(value if name == "value" else f.col(name) for name in self._columns), RAW, REASON)
+
+    def _good(self) -> "DataFrame":
+        return self._with_value(self._frame.where(f.col(_REASON).isNull()), f.col(_VALUE))
+
+    def _refuse_columns(self, *added: str) -> None:
+        """Raise `ConfigurationError` where the frame has a column of a name that is `added` here."""
+        check_names(
+            (*self._columns, *added),
+            (*_OF_A_RECORD, "headers"),
+            case_sensitive=self._case_sensitive,
+            what="the columns to decode and those added to them",
+        )
 
     def _with_value(self, frame: "DataFrame", value: "Column") -> "DataFrame":
         return frame.select(*(value.alias("value") if name == "value" else name for name in self._columns))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError, SchemaDriftError
+from marshal_dagster.spark.conversion_settings import DDL_SCHEMAS, JSON_SCHEMAS, JSON_VALUES, check_settings
 from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, missing_value, read_once
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -36,15 +37,21 @@ def decode_json(
     Bad is a value that is null (but see `nulls`), empty, not UTF-8, not exactly one JSON object, or has another type in
     a field than declared; a field that is declared NOT NULL and is missing or null makes it bad, too, unless that lies
     in an array or a map. Other missing fields are null, fields that were not declared are left out. `options` are those
-    of Spark's `from_json`. Where `schema` has a decimal, a number with an exponent of 10,000 or more makes a value bad.
-    A number in a timestamp is seconds, and bad if it has more than 11 digits, as milliseconds have.
+    of Spark's `from_json`. A time without a zone is UTC, whatever the session's zone, unless `timeZone` is among them.
+    Where `schema` has a decimal, a number with an exponent of 10,000 or more makes a value bad. A number in a timestamp
+    is seconds, and bad if it has more than 11 digits, as milliseconds have.
 
     With `new_fields="fail"` the batch is looked at first, in a pass of its own: `SchemaDriftError` is raised where
     objects have fields that `schema` lacks. Raises `ConfigurationError` for a schema or options that cannot be,
-    `tinyint` among them: Spark takes 200 for -56.
+    `tinyint` among them: Spark takes 200 for -56. So it does for a session with settings under which Spark would read
+    other values (docs/decoding.md).
     """
+    needed = {**JSON_VALUES, **(DDL_SCHEMAS if isinstance(schema, str) else {})}
+    check_settings(frame.sparkSession, needed, "decode_json")
     declared = _declared(schema)
     given = dict(options or {})
+    if "timezone" not in map(str.lower, given):
+        given["timeZone"] = "UTC"
     wrong = [name for name in given if name.lower() in _OURS]
     if wrong:
         raise ConfigurationError(f"options: {', '.join(wrong)} cannot be chosen; bad records are told apart here")
@@ -84,6 +91,7 @@ def infer_json_schema(frame: "DataFrame") -> "StructType":
     Each batch holds other fields, so a schema that each batch finds by itself gives each one other columns. Values that
     are no JSON object are left out. A field of several types is a `variant`, one that is always null is `void`.
     """
+    check_settings(frame.sparkSession, JSON_SCHEMAS, "infer_json_schema")
     text = f.try_validate_utf8(f.col("value").cast("string"))
     value = f.try_parse_json(text)
     is_object = f.schema_of_variant(value).startswith("OBJECT")

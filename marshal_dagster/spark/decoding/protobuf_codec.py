@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.decoding import confluent_wire_format
-from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy
+from marshal_dagster.spark.decoding.decoded_batch import ADDED, DecodedBatch, NullPolicy
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
@@ -76,16 +76,16 @@ def decode_protobuf(
     def read_framed(value: bytes | None) -> tuple[Any, str | None] | None:
         return None if value is None else read_message(bytes(value), files, message, names)
 
-    # Spark may call what it holds to be deterministic once for each use of its result.
-    read = f.udf(read_framed, result).asNondeterministic()
+    # Spark may call what it holds to be deterministic once for each use of its result. Through Arrow, which a session
+    # can choose for all functions, values would be converted by other rules.
+    read = f.udf(read_framed, result, useArrow=False).asNondeterministic()
     early = confluent_wire_format.frame_reason(schemas_by_id, nulls)
     is_there = early.isNull() & f.col("value").isNotNull()
-    both = "_marshal_both"
-    framed = frame.withColumn(both, read(f.when(is_there, f.col("value"))))
+    framed = frame.withColumn(ADDED, read(f.when(is_there, f.col("value"))))
     return DecodedBatch(
         framed,
-        f.when(is_there, f.col(both).getField("value")),
-        f.coalesce(early, f.when(is_there, f.col(both).getField("reason"))),
+        f.when(is_there, f.col(ADDED).getField("value")),
+        f.coalesce(early, f.when(is_there, f.col(ADDED).getField("reason"))),
         columns=frame.columns,
     )
 

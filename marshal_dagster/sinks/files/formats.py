@@ -1,0 +1,369 @@
+"""What each format of a file output keeps: types, values, and the options with which rows are written and read.
+
+Spark's defaults lose microseconds in JSON and CSV; in CSV also line breaks, spaces at the ends of a text, and the
+difference between '' and null. So these files are written and read with fixed options. What a format cannot give back
+even so is refused: a type before anything is evaluated, a value by the job that writes it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
+from marshal_dagster.spark.column_names import check_nested_names, is_case_sensitive
+from marshal_dagster.spark.conversion_settings import (
+    AVRO_FILES,
+    CSV_FILES,
+    JSON_FILES,
+    PARQUET_FILES,
+    Settings,
+    check_settings,
+)
+from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.lazy_pyspark import types as t
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+FORMATS: Final = ("parquet", "orc", "json", "csv", "avro")
+TEXT_FORMATS: Final = frozenset({"json", "csv"})
+
+_SETTINGS: Final[Mapping[str, Settings]] = {
+    "parquet": PARQUET_FILES,
+    "json": JSON_FILES,
+    "csv": CSV_FILES,
+    "avro": AVRO_FILES,
+}
+_TEXT_OPTIONS: Final = {
+    "encoding": "UTF-8",
+    "locale": "en-US",
+    "timeZone": "UTC",
+    "dateFormat": "yyyy-MM-dd",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "lineSep": "\n",
+}
+_CSV_OPTIONS: Final = {
+    "quote": '"',
+    "escape": '"',
+    "ignoreLeadingWhiteSpace": "false",
+    "ignoreTrailingWhiteSpace": "false",
+}
+_NULL_IN_CSV: Final = "\0marshal-dagster null\0"
+"""What Spark's reader is made to put in the place of an unquoted nothing; no text may be equal to it."""
+_MOST_CSV_COLUMNS: Final = 20_480  # Spark's own limit, where a row has no more
+_WRITE_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "json": {**_TEXT_OPTIONS, "ignoreNullFields": "true"},
+    "csv": {**_TEXT_OPTIONS, **_CSV_OPTIONS, "emptyValue": '""'},
+}
+_READ_ALL: Final = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+_READ_TEXT: Final = {"mode": "FAILFAST", "enableDateTimeParsingFallback": "false"}
+_READ_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "json": {**_TEXT_OPTIONS, **_READ_TEXT, "multiLine": "false", "maxStringLen": str(2**31 - 1)},
+    "csv": {
+        **_TEXT_OPTIONS,
+        **_CSV_OPTIONS,
+        **_READ_TEXT,
+        "multiLine": "true",
+        "nullValue": _NULL_IN_CSV,
+        "emptyValue": "",
+        "enforceSchema": "true",
+    },
+}
+# Of the other options of Spark's for a format, those that would have it write or read other values.
+_NOT_FOR_USERS: Final[Mapping[str, frozenset[str]]] = {
+    "json": frozenset({"charset", "columnnameofcorruptrecord", "primitivesasstring", "pretty", "singlevariantcolumn"}),
+    "csv": frozenset(
+        {"charset", "chartoescapequoteescaping", "columnnameofcorruptrecord", "comment", "escapequotes", "quoteall"}
+        | {"maxcharspercolumn", "maxcolumns", "nanvalue", "negativeinf", "positiveinf", "singlevariantcolumn"}
+        | {"unescapedquotehandling"}
+    ),
+    "avro": frozenset({"avroschema", "avroschemaurl", "datetimerebasemode", "mode", "positionalfieldmatching"}),
+    "parquet": frozenset({"datetimerebasemode", "int96rebasemode"}),
+}
+_OF_ALL_FILES: Final = frozenset(
+    {"basepath", "ignorecorruptfiles", "ignoremissingfiles", "modifiedafter", "modifiedbefore", "path"}
+    | {"pathglobfilter", "recursivefilelookup"}
+)
+_SEPARATORS: Final = frozenset({"sep", "delimiter"})
+_AVRO_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+# Between the Julian and the Gregorian calendar there are days that ORC's own calendar does not have.
+_NO_DAYS: Final = ("1582-10-05", "1582-10-14")
+_NO_TIMES: Final = ("1582-10-04T00:00:00Z", "1582-10-16T00:00:00Z")  # in whatever zone the executor's JVM is
+_REFUSED: Final = re.compile(r"marshal-dagster refuses (.*?) ;")
+
+
+def check_options(format_name: str, options: Mapping[str, str]) -> None:
+    """Raise `ConfigurationError` for options with which rows would not be read back as they were written."""
+    fixed = {name.lower() for of in (_WRITE_OPTIONS, _READ_OPTIONS) for name in of.get(format_name, ())}
+    own = _OF_ALL_FILES | fixed | _NOT_FOR_USERS.get(format_name, frozenset())
+    wrong = sorted(name for name in options if name.lower() in own)
+    if wrong:
+        raise ConfigurationError(
+            f"options: {', '.join(wrong)}: a file sink chooses these itself, so that what was written as {format_name} "
+            "can be read back; leave them out"
+        )
+    for name, value in options.items():
+        if format_name == "csv" and name.lower() in _SEPARATORS and (not value or set(value) & set('"\r\n\0')):
+            raise ConfigurationError(f"options: {name} is {value!r}; give a separator without quotes and line breaks")
+
+
+def check_writable(spark: "SparkSession", format_name: str, schema: "StructType") -> None:
+    """Raise `ConfigurationError` where rows of `schema`, written in this session, could not be read back."""
+    check_settings(spark, _SETTINGS.get(format_name, {}), f"a file sink of {format_name}")
+    case_sensitive = is_case_sensitive(spark)
+    for column in schema.fields:
+        check_nested_names(column.name, column.dataType, case_sensitive=case_sensitive)
+        for what in _unkept(column.name, column.dataType, format_name):
+            raise ConfigurationError(
+                f"column {column.name!r}: {what}, which files of format {format_name} do not give back: cast it, or "
+                "write another format"
+            )
+
+
+def check_readable(spark: "SparkSession", format_name: str) -> None:
+    """Raise `ConfigurationError` where this session would read other values than were written."""
+    if format_name in TEXT_FORMATS:
+        check_settings(spark, _SETTINGS[format_name], f"reading {format_name} files")
+
+
+def write_options(format_name: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of Spark's writer: the user's, and behind them those that are fixed."""
+    return {**options, **_WRITE_OPTIONS.get(format_name, {})}
+
+
+def read_files(
+    spark: "SparkSession", format_name: str, schema: "StructType", options: Mapping[str, str], files: Sequence[str]
+) -> "DataFrame":
+    """Return the rows of files that were written with these columns, in this order, and these options of the user's."""
+    given = {**options, **_READ_ALL, **_READ_OPTIONS.get(format_name, {})}
+    if format_name in TEXT_FORMATS:
+        given["columnNameOfCorruptRecord"] = _unused_name(schema.names)
+    if format_name == "csv":
+        given["maxColumns"] = str(max(_MOST_CSV_COLUMNS, len(schema.names) + 1))
+    stored = _as_stored(schema, format_name)
+    rows = spark.read.format(format_name).options(**given).schema(stored).load(list(files))
+    if stored == schema:
+        return rows
+    return rows.select(*(f.col(quoted(field.name)).cast(field.dataType).alias(field.name) for field in schema.fields))
+
+
+def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
+    """Return `name`, but an error in rows that hold a value which the format does not give back (`refusal_in`)."""
+    wrong = f.lit(None).cast("string")
+    has_offset = OFFSET_COLUMN in frame.columns
+    offset = f.coalesce(f.col(OFFSET_COLUMN).cast("string"), f.lit("null")) if has_offset else f.lit("unknown")
+    place = f.concat(f.lit(", partition "), f.col(PARTITION_COLUMN).cast("string"), f.lit(", offset "), offset)
+    checked = False
+    for index, field in enumerate(frame.schema.fields):
+        for what, is_wrong in _wrong_values(field.dataType, format_name, is_first=not index):
+            is_there = f.coalesce(is_wrong(f.col(quoted(field.name))), f.lit(False))  # noqa: FBT003
+            wrong = f.coalesce(wrong, f.when(is_there, f.lit(f"column {field.name!r}: {what}")))
+            checked = True
+    if not checked:
+        return name
+    words = f.concat(f.lit("marshal-dagster refuses "), wrong, f.coalesce(place, f.lit("")), f.lit(" ;"))
+    return f.when(wrong.isNull(), name).otherwise(f.raise_error(words))
+
+
+def refusal_in(error: Exception, format_name: str) -> SinkRejectedError | None:
+    """Return the refusal of a value (`refusing`) that Spark's error is of, if it is of one."""
+    found = _REFUSED.search(str(error))
+    if found is None:
+        return None
+    return SinkRejectedError(
+        f"{found[1]}: files of format {format_name} do not give it back, so nothing was written. Clean the value in "
+        "the batch's function, write another format, or set the position past this offset (position reset)"
+    )
+
+
+def lost_in(format_name: str, schema: str, options: Mapping[str, str] | None) -> str | None:
+    """Return what files of a commit may have lost, None where nothing: `options` is None in commits of the old way."""
+    if options is not None or format_name not in TEXT_FORMATS:
+        return None
+    if format_name == "csv":
+        return "in which '' is null, and a line break ends a row"
+    times = holds(t.StructType.fromJson(json.loads(schema)), t.TimestampType, t.TimestampNTZType)
+    return "in which times have no microseconds" if times else None
+
+
+def as_nullable(data_type: "DataType") -> "DataType":
+    """Return the type with null allowed within it at each place, as Spark's readers give it."""
+    match data_type:
+        case t.StructType():
+            return t.StructType(
+                [t.StructField(field.name, as_nullable(field.dataType), nullable=True) for field in data_type.fields]
+            )
+        case t.ArrayType():
+            return t.ArrayType(as_nullable(data_type.elementType), containsNull=True)
+        case t.MapType():
+            key, value = as_nullable(data_type.keyType), as_nullable(data_type.valueType)
+            return t.MapType(key, value, valueContainsNull=True)
+    return data_type
+
+
+def holds(data_type: "DataType", *kinds: type[Any]) -> bool:
+    """Return whether the type is one of `kinds` or has one within it."""
+    return isinstance(data_type, kinds) or any(holds(part, *kinds) for _, part in _parts("", data_type))
+
+
+def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]:
+    """Yield what of a column the format does not give back."""
+    if format_name == "avro" and not _AVRO_NAME.fullmatch(name):
+        yield f"{name!r} is no name of Avro's"
+    names_keys = format_name in {"json", "avro"}
+    if names_keys and isinstance(data_type, t.MapType) and not isinstance(data_type.keyType, t.StringType):
+        yield f"it has a map whose keys are of type {data_type.keyType.simpleString()}"
+    if isinstance(data_type, t.StructType) and not data_type.fields:
+        yield "it has a struct without fields"
+    inner = _parts(name, data_type)
+    if inner and format_name == "csv":
+        yield f"it is of type {data_type.simpleString()}"
+    for field, part in inner:
+        yield from _unkept(field, part, format_name)
+    if not inner and not isinstance(data_type, (*_leaves(format_name), t.StructType)):
+        yield f"it has the type {data_type.simpleString()}"
+
+
+def _parts(name: str, data_type: "DataType") -> list[tuple[str, "DataType"]]:
+    """Return the types within a type, each with the name of the field that it is of."""
+    match data_type:
+        case t.StructType():
+            return [(field.name, field.dataType) for field in data_type.fields]
+        case t.ArrayType():
+            return [(name, data_type.elementType)]
+        case t.MapType():
+            return [(name, data_type.keyType), (name, data_type.valueType)]
+        case t.UserDefinedType():
+            return [(name, data_type.sqlType())]
+    return []
+
+
+def _leaves(format_name: str) -> tuple[type[Any], ...]:
+    common: tuple[type[Any], ...] = (
+        t.BooleanType,
+        t.NumericType,
+        t.StringType,
+        t.DateType,
+        t.TimestampType,
+        t.TimestampNTZType,
+        t.DayTimeIntervalType,
+        t.YearMonthIntervalType,
+    )
+    if format_name == "csv":
+        return common
+    others: Mapping[str, tuple[type[Any], ...]] = {
+        "parquet": (t.VariantType,),
+        "json": (t.NullType,),
+        "avro": (t.NullType,),
+    }
+    return (*common, t.BinaryType, *others.get(format_name, ()))
+
+
+def _as_stored(schema: "StructType", format_name: str) -> "StructType":
+    """Return the columns as Spark must ask for them: Avro has no integers of less than 32 bits."""
+    if format_name != "avro" or not holds(schema, t.ByteType, t.ShortType):
+        return schema
+    stored = _widened(schema)
+    assert isinstance(stored, t.StructType)  # noqa: S101 - what was one is one
+    return stored
+
+
+def _widened(data_type: "DataType") -> "DataType":
+    match data_type:
+        case t.StructType():
+            return t.StructType(
+                [t.StructField(field.name, _widened(field.dataType), field.nullable) for field in data_type.fields]
+            )
+        case t.ArrayType():
+            return t.ArrayType(_widened(data_type.elementType), data_type.containsNull)
+        case t.MapType():
+            return t.MapType(data_type.keyType, _widened(data_type.valueType), data_type.valueContainsNull)
+        case t.ByteType() | t.ShortType():
+            return t.IntegerType()
+    return data_type
+
+
+_Condition = Callable[["Column"], "Column"]
+
+
+def _wrong_values(data_type: "DataType", format_name: str, *, is_first: bool) -> Iterator[tuple[str, _Condition]]:
+    """Yield what a column may not hold, in words, and the condition of such a value."""
+    if format_name in TEXT_FORMATS:
+        yield from _within(data_type, t.StringType, "a text that is not UTF-8", lambda text: ~f.is_valid_utf8(text))
+    if format_name == "csv":
+        yield from _within(
+            data_type, t.StringType, "the text that stands for null", lambda text: text == f.lit(_NULL_IN_CSV)
+        )
+        if is_first:  # of a file that begins with it
+            yield from _within(data_type, t.StringType, "a text that begins with a byte order mark", _begins_with_bom)
+    if format_name == "orc":
+        first, last = (f.lit(day).cast(t.DateType()) for day in _NO_DAYS)
+        start, end = (f.lit(time).cast(t.TimestampType()) for time in _NO_TIMES)
+        yield from _within(
+            data_type, t.DateType, f"a day from {_NO_DAYS[0]} to {_NO_DAYS[1]}", lambda day: day.between(first, last)
+        )
+        yield from _within(
+            data_type, t.TimestampType, f"a time near {_NO_DAYS[0]}", lambda time: time.between(start, end)
+        )
+
+
+def _begins_with_bom(text: "Column") -> "Column":
+    return f.substring(text.cast("binary"), 1, 3) == f.lit("\ufeff".encode())
+
+
+def _within(
+    data_type: "DataType", kind: type[Any], what: str, is_wrong: _Condition
+) -> Iterator[tuple[str, _Condition]]:
+    """Yield `what` once, with the condition that one of the values of `kind` in the type is wrong, if it has any."""
+    if holds(data_type, kind):
+        yield what, _any_of(data_type, kind, is_wrong)
+
+
+def _any_of(data_type: "DataType", kind: type[Any], is_wrong: _Condition) -> _Condition:
+    match data_type:
+        case t.StructType():
+            held = [
+                (field.name, _definite(_any_of(field.dataType, kind, is_wrong)))
+                for field in data_type.fields
+                if holds(field.dataType, kind)
+            ]
+
+            def in_struct(column: "Column") -> "Column":
+                found = f.lit(False)  # noqa: FBT003
+                for name, condition in held:
+                    found = found | condition(column.getField(name))
+                return found
+
+            return in_struct
+        case t.ArrayType():
+            of_item = _definite(_any_of(data_type.elementType, kind, is_wrong))
+            return lambda column: f.exists(column, of_item)
+        case t.MapType():
+            sides = [
+                (side, _definite(_any_of(part, kind, is_wrong)))
+                for side, part in ((f.map_keys, data_type.keyType), (f.map_values, data_type.valueType))
+                if holds(part, kind)
+            ]
+
+            def in_map(column: "Column") -> "Column":
+                found = f.lit(False)  # noqa: FBT003
+                for side, condition in sides:
+                    found = found | f.exists(side(column), condition)
+                return found
+
+            return in_map
+    return is_wrong
+
+
+def _definite(condition: _Condition) -> _Condition:
+    return lambda column: f.coalesce(condition(column), f.lit(False))  # noqa: FBT003
+
+
+def _unused_name(names: Sequence[str]) -> str:
+    """Return a name for Spark's column of unreadable records that no column has, however names are compared."""
+    longest = max(map(len, names), default=0)
+    return "_" * (longest + 1)
