@@ -1,0 +1,78 @@
+"""What a file sink takes of options and types, without Spark's part."""
+
+import pytest
+from pyspark.sql import types as t
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks import FileSink
+from marshal_dagster.sinks.files.formats import as_nullable, check_writable, lost_in
+from tests.sink_outputs import FakeSession
+
+
+@pytest.mark.parametrize(
+    ("format_name", "name"),
+    [
+        ("csv", "nullValue"),
+        ("csv", "quoteAll"),
+        ("csv", "MULTILINE"),
+        ("json", "timestampFormat"),
+        ("json", "ignoreNullFields"),
+        ("avro", "avroSchema"),
+        ("parquet", "ignoreMissingFiles"),
+    ],
+)
+def test_options_that_would_lose_values_are_refused(format_name: str, name: str) -> None:
+    """When the sink is made, with their names as given."""
+    with pytest.raises(ConfigurationError, match=f"^options: {name}: a file sink chooses these itself"):
+        FileSink("/nowhere", format_name, {name: "x"})
+
+
+@pytest.mark.parametrize("separator", ["", '"', "\n", "a\r"])
+def test_a_separator_cannot_be_a_quote_or_a_line_break(separator: str) -> None:
+    """A row would not be told from a field."""
+    with pytest.raises(ConfigurationError, match="give a separator without quotes and line breaks"):
+        FileSink("/nowhere", "csv", {"sep": separator})
+
+
+def test_other_options_are_the_users() -> None:
+    """They reach the writer."""
+    assert FileSink("/nowhere", "csv", {"header": "true", "sep": ";", "compression": "gzip"}).options["sep"] == ";"
+
+
+def test_a_column_that_a_format_does_not_keep_is_named() -> None:
+    """Where in it does not matter."""
+    kept = t.StructType().add("a", t.ArrayType(t.MapType(t.IntegerType(), t.StringType())))
+    schema = t.StructType().add("partition", t.IntegerType()).add("kept", kept)
+    with pytest.raises(ConfigurationError, match=r"^column 'kept': it has a map whose keys are of type int"):
+        check_writable(FakeSession(), "json", schema)  # type: ignore[arg-type] # as much of one as is asked for
+    check_writable(FakeSession(), "parquet", schema)  # type: ignore[arg-type]
+
+
+SEEN = t.ArrayType(t.StructType().add("at", t.TimestampType()))
+
+
+@pytest.mark.parametrize(
+    ("format_name", "kind", "options", "words"),
+    [
+        ("csv", t.IntegerType(), None, "in which '' is null"),
+        ("csv", t.IntegerType(), {}, None),
+        ("json", SEEN, None, "in which times have no microseconds"),
+        ("json", t.MapType(t.StringType(), t.TimestampNTZType()), None, "in which times have no microseconds"),
+        ("json", SEEN, {}, None),
+        ("json", t.IntegerType(), None, None),
+        ("parquet", SEEN, None, None),
+    ],
+)
+def test_files_that_may_have_lost_something_are_known(
+    format_name: str, kind: t.DataType, options: dict[str, str] | None, words: str | None
+) -> None:
+    """By their format, types, and whether options were kept."""
+    found = lost_in(format_name, t.StructType().add("x", kind).json(), options)
+    assert found is None if words is None else words in str(found)
+
+
+def test_types_are_compared_as_they_are_read() -> None:
+    """Null may stand anywhere in what Spark's readers give."""
+    strict = t.StructType().add("x", t.StructType().add("a", t.ArrayType(t.LongType(), False), False), False)
+    loose = t.StructType().add("x", t.StructType().add("a", t.ArrayType(t.LongType())))
+    assert as_nullable(strict) == loose

@@ -1,0 +1,501 @@
+"""Files of each format give back what was put in, for every type of Spark's, or refuse it before the commit."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.sinks import FileSink
+from tests.sink_conformance import never, part
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FORMATS = ("parquet", "orc", "json", "csv", "avro")
+MOST = 64
+
+
+def text(value: str) -> str:
+    """A literal of that very text."""
+    return f"CAST(X'{value.encode().hex()}' AS string)"
+
+
+def time(micros: int) -> str:
+    """A literal of a time."""
+    return f"timestamp_micros({micros}L)"
+
+
+TEXTS = [
+    *(
+        "",
+        " ",
+        "  a  ",
+        "a\nb",
+        "a\r\nb",
+        "a\rb",
+        "\r",
+        "\n",
+        "\t",
+        '"',
+        '""',
+        '"a"',
+        'a"b\nc',
+        "\\",
+        '\\"',
+        'a\\"b',
+        ",",
+    ),
+    *(
+        "a,b;c|d",
+        "null",
+        "NULL",
+        "\\N",
+        "NaN",
+        "#c",
+        "\0",
+        "\u2028",
+        "äö😀",
+        '{"a": 1}',
+        "1",
+        "true",
+        "_corrupt_record",
+    ),
+    *("\\n", "'", "\\\\", '","', '",\n"', "\x7f\x80\x85", "e\u0301"),
+]
+VALUES: Mapping[str, Sequence[str]] = {
+    "boolean": ["true", "false"],
+    "tinyint": ["-128Y", "127Y"],
+    "smallint": ["-32768S", "32767S"],
+    "int": ["-2147483648", "2147483647"],
+    "bigint": ["-9223372036854775808L", "9223372036854775807L"],
+    "float": [
+        f"CAST('{value}' AS float)" for value in ("NaN", "Infinity", "-Infinity", "-0.0", "1.4E-45", "3.4028235E38")
+    ],
+    "double": [f"CAST('{value}' AS double)" for value in ("NaN", "Infinity", "-Infinity", "-0.0", "4.9E-324", "0.1")],
+    "decimal(10,2)": ["-12345678.90BD", "0.00BD"],
+    "decimal(38,18)": ["0.000000000000000001BD", "-99999999999999999999.999999999999999999BD"],
+    "decimal(38,0)": ["99999999999999999999999999999999999999BD"],
+    "string": list(map(text, TEXTS)),
+    "binary": ["X''", "X'00'", "X'FF00'", "X'4D0A22'"],
+    "date": ["DATE'0001-01-01'", "DATE'1582-10-04'", "DATE'9999-12-31'", "date_add(DATE'9999-12-31', 400)"],
+    # The two hours of a clock change, a time in a zone's first days, a microsecond before 1970, years 10000 and -2.
+    "timestamp": list(map(time, (1729989000123456, 1729992600123456, -2717640000876544, -1)))
+    + list(map(time, (253402300799999999, 253402300800000001, -62198755200000001))),
+    "timestamp_ntz": [
+        f"TIMESTAMP_NTZ'{value}'"
+        for value in ("0001-01-01 00:00:00", "2024-10-27 02:30:00.123456", "2024-03-31 02:30:00.000001")
+    ],
+    "interval day to second": ["INTERVAL '-1 02:03:04.123456' DAY TO SECOND"],
+    "interval year to month": ["INTERVAL '-1-2' YEAR TO MONTH"],
+}
+NO_LEAVES = {"csv": {"binary"}}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type as DDL and literals of its values."""
+
+    ddl: str
+    values: Sequence[str]
+
+
+def kinds(format_name: str) -> st.SearchStrategy[Kind]:
+    """Types that the format keeps, two levels deep where it keeps nested ones."""
+    leaf = st.sampled_from(
+        [Kind(ddl, values) for ddl, values in VALUES.items() if ddl not in NO_LEAVES.get(format_name, ())]
+    )
+    if format_name == "csv":
+        return leaf
+    keys = st.just(Kind("string", VALUES["string"])) if format_name in {"json", "avro"} else leaf
+
+    def deeper(inner: st.SearchStrategy[Kind]) -> st.SearchStrategy[Kind]:
+        return st.one_of(
+            inner.map(
+                lambda kind: Kind(f"array<{kind.ddl}>", [f"array({each}, NULL)" for each in kind.values] + ["array()"])
+            ),
+            st.tuples(keys, inner).map(
+                lambda both: Kind(
+                    f"map<{both[0].ddl},{both[1].ddl}>",
+                    [f"map({both[0].values[0]}, {each})" for each in both[1].values]
+                    + [f"map({each}, NULL)" for each in both[0].values],
+                )
+            ),
+            st.tuples(inner, inner).map(
+                lambda both: Kind(
+                    f"struct<A_1:{both[0].ddl},b:{both[1].ddl}>",
+                    [f"named_struct('A_1', {each}, 'b', NULL)" for each in both[0].values]
+                    + [f"named_struct('A_1', NULL, 'b', {each})" for each in both[1].values],
+                )
+            ),
+        )
+
+    return st.one_of(leaf, deeper(leaf), deeper(deeper(leaf)))
+
+
+Commits = list[list[tuple[str, Kind]]]
+"""For each commit its columns, beside `partition` and `offset`."""
+
+
+@st.composite
+def commits(draw: st.DrawFn, format_name: str) -> Commits:
+    """One to three commits of the same columns in another order, some of which come or go."""
+    columns = [(f"c{number}", draw(kinds(format_name))) for number in range(draw(st.integers(1, 4)))]
+    count = draw(st.integers(1, 3))
+    return [[column for column in draw(st.permutations(columns)) if draw(st.integers(0, 3))] for _ in range(count)]
+
+
+def frame_of(spark: "SparkSession", columns: list[tuple[str, Kind]], start: int, order: int) -> "DataFrame":
+    """A row for each value of the columns, of which each takes its own ones in turn, and a row of nulls."""
+    count = min(MOST, max((len(kind.values) for _, kind in columns), default=1))
+    own = [f"CAST({start} AS bigint) + id AS offset", "0 AS partition"]
+    rows = [
+        "SELECT "
+        + ", ".join(
+            [f"{number}L AS id"]
+            + [
+                f"CAST({kind.values[number % len(kind.values)] if number < count else 'NULL'} AS {kind.ddl}) AS {name}"
+                for name, kind in columns
+            ]
+        )
+        for number in range(count + 1)
+    ]
+    names = [name for name, _ in columns]
+    where = order % (len(names) + 1)
+    return spark.sql(" UNION ALL ".join(rows)).selectExpr(*names[:where], *own, *names[where:]).coalesce(1)
+
+
+def canonical(column: "Column", data_type: t.DataType) -> "Column":
+    """A value as text that is equal for equal values alone, whatever zone the session has."""
+    match data_type:
+        case t.StringType() | t.BinaryType():
+            shown = f.hex(column)
+        case t.DateType():
+            shown = f.unix_date(column).cast("string")
+        case t.TimestampType():
+            shown = f.unix_micros(column).cast("string")
+        case t.ArrayType():
+            items = f.transform(column, lambda item: canonical(item, data_type.elementType))
+            shown = f.concat(f.lit("["), f.concat_ws(",", items), f.lit("]"))
+        case t.MapType():
+            items = f.transform(
+                f.map_entries(column),
+                lambda entry: f.concat(
+                    canonical(entry["key"], data_type.keyType),
+                    f.lit(":"),
+                    canonical(entry["value"], data_type.valueType),
+                ),
+            )
+            shown = f.concat(f.lit("{"), f.concat_ws(",", items), f.lit("}"))
+        case t.StructType():
+            parts = [canonical(column.getField(field.name), field.dataType) for field in data_type.fields]
+            shown = f.concat(f.lit("<"), f.concat_ws(",", *parts), f.lit(">"))
+        case _:
+            shown = column.cast("string")
+    return f.when(column.isNull(), f.lit("null")).otherwise(shown)
+
+
+def canonical_rows(frame: "DataFrame", names: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """By offset the values of these columns; null for those that the frame lacks."""
+    types = {field.name: field.dataType for field in frame.schema.fields}
+    cells = [canonical(f.col(name), types[name]) if name in types else f.lit("null") for name in names]
+    rows = frame.select("offset", *cells).collect()
+    assert len({row[0] for row in rows}) == len(rows)
+    return {row[0]: tuple(row[1:]) for row in rows}
+
+
+def check_round_trip(spark: "SparkSession", format_name: str, drawn: Commits, options: Mapping[str, str]) -> None:
+    """Write each commit and read all back."""
+    folder = tempfile.mkdtemp(prefix="marshal-formats-")
+    try:
+        sink = FileSink(folder, format_name, options)
+        names = sorted({name for columns in drawn for name, _ in columns})
+        expected: dict[int, tuple[str, ...]] = {}
+        for number, columns in enumerate(drawn):
+            frame = frame_of(spark, columns, 1000 * number, number)
+            assert sink.write(frame, [part(0, 1000 * number, 1000 * (number + 1))], never).taken
+            expected |= canonical_rows(frame, names)
+        back = FileSink(folder, format_name, options).read(spark)
+        assert set(back.columns) == {"partition", "offset", *names}
+        assert canonical_rows(back, names) == expected
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_each_type_alone_is_given_back(spark: "SparkSession", format_name: str) -> None:
+    """Each special value of each type, also as an item of an array; in one commit with another after it."""
+    plain = [(f"c{number}", Kind(ddl, values)) for number, (ddl, values) in enumerate(VALUES.items())]
+    kept = [(name, kind) for name, kind in plain if kind.ddl not in NO_LEAVES.get(format_name, ())]
+    check_round_trip(spark, format_name, [kept, kept[::-1]], {})
+    if format_name != "csv":
+        arrays = [(name, Kind(f"array<{kind.ddl}>", [f"array({each})" for each in kind.values])) for name, kind in kept]
+        check_round_trip(spark, format_name, [arrays], {})
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_whatever_is_put_in_is_given_back(spark: "SparkSession", format_name: str) -> None:
+    """Over types, special values, orders and additions of columns, and a CSV's own options."""
+    csv = st.sampled_from(
+        [{}, {"header": "true"}, {"sep": ";"}, {"sep": "\t", "header": "true", "compression": "gzip"}]
+    )
+
+    @settings(
+        max_examples=12,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drawn=commits(format_name), options=csv if format_name == "csv" else st.just({}))
+    def check(drawn: Commits, options: Mapping[str, str]) -> None:
+        check_round_trip(spark, format_name, drawn, options)
+
+    check()
+
+
+@contextmanager
+def setting(spark: "SparkSession", name: str, value: str) -> Iterator[None]:
+    """The session with another value of a setting."""
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.unset(name) if before is None else spark.conf.set(name, before)
+
+
+REFUSED = [
+    ("csv", "array(1)", "it is of type array<int>"),
+    ("csv", "X'00'", "it has the type binary"),
+    ("csv", "NULL", "it has the type void"),
+    ("json", "map(1, 2)", "it has a map whose keys are of type int"),
+    ("json", "parse_json('1')", "it has the type variant"),
+    ("json", "make_interval(1)", "it has the type interval"),
+    ("avro", "map(1, 2)", "it has a map whose keys are of type int"),
+    ("avro", "named_struct('a b', 1)", "'a b' is no name of Avro's"),
+    ("orc", "array(NULL)", "it has the type void"),
+    ("orc", "parse_json('1')", "it has the type variant"),
+    ("parquet", "NULL", "it has the type void"),
+    ("parquet", "make_interval(1)", "it has the type interval"),
+]
+
+
+@pytest.mark.parametrize(("format_name", "value", "words"), REFUSED)
+def test_a_type_that_is_not_given_back_is_refused(
+    spark: "SparkSession", tmp_path: Path, format_name: str, value: str, words: str
+) -> None:
+    """The refusal names the column, before anything is evaluated or noted."""
+    frame = spark.sql(f"SELECT 0 AS partition, raise_error('evaluated') AS x, {value} AS kept").drop("x")
+    with pytest.raises(ConfigurationError, match=f"^column 'kept': {words}.*files of format {format_name}"):
+        FileSink(tmp_path, format_name).write(frame, [part(0, 0, 1)], never)
+    assert not list(tmp_path.iterdir())
+
+
+LOST = [
+    ("csv", "CAST(X'FF41' AS string)", "a text that is not UTF-8"),
+    ("csv", text("\0marshal-dagster null\0"), "the text that stands for null"),
+    ("json", "CAST(X'FF41' AS string)", "a text that is not UTF-8"),
+    ("json", "array(map('k', CAST(X'FF41' AS string)))", "a text that is not UTF-8"),
+    ("json", "map(CAST(X'FF41' AS string), 1)", "a text that is not UTF-8"),
+    ("json", "named_struct('a', 1, 'b', CAST(X'FF41' AS string))", "a text that is not UTF-8"),
+    ("orc", "DATE'1582-10-10'", "a day from 1582-10-05 to 1582-10-14"),
+    ("orc", "array(TIMESTAMP'1582-10-10T12:00:00Z')", "a time near 1582-10-05"),
+]
+
+
+@pytest.mark.parametrize(("format_name", "value", "what"), LOST)
+def test_a_value_that_is_not_given_back_is_refused(
+    spark: "SparkSession", tmp_path: Path, format_name: str, value: str, what: str
+) -> None:
+    """The one line names column, partition and offset; nothing is committed, and the range can be taken later."""
+    frame = spark.sql(f"SELECT 0 AS partition, 41L AS offset, {value} AS kept")
+    sink = FileSink(tmp_path, format_name)
+    with pytest.raises(SinkRejectedError, match=f"^column 'kept': {what}, partition 0, offset 41: .*position reset"):
+        sink.write(frame, [part(0, 0, 42)], never)
+    assert sink.write(frame.where("false"), [part(0, 0, 42)], never).taken
+
+
+def test_a_file_cannot_begin_with_a_byte_order_mark(spark: "SparkSession", tmp_path: Path) -> None:
+    """Where its first column is no text, or the text is no file's first, the mark is given back."""
+    row = f"{text(chr(0xFEFF) + 'x')} AS kept"
+    with pytest.raises(SinkRejectedError, match="column 'kept': a text that begins with a byte order mark"):
+        FileSink(tmp_path, "csv").write(spark.sql(f"SELECT {row}, 0 AS partition"), [part(0, 0, 1)], never)
+    sink = FileSink(tmp_path, "csv")
+    sink.write(spark.sql(f"SELECT 0 AS partition, {row}"), [part(0, 0, 1)], never)
+    assert [row["kept"] for row in sink.read(spark).collect()] == ["\ufeffx"]
+
+
+def test_csv_columns_are_read_by_the_order_of_their_commit(spark: "SparkSession", tmp_path: Path) -> None:
+    """CSV has no names: two commits that select columns in another order are not swapped."""
+    sink = FileSink(tmp_path, "csv")
+    sink.write(spark.sql("SELECT 0 AS partition, 'Ann' AS name, 'Ulm' AS town"), [part(0, 0, 1)], never)
+    sink.write(spark.sql("SELECT 'Bonn' AS town, 'Bo' AS name, 0 AS partition"), [part(0, 1, 2)], never)
+    rows = {(row["name"], row["town"]) for row in sink.read(spark).collect()}
+    assert rows == {("Ann", "Ulm"), ("Bo", "Bonn")}
+
+
+def as_old(folder: Path) -> None:
+    """Make the commits those of an older version, which kept no options."""
+    for path in (folder / "_marshal" / "commits").iterdir():
+        document: dict[str, Any] = json.loads(path.read_text())
+        document.pop("options", None)
+        path.unlink()
+        path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("format_name", "columns", "words"),
+    [
+        ("csv", "0 AS partition, 'a' AS kept", "in which '' is null, and a line break ends a row"),
+        ("json", "0 AS partition, array(TIMESTAMP'2024-01-01Z') AS kept", "in which times have no microseconds"),
+    ],
+)
+def test_files_of_the_old_way_are_refused(
+    spark: "SparkSession", tmp_path: Path, format_name: str, columns: str, words: str
+) -> None:
+    """Neither read nor written: the line says how to go on, before a batch is processed."""
+    frame = spark.sql(f"SELECT {columns}")
+    FileSink(tmp_path, format_name).write(frame, [part(0, 0, 1)], never)
+    as_old(tmp_path)
+    sink = FileSink(tmp_path, format_name)
+    refused = f"{format_name} files of an older marshal-dagster, {words}: nothing was"
+    with pytest.raises(
+        SinkRejectedError, match=f'{refused} written. Go on in a new folder .docs/sinks.md, "A new folder"'
+    ):
+        sink.verdicts([part(0, 1, 2)])
+    with pytest.raises(SinkRejectedError, match=f"{refused} written"):
+        sink.write(frame, [part(0, 1, 2)], never)
+    with pytest.raises(SinkRejectedError, match=f"{refused} read"):
+        sink.read(spark)
+
+
+def test_json_of_the_old_way_without_times_goes_on(spark: "SparkSession", tmp_path: Path) -> None:
+    """Nothing was lost in it."""
+    frame = spark.sql("SELECT 0 AS partition, 'a' AS kept")
+    FileSink(tmp_path, "json").write(frame, [part(0, 0, 1)], never)
+    as_old(tmp_path)
+    sink = FileSink(tmp_path, "json")
+    sink.write(frame, [part(0, 1, 2)], never)
+    assert [row["kept"] for row in sink.read(spark).collect()] == ["a", "a"]
+
+
+@pytest.mark.parametrize("name", ["Marshal_Range", "MARSHAL_RANGE", "marshal_range"])
+def test_a_column_that_the_session_takes_for_the_sinks_own_is_refused(
+    spark: "SparkSession", tmp_path: Path, name: str
+) -> None:
+    """It would be replaced by the sink's, and be null where it is read."""
+    frame = spark.sql(f"SELECT 0 AS partition, 'mine' AS {name}")
+    with pytest.raises(ConfigurationError, match=f"the result's columns {name} are the sink's own: rename them"):
+        FileSink(tmp_path).write(frame, [part(0, 0, 1)], never)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_the_session_minds_case_so_does_the_sink(spark: "SparkSession", tmp_path: Path) -> None:
+    """The column is the user's own there; a session that cannot hold both of two columns refuses to read them."""
+    sink = FileSink(tmp_path)
+    with setting(spark, "spark.sql.caseSensitive", "true"):
+        frame = spark.sql("SELECT 0 AS partition, 'mine' AS Marshal_Range, 1 AS a, 2 AS A")
+        sink.write(frame, [part(0, 0, 1)], never)
+        assert [tuple(row) for row in sink.read(spark).collect()] == [(0, "mine", 1, 2)]
+    with pytest.raises(ConfigurationError, match="a commit's columns 'a' and 'A' are one name in this session"):
+        sink.read(spark)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_column_whose_case_changes_is_one_column(spark: "SparkSession", tmp_path: Path, format_name: str) -> None:
+    """As to the session; JSON's own names are exact."""
+    sink = FileSink(tmp_path, format_name)
+    sink.write(spark.sql("SELECT 0 AS partition, 'a' AS name"), [part(0, 0, 1)], never)
+    sink.write(spark.sql("SELECT 0 AS partition, 'b' AS Name"), [part(0, 1, 2)], never)
+    back = sink.read(spark)
+    assert back.columns == ["partition", "Name"]
+    assert sorted(row["Name"] for row in back.collect()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["Offset", "PARTITION"])
+def test_a_column_spelt_otherwise_is_refused(spark: "SparkSession", tmp_path: Path, name: str) -> None:
+    """Python would not find it, and Spark would."""
+    frame = spark.sql("SELECT 0 AS partition, 0L AS offset").withColumnRenamed(name.lower(), name)
+    with pytest.raises(ConfigurationError, match=f"this session takes '{name}' for '{name.lower()}'.*rename '{name}'"):
+        FileSink(tmp_path).write(frame, [part(0, 0, 1)], never)
+
+
+SETTINGS = [
+    ("csv", "spark.sql.legacy.timeParserPolicy", "LEGACY"),
+    ("json", "spark.sql.legacy.timeParserPolicy", "EXCEPTION"),
+    ("csv", "spark.sql.legacy.nullValueWrittenAsQuotedEmptyStringCsv", "true"),
+    ("avro", "spark.sql.avro.datetimeRebaseModeInWrite", "LEGACY"),
+    ("parquet", "spark.sql.parquet.datetimeRebaseModeInWrite", "LEGACY"),
+    ("parquet", "spark.sql.parquet.int96RebaseModeInWrite", "EXCEPTION"),
+    ("parquet", "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS"),
+]
+
+
+@pytest.mark.parametrize(("format_name", "name", "value"), SETTINGS)
+def test_a_session_that_would_write_other_values_is_refused(
+    spark: "SparkSession", tmp_path: Path, format_name: str, name: str, value: str
+) -> None:
+    """In one line, which names the setting and what to set."""
+    with (
+        setting(spark, name, value),
+        pytest.raises(
+            ConfigurationError, match=rf"^a file sink of {format_name}: with {name}={value} .*spark.conf.set\("
+        ),
+    ):
+        FileSink(tmp_path, format_name).write(spark.sql("SELECT 0 AS partition"), [part(0, 0, 1)], never)
+    assert not list(tmp_path.iterdir())
+
+
+HARMLESS = [
+    ("spark.sql.session.timeZone", "Europe/Berlin"),
+    ("spark.sql.session.timeZone", "Asia/Kolkata"),
+    ("spark.sql.ansi.enabled", "false"),
+    ("spark.sql.caseSensitive", "true"),
+    ("spark.sql.timestampType", "TIMESTAMP_NTZ"),
+    ("spark.sql.jsonGenerator.ignoreNullFields", "false"),
+    ("spark.sql.columnNameOfCorruptRecord", "c3"),
+    ("spark.sql.legacy.csv.enableDateTimeParsingFallback", "true"),
+    ("spark.sql.legacy.json.enableDateTimeParsingFallback", "true"),
+    ("spark.sql.files.supportSecondOffsetFormat", "false"),
+    ("spark.sql.csv.parser.columnPruning.enabled", "false"),
+    ("spark.sql.parquet.writeLegacyFormat", "true"),
+    ("spark.sql.parquet.enableVectorizedReader", "false"),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize(("name", "value"), HARMLESS)
+def test_other_settings_change_no_value(spark: "SparkSession", format_name: str, name: str, value: str) -> None:
+    """Written and read in such a session, all is given back."""
+    plain = [(f"c{number}", Kind(ddl, values)) for number, (ddl, values) in enumerate(VALUES.items())]
+    kept = [(column, kind) for column, kind in plain if kind.ddl != "binary"]
+    with setting(spark, name, value):
+        check_round_trip(spark, format_name, [kept], {})
+
+
+def test_a_missing_file_is_never_passed_over(spark: "SparkSession", tmp_path: Path) -> None:
+    """Also in a session that reads around missing and broken files."""
+    sink = FileSink(tmp_path)
+    sink.write(spark.sql("SELECT 0 AS partition"), [part(0, 0, 1)], never)
+    [path] = sink.committed_files()
+    with (
+        setting(spark, "spark.sql.files.ignoreMissingFiles", "true"),
+        setting(spark, "spark.sql.files.ignoreCorruptFiles", "true"),
+    ):
+        path.write_bytes(b"no parquet")
+        with pytest.raises(Exception, match=r"not a Parquet file|CANNOT_READ_FILE|FAILED_READ_FILE"):
+            sink.read(spark).collect()
