@@ -39,8 +39,7 @@ def check_names(
         found[key] = name
         if wanted.get(key, name) != name:
             raise ConfigurationError(
-                f"{what}: this session takes {name!r} for {wanted[key]!r}, which has a meaning here: rename "
-                f"{name!r}"
+                f"{what}: this session takes {name!r} for {wanted[key]!r}, which has a meaning here: rename {name!r}"
             )
 
 

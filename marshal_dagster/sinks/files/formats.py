@@ -8,6 +8,8 @@ even so is refused: a type before anything is evaluated, a value by the job that
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -90,9 +92,13 @@ _OF_ALL_FILES: Final = frozenset(
 )
 _SEPARATORS: Final = frozenset({"sep", "delimiter"})
 _AVRO_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-# Between the Julian and the Gregorian calendar there are days that ORC's own calendar does not have.
+# Between the Julian and the Gregorian calendar there are days that ORC's own calendar does not have. Of the second
+# before 1970 it loses the sign.
 _NO_DAYS: Final = ("1582-10-05", "1582-10-14")
-_NO_TIMES: Final = ("1582-10-04T00:00:00Z", "1582-10-16T00:00:00Z")  # in whatever zone the executor's JVM is
+_NO_TIMES: Final = (
+    ("1582-10-04T00:00:00Z", "1582-10-16T00:00:00Z"),  # in whatever zone the executor's JVM is
+    ("1969-12-31T23:59:59.000001Z", "1969-12-31T23:59:59.999999Z"),
+)
 _REFUSED: Final = re.compile(r"marshal-dagster refuses (.*?) ;")
 
 
@@ -302,13 +308,17 @@ def _wrong_values(data_type: "DataType", format_name: str, *, is_first: bool) ->
             yield from _within(data_type, t.StringType, "a text that begins with a byte order mark", _begins_with_bom)
     if format_name == "orc":
         first, last = (f.lit(day).cast(t.DateType()) for day in _NO_DAYS)
-        start, end = (f.lit(time).cast(t.TimestampType()) for time in _NO_TIMES)
         yield from _within(
             data_type, t.DateType, f"a day from {_NO_DAYS[0]} to {_NO_DAYS[1]}", lambda day: day.between(first, last)
         )
         yield from _within(
-            data_type, t.TimestampType, f"a time near {_NO_DAYS[0]}", lambda time: time.between(start, end)
+            data_type, t.TimestampType, "a time of October 1582 or of the second before 1970", _is_no_time
         )
+
+
+def _is_no_time(time: "Column") -> "Column":
+    spans = [[f.lit(bound).cast(t.TimestampType()) for bound in bounds] for bounds in _NO_TIMES]
+    return reduce(or_, (time.between(start, end) for start, end in spans))
 
 
 def _begins_with_bom(text: "Column") -> "Column":
