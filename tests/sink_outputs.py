@@ -4,9 +4,8 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import psycopg
@@ -14,18 +13,10 @@ from psycopg import sql
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink
-from marshal_dagster.spark.conversion_settings import JSON_FILES, PARQUET_FILES, QUOTED_NAMES
 from tests.sink_conformance import Frame, Output, Row, intervals
 
 TYPES = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}
 TABLE = "results"
-
-
-class FakeSession:
-    """A session whose settings are all Spark's own."""
-
-    conf = SimpleNamespace(get=lambda name, default=None: default or FakeSession.settings[name])
-    settings: ClassVar = {name: values[0] for name, values in (JSON_FILES | PARQUET_FILES | QUOTED_NAMES).items()}
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,6 @@ class FakeFrame:
 
     columns: list[str]
     _rows: tuple[tuple[Any, ...], ...] | None
-    sparkSession: FakeSession = field(default_factory=FakeSession)  # noqa: N815 - Spark's name
 
     @property
     def schema(self) -> StructType:

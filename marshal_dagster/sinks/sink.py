@@ -11,7 +11,7 @@ from marshal_dagster.protocol.idempotence import StoredPosition, Verdict
 from marshal_dagster.spark.column_names import check_names, name_key
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 Intervals = Sequence[tuple[int, int]]
@@ -119,6 +119,11 @@ def check_columns(schema: "StructType", reserved: Collection[str], *, case_sensi
     taken = sorted(name for name in types if name_key(name, case_sensitive=case_sensitive) in own)
     if taken:
         raise ConfigurationError(f"the result's columns {', '.join(taken)} are the sink's own: rename them")
+
+
+def session_of(frame: "DataFrame") -> "SparkSession | None":
+    """Return the session of a frame; rows of plain Python, with which sinks are tested, have none."""
+    return getattr(frame, "sparkSession", None)
 
 
 def check_ranges(ranges: Sequence[ClaimedRange]) -> None:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 _CASE_SENSITIVE: Final = "spark.sql.caseSensitive"
 
 
-def is_case_sensitive(spark: "SparkSession") -> bool:
-    """Return whether the session takes names that differ by case alone for different ones."""
-    return str(spark.conf.get(_CASE_SENSITIVE, "false")).strip().lower() == "true"
+def is_case_sensitive(spark: "SparkSession | None") -> bool:
+    """Return whether the session takes names that differ by case alone for different ones; without a session, false."""
+    return spark is not None and str(spark.conf.get(_CASE_SENSITIVE, "false")).strip().lower() == "true"
 
 
 def name_key(name: str, *, case_sensitive: bool) -> str:

@@ -43,11 +43,13 @@ QUOTED_NAMES: Final[Settings] = {"spark.sql.parser.quotedRegexColumnNames": _FAL
 """For columns that are looked up in a frame by their quoted name."""
 
 
-def check_settings(spark: "SparkSession", needed: Settings, what: str) -> None:
+def check_settings(spark: "SparkSession | None", needed: Settings, what: str) -> None:
     """Raise `ConfigurationError` where the session has another value than those `needed` for `what`.
 
-    Each setting costs a call to the session's JVM or server, and no Spark job.
+    Each setting costs a call to the session's JVM or server, and no Spark job. Rows without a session need none.
     """
+    if spark is None:
+        return
     for name, allowed in needed.items():
         value = str(spark.conf.get(name)).strip()
         if value.lower() not in {one.lower() for one in allowed}:

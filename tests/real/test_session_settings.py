@@ -180,10 +180,7 @@ def test_a_column_that_decoding_adds_must_not_be_there(spark: "SparkSession", na
     from pyspark.sql import functions as f
 
     frame = batch(spark, '{"id": 1}')
-    if name == "Headers":
-        frame = frame.withColumnRenamed("headers", name)
-    else:
-        frame = frame.withColumn(name, f.lit("mine"))
+    frame = frame.withColumnRenamed("headers", name) if name == "Headers" else frame.withColumn(name, f.lit("mine"))
     with pytest.raises(ConfigurationError, match="the columns to decode and those added to them"):
         decode_json(frame, "id int").marked()
 
@@ -321,7 +318,7 @@ def test_delta_refuses_a_session_that_would_write_other_values(spark: "SparkSess
     frame = spark.createDataFrame([(0, 0)], "partition int, offset long")
     with (
         setting(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS"),
-        pytest.raises(ConfigurationError, match="^a Delta sink: with spark.sql.parquet.outputTimestampType"),
+        pytest.raises(ConfigurationError, match=r"^a Delta sink: with spark.sql.parquet.outputTimestampType"),
     ):
         sink.write(frame, [part(0, 0, 1)], never)
     with pytest.raises(ConfigurationError, match="the result's columns Marshal are the sink's own"):

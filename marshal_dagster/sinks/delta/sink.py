@@ -29,6 +29,7 @@ from marshal_dagster.sinks.sink import (
     checked_after_read,
     partition_key,
     refuse_foreign_rows,
+    session_of,
     unreplaceable,
     within,
 )
@@ -102,7 +103,7 @@ class DeltaSink(Steps):
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
         """Write the rows of each range that is not yet there, in one commit (`Sink.write`)."""
-        spark = frame.sparkSession
+        spark = session_of(frame)
         check_columns(frame.schema, {MARSHAL_COLUMN}, case_sensitive=is_case_sensitive(spark))
         check_settings(spark, {**PARQUET_FILES, **QUOTED_NAMES}, "a Delta sink")
         check_ranges(ranges)

@@ -117,7 +117,7 @@ def check_options(format_name: str, options: Mapping[str, str]) -> None:
             raise ConfigurationError(f"options: {name} is {value!r}; give a separator without quotes and line breaks")
 
 
-def check_writable(spark: "SparkSession", format_name: str, schema: "StructType") -> None:
+def check_writable(spark: "SparkSession | None", format_name: str, schema: "StructType") -> None:
     """Raise `ConfigurationError` where rows of `schema`, written in this session, could not be read back."""
     check_settings(spark, _SETTINGS.get(format_name, {}), f"a file sink of {format_name}")
     case_sensitive = is_case_sensitive(spark)

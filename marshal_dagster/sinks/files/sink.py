@@ -47,6 +47,7 @@ from marshal_dagster.sinks.sink import (
     check_ranges,
     checked_after_read,
     refuse_foreign_rows,
+    session_of,
     unreplaceable,
     within,
 )
@@ -156,8 +157,9 @@ class FileSink(Steps):
         `ConfigurationError` for columns that the format does not give back, and for session settings with which it
         would not (docs/sinks.md); `SinkRejectedError` for such a value.
         """
-        check_columns(frame.schema, {_RANGE_COLUMN}, case_sensitive=is_case_sensitive(frame.sparkSession))
-        formats.check_writable(frame.sparkSession, self.format, frame.schema)
+        spark = session_of(frame)
+        check_columns(frame.schema, {_RANGE_COLUMN}, case_sensitive=is_case_sensitive(spark))
+        formats.check_writable(spark, self.format, frame.schema)
         check_ranges(ranges)
         self._storage.use(lambda: frame.sparkSession)
         self._storage.check()

@@ -41,6 +41,7 @@ from marshal_dagster.sinks.sink import (
     check_columns,
     check_ranges,
     refuse_foreign_rows,
+    session_of,
 )
 from marshal_dagster.spark.column_names import is_case_sensitive
 
@@ -217,7 +218,7 @@ class KafkaSink(Steps):
         The frame is evaluated once, by all executors, before the first transaction begins; `before_commit` is called
         then, and again at the end of each. What is raised leaves the ranges taken before it, and nothing of the others.
         """
-        case_sensitive = is_case_sensitive(frame.sparkSession)
+        case_sensitive = is_case_sensitive(session_of(frame))
         check_columns(frame.schema, (), case_sensitive=case_sensitive)
         check_record_columns(frame.schema, self.topic, case_sensitive=case_sensitive)
         check_ranges(ranges)
