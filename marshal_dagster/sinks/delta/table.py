@@ -97,9 +97,10 @@ class DeltaTable:
         if not ranges or not self._history(" LIMIT 1"):
             return []
         table = self._spark.read.format("delta").load(self._path)
-        if MARSHAL_COLUMN not in table.columns:
+        columns = {name.lower(): name for name in table.columns}  # Delta compares no case, whatever the session does
+        if MARSHAL_COLUMN not in columns:
             return []
-        offset = f.col(OFFSET_COLUMN) if OFFSET_COLUMN in table.columns else f.lit(None)
+        offset = f.col(quoted(columns[OFFSET_COLUMN])) if OFFSET_COLUMN in columns else f.lit(None)
         conditions = [f.expr(_rows_at(range_, only_older=only_older)) for range_ in ranges]
         held = (
             table.where(reduce(or_, conditions))

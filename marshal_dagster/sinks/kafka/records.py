@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
 from marshal_dagster.spark.column_names import check_names
@@ -88,7 +88,7 @@ class FrameRecords:
                 offset,
                 _bytes(value),
                 _bytes(key),
-                None if headers is None else [(header[0], _bytes(header[1])) for header in headers],
+                None if headers is None else [_header(header, partition, offset) for header in headers],
                 timestamp_ms,
                 output_partition,
             )
@@ -117,20 +117,40 @@ def _bytes(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
 
 
+def _header(header: "Row", partition: int | None, offset: int | None) -> tuple[str, bytes | None]:
+    """Return a header's name and value. Raises `SinkRejectedError` for a name that a header cannot have."""
+    if header[0] is None:
+        wrong = "a header without a name"
+    else:
+        try:
+            return bytes(header[0]).decode(), _bytes(header[1])
+        except UnicodeDecodeError:
+            wrong = f"a header whose name is not UTF-8 ({bytes(header[0])!r})"
+    raise SinkRejectedError(
+        f"column {HEADERS!r}, partition {partition}, offset {offset}: {wrong}, which Kafka's records cannot have: its "
+        "range was not written; give each header a name that is text"
+    )
+
+
 def _columns(names: Sequence[str]) -> "list[Column]":
 
     def given(name: str, kind: str) -> "Column":
         column = f.col(name) if name in names else f.lit(None)
         return column.cast(kind).alias(name)
 
-    headers = f.col(HEADERS) if HEADERS in names else f.lit(None).cast(_TYPES[HEADERS][0]).alias(HEADERS)
+    headers = f.lit(None)
+    if HEADERS in names:  # names as bytes: on their way to Python those that are no text would be changed
+        headers = f.transform(
+            HEADERS,
+            lambda header: f.struct(header["key"].cast("binary").alias("key"), header["value"].alias("value")),
+        )
     milliseconds = f.unix_millis(f.col(TIMESTAMP)) if TIMESTAMP in names else f.lit(None).cast("bigint")
     return [
         given(PARTITION_COLUMN, "bigint"),  # as wide as it may be: cut to an int, another's row would be one's own
         given(OFFSET_COLUMN, "bigint"),
         given(VALUE, "binary"),
         given(KEY, "binary"),
-        headers,
+        headers.cast("array<struct<key:binary,value:binary>>").alias(HEADERS),
         milliseconds.alias(TIMESTAMP),
         given(OUTPUT_PARTITION, "int"),
     ]
