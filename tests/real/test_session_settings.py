@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import DeltaSink, with_source_headers
 from marshal_dagster.sinks.kafka import records
 from marshal_dagster.spark.decoding import (
@@ -299,6 +299,21 @@ def test_a_partition_beyond_an_int_is_not_cut_to_one(spark: "SparkSession", ansi
     frame = spark.createDataFrame([(2**32, 0, b"x")], "partition long, offset long, value binary")
     with setting(spark, "spark.sql.ansi.enabled", ansi), records.evaluated(frame, []) as found:
         assert dict(found.counts) == {2**32: 1}
+
+
+@pytest.mark.parametrize(("name", "words"), [("X'FF'", "not UTF-8"), ("NULL", "a header without a name")])
+def test_a_header_whose_name_is_no_text_is_refused(spark: "SparkSession", name: str, words: str) -> None:
+    """On its way to Python it would be another name."""
+    frame = spark.sql(
+        "SELECT 0 AS partition, 41L AS offset, 'x' AS value, "
+        f"array(named_struct('key', 'ok', 'value', X'01'), named_struct('key', CAST({name} AS string), 'value', X'02')) "
+        "AS headers"
+    )
+    with (
+        records.evaluated(frame, []) as found,
+        pytest.raises(SinkRejectedError, match=rf"^column 'headers', partition 0, offset 41: .*{words}"),
+    ):
+        list(found)
 
 
 @pytest.mark.parametrize("ansi", ["true", "false"])

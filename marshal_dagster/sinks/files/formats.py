@@ -99,7 +99,10 @@ _NO_TIMES: Final = (
     ("1582-10-04T00:00:00Z", "1582-10-16T00:00:00Z"),  # in whatever zone the executor's JVM is
     ("1969-12-31T23:59:59.000001Z", "1969-12-31T23:59:59.999999Z"),
 )
-_REFUSED: Final = re.compile(r"marshal-dagster refuses (.*?) ;")
+# As an error shows it; a plan, which other errors may show, has the parts of the text apart.
+_REFUSED: Final = re.compile(
+    r"marshal-dagster refuses (column .+?, partition (?:-?\d+|null), offset (?:-?\d+|null|unknown)) ;"
+)
 
 
 def check_options(format_name: str, options: Mapping[str, str]) -> None:
@@ -161,8 +164,8 @@ def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
     """Return `name`, but an error in rows that hold a value which the format does not give back (`refusal_in`)."""
     wrong = f.lit(None).cast("string")
     has_offset = OFFSET_COLUMN in frame.columns
-    offset = f.coalesce(f.col(OFFSET_COLUMN).cast("string"), f.lit("null")) if has_offset else f.lit("unknown")
-    place = f.concat(f.lit(", partition "), f.col(PARTITION_COLUMN).cast("string"), f.lit(", offset "), offset)
+    offset = _number(OFFSET_COLUMN) if has_offset else f.lit("unknown")
+    place = f.concat(f.lit(", partition "), _number(PARTITION_COLUMN), f.lit(", offset "), offset, f.lit(" ;"))
     checked = False
     for index, field in enumerate(frame.schema.fields):
         for what, is_wrong in _wrong_values(field.dataType, format_name, is_first=not index):
@@ -171,8 +174,12 @@ def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
             checked = True
     if not checked:
         return name
-    words = f.concat(f.lit("marshal-dagster refuses "), wrong, f.coalesce(place, f.lit("")), f.lit(" ;"))
+    words = f.concat(f.lit("marshal-dagster refuses "), wrong, place)
     return f.when(wrong.isNull(), name).otherwise(f.raise_error(words))
+
+
+def _number(column: str) -> "Column":
+    return f.coalesce(f.col(column).cast("string"), f.lit("null"))
 
 
 def refusal_in(error: Exception, format_name: str) -> SinkRejectedError | None:
@@ -225,6 +232,8 @@ def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]
         yield f"it has a map whose keys are of type {data_type.keyType.simpleString()}"
     if isinstance(data_type, t.StructType) and not data_type.fields:
         yield "it has a struct without fields"
+    if isinstance(data_type, t.UserDefinedType) and format_name != "parquet":
+        yield "it has a type of the user's own"
     inner = _parts(name, data_type)
     if inner and format_name == "csv":
         yield f"it is of type {data_type.simpleString()}"
