@@ -12,6 +12,7 @@ from marshal_dagster.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_UNKNOWN: Final = "SQL_CONF_NOT_FOUND"
 Settings = Mapping[str, tuple[str, ...]]
 """For each setting the values with which a conversion gives its one result; the first is Spark's default."""
 
@@ -51,9 +52,19 @@ def check_settings(spark: "SparkSession | None", needed: Settings, what: str) ->
     if spark is None:
         return
     for name, allowed in needed.items():
-        value = str(spark.conf.get(name)).strip()
+        value = _value_of(spark, name, allowed[0])
         if value.lower() not in {one.lower() for one in allowed}:
             raise ConfigurationError(
                 f"{what}: with {name}={value} in this session Spark silently gives other values, so nothing was read "
                 f"or written. Set it to {' or '.join(allowed)}: spark.conf.set({name!r}, {allowed[0]!r})"
             )
+
+
+def _value_of(spark: "SparkSession", name: str, default: str) -> str:
+    """Return a setting's value, also one that was given by an older name of the setting."""
+    try:
+        return str(spark.conf.get(name)).strip()  # with a default Spark would look under this name alone
+    except Exception as error:
+        if _UNKNOWN in str(error):  # a release without this setting
+            return default
+        raise

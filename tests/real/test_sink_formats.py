@@ -458,6 +458,15 @@ def test_a_session_that_would_write_other_values_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_older_name_of_a_setting_counts_too(spark: "SparkSession", tmp_path: Path) -> None:
+    """Spark takes both."""
+    with (
+        setting(spark, "spark.sql.legacy.parquet.datetimeRebaseModeInWrite", "LEGACY"),
+        pytest.raises(ConfigurationError, match=r"with spark.sql.parquet.datetimeRebaseModeInWrite=LEGACY"),
+    ):
+        FileSink(tmp_path).write(spark.sql("SELECT 0 AS partition"), [part(0, 0, 1)], never)
+
+
 HARMLESS = [
     ("spark.sql.session.timeZone", "Europe/Berlin"),
     ("spark.sql.session.timeZone", "Asia/Kolkata"),
