@@ -42,7 +42,7 @@ def read_committed(
     `options` are the reader's; files of a text format are read with those of their commit.
     """
     case_sensitive = is_case_sensitive(spark)
-    schemas = {text: _schema_from(text) for text in dict.fromkeys(commit.schema for commit in reversed(view.commits))}
+    schemas = _schemas(view)
     columns = _columns(schemas, case_sensitive=case_sensitive)
     format_name = view.commits[-1].format
     check_readable(spark, format_name)
@@ -68,7 +68,7 @@ def _parts(
     parts: dict[tuple[object, ...], _Part] = {}
     for commit in view.commits:
         schema, own_options = schemas[commit.schema], _options_of(commit, options)
-        layout = schema.json(), *sorted(own_options.items())
+        layout = id(schema), *sorted(own_options.items())
         for entry in commit.entries:
             if not entry.files:
                 continue
@@ -130,6 +130,14 @@ def _interval_schema() -> "StructType":
 
 def _bucket(offset: "Column") -> "Column":
     return f.floor(offset / _OFFSETS_PER_BUCKET)
+
+
+def _schemas(view: CommitView) -> dict[str, "StructType"]:
+    """Return the columns by a commit's text of them, the newest first; those that are read alike are one object."""
+    known: dict[str, StructType] = {}
+    texts = dict.fromkeys(commit.schema for commit in reversed(view.commits))
+    read = {text: _schema_from(text) for text in texts}
+    return {text: known.setdefault(schema.json(), schema) for text, schema in read.items()}
 
 
 def _schema_from(text: str) -> "StructType":
