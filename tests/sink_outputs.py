@@ -174,6 +174,7 @@ class FakeCopyRows:
     """Rows as COPY text, without Spark."""
 
     rows: Sequence[Mapping[str, Any]]
+    rejected: None = None
 
     @property
     def counts(self) -> dict[int | None, int]:

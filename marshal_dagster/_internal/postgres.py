@@ -1,5 +1,6 @@
 """A PostgreSQL database by its connection string: how it is connected to, and its errors without the password."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
@@ -14,6 +15,18 @@ if TYPE_CHECKING:
 DEFAULT_SCHEMA: Final = "public"
 LONGEST_NAME_BYTES: Final = 63
 _ANSWER_TIMEOUT_S: Final = 60.0
+
+SETTINGS: Final[Mapping[str, str]] = {
+    # A policy of row-level security would hide rows from a statement without a word: PostgreSQL raises instead.
+    "row_security": "off",
+    # Values have one text, whatever zone and style the role, the database or the machine has.
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+}
+"""What each connection of the library sets, whatever its role and database have."""
 
 
 class Secret(Protocol):
@@ -36,11 +49,25 @@ class Database:
         """Whether the connection string has a password in it. Raises `ConfigurationError` for what is none."""
         return bool(self._given().get("password"))
 
-    def connect(self, *, answer_timeout_s: float = _ANSWER_TIMEOUT_S, **settings: Any) -> "Connection":  # noqa: ANN401 - psycopg's
-        """Connect; `settings` are psycopg's and come before the connection string's, but for `options`: both count.
+    def connect(
+        self,
+        *,
+        answer_timeout_s: float = _ANSWER_TIMEOUT_S,
+        is_one_transaction: bool = False,
+        **settings: Any,  # noqa: ANN401 - psycopg's
+    ) -> "Connection":
+        """Connect, with `SETTINGS` in effect.
 
-        `answer_timeout_s` is how long to wait for a network that delivers nothing.
-        Raises `ConfigurationError` for what is no connection string, and psycopg's errors.
+        Args:
+            answer_timeout_s: How long to wait for a network that delivers nothing.
+            is_one_transaction: The connection is for one transaction, which is begun here, at level read committed.
+                Its settings end with it, so that none stays in a pooler's connection.
+            settings: Parameters of psycopg. They come before those of the connection string, except `options`: both
+                count.
+
+        Raises:
+            ConfigurationError: The connection string cannot be read.
+            psycopg.Error: The database cannot be reached, or refuses.
         """
         import psycopg
 
@@ -55,12 +82,25 @@ class Database:
             "keepalives_count": 3,
             "tcp_user_timeout": round(answer_timeout_s * 1_000),
         }
-        return psycopg.connect(
+        connection = psycopg.connect(
             self._dsn,
             client_encoding="UTF8",
             **{name: value for name, value in defaults.items() if name not in given},
             **settings,
         )
+        try:
+            if is_one_transaction:
+                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            connection.execute(
+                "SELECT set_config(name, value, %s) FROM unnest(%s::text[], %s::text[]) AS s (name, value)",
+                (is_one_transaction, list(SETTINGS), list(SETTINGS.values())),
+            )
+            if not is_one_transaction:
+                connection.commit()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _given(self) -> dict[str, Any]:
         import psycopg
@@ -87,6 +127,53 @@ class Database:
 def be_only_creator(connection: "Connection") -> None:
     """Wait until no other transaction creates tables: of two that do at once, both find nothing, and one fails."""
     connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('marshal-dagster tables', 0))")
+
+
+_UNSAFE_TABLES: Final = """
+    WITH RECURSIVE parts AS (
+        SELECT c.oid, c.relname AS named, true AS is_named FROM pg_catalog.pg_class AS c
+        JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = ANY(%s)
+        UNION ALL
+        SELECT i.inhrelid, p.named, false FROM parts AS p JOIN pg_catalog.pg_inherits AS i ON i.inhparent = p.oid
+    )
+    SELECT p.named, p.is_named, c.oid::pg_catalog.regclass::text, c.relkind::text, c.relpersistence::text,
+        (SELECT min(r.rulename) FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = c.oid AND r.is_instead)
+    FROM parts AS p JOIN pg_catalog.pg_class AS c ON c.oid = p.oid
+    WHERE c.relkind NOT IN ('r', 'p') OR c.relpersistence = 'u' OR (c.relpersistence = 't' AND p.is_named)
+        OR (p.is_named AND EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = c.oid AND r.is_instead))
+    ORDER BY p.named, p.is_named DESC, 3
+    """
+"""Tables, and what belongs to them at any depth, that do not keep rows as a transaction promises.
+
+A temporary table that inherits from a table is another session's own: no row of ours comes there.
+"""
+_UNSAFE_KINDS: Final[Mapping[str, str]] = {
+    "f": "is a foreign table, which another server commits by itself: name a table of this database",
+    "v": "is a view: name the table itself",
+    "m": "is a materialized view: name a table",
+}
+
+
+def check_tables_keep_rows(connection: "Connection", schema: str, tables: Sequence[str]) -> None:
+    """Raise `ConfigurationError` if one of `tables` would lose rows that were committed, or put them elsewhere.
+
+    Partitions and tables that inherit count as their table, at any depth. A table that does not exist passes.
+    """
+    for named, is_named, full_name, kind, persistence, rule in connection.execute(
+        _UNSAFE_TABLES, (schema, list(tables))
+    ):
+        table = f"{schema}.{named}"
+        if kind in _UNSAFE_KINDS:
+            reason = _UNSAFE_KINDS[kind]
+        elif persistence == "u":
+            reason = "is unlogged, so a crash of the server empties it: ALTER TABLE ... SET LOGGED first"
+        elif persistence == "t":
+            reason = "is temporary, so its rows end with the session: name a permanent table"
+        else:
+            reason = f"has the rule {rule!r}, which does something else instead of what is asked: drop the rule"
+        raise ConfigurationError(
+            f"table: {table} {reason}" if is_named else f"table: {table}: its part {full_name} {reason}"
+        )
 
 
 def check_name(field: str, name: str, longest: int = LONGEST_NAME_BYTES) -> None:

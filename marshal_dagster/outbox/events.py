@@ -21,9 +21,11 @@ _WRITE: Final[LiteralString] = """
         SELECT {key} AS key, {value} AS value, row_number() OVER (ORDER BY {order}) AS place
         FROM pg_temp.marshal_rows AS r WHERE r.marshal_range = ANY(%(ranges)s)
     ), written AS (
-        INSERT INTO {rows} (topic, key, value) SELECT %(topic)s, key, value FROM made ORDER BY place
+        INSERT INTO {rows} (topic, key, value) SELECT %(topic)s, key, value FROM made ORDER BY place RETURNING 1
     )
-    SELECT max(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)) FROM made
+    SELECT max(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)), count(*),
+        (SELECT count(*) FROM written)
+    FROM made
     """
 
 
@@ -59,15 +61,17 @@ class OutgoingEvents:
 
     def check(self, connection: "Connection", columns: Sequence[str]) -> None:
         """Make sure that the outbox and the columns are there (`TransactionHook.check`)."""
+        from psycopg import sql
+
         for field, name in (("key", self._key), ("value", self._value)):
             if name is not None and name not in columns:
                 raise ConfigurationError(f"{field}: the output has no column {name!r}; it has {', '.join(columns)}")
-        found = connection.execute(
-            "SELECT to_regclass(%s)", (identifier(self._tables.schema, self._tables.name).as_string(connection),)
-        ).fetchone()
+        name = sql.Identifier(self._tables.schema, self._tables.name).as_string(connection)
+        found = connection.execute("SELECT to_regclass(%s)", (name,)).fetchone()
         if found is None or found[0] is None:
             raise self._tables.missing()
         self._tables.registration(connection)
+        self._tables.check_rows_are_kept(connection)
 
     def write(self, connection: "Connection", columns: Sequence[str], ranges: Sequence[int]) -> None:
         """Stash the events of these ranges (`TransactionHook.write`)."""
@@ -84,11 +88,16 @@ class OutgoingEvents:
             order=sql.SQL(", ").join(order),
         )
         given: dict[str, Any] = {"ranges": list(ranges), "topic": self._topic}
-        largest = connection.execute(statement, given).fetchone()
-        if largest is not None and (largest[0] or 0) > self._max_bytes:
+        ((largest, made, written),) = connection.execute(statement, given).fetchall()
+        if (largest or 0) > self._max_bytes:
             raise SinkRejectedError(
-                f"an event for topic {self._topic!r} has {largest[0]} bytes, more than max_bytes={self._max_bytes}: "
+                f"an event for topic {self._topic!r} has {largest} bytes, more than max_bytes={self._max_bytes}: "
                 "nothing was written"
+            )
+        if written != made:
+            raise SinkRejectedError(
+                f"outbox {self._tables.name!r}: {made} events were to be written, and {written} were, so a trigger of "
+                "the table skips rows. Nothing was written; remove the trigger"
             )
 
     def _kinds(self, connection: "Connection") -> dict[str, str]:

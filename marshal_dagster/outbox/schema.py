@@ -6,7 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, LiteralString
 
-from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database, be_only_creator, check_name, identifier
+from marshal_dagster._internal.postgres import (
+    DEFAULT_SCHEMA,
+    Database,
+    be_only_creator,
+    check_name,
+    check_tables_keep_rows,
+    identifier,
+)
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 
 if TYPE_CHECKING:
@@ -149,6 +156,7 @@ class OutboxTables:
             switch: LiteralString = "ENABLE" if notifies else "DISABLE"
             connection.execute(self.named("ALTER TABLE {rows} " + switch + " TRIGGER marshal_wake"), ())
             connection.execute(self.named("UPDATE {registry} SET version = %s WHERE name = %s"), (VERSION, self.name))
+            self.check_rows_are_kept(connection)
             return self.registration(connection)
 
     def registration(self, connection: "Connection", *, is_any_version: bool = False) -> OutboxRegistration:
@@ -171,6 +179,10 @@ class OutboxTables:
                 f"{VERSION}"
             )
         return registration
+
+    def check_rows_are_kept(self, connection: "Connection") -> None:
+        """Raise `ConfigurationError` if a crash of the server would empty a table of the outbox, or the like."""
+        check_tables_keep_rows(connection, self.schema, [self.name, f"{self.name}_parked", REGISTRY])
 
     @contextmanager
     def telling(self) -> Iterator[None]:

@@ -192,7 +192,7 @@ def test_a_key_on_message_offsets_suits_the_sink(output: PostgresOutput) -> None
     deliver(output, "old", part(0, 0, 5))
     deliver(output, "new", part(0, 2, 4, generation=20, epoch=21))
     assert [value for _, _, value in output.rows()] == ["old", "old", "new", "new", "old"]
-    with pytest.raises(SinkRejectedError, match=r"does not take the rows: duplicate key.*nothing was written"):
+    with pytest.raises(SinkRejectedError, match=r"partition 1, offset [01]: duplicate key.*nothing was written"):
         deliver(output, "twice", part(1, 0, 2), rows=[(1, 0, "x"), (1, 0, "y")])
     assert deliver(output, "once", part(1, 0, 2)).taken
 
@@ -200,7 +200,7 @@ def test_a_key_on_message_offsets_suits_the_sink(output: PostgresOutput) -> None
 def test_values_that_do_not_fit_are_refused_whole(output: PostgresOutput) -> None:
     """A value that the column cannot hold undoes the batch, and the error does not show the row."""
     execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN value TYPE integer USING 0")
-    with pytest.raises(SinkRejectedError, match="does not take the rows: invalid input syntax for type integer"):
+    with pytest.raises(SinkRejectedError, match="offset 0, column 'value': invalid input syntax for type integer"):
         deliver(output, "words", part(0, 0, 2))
     assert output.rows() == []
     assert deliver(output, "7", part(0, 0, 2)).taken

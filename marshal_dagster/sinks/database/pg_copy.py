@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.caching import persisted, without_partitions
+from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _CHARACTERS_AT_ONCE = 4 * 1024 * 1024
-_NULL = "\\N"
+NULL = "\\N"
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
-# The offset from UTC is written with each, so no session's time zone matters.
-_TIMESTAMP = "yyyy-MM-dd HH:mm:ss.SSSSSSXXXXX"
+_SECOND_US = 1_000_000
+_DAY_US = 86_400 * _SECOND_US
 
 _TYPES: Mapping[str, str] = {
     "byte": "smallint",
@@ -57,7 +58,7 @@ def postgres_type(name: str, data_type: "DataType") -> str:
 
 def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":
     """Return one line of COPY text, without its end, of the columns `names`."""
-    fields = [f.coalesce(_text(name, schema[name].dataType)(f.col(quoted(name))), f.lit(_NULL)) for name in names]
+    fields = [f.coalesce(_text(name, schema[name].dataType)(f.col(quoted(name))), f.lit(NULL)) for name in names]
     return f.concat_ws("\t", *fields)
 
 
@@ -67,11 +68,9 @@ def _text(name: str, data_type: "DataType") -> Callable[["Column"], "Column"]:
         return _escaped
     if target == "bytea":
         return lambda column: f.concat(f.lit("\\\\x"), f.hex(column))
-    if target == "timestamptz":
-        return lambda column: f.date_format(column, _TIMESTAMP)
     if target == "jsonb":
-        return lambda column: _escaped(f.to_json(column, {"ignoreNullFields": "false"}))
-    return lambda column: column.cast("string")
+        return lambda column: _escaped(f.to_json(_with_times_as_text(column, data_type), {"ignoreNullFields": "false"}))
+    return _TIMES.get(target, lambda column: column.cast("string"))
 
 
 def _escaped(column: "Column") -> "Column":
@@ -80,12 +79,119 @@ def _escaped(column: "Column") -> "Column":
     return column
 
 
+def _date_text(date: "Column") -> "Column":
+    """Render a date as PostgreSQL reads it; no setting of Spark's session takes part, as it does in a cast."""
+    return f.concat(_day(date), _era(date))
+
+
+def _timestamp_text(instant: "Column") -> "Column":
+    """Render an instant in UTC, by its number of microseconds: no zone of a session takes part."""
+    date, time = _in_utc(instant)
+    return f.concat(_day(date), f.lit(" "), _time(time), f.lit("+00"), _era(date))
+
+
+def _local_timestamp_text(local: "Column") -> "Column":
+    date, time = _parts(local)
+    return f.concat(_day(date), f.lit(" "), _time(time), _era(date))
+
+
+_TIMES: "Mapping[str, Callable[[Column], Column]]" = {
+    "date": _date_text,
+    "timestamptz": _timestamp_text,
+    "timestamp": _local_timestamp_text,
+}
+
+
+def _in_utc(instant: "Column") -> "tuple[Column, Column]":
+    """Return the date in UTC and the microseconds of that day."""
+    micros = f.unix_micros(instant)
+    days = f.call_function("div", micros, f.lit(_DAY_US)) - (micros % _DAY_US < 0).cast("bigint")
+    return f.date_from_unix_date(days.cast("int")), f.pmod(micros, f.lit(_DAY_US))
+
+
+def _parts(local: "Column") -> "tuple[Column, Column]":
+    """Return the date and the microseconds of that day."""
+    second_us = (f.extract(f.lit("SECOND"), local) * _SECOND_US).cast("bigint")
+    return local.cast("date"), (f.hour(local) * 60 + f.minute(local)) * f.lit(60 * _SECOND_US) + second_us
+
+
+def _day(date: "Column") -> "Column":
+    year = f.year(date)
+    of_era = f.when(year > 0, year).otherwise(1 - year)
+    long = f.when(of_era > 9999, of_era.cast("string")).otherwise(_padded(of_era, 4))  # noqa: PLR2004 - digits
+    return f.concat(long, f.lit("-"), _padded(f.month(date), 2), f.lit("-"), _padded(f.dayofmonth(date), 2))
+
+
+def _era(date: "Column") -> "Column":
+    return f.when(f.year(date) > 0, f.lit("")).otherwise(f.lit(" BC"))
+
+
+def _time(micros: "Column") -> "Column":
+    def digits(unit_us: int, many: int, width: int) -> "Column":
+        return _padded(f.call_function("div", micros, f.lit(unit_us)) % many, width)
+
+    hour, minute = digits(3_600 * _SECOND_US, 24, 2), digits(60 * _SECOND_US, 60, 2)
+    second, fraction = digits(_SECOND_US, 60, 2), _padded(micros % _SECOND_US, 6)
+    return f.concat(hour, f.lit(":"), minute, f.lit(":"), second, f.lit("."), fraction)
+
+
+def _padded(number: "Column", width: int) -> "Column":
+    return f.lpad(number.cast("string"), width, "0")
+
+
+def _with_times_as_text(value: "Column", data_type: "DataType") -> "Column":
+    """Return `value` with its dates and times as texts of ISO 8601, instants in UTC, for `to_json`.
+
+    What `to_json` itself makes of them depends on the session's zone and settings, and has no microseconds.
+    """
+    if isinstance(data_type, t.DateType):
+        return _iso_date(value)
+    if isinstance(data_type, t.TimestampType):
+        date, time = _in_utc(value)
+        return f.concat(_iso_date(date), f.lit("T"), _time(time), f.lit("Z"))
+    if isinstance(data_type, t.TimestampNTZType):
+        date, time = _parts(value)
+        return f.concat(_iso_date(date), f.lit("T"), _time(time))
+    if not _has_time(data_type):
+        return value
+    if isinstance(data_type, t.ArrayType):
+        return f.transform(value, lambda item: _with_times_as_text(item, data_type.elementType))
+    if isinstance(data_type, t.MapType):
+        keys = f.transform_keys(value, lambda key, _: _with_times_as_text(key, data_type.keyType))
+        return f.transform_values(keys, lambda _, item: _with_times_as_text(item, data_type.valueType))
+    fields = [
+        _with_times_as_text(value.getField(column.name), column.dataType).alias(column.name)
+        for column in data_type.fields  # type: ignore[attr-defined] # a struct
+    ]
+    return f.when(value.isNotNull(), f.struct(*fields))
+
+
+def _has_time(data_type: "DataType") -> bool:
+    if isinstance(data_type, t.ArrayType):
+        return _has_time(data_type.elementType)
+    if isinstance(data_type, t.MapType):
+        return _has_time(data_type.keyType) or _has_time(data_type.valueType)
+    if isinstance(data_type, t.StructType):
+        return any(_has_time(column.dataType) for column in data_type.fields)
+    return isinstance(data_type, t.DateType | t.TimestampType | t.TimestampNTZType)
+
+
+def _iso_date(date: "Column") -> "Column":
+    """Render a date; years before 1 and after 9999 have a sign, as ISO 8601 has them."""
+    year = f.year(date)
+    sign = f.when(year < 0, f.lit("-")).when(year > 9999, f.lit("+")).otherwise(f.lit(""))  # noqa: PLR2004 - digits
+    digits = f.when(f.abs(year) > 9999, f.abs(year).cast("string")).otherwise(_padded(f.abs(year), 4))  # noqa: PLR2004
+    return f.concat(sign, digits, f.lit("-"), _padded(f.month(date), 2), f.lit("-"), _padded(f.dayofmonth(date), 2))
+
+
 @dataclass(frozen=True, slots=True)
 class FrameLines:
     """An evaluated frame as COPY text, a line for each row with all its columns; it can be gone through repeatedly."""
 
     counts: Mapping[int | None, int]
     all_have_offsets: bool
+    rejected: RejectedRow | None
+    """The first row with a text that PostgreSQL would change or refuse."""
     _lines: "DataFrame"
     _size: int
 
@@ -105,18 +211,24 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
     """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its lines."""
     partition = f.col(PARTITION_COLUMN)
     has_offset = f.col(OFFSET_COLUMN).isNotNull() if OFFSET_COLUMN in frame.columns else f.lit(False)  # noqa: FBT003
+    texts = text_check(frame.schema, refuse_nul=True)
     rendered = without_partitions(frame, done).select(
         partition.alias("partition"),
         copy_line(frame.schema, frame.columns).alias("line"),
         has_offset.alias("has_offset"),
+        texts.problem.alias("problem"),
     )
     with persisted(rendered) as lines:
         totals = (
-            lines.groupBy("partition").agg(f.count("*"), f.sum(f.length("line")), f.bool_and("has_offset")).collect()
+            lines.groupBy("partition")
+            .agg(f.count("*"), f.sum(f.length("line")), f.bool_and("has_offset"), f.min("problem"))
+            .collect()
         )
+        rejected = [texts.rejected(row[0], row[4]) for row in totals if row[0] is not None and row[4] is not None]
         yield FrameLines(
             counts={row[0]: row[1] for row in totals},
             all_have_offsets=all(row[3] for row in totals),
+            rejected=min(rejected, key=lambda row: row.partition, default=None),
             _lines=lines.select("partition", "line"),
             _size=sum(row[2] for row in totals),
         )

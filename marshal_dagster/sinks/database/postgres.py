@@ -9,26 +9,38 @@ what.
 """
 
 import itertools
+import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
 
-from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database, Secret, be_only_creator, check_name, identifier
+from marshal_dagster._internal.postgres import (
+    DEFAULT_SCHEMA,
+    Database,
+    Secret,
+    be_only_creator,
+    check_name,
+    check_tables_keep_rows,
+    identifier,
+)
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRejectedError, UnavailableError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
-from marshal_dagster.sinks.database.pg_copy import FrameLines, evaluated, postgres_type
+from marshal_dagster.sinks.database.column_types import check_column_types, table_columns
+from marshal_dagster.sinks.database.pg_copy import NULL, FrameLines, evaluated, postgres_type
 from marshal_dagster.sinks.database.postgres_ranges import (
     IN_ORDER,
     VERSION,
     LockMode,
     LocksOutdatedError,
     RangeTables,
+    check_row_count,
     columns_of,
     may_share_lock,
 )
+from marshal_dagster.sinks.rejected_rows import RejectedRow
 from marshal_dagster.sinks.sink import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
@@ -58,6 +70,8 @@ _TAKEN = "marshal_taken_ranges"
 _RANGE_COLUMN = "marshal_range"
 _RENAMED = {PARTITION_COLUMN: "kafka_partition", OFFSET_COLUMN: "kafka_offset"}
 _LINES_AT_ONCE = 1000
+_WITHOUT_POLICIES = "give the role BYPASSRLS, or disable row-level security of the sink's tables"
+_COPY_LINE = re.compile(r"^COPY marshal_rows, line (?P<line>\d+)(?P<rest>.*)$", re.MULTILINE)
 
 _CREATE: tuple[LiteralString, ...] = (
     """
@@ -105,6 +119,21 @@ _CREATE: tuple[LiteralString, ...] = (
     ON {taken} (output, member_group, topic, partition, generation, end_offset)
     """,
 )
+
+_GONE: LiteralString = """
+    WITH gone AS MATERIALIZED (
+        SELECT w.partition, w.data_topic_id, w.generation,
+            range_agg(int8range(o.first_offset, o.end_offset)) AS offsets
+        FROM unnest(%s::integer[], %s::text[], %s::bigint[]) AS w (partition, data_topic_id, generation)
+        JOIN pg_temp.marshal_offsets AS o ON o.partition = w.partition
+        GROUP BY w.partition, w.data_topic_id, w.generation
+    )
+    """
+_IS_GONE: LiteralString = """
+    r.marshal_range = t.id AND t.output = %s AND t.member_group = %s AND t.topic = %s AND t.partition = gone.partition
+    AND t.data_topic_id = gone.data_topic_id AND t.generation < gone.generation
+    AND r.kafka_partition = gone.partition AND r.kafka_offset <@ gone.offsets
+    """
 
 
 class TransactionHook(Protocol):
@@ -228,12 +257,14 @@ class PostgresSink(Steps):
         columns = frame.columns
         with self._transaction() as connection:
             judged = self._judge(connection, ranges)
-            self._check_table(connection, columns)
+            self._check_table(connection, frame.schema)
         if not judged.open:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         done = [range_.partition for range_ in ranges if range_ not in judged.open]
         with self._evaluated(frame, done) as lines:
             refuse_foreign_rows(["null" if partition is None else partition for partition in lines.counts], judged.open)
+            if lines.rejected is not None:
+                raise lines.rejected.error(f"table {self._output}", judged.open)
             self._reached("evaluated")
             before_commit()
             taken = self._take(judged.open, columns, lines, checked_after_read(offsets_read, before_commit))
@@ -269,7 +300,7 @@ class PostgresSink(Steps):
         if read is None and self._judge(connection, wanted).over_older:
             raise _OffsetsNeededError
         ids = self._enter(connection, wanted, lines)
-        self._copy(connection, ids, columns, lines)
+        self._copy(connection, wanted, ids, columns, lines=lines)
         self._reached("copied")
         hold = self._ranges.hold_for(connection, wanted)
         judged = self._judge(connection, wanted, hold, own=ids.values())
@@ -283,13 +314,14 @@ class PostgresSink(Steps):
             self._replace(connection, judged.over_older)
             self._reached("replaced")
         taken = [ids[range_.partition] for range_ in judged.open]
-        self._move(connection, columns, taken)
+        self._move(connection, judged.open, ids, columns, lines=lines)
         if self._companion is not None and taken:
             self._companion.write(connection, _column_names(columns), taken)
         self._reached("moved")
         done_by_others = [ids[range_.partition] for range_ in wanted if range_ not in judged.open]
         if done_by_others:
-            self._execute(connection, "DELETE FROM {taken} WHERE id = ANY(%s)", (done_by_others,))
+            removed = self._execute(connection, "DELETE FROM {taken} WHERE id = ANY(%s)", (done_by_others,))
+            check_row_count(removed, len(done_by_others), f"{self.schema}.{_TAKEN}")
         if hold is LockMode.SHARED:
             self._ranges.look_once_more(connection, judged.open, own=ids.values())
         else:
@@ -367,35 +399,135 @@ class PostgresSink(Steps):
                 [lines.counts.get(range_.partition, 0) for range_ in wanted],
             ),
         )
+        check_row_count(entries, len(wanted), f"{self.schema}.{_TAKEN}")
         return dict(entries.fetchall())
 
     def _copy(
-        self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], lines: FrameLines
+        self,
+        connection: "Connection",
+        wanted: Sequence[ClaimedRange],
+        ids: Mapping[int, int],
+        columns: Sequence[str],
+        *,
+        lines: FrameLines,
     ) -> None:
         """Copy all rows to a temporary table of the rows' types."""
-        names = _names(columns)
         self._execute(
             connection,
             "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
-            columns=names,
+            columns=_names(columns),
         )
         prefixes = {partition: f"{taken}\t" for partition, taken in ids.items()}
         text = (f"{prefixes[partition]}{line}\n" for partition, line in lines)
-        statement = self._named("COPY pg_temp.marshal_rows ({columns}) FROM STDIN", columns=names)
         with connection.cursor() as cursor:
-            with cursor.copy(statement, ()) as copy:
-                while piece := "".join(itertools.islice(text, _LINES_AT_ONCE)):
-                    copy.write(piece)
+            try:
+                with cursor.copy(_copy_statement(columns)) as copy:
+                    while piece := "".join(itertools.islice(text, _LINES_AT_ONCE)):
+                        copy.write(piece)
+            except _value_errors() as error:
+                rejected = self._rejected_line(error, columns, lines)
+                if rejected is None:
+                    raise
+                # Not chained, as every error of the database.
+                raise rejected.error(f"table {self._output}", wanted) from None
             if cursor.rowcount != (expected := sum(lines.counts.values())):
                 raise changed_result(f"table {self._output}", expected, cursor.rowcount)
 
-    def _move(self, connection: "Connection", columns: Sequence[str], ids: Sequence[int]) -> None:
-        self._execute(
-            connection,
-            "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)",
-            (list(ids),),
-            columns=_names(columns),
+    def _rejected_line(self, error: "psycopg.Error", columns: Sequence[str], lines: FrameLines) -> RejectedRow | None:
+        """Return the row of the line that COPY refused: PostgreSQL names it, and the rows are gone through again."""
+        if (found := _COPY_LINE.search(error.diag.context or "")) is None:
+            return None
+        row = next(itertools.islice(lines, int(found["line"]) - 1, None), None)
+        if row is None:
+            return None
+        partition, line = row
+        fields = line.split("\t")
+        # A column's name can have colons and commas; that of the longest match is meant.
+        named = [name for name in columns if found["rest"].startswith(f", column {_RENAMED.get(name, name)}")]
+        with_nul = [name for name, field in zip(columns, fields, strict=False) if "\0" in field]
+        offset = fields[columns.index(OFFSET_COLUMN)] if OFFSET_COLUMN in columns else NULL
+        return RejectedRow(
+            partition,
+            int(offset) if offset.lstrip("-").isdigit() else None,
+            max(named, key=len, default=with_nul[0] if with_nul else None),
+            self._database.error_text(error),
         )
+
+    def _move(
+        self,
+        connection: "Connection",
+        wanted: Sequence[ClaimedRange],
+        ids: Mapping[int, int],
+        columns: Sequence[str],
+        *,
+        lines: FrameLines,
+    ) -> None:
+        """Move the rows of `wanted` to the table."""
+        taken = {ids[range_.partition]: range_.partition for range_ in wanted}
+        try:
+            with connection.transaction():
+                moved = self._execute(
+                    connection,
+                    "INSERT INTO {rows} ({columns}) "
+                    "SELECT {columns} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)",
+                    (list(taken),),
+                    columns=_names(columns),
+                )
+        except _value_errors() as error:
+            rejected = self._rejected_row(connection, taken, columns, error)
+            if rejected is None:
+                raise
+            # Not chained, as every error of the database.
+            raise rejected.error(f"table {self._output}", wanted) from None
+        expected = sum(lines.counts.get(partition, 0) for partition in taken.values())
+        check_row_count(moved, expected, self._output)
+
+    def _rejected_row(
+        self, connection: "Connection", taken: Mapping[int, int], columns: Sequence[str], error: "psycopg.Error"
+    ) -> RejectedRow | None:
+        """Return the first row that the table refuses, found by moving ever smaller parts of the rows.
+
+        Parts that the table takes stay until the transaction is undone, so a key that occurs twice is found too.
+        None if the table takes all rows this time.
+        """
+        from psycopg import sql
+
+        ids = list(taken)
+        found = connection.execute("SELECT count(*) FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)", (ids,))
+        first, end = 0, next(iter(found))[0]
+        while first < end:
+            middle = (first + end + 1) // 2
+            try:
+                with connection.transaction():
+                    self._execute(
+                        connection,
+                        "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE ctid = ANY("
+                        "ARRAY(SELECT ctid FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s) "
+                        "ORDER BY ctid OFFSET %s LIMIT %s))",
+                        (ids, first, middle - first),
+                        columns=_names(columns),
+                    )
+            except _value_errors() as refused:
+                error = refused
+                if middle - first == 1:
+                    break
+                end = middle
+            else:
+                first = middle
+        else:
+            return None
+        row = self._execute(
+            connection,
+            "SELECT marshal_range, {offset} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s) "
+            "ORDER BY ctid OFFSET %s LIMIT 1",
+            (ids, first),
+            offset=identifier("kafka_offset") if OFFSET_COLUMN in columns else sql.NULL,
+        ).fetchone()
+        if row is None:
+            return None
+        renamed = {_RENAMED.get(name, name): name for name in columns}
+        column = renamed.get(error.diag.column_name or "", error.diag.column_name)
+        return RejectedRow(taken[row[0]], row[1], column, self._database.error_text(error))
 
     def _note_offsets(
         self, connection: "Connection", wanted: Sequence[ClaimedRange], read: Mapping[int, Intervals]
@@ -423,25 +555,26 @@ class PostgresSink(Steps):
 
     def _replace(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
         """Delete what older generations hold at the very offsets noted."""
+        from psycopg import sql
+
+        parameters = (*columns_of(wanted, "partition", "data_topic_id", "generation"), *self._ranges.key(wanted))
+        parts = {"gone": sql.SQL(_GONE), "is_gone": sql.SQL(_IS_GONE)}
         self._execute(
-            connection,
-            "WITH gone AS MATERIALIZED ("
-            "SELECT w.partition, w.data_topic_id, w.generation, "
-            "range_agg(int8range(o.first_offset, o.end_offset)) AS offsets "
-            "FROM unnest(%s::integer[], %s::text[], %s::bigint[]) AS w (partition, data_topic_id, generation) "
-            "JOIN pg_temp.marshal_offsets AS o ON o.partition = w.partition "
-            "GROUP BY w.partition, w.data_topic_id, w.generation) "
-            "DELETE FROM {rows} AS r USING {taken} AS t, gone WHERE r.marshal_range = t.id "
-            "AND t.output = %s AND t.member_group = %s AND t.topic = %s AND t.partition = gone.partition "
-            "AND t.data_topic_id = gone.data_topic_id AND t.generation < gone.generation "
-            "AND r.kafka_partition = gone.partition AND r.kafka_offset <@ gone.offsets",
-            (*columns_of(wanted, "partition", "data_topic_id", "generation"), *self._ranges.key(wanted)),
+            connection, "{gone} DELETE FROM {rows} AS r USING {taken} AS t, gone WHERE {is_gone}", parameters, **parts
         )
+        left = self._execute(
+            connection, "{gone} SELECT FROM {rows} AS r, {taken} AS t, gone WHERE {is_gone}", parameters, **parts
+        )
+        if left.rowcount:
+            raise SinkRejectedError(
+                f"table {self._output}: {left.rowcount} rows of an older generation were to be deleted and are still "
+                "there: a trigger keeps them. Nothing was written; remove the trigger"
+            )
 
     def _set_positions(self, connection: "Connection", taken: Sequence[ClaimedRange]) -> None:
         if not taken:
             return
-        self._execute(
+        updated = self._execute(
             connection,
             "UPDATE {positions} AS p SET coordination_topic_id = w.coordination_topic_id, "
             "data_topic_id = w.data_topic_id, generation = w.generation, epoch = w.epoch, "
@@ -461,34 +594,34 @@ class PostgresSink(Steps):
                 *self._ranges.key(taken),
             ),
         )
+        check_row_count(updated, len(taken), f"{self.schema}.{_POSITIONS}")
 
-    def _check_table(self, connection: "Connection", columns: Sequence[str]) -> None:
-        existing = connection.execute(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s",
-            (self.schema, self.table),
-        )
-        there = {name for (name,) in existing}
-        missing = [name for name in _column_names(columns) if name not in there]
+    def _check_table(self, connection: "Connection", schema: "StructType") -> None:
+        """Raise `ConfigurationError` unless the table keeps rows of this schema as they are."""
+        there = table_columns(connection, self.schema, self.table)
+        names = _column_names(schema.names)
         if not there:
             raise ConfigurationError(
                 f"table: {self._output} does not exist, or may not be read: `create_tables(frame.schema)` makes it"
             )
-        if missing:
+        if missing := [name for name in names if name not in there]:
             raise ConfigurationError(f"table: {self._output} lacks the columns {', '.join(missing)}: add them")
-        # PostgreSQL empties such tables after a crash: rows would be gone whose ranges count as taken.
-        unlogged = connection.execute(
+        types = {_RENAMED.get(column.name, column.name): column.dataType for column in schema.fields}
+        check_column_types(self._output, types, there)
+        check_tables_keep_rows(connection, self.schema, [self.table, _POSITIONS, _TAKEN])
+        filtered = connection.execute(
             "SELECT c.relname FROM pg_catalog.pg_class AS c "
             "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND c.relname = ANY(%s) AND c.relpersistence = 'u'",
+            "WHERE n.nspname = %s AND c.relname = ANY(%s) AND row_security_active(c.oid)",
             (self.schema, [self.table, _POSITIONS, _TAKEN]),
         )
-        for (name,) in unlogged:
+        for (name,) in filtered:
             raise ConfigurationError(
-                f"table: {self.schema}.{name} is unlogged, so a crash of the server empties it: ALTER TABLE ... SET "
-                "LOGGED first"
+                f"table: {self.schema}.{name} has row-level security for this role, which could hide rows from the "
+                f"sink: {_WITHOUT_POLICIES}"
             )
         if self._companion is not None:
-            self._companion.check(connection, _column_names(columns))
+            self._companion.check(connection, names)
 
     def _create_rows(self, connection: "Connection", rows: "StructType") -> None:
         from psycopg import sql
@@ -536,8 +669,7 @@ class PostgresSink(Steps):
         import psycopg
 
         try:
-            with self._database.connect(prepare_threshold=None) as connection:
-                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            with self._database.connect(is_one_transaction=True, prepare_threshold=None) as connection:
                 for name, seconds in (
                     ("lock_timeout", self._lock_timeout_s),
                     ("statement_timeout", self._statement_timeout_s),
@@ -576,7 +708,11 @@ class PostgresSink(Steps):
             )
         if isinstance(error, errors.UndefinedTable):
             return ConfigurationError(f"table {self._output}: {said}: `create_tables` makes what is missing")
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        if isinstance(error, errors.InsufficientPrivilege) and "row-level security" in said:
+            return ConfigurationError(f"table {self._output}: {said}: {_WITHOUT_POLICIES}")
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(
+            error, errors.ProgramLimitExceeded
+        ):
             return UnavailableError(
                 f"Postgres of table {self._output}: {said or 'the connection was lost'}. Whether a commit that was "
                 "under way took effect is seen at the next attempt, which skips what is there"
@@ -588,6 +724,22 @@ class PostgresSink(Steps):
 
 def _column_names(columns: Iterable[str]) -> list[str]:
     return [_RANGE_COLUMN, *(_RENAMED.get(name, name) for name in columns)]
+
+
+def _copy_statement(columns: Iterable[str]) -> "Composed":
+    """Return the statement that copies to the temporary table; it takes no parameters, so a percent sign stays one."""
+    from psycopg import sql
+
+    names = sql.SQL(", ").join(map(sql.Identifier, _column_names(columns)))
+    return sql.SQL("COPY pg_temp.marshal_rows ({}) FROM STDIN").format(names)
+
+
+def _value_errors() -> "tuple[type[psycopg.Error], ...]":
+    """Return the errors by which PostgreSQL, or a trigger, refuses a value."""
+    import psycopg
+    from psycopg import errors
+
+    return psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException
 
 
 def _names(columns: Iterable[str]) -> "Composed":

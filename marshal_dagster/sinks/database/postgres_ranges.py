@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredRanges
 from marshal_dagster.sinks.sink import newer_version
@@ -101,6 +102,8 @@ class RangeTables:
             (*key, partitions),
             hold=sql.SQL(hold.value),
         )
+        if hold is LockMode.ALONE:
+            check_row_count(stored_rows, len(ranges), self._table)
         return {
             partition: Row(version, coordination, data, generation, epoch, position)
             for partition, version, coordination, data, generation, epoch, position in stored_rows
@@ -204,6 +207,15 @@ class RangeTables:
         if version > VERSION:
             raise newer_version(f"table {self._table}", version, VERSION)
         return True
+
+
+def check_row_count(executed: "Cursor[Any]", expected: int, table: str) -> None:
+    """Raise `SinkRejectedError` unless a statement had an effect on as many rows of `table` as it must."""
+    if executed.rowcount != expected:
+        raise SinkRejectedError(
+            f"table {table}: a statement for {expected} rows had an effect on {executed.rowcount}, so a trigger or "
+            "rule of the table skips or moves rows. Nothing was written; remove the trigger or rule"
+        )
 
 
 def may_share_lock(rows: Mapping[int, Row], wanted: Sequence[ClaimedRange]) -> bool:

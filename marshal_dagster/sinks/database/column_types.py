@@ -1,0 +1,145 @@
+"""Which PostgreSQL types hold the values of a Spark type as they are, whatever settings a session has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks.database.pg_copy import postgres_type
+from marshal_dagster.spark.lazy_pyspark import types as t
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+    from marshal_dagster._internal.postgres import Connection
+
+_COLUMNS: Final = """
+    WITH RECURSIVE columns AS (
+        SELECT a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod) AS shown, a.atttypid AS type,
+            a.atttypmod AS modifier
+        FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid
+        JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
+        AND pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT, INSERT, UPDATE, REFERENCES')
+        UNION ALL
+        SELECT c.attname, c.attnum, c.shown, t.typbasetype,
+            CASE WHEN t.typtypmod = -1 THEN c.modifier ELSE t.typtypmod END
+        FROM columns AS c JOIN pg_catalog.pg_type AS t ON t.oid = c.type WHERE t.typtype = 'd'
+    )
+    SELECT c.attname, c.shown, CASE n.nspname WHEN 'pg_catalog' THEN t.typname ELSE '' END, t.typcategory::text,
+        c.modifier
+    FROM columns AS c JOIN pg_catalog.pg_type AS t ON t.oid = c.type
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace WHERE t.typtype <> 'd' ORDER BY c.attnum
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A table's column by its type, below any domain."""
+
+    shown: str
+    """The declared type, as PostgreSQL shows it."""
+    type: str
+    """The name of the type if it is PostgreSQL's own, else empty."""
+    category: str
+    """`pg_type.typcategory`."""
+    modifier: int
+    """`pg_attribute.atttypmod`: -1 without length, precision or scale."""
+
+    @property
+    def scale(self) -> int | None:
+        """The scale of a `numeric`, None if it has none and so holds every number."""
+        # PostgreSQL packs it into 11 bits, with a sign, 4 above nothing.
+        return None if self.modifier < 0 else (((self.modifier - 4) & 0x7FF) ^ 1024) - 1024
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds any text: `name` and "char" cut it."""
+        return self.type in {"text", "varchar", "bpchar"} or (self.category == "S" and not self.type)
+
+
+def table_columns(connection: "Connection", schema: str, table: str) -> dict[str, TableColumn]:
+    """Read the columns of a table by name; without those that the role has no right to, and empty if it is missing."""
+    found = connection.execute(_COLUMNS, (schema, table))
+    return {name: TableColumn(*described) for name, *described in found}
+
+
+_WHOLE: Final = frozenset({"int2", "int4", "int8"})
+_JSON: Final = frozenset({"json", "jsonb"})
+_CHANGING_TEXT: Final = frozenset({"bytea", "money", "float4", "float8", "name", "char"})
+"""What reads another value from a text than the text has, or cuts it."""
+
+_COMPOUND: Final = frozenset({"A", "C", "D", "G", "P", "R", "T", "Z"})
+"""Categories of arrays, rows, dates and times, figures, pseudo-types, ranges, intervals and internal types."""
+
+
+def _is_unscaled(column: TableColumn) -> bool:
+    return column.type == "numeric" and column.scale is None
+
+
+def _holds_whole(column: TableColumn) -> bool:
+    return column.type in _WHOLE or (column.type == "numeric" and (column.scale is None or column.scale >= 0))
+
+
+def _holds_micros(column: TableColumn) -> bool:
+    return column.modifier in {-1, 6}
+
+
+def _reads_text(column: TableColumn) -> bool:
+    """Return whether PostgreSQL takes a text for this type as the value that it names, or refuses it.
+
+    PostgreSQL may drop the zone of a time, and rounds numbers to a column's scale. It looks up names of objects.
+    """
+    if column.category in _COMPOUND or column.type in _CHANGING_TEXT:
+        return False
+    if column.type == "numeric":
+        return column.scale is None
+    return not (column.category == "N" and column.type.startswith("reg"))
+
+
+_HOLDS: Final[Mapping[str, Callable[[TableColumn], bool]]] = {
+    "byte": lambda column: _holds_whole(column) or column.type in {"float4", "float8"},
+    "short": lambda column: _holds_whole(column) or column.type in {"float4", "float8"},
+    "integer": lambda column: _holds_whole(column) or column.type == "float8",
+    "long": _holds_whole,
+    "float": lambda column: column.type in {"float4", "float8"} or _is_unscaled(column),
+    "double": lambda column: column.type == "float8" or _is_unscaled(column),
+    "boolean": lambda column: column.type == "bool",
+    "string": _reads_text,
+    "char": _reads_text,
+    "varchar": _reads_text,
+    "binary": lambda column: column.type == "bytea",
+    "date": lambda column: column.type in {"date", "timestamp"},
+    "timestamp": lambda column: column.type == "timestamptz" and _holds_micros(column),
+    "timestamp_ntz": lambda column: column.type == "timestamp" and _holds_micros(column),
+    "array": lambda column: column.type in _JSON,
+    "map": lambda column: column.type in _JSON,
+    "struct": lambda column: column.type in _JSON,
+}
+
+
+def check_column_types(table: str, types: Mapping[str, "DataType"], there: Mapping[str, TableColumn]) -> None:
+    """Raise `ConfigurationError` unless each column of `there` holds the values of its type in `types` as they are.
+
+    `types` are by the table's names. Every type's text goes into a column of text, except that of bytes.
+    """
+    wrong = [
+        f"column {name!r} is {there[name].shown}, and the result's is {data_type.simpleString()}: make it {wanted}"
+        for name, data_type in types.items()
+        if (wanted := postgres_type(name, data_type)) and not _holds(there[name], data_type)
+    ]
+    if wrong:
+        raise ConfigurationError(
+            f"table: {table} would hold other values than the result has: {'; '.join(wrong)}; or cast it in the result "
+            "to a type that the column holds as it is"
+        )
+
+
+def _holds(column: TableColumn, data_type: "DataType") -> bool:
+    if column.is_text:
+        return not isinstance(data_type, t.BinaryType)
+    if isinstance(data_type, t.DecimalType):
+        if column.type == "numeric":
+            return column.scale is None or column.scale >= data_type.scale
+        return column.type in _WHOLE and data_type.scale == 0
+    return _HOLDS[data_type.typeName()](column)

@@ -1,0 +1,499 @@
+"""What a Postgres sink does with values, tables and statements that would change or lose rows without a word."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql import types as t
+
+from marshal_dagster._internal.postgres import SETTINGS, Database, check_tables_keep_rows
+from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.outbox.events import OutgoingEvents
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import OutboxInspector
+from marshal_dagster.outbox.store import PostgresStore
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks import PostgresSink
+from tests.sink_conformance import Frame, deliver, never, part, rows_of
+from tests.sink_outputs import TABLE, FakeCopyRows, FakePostgresSink, PostgresOutput, own_schema
+
+
+@pytest.fixture
+def output(postgres: str) -> PostgresOutput:
+    """A schema of its own."""
+    return PostgresOutput(postgres, own_schema())
+
+
+def execute(output: PostgresOutput, *statements: str) -> list[tuple[Any, ...]]:
+    """Run statements in the output's schema; give the last one's rows."""
+    with psycopg.connect(output.dsn, options=f"-c search_path={output.schema}") as connection:
+        *before, last = statements
+        for statement in before:
+            connection.execute(statement.encode())
+        cursor = connection.execute(last.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+@dataclass(frozen=True)
+class TypedFrame:
+    """As much of a DataFrame as a sink asks for, with types and rows of a test's own."""
+
+    schema: t.StructType
+    given: Sequence[dict[str, Any]] | None
+
+    @property
+    def rows(self) -> Sequence[dict[str, Any]]:
+        """The rows; evaluating a frame without any fails."""
+        assert self.given is not None, "evaluated"
+        return self.given
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns' names."""
+        return list(self.schema.names)
+
+
+def frame_of(name: str, kind: t.DataType, *values: object) -> TypedFrame:
+    """Return a frame with rows of partition 0 from offset 0 on, whose column `name` has these values."""
+    fields = [t.StructField("partition", t.IntegerType()), t.StructField("offset", t.LongType())]
+    rows = [{"partition": 0, "offset": number, name: value} for number, value in enumerate(values)]
+    return TypedFrame(t.StructType([*fields, t.StructField(name, kind)]), rows)
+
+
+def write(output: PostgresOutput, frame: TypedFrame, sink: PostgresSink | None = None) -> None:
+    """Write a frame of the first hundred offsets of partition 0."""
+    (sink or output.sink()).write(frame, [part(0, 0, 100)], never)  # type: ignore[arg-type]
+
+
+# Types
+
+
+MISFITS = [
+    ("timestamp", t.TimestampType(), "timestamptz"),
+    ("timestamp(3) without time zone", t.TimestampType(), "timestamptz"),
+    ("timestamptz(3)", t.TimestampType(), "timestamptz"),
+    ("date", t.TimestampType(), "timestamptz"),
+    ("time", t.TimestampType(), "timestamptz"),
+    ("timestamptz", t.TimestampNTZType(), "timestamp"),
+    ("timestamp(0)", t.TimestampNTZType(), "timestamp"),
+    ("timestamptz", t.DateType(), "date"),
+    ("timestamptz", t.StringType(), "text"),
+    ("timestamp", t.StringType(), "text"),
+    ("date", t.StringType(), "text"),
+    ("interval", t.StringType(), "text"),
+    ("bytea", t.StringType(), "text"),
+    ("money", t.StringType(), "text"),
+    ("double precision", t.StringType(), "text"),
+    ("numeric(9,2)", t.StringType(), "text"),
+    ("timestamptz[]", t.StringType(), "text"),
+    ("regclass", t.StringType(), "text"),
+    ("name", t.StringType(), "text"),
+    ("numeric(9,2)", t.DecimalType(9, 3), r"numeric\(9,3\)"),
+    ("double precision", t.DecimalType(9, 3), r"numeric\(9,3\)"),
+    ("integer", t.DecimalType(9, 3), r"numeric\(9,3\)"),
+    ("money", t.DecimalType(9, 2), r"numeric\(9,2\)"),
+    ("real", t.DoubleType(), "double precision"),
+    ("numeric(9,2)", t.DoubleType(), "double precision"),
+    ("double precision", t.LongType(), "bigint"),
+    ("real", t.IntegerType(), "integer"),
+    ("date", t.IntegerType(), "integer"),
+    ("boolean", t.IntegerType(), "integer"),
+    ("text", t.BinaryType(), "bytea"),
+    ("integer", t.BooleanType(), "boolean"),
+    ("bigint[]", t.ArrayType(t.LongType()), "jsonb"),
+    ("local_time", t.TimestampType(), "timestamptz"),
+]
+
+
+@pytest.mark.parametrize(("there", "kind", "better"), MISFITS)
+def test_a_column_that_would_hold_other_values_is_refused(
+    output: PostgresOutput, there: str, kind: t.DataType, better: str
+) -> None:
+    """Before the frame is evaluated, with both types and the one that the column should have."""
+    execute(output, "CREATE DOMAIN local_time AS timestamp", f"ALTER TABLE {TABLE} ADD COLUMN v {there}")
+    with pytest.raises(ConfigurationError, match=rf"column 'v' is .*, and the result's is .*: make it {better}"):
+        write(output, TypedFrame(frame_of("v", kind).schema, None))
+
+
+FITS = [
+    ("timestamptz", t.TimestampType(), "2024-10-27 00:30:00.000001+00"),
+    ("text", t.TimestampType(), "2024-10-27 00:30:00.000001+00"),
+    ("timestamp", t.TimestampNTZType(), "2024-10-27 02:30:00.000001"),
+    ("timestamp", t.DateType(), "2024-10-27"),
+    ("numeric", t.DecimalType(38, 18), "0.1"),
+    ("numeric(20,4)", t.DecimalType(9, 3), "0.123"),
+    ("bigint", t.DecimalType(9, 0), "17"),
+    ("numeric(9)", t.IntegerType(), "17"),
+    ("double precision", t.FloatType(), "0.5"),
+    ("numeric", t.DoubleType(), "0.1"),
+    ("smallint", t.LongType(), "17"),
+    ("text", t.LongType(), "17"),
+    ("varchar(9)", t.StringType(), "text"),
+    ("uuid", t.StringType(), "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    ("jsonb", t.StringType(), '{"a": 1}'),
+    ("integer", t.StringType(), "17"),
+    ("json", t.MapType(t.StringType(), t.LongType()), '{"a": 1}'),
+    ("mood", t.StringType(), "fine"),
+    ("positive", t.IntegerType(), "17"),
+]
+
+
+@pytest.mark.parametrize(("there", "kind", "value"), FITS)
+def test_a_column_that_holds_the_values_is_written(
+    output: PostgresOutput, there: str, kind: t.DataType, value: str
+) -> None:
+    """Wider types, texts, and types that a text names exactly."""
+    execute(
+        output,
+        "CREATE TYPE mood AS ENUM ('fine')",
+        "CREATE DOMAIN positive AS integer CHECK (value > 0)",
+        f"ALTER TABLE {TABLE} ADD COLUMN v {there}",
+    )
+    write(output, frame_of("v", kind, value))
+    assert len(output.rows()) == 1
+
+
+# Percent signs, counts
+
+
+@pytest.mark.parametrize("name", ["10%", "%s", "a%%b", '%(x)s "q" {y}'])
+def test_a_column_with_a_percent_sign_is_written(output: PostgresOutput, name: str) -> None:
+    """As any other, and as the key of an event."""
+    frame = frame_of(name, t.StringType(), "a", None)
+    sink = FakePostgresSink(output.dsn, "percent%", schema=output.schema)
+    sink.create_tables(frame.schema)
+    write(output, frame, sink=sink)
+    with psycopg.connect(output.dsn) as connection:
+        statement = sql.SQL("SELECT {} FROM {}").format(sql.Identifier(name), sql.Identifier(output.schema, "percent%"))
+        assert connection.execute(statement).fetchall() == [("a",), (None,)]
+
+
+def test_an_outbox_with_a_percent_sign_takes_events(output: PostgresOutput) -> None:
+    """The outbox is found under its name."""
+    OutboxTables(Database(output.dsn), "out%", output.schema).create(notifies=False)
+    events = OutgoingEvents("orders.done", outbox="out%", schema=output.schema)
+    sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, companion=events)
+    assert deliver(output, "a", part(0, 0, 2), sink=sink).taken
+    assert execute(output, 'SELECT count(*) FROM "out%"') == [(2,)]
+
+
+class Losing(FakePostgresSink):
+    """A sink whose rows are fewer when they are fetched than when they were counted."""
+
+    @contextmanager
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[FakeCopyRows]:  # type: ignore[override]
+        with super()._evaluated(frame, done) as lines:
+            yield FewerLines(lines.rows)
+
+
+class FewerLines(FakeCopyRows):
+    """All rows but the last one."""
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        yield from list(super().__iter__())[:-1]
+
+
+def test_rows_that_are_fewer_when_they_are_fetched_are_refused(output: PostgresOutput) -> None:
+    """The copy compares the number of rows, before any range is judged."""
+    reached: list[str] = []
+    sink = Losing(output.dsn, TABLE, schema=output.schema)
+    sink._reached = reached.append  # type: ignore[method-assign,assignment]
+    with pytest.raises(SinkRejectedError, match="the result had 3 rows, and 2 when they were fetched"):
+        deliver(output, "a", part(0, 0, 3), sink=sink)
+    assert "copied" not in reached
+    assert output.rows() == []
+
+
+# Row-level security
+
+
+def owned_by_others(output: PostgresOutput, *statements: str) -> str:
+    """Return a connection string of a role that owns nothing, after statements about `{role}`."""
+    role = f"r{output.schema}"
+    execute(
+        output,
+        f"CREATE ROLE {role}",
+        f"GRANT USAGE ON SCHEMA {output.schema} TO {role}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {output.schema} TO {role}",
+        *(statement.format(role=role) for statement in statements),
+    )
+    return f"{output.dsn}&options=-c%20role%3D{role}"
+
+
+def test_a_policy_that_hides_the_positions_is_an_error(output: PostgresOutput) -> None:
+    """A range that is delivered again is not taken again, because PostgreSQL hides its position from the update."""
+    dsn = owned_by_others(
+        output,
+        "ALTER TABLE marshal_ranges ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY reads ON marshal_ranges FOR SELECT TO {role} USING (true)",
+        "CREATE POLICY writes ON marshal_ranges FOR INSERT TO {role} WITH CHECK (true)",
+    )
+    sink = FakePostgresSink(dsn, TABLE, schema=output.schema)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"marshal_ranges.*BYPASSRLS"):
+            deliver(output, "a", part(0, 0, 2), sink=sink)
+    assert output.rows() == []
+
+
+@pytest.mark.parametrize("table", [TABLE, "marshal_taken_ranges"])
+def test_a_table_with_policies_is_refused_before_rows_are_read(output: PostgresOutput, table: str) -> None:
+    """Even if the policies hide nothing at present."""
+    dsn = owned_by_others(
+        output,
+        f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
+        f"CREATE POLICY everything ON {table} TO {{role}} USING (true)",
+    )
+    with pytest.raises(ConfigurationError, match=r"row-level security.*BYPASSRLS") as raised:
+        FakePostgresSink(dsn, TABLE, schema=output.schema).write(output.poison(), [part(0, 0, 2)], never)  # type: ignore[arg-type]
+    assert table in str(raised.value)
+
+
+def test_a_role_that_policies_do_not_bind_writes(output: PostgresOutput) -> None:
+    """The owner, and a role with BYPASSRLS."""
+    dsn = owned_by_others(output, f"ALTER TABLE {TABLE} ENABLE ROW LEVEL SECURITY", "ALTER ROLE {role} BYPASSRLS")
+    assert deliver(output, "a", part(0, 0, 2), sink=FakePostgresSink(dsn, TABLE, schema=output.schema)).taken
+    assert deliver(output, "b", part(0, 2, 4)).taken
+
+
+def test_every_connection_sees_all_rows_or_an_error(output: PostgresOutput) -> None:
+    """Of the sink, of the outbox's harvester, and of those who look after it; in each of their transactions."""
+    tables = OutboxTables(Database(output.dsn), "outbox", output.schema)
+    tables.create()
+    seen: list[dict[str, str]] = []
+
+    def look(connection: psycopg.Connection[Any]) -> None:
+        seen.append({name: connection.execute(f"SHOW {name}".encode()).fetchall()[0][0] for name in SETTINGS})
+
+    for end in (PostgresStore(tables), OutboxInspector(tables)):
+        for _ in range(2):
+            with end._using() as connection:
+                look(connection)
+                connection.commit()
+        end.close()
+    with output.sink()._transaction() as connection:
+        look(connection)
+    assert seen == [dict(SETTINGS)] * 5
+
+
+@pytest.mark.parametrize("is_one_transaction", [True, False])
+def test_settings_hold_whatever_the_role_has(output: PostgresOutput, is_one_transaction: bool) -> None:
+    """A role's own settings come second, and those of one transaction end with it."""
+    role = f"r{output.schema}"
+    execute(output, f"CREATE ROLE {role} LOGIN SUPERUSER", f"ALTER ROLE {role} SET TimeZone = 'Asia/Kolkata'")
+    dsn = output.dsn.replace("postgres:", f"{role}:", 1)
+    with Database(dsn).connect(is_one_transaction=is_one_transaction) as connection:
+        assert connection.execute("SHOW TimeZone").fetchall() == [("UTC",)]
+        connection.commit()
+        after = "Asia/Kolkata" if is_one_transaction else "UTC"
+        assert connection.execute("SHOW TimeZone").fetchall() == [(after,)]
+
+
+# Tables that lose rows
+
+
+UNSAFE = [
+    (
+        "an unlogged partition",
+        [
+            "CREATE TABLE p (LIKE results) PARTITION BY RANGE (kafka_partition)",
+            "CREATE TABLE p0 PARTITION OF p FOR VALUES FROM (0) TO (1) PARTITION BY RANGE (kafka_offset)",
+            "CREATE UNLOGGED TABLE p00 PARTITION OF p0 FOR VALUES FROM (0) TO (100)",
+        ],
+        r"p: its part \S*p00 is unlogged",
+    ),
+    (
+        "an unlogged table that inherits",
+        ["CREATE TABLE p (LIKE results)", "CREATE UNLOGGED TABLE c () INHERITS (p)"],
+        r"p: its part \S*c is unlogged",
+    ),
+    (
+        "a partition on another server",
+        [
+            "CREATE TABLE p (LIKE results) PARTITION BY LIST (kafka_partition)",
+            "CREATE FOREIGN DATA WRAPPER {schema}",
+            "CREATE SERVER {schema} FOREIGN DATA WRAPPER {schema}",
+            "CREATE FOREIGN TABLE p0 PARTITION OF p FOR VALUES IN (0) SERVER {schema}",
+        ],
+        r"p: its part \S*p0 is a foreign table",
+    ),
+    ("a view", ["CREATE TABLE q (LIKE results)", "CREATE VIEW p AS SELECT * FROM q"], "p is a view"),
+    (
+        "a rule",
+        [
+            "CREATE TABLE p (LIKE results)",
+            "CREATE TABLE q (LIKE results)",
+            "CREATE RULE aside AS ON INSERT TO p DO INSTEAD INSERT INTO q SELECT NEW.*",
+        ],
+        "p has the rule 'aside'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("statements", "match"), [case[1:] for case in UNSAFE], ids=[case[0] for case in UNSAFE])
+def test_a_table_that_would_lose_rows_is_refused(output: PostgresOutput, statements: list[str], match: str) -> None:
+    """With the part's name, before the frame is evaluated."""
+    execute(output, *(statement.format(schema=output.schema) for statement in statements))
+    sink = FakePostgresSink(output.dsn, "p", schema=output.schema)
+    with pytest.raises(ConfigurationError, match=match):
+        sink.write(output.poison(), [part(0, 0, 2)], never)  # type: ignore[arg-type]
+
+
+def test_a_temporary_table_is_refused(output: PostgresOutput) -> None:
+    """Its rows would end with the session; those that others derive from a table of ours do not matter."""
+    with Database(output.dsn).connect() as connection:
+        connection.execute("CREATE TEMPORARY TABLE gone (a integer)")
+        found = connection.execute("SELECT nspname FROM pg_namespace WHERE oid = pg_my_temp_schema()").fetchall()
+        with pytest.raises(ConfigurationError, match="gone is temporary"):
+            check_tables_keep_rows(connection, found[0][0], ["gone"])
+        name = sql.Identifier(output.schema, TABLE)
+        connection.execute(sql.SQL("CREATE TEMPORARY TABLE mine () INHERITS ({})").format(name))
+        check_tables_keep_rows(connection, output.schema, [TABLE])
+
+
+def test_a_partitioned_table_takes_rows(output: PostgresOutput) -> None:
+    """One whose parts are all logged, and a row for which there is no part is named."""
+    execute(
+        output,
+        "CREATE TABLE p (LIKE results) PARTITION BY LIST (kafka_partition)",
+        "CREATE TABLE p0 PARTITION OF p FOR VALUES IN (0)",
+    )
+    sink = FakePostgresSink(output.dsn, "p", schema=output.schema)
+    assert deliver(output, "a", part(0, 0, 3), sink=sink).taken
+    assert execute(output, "SELECT count(*) FROM p0") == [(3,)]
+    with pytest.raises(SinkRejectedError, match=r"partition 1, offset 5: no partition of relation .p. found"):
+        deliver(output, "a", part(0, 3, 9), part(1, 5, 7), sink=sink)
+
+
+SKIPPING = "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$"
+
+
+@pytest.mark.parametrize(
+    ("table", "event"),
+    [
+        (TABLE, "INSERT"),
+        ("marshal_ranges", "INSERT"),
+        ("marshal_ranges", "UPDATE"),
+        ("marshal_taken_ranges", "INSERT"),
+    ],
+)
+def test_a_trigger_that_skips_rows_is_an_error(output: PostgresOutput, table: str, event: str) -> None:
+    """No statement that must have an effect may have less, and nothing is written."""
+    execute(output, SKIPPING, f"CREATE TRIGGER skips BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION skip()")
+    with pytest.raises(SinkRejectedError, match=rf"{table}: a statement for \d rows had an effect on 0"):
+        deliver(output, "a", part(0, 0, 2))
+    assert output.rows() == []
+    assert execute(output, "SELECT count(*) FROM marshal_taken_ranges") == [(0,)]
+
+
+def test_a_trigger_that_keeps_older_rows_is_an_error(output: PostgresOutput) -> None:
+    """A new generation whose deletes are skipped would double the rows."""
+    deliver(output, "a", part(0, 0, 5))
+    execute(output, SKIPPING, f"CREATE TRIGGER keeps BEFORE DELETE ON {TABLE} FOR EACH ROW EXECUTE FUNCTION skip()")
+    with pytest.raises(SinkRejectedError, match="2 rows of an older generation were to be deleted and are still there"):
+        deliver(output, "b", part(0, 1, 3, generation=20, epoch=21))
+    assert output.rows() == rows_of("a", part(0, 0, 5))
+
+
+def test_events_that_a_trigger_skips_are_an_error(output: PostgresOutput) -> None:
+    """Rows and events are there together or not at all."""
+    OutboxTables(Database(output.dsn), "outbox", output.schema).create()
+    execute(output, SKIPPING, "CREATE TRIGGER skips BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION skip()")
+    events = OutgoingEvents("orders.done", schema=output.schema)
+    sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, companion=events)
+    with pytest.raises(SinkRejectedError, match=r"outbox.*2 events.*0"):
+        deliver(output, "a", part(0, 0, 2), sink=sink)
+    assert output.rows() == []
+
+
+@pytest.mark.parametrize("table", ["outbox", "outbox_parked", "marshal_outboxes"])
+def test_an_outbox_that_a_crash_empties_is_refused(output: PostgresOutput, table: str) -> None:
+    """By a sink that would write events there, by `outbox init`, and by the harvester."""
+    tables = OutboxTables(Database(output.dsn), "outbox", output.schema)
+    tables.create()
+    execute(output, f"ALTER TABLE {table} SET UNLOGGED")
+    events = OutgoingEvents("orders.done", schema=output.schema)
+    sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, companion=events)
+    for use in (
+        lambda: sink.write(output.poison(), [part(0, 0, 2)], never),  # type: ignore[arg-type]
+        tables.create,
+        PostgresStore(tables).begin,
+    ):
+        with pytest.raises(ConfigurationError, match=rf"{table} is unlogged"):
+            use()
+
+
+# Values that PostgreSQL refuses
+
+
+def rejected(output: PostgresOutput, rows: list[tuple[int, int, str]], *ranges: ClaimedRange) -> str:
+    """Return how a batch with a row that cannot be is refused, with nothing written."""
+    with pytest.raises(SinkRejectedError) as raised:
+        deliver(output, "", *ranges, rows=rows)
+    assert output.rows() == []
+    assert "\n" not in str(raised.value)
+    assert raised.value.__cause__ is None
+    return str(raised.value)
+
+
+def test_a_value_that_the_column_does_not_take_is_named(output: PostgresOutput) -> None:
+    """With its message's partition and offset, its column, and how to continue."""
+    execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN value TYPE integer USING 0")
+    rows = [(0, 5, "1"), (0, 6, "2"), (1, 7, "3"), (1, 8, "words"), (1, 9, "5")]
+    assert rejected(output, rows, part(0, 5, 7), part(1, 7, 10)) == (
+        f"table {output.schema}.results does not take the row of topic 't', partition 1, offset 8, column 'value': "
+        'invalid input syntax for type integer: "words"; nothing was written. Correct the code that makes the row, or '
+        "skip the message: `marshal-dagster position reset g t --to-offset 1=9`"
+    )
+
+
+def test_a_nul_in_a_text_is_named(output: PostgresOutput) -> None:
+    """PostgreSQL's own words name no column."""
+    found = rejected(output, [(0, 5, "a"), (0, 6, "b\0c")], part(0, 5, 7))
+    assert "partition 0, offset 6, column 'value': invalid byte sequence" in found
+
+
+@pytest.mark.parametrize("bad", [0, 1, 17, 39, 40])
+def test_a_row_that_a_constraint_refuses_is_named(output: PostgresOutput, bad: int) -> None:
+    """It is found among those that the table takes, also by a key that occurs twice."""
+    execute(output, f"ALTER TABLE {TABLE} ADD CONSTRAINT good CHECK (value <> 'bad')")
+    rows = [(0, number, "bad" if number == bad else "good") for number in range(41)]
+    assert f'partition 0, offset {bad}: new row for relation "results" violates check constraint "good"' in rejected(
+        output, rows, part(0, 0, 41)
+    )
+    execute(output, f"CREATE UNIQUE INDEX once ON {TABLE} (value)")
+    rows = [(0, number, f"{0 if number == bad else number}") for number in range(41)]
+    if bad:
+        assert f'partition 0, offset {bad}: duplicate key value violates unique constraint "once"' in rejected(
+            output, rows, part(0, 0, 41)
+        )
+
+
+def test_a_missing_value_is_named_with_its_column(output: PostgresOutput) -> None:
+    """Of a column that takes no null."""
+    execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN kafka_offset SET NOT NULL")
+    found = rejected(output, [(0, 5, "a"), (0, None, "b")], part(0, 5, 8))  # type: ignore[list-item]
+    assert "partition 0, offsets 5 to 7 (the row has no offset), column 'offset': null value" in found
+    assert found.endswith("--to-offset 0=8`")
+
+
+def test_what_a_trigger_raises_is_named(output: PostgresOutput) -> None:
+    """As what PostgreSQL raises itself."""
+    execute(
+        output,
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.value = 'bad' THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$",
+        f"CREATE TRIGGER refuses BEFORE INSERT ON {TABLE} FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )
+    found = rejected(output, [(0, 5, "a"), (1, 0, "b"), (1, 1, "bad"), (1, 2, "c")], part(0, 5, 6), part(1, 0, 3))
+    assert "partition 1, offset 1: not this one" in found
+
+
+def test_a_value_too_large_for_an_index_is_refused_and_named(output: PostgresOutput) -> None:
+    """It is no failure of the database that a further attempt would find gone."""
+    execute(output, f"CREATE INDEX ON {TABLE} (value)")
+    large = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(20_000))
+    assert "partition 0, offset 1: index row" in rejected(output, [(0, 0, "a"), (0, 1, large)], part(0, 0, 2))
