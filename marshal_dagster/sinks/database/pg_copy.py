@@ -112,7 +112,8 @@ def _in_utc(instant: "Column") -> "tuple[Column, Column]":
 def _parts(local: "Column") -> "tuple[Column, Column]":
     """Return the date and the microseconds of that day."""
     second_us = (f.extract(f.lit("SECOND"), local) * _SECOND_US).cast("bigint")
-    return local.cast("date"), (f.hour(local) * 60 + f.minute(local)) * f.lit(60 * _SECOND_US) + second_us
+    minutes = (f.hour(local) * 60 + f.minute(local)).cast("bigint")
+    return local.cast("date"), minutes * (60 * _SECOND_US) + second_us
 
 
 def _day(date: "Column") -> "Column":
