@@ -25,6 +25,7 @@ class FakeRecords:
     """Rows as records, whose keys say which message they come from; without Spark."""
 
     rows: Sequence[Mapping[str, Any]]
+    rejected: None = None
 
     @property
     def counts(self) -> dict[int | None, int]:

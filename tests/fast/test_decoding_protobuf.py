@@ -62,6 +62,35 @@ def test_a_message_that_is_cut_is_bad_wherever_it_can_be_seen() -> None:
         assert (found[0] is not None, found[1] is None) == (length in whole, length in whole), length
 
 
+@pytest.mark.parametrize("payload", [b"\x0a\x03M\xfcl", b"\x12\x01a\x12\x01\xff", b"\x1a\x06\x0a\x01\xff\x12\x01a"])
+def test_a_text_of_proto2_that_is_none_is_bad(payload: bytes) -> None:
+    """Of a field, among several, as a key of a map: proto2 checks none of them."""
+    pairs = DescriptorProto(
+        name="PairsEntry",
+        field=[
+            message_field(name, number, FieldDescriptorProto.TYPE_STRING) for name, number in (("key", 1), ("value", 2))
+        ],
+    )
+    pairs.options.map_entry = True
+    fields = [
+        message_field("name", 1, FieldDescriptorProto.TYPE_STRING),
+        message_field("names", 2, FieldDescriptorProto.TYPE_STRING, repeated=True),
+        message_field("pairs", 3, FieldDescriptorProto.TYPE_MESSAGE, repeated=True, of="Old.PairsEntry"),
+        message_field("raw", 4, FieldDescriptorProto.TYPE_BYTES),
+    ]
+    message = DescriptorProto(name="Old", field=fields, nested_type=[pairs])
+    files = FileDescriptorSet(file=[FileDescriptorProto(name="old.proto", syntax="proto2", message_type=[message])])
+
+    def read_old(payload: bytes) -> tuple[object, str | None]:
+        return read_message(framed_message(9, [0], payload), files.SerializeToString(), "Old", {9: {(0,): "Old"}})
+
+    value, reason = read_old(payload)
+    assert value is None
+    assert reason is not None
+    assert "a text that is not UTF-8" in reason
+    assert read_old(b"\x0a\x03M\xc3\xbc\x22\x01\xff") == (("Mü", [], {}, b"\xff"), None)
+
+
 def test_descriptors_that_cannot_be_used_are_refused() -> None:
     """No such message, a missing import, a message in itself, no descriptors at all."""
     with pytest.raises(ConfigurationError, match=r"no message 'shop\.None'"):

@@ -225,11 +225,10 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
             .agg(f.count("*"), f.sum(f.length("line")), f.bool_and("has_offset"), f.min("problem"))
             .collect()
         )
-        rejected = [texts.rejected(row[0], row[4]) for row in totals if row[0] is not None and row[4] is not None]
         yield FrameLines(
             counts={row[0]: row[1] for row in totals},
             all_have_offsets=all(row[3] for row in totals),
-            rejected=min(rejected, key=lambda row: row.partition, default=None),
+            rejected=texts.first((row[0], row[4]) for row in totals),
             _lines=lines.select("partition", "line"),
             _size=sum(row[2] for row in totals),
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks.caching import persisted, without_partitions
+from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
 from marshal_dagster.spark.column_names import check_names
 from marshal_dagster.spark.lazy_pyspark import functions as f
@@ -72,6 +73,8 @@ class FrameRecords:
     """An evaluated frame, which executors keep."""
 
     counts: Mapping[int | None, int]
+    rejected: RejectedRow | None
+    """The first row with a header whose name is no text."""
     _rows: "DataFrame"
     _size: int
 
@@ -105,8 +108,15 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
     )
     size = size + f.coalesce(in_headers, f.lit(0))
     with persisted(wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE))) as rows:
-        totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.sum(size)).collect()
-        yield FrameRecords(counts={row[0]: row[1] for row in totals}, _rows=rows, _size=sum(row[2] for row in totals))
+        # Keys and values are bytes by now, so the texts are the names of headers.
+        texts = text_check(rows.schema, refuse_nul=False)
+        totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.sum(size), f.min(texts.problem)).collect()
+        yield FrameRecords(
+            counts={row[0]: row[1] for row in totals},
+            rejected=texts.first((row[0], row[3]) for row in totals),
+            _rows=rows,
+            _size=sum(row[2] for row in totals),
+        )
 
 
 def _bytes_of(column: "Column") -> "Column":

@@ -234,6 +234,8 @@ class KafkaSink(Steps):
                 refuse_foreign_rows(
                     ["null" if partition is None else partition for partition in records.counts], wanted
                 )
+                if records.rejected is not None:
+                    raise records.rejected.error(f"Kafka topic {self.topic}", wanted)
                 self._reached("evaluated")
                 before_commit()
                 queue = _Queue(records)

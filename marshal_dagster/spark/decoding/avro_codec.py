@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.spark.conversion_settings import AVRO_VALUES, check_settings
 from marshal_dagster.spark.decoding import confluent_wire_format
-from marshal_dagster.spark.decoding.decoded_batch import DecodedBatch, NullPolicy, missing_value, read_once
+from marshal_dagster.spark.decoding.decoded_batch import NOT_UTF8, DecodedBatch, NullPolicy, missing_value, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
+from marshal_dagster.spark.text_check import any_text, is_not_utf8
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -69,7 +70,10 @@ def decode_avro(
         read, value = read_once(frame, value)
         is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
         decoded = f.when(is_there, value.dropFields(_READ_WHOLE))
-        return DecodedBatch(read, decoded, reason.when(is_there & ~is_whole, not_whole), columns=frame.columns)
+        # Spark keeps the bytes of a string as they are, and whatever reads them replaces them without a word.
+        has_bad_text = any_text(value, read.schema[-1].dataType, is_not_utf8)
+        reason = reason.when(is_there & ~is_whole, not_whole).when(is_there & has_bad_text, f.lit(NOT_UTF8))
+        return DecodedBatch(read, decoded, reason, columns=frame.columns)
     except MarshalError:
         raise
     except Exception as error:  # the JVM's, about a schema or a function that is not there

@@ -16,6 +16,7 @@ REASON: Final = "reason"
 """The column that says why a record has no value; null in good ones."""
 RAW: Final = "raw"
 """The column of the bytes of a bad record, beside the decoded ones."""
+NOT_UTF8 = "it has a text that is not UTF-8"
 
 _VALUE = "_marshal_value"
 _REASON = "_marshal_reason"

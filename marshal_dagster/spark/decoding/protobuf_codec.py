@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.decoding import confluent_wire_format
-from marshal_dagster.spark.decoding.decoded_batch import ADDED, DecodedBatch, NullPolicy
+from marshal_dagster.spark.decoding.decoded_batch import ADDED, NOT_UTF8, DecodedBatch, NullPolicy
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
@@ -312,4 +312,7 @@ def _single(value: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - m
         return str(value) if known is None else known.name
     if field.cpp_type == field.CPPTYPE_UINT64:
         return Decimal(value)
+    if field.cpp_type == field.CPPTYPE_STRING and field.type == field.TYPE_STRING and isinstance(value, bytes):
+        # proto2 does not check them, and Spark would write the address of these bytes as text.
+        raise ValueError(f"field {field.name}: {NOT_UTF8}")
     return value

@@ -1,0 +1,181 @@
+"""Spark's values in PostgreSQL: written as they were computed, whatever settings the session has, or refused."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from marshal_dagster.errors import SinkRejectedError
+from marshal_dagster.sinks import PostgresSink
+from tests.sink_conformance import never, part
+from tests.sink_outputs import TABLE, own_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SESSIONS = [
+    {"spark.sql.session.timeZone": "UTC"},
+    {"spark.sql.session.timeZone": "Europe/Berlin"},
+    {"spark.sql.session.timeZone": "Asia/Kolkata", "spark.sql.legacy.timeParserPolicy": "LEGACY"},
+    {"spark.sql.session.timeZone": "America/St_Johns", "spark.sql.ansi.enabled": "false"},
+]
+
+
+@pytest.fixture(params=SESSIONS, ids=lambda settings: " ".join(settings.values()))
+def any_session(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterator["SparkSession"]:
+    """The session with settings of a user's."""
+    before = {name: spark.conf.get(name, None) for name in request.param}
+    for name, value in request.param.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, value in before.items():
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+def written(dsn: str, frame: "DataFrame", *what: str) -> list[tuple[Any, ...]]:
+    """Write a frame of partition 0 to a new table, and read columns back as text by the order of offsets."""
+    schema = own_schema()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    sink = PostgresSink(dsn, TABLE, schema=schema)
+    sink.create_tables(frame.schema)
+    sink.write(frame, [part(0, 0, 1_000)], never)
+    with psycopg.connect(dsn, options="-c TimeZone=UTC") as connection:
+        columns = ", ".join(what)
+        statement = f'SELECT {columns} FROM "{schema}"."{TABLE}" ORDER BY kafka_offset'  # noqa: S608 - the tests' own
+        return connection.execute(statement.encode()).fetchall()
+
+
+def instants(spark: "SparkSession", micros: Sequence[int], *columns: str) -> "DataFrame":
+    """Return a row for each instant `us`, with `columns` computed from it."""
+    rows = spark.createDataFrame([(0, offset, us) for offset, us in enumerate(micros)], "p int, o long, us long")
+    return rows.selectExpr("p AS partition", "o AS offset", *columns)
+
+
+def micros_of(*moments: str) -> list[int]:
+    """Return instants of Python's range as microseconds."""
+    return [(datetime.fromisoformat(moment) - EPOCH) // timedelta(microseconds=1) for moment in moments]
+
+
+# Both sides of a clock change back, in Berlin and in St. John's; before 1970; before the Gregorian calendar.
+MOMENTS = (
+    "2024-10-27T00:30:00.123456+00:00",
+    "2024-10-27T01:30:00.123456+00:00",
+    "2024-11-03T03:30:00.000001+00:00",
+    "2024-11-03T04:30:00.000001+00:00",
+    "1969-12-31T23:59:59.999999+00:00",
+    "1500-02-28T12:00:00.100000+00:00",
+    "0001-01-01T00:00:00.000000+00:00",
+    "9999-12-31T23:59:59.999999+00:00",
+)
+
+
+def test_instants_are_written_as_they_are(any_session: "SparkSession", postgres: str) -> None:
+    """In columns, and within arrays, maps and structs, to the microsecond."""
+    given = micros_of(*MOMENTS)
+    frame = instants(
+        any_session,
+        given,
+        "timestamp_micros(us) AS at",
+        "array(timestamp_micros(us), NULL) AS listed",
+        "map(timestamp_micros(us), timestamp_micros(us)) AS mapped",
+        "named_struct('at', timestamp_micros(us), 'n', us) AS nested",
+        "IF(us > 0, named_struct('at', array(timestamp_micros(us))), NULL) AS some",
+    )
+    found = written(
+        postgres, frame, "extract(epoch FROM at) * 1000000", "listed", "mapped", "nested", "some IS NULL", "at::text"
+    )
+    texts = [moment.removesuffix("+00:00") + "Z" for moment in MOMENTS]
+    assert [int(row[0]) for row in found] == given
+    assert [row[1] for row in found] == [[text, None] for text in texts]
+    assert [row[2] for row in found] == [{text: text} for text in texts]
+    assert [row[3] for row in found] == [{"at": text, "n": us} for text, us in zip(texts, given, strict=True)]
+    assert [row[4] for row in found] == [us <= 0 for us in given]
+
+
+def test_dates_and_local_times_are_written_as_they_are(any_session: "SparkSession", postgres: str) -> None:
+    """Also those before our era and after the year 9999, which PostgreSQL writes in another way than Spark."""
+    days = [0, -1, 19_000, -719_162, -719_163, -719_163 - 366, -1_000_000, 2_932_896, 2_932_897, 4_000_000]
+    frame = any_session.createDataFrame(
+        [(0, offset, day) for offset, day in enumerate(days)], "p int, o long, d int"
+    ).selectExpr(
+        "p AS partition",
+        "o AS offset",
+        "date_from_unix_date(d) AS day",
+        "CAST(date_from_unix_date(d) AS timestamp_ntz) + INTERVAL '0 23:59:59.000001' DAY TO SECOND AS moment",
+        "named_struct('day', date_from_unix_date(d)) AS nested",
+        "array(TIMESTAMP_NTZ '2024-03-31 02:30:00.000001') AS missing",
+    )
+    found = written(postgres, frame, "day - DATE '1970-01-01'", "moment - day", "nested->>'day'", "missing")
+    assert [row[0] for row in found] == days
+    assert {row[1] for row in found} == {timedelta(hours=23, minutes=59, seconds=59, microseconds=1)}
+    assert [row[2] for row in found][:5] == ["1970-01-01", "1969-12-31", "2022-01-08", "0001-01-01", "0000-12-31"]
+    assert [row[2] for row in found][7:9] == ["9999-12-31", "+10000-01-01"]
+    assert {row[3][0] for row in found} == {"2024-03-31T02:30:00.000001"}
+
+
+def test_instants_beyond_pythons_years_are_written_as_they_are(spark: "SparkSession", postgres: str) -> None:
+    """As far as PostgreSQL has them; others are refused, and named."""
+    given = [-(10**16) * 6, -(10**17), 10**18, 9 * 10**18]
+    found = written(postgres, instants(spark, given, "timestamp_micros(us) AS at"), "extract(epoch FROM at) * 1000000")
+    assert [int(row[0]) for row in found] == given
+    for us in (-3 * 10**17, -(9 * 10**18)):
+        with pytest.raises(SinkRejectedError, match=r"partition 0, offset 1, column 'at': \S*.*out of range"):
+            written(postgres, instants(spark, [0, us], "timestamp_micros(us) AS at"), "at")
+
+
+BAD = "string(X'4DFC6C6C6572')"
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "{} AS c",
+        "array('a', NULL, {}) AS c",
+        "map('k', {}) AS c",
+        "map({}, 'v') AS c",
+        "map('k', map('k', array({}))) AS c",
+        "named_struct('a', 'a', 'b.c', {}) AS c",
+        "array(named_struct('n', 1L, 's', {})) AS c",
+        "{} AS `c.d e`",
+    ],
+)
+@pytest.mark.parametrize(
+    ("bad", "why"), [(BAD, "bytes that are not UTF-8"), ("'a\\0b'", "NUL character"), ("string(X'610062')", "NUL")]
+)
+def test_a_text_that_cannot_be_is_named(spark: "SparkSession", postgres: str, column: str, bad: str, why: str) -> None:
+    """With its message's partition and offset, and its column; the first of several."""
+    rows = spark.range(9).selectExpr(
+        "0 AS partition", "id AS offset", "'fine' AS a", column.format(f"IF(id > 4, {bad}, 'Müller \U0001f600 \ufffd')")
+    )
+    name = rows.columns[-1]
+    with pytest.raises(SinkRejectedError, match=rf"topic 't', partition 0, offset 5, column '{name}': it has .*{why}"):
+        written(postgres, rows, "1")
+    assert written(postgres, rows.where("offset < 5"), "1") == [(1,)] * 5
+
+
+def test_rows_without_offsets_are_named_by_their_range(spark: "SparkSession", postgres: str) -> None:
+    """An aggregation has no message's offset."""
+    rows = spark.range(1).selectExpr("0 AS partition", "0L AS offset", f"{BAD} AS who").drop("offset")
+    with pytest.raises(SinkRejectedError, match=r"partition 0, offsets 0 to 999 .*column 'who': it has bytes"):
+        written(postgres, rows, "1")
+
+
+def test_a_value_that_postgres_refuses_is_named(spark: "SparkSession", postgres: str) -> None:
+    """By the line that it names, of the rows that Spark keeps."""
+    schema = own_schema()
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    sink = PostgresSink(postgres, TABLE, schema=schema)
+    rows = spark.range(10_000, numPartitions=4).selectExpr("0 AS partition", "id AS offset", "string(id) AS text")
+    rows = rows.selectExpr("partition", "offset", "IF(offset = 7777, repeat('x', 10), text) AS text")
+    sink.create_tables(rows.schema)
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        table = sql.Identifier(schema, TABLE)
+        connection.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN text TYPE varchar(9)").format(table))
+    with pytest.raises(SinkRejectedError, match=r"partition 0, offset 7777, column 'text': value too long"):
+        sink.write(rows, [part(0, 0, 10_000)], never)
