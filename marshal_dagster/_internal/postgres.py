@@ -25,6 +25,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "IntervalStyle": "postgres",
     "extra_float_digits": "1",
     "bytea_output": "hex",
+    "lc_monetary": "C",
 }
 """What each connection of the library sets, whatever its role and database have."""
 

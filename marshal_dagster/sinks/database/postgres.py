@@ -173,6 +173,9 @@ class PostgresSink(Steps):
     The table has the frame's columns under their names, but for `partition` and `offset`: these are `kafka_partition`
     (integer) and `kafka_offset` (bigint; needed only where the frame has an `offset`); and `marshal_range` (bigint).
     Arrays, maps and structs go to jsonb. `create_tables` makes all of it. The role must be allowed temporary tables.
+
+    A column that would hold other values than the frame has is refused (`ConfigurationError`), as is a table that could
+    lose rows. A row that PostgreSQL refuses is named with partition, offset and column (`SinkRejectedError`).
     """
 
     supports_unordered_ranges = True

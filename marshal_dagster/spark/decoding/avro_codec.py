@@ -42,10 +42,10 @@ def decode_avro(
 
     Bad is a value that is null (but see `nulls`), empty, without a frame, of a schema id that `schemas` does not know
     or that is of another kind or another record than the one to read by (by its name without namespace, or its
-    aliases) or has an array whose items take no bytes, that ends too early, or does not fit the schema to read by. A
-    `schemas` that cannot be asked makes no record bad: `UnavailableError` or `ConfigurationError` is raised, the latter
-    also for a schema that cannot be used, for more schema ids than are looked up, and for a session without
-    `AVRO_PACKAGE`.
+    aliases) or has an array whose items take no bytes, that ends too early, has a string that is not UTF-8, or does not
+    fit the schema to read by. A `schemas` that cannot be asked makes no record bad: `UnavailableError` or
+    `ConfigurationError` is raised, the latter also for a schema that cannot be used, for more schema ids than are
+    looked up, and for a session without `AVRO_PACKAGE`.
     """
     check_settings(frame.sparkSession, AVRO_VALUES, "decode_avro")
     reader = _reader(schemas, schema, subject)
