@@ -8,10 +8,8 @@ nobody up, and one that was overtaken finds that out before a row of its own is 
 what.
 """
 
-import itertools
-import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
@@ -29,7 +27,7 @@ from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRejecte
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge_ranges
 from marshal_dagster.sinks.database.column_types import check_column_types, table_columns
-from marshal_dagster.sinks.database.pg_copy import NULL, FrameLines, evaluated, postgres_type
+from marshal_dagster.sinks.database.pg_copy import FrameLines, evaluated, postgres_type
 from marshal_dagster.sinks.database.postgres_ranges import (
     IN_ORDER,
     VERSION,
@@ -40,16 +38,14 @@ from marshal_dagster.sinks.database.postgres_ranges import (
     columns_of,
     may_share_lock,
 )
-from marshal_dagster.sinks.rejected_rows import RejectedRow
+from marshal_dagster.sinks.database.staged_rows import RANGE_COLUMN, RENAMED, StagedRows, column_names
 from marshal_dagster.sinks.sink import (
     OFFSET_COLUMN,
-    PARTITION_COLUMN,
     BeforeCommit,
     Intervals,
     OffsetsRead,
     Steps,
     WriteResult,
-    changed_result,
     check_columns,
     check_ranges,
     checked_after_read,
@@ -67,11 +63,7 @@ if TYPE_CHECKING:
 
 _POSITIONS = "marshal_ranges"
 _TAKEN = "marshal_taken_ranges"
-_RANGE_COLUMN = "marshal_range"
-_RENAMED = {PARTITION_COLUMN: "kafka_partition", OFFSET_COLUMN: "kafka_offset"}
-_LINES_AT_ONCE = 1000
 _WITHOUT_POLICIES = "give the role BYPASSRLS, or disable row-level security of the sink's tables"
-_COPY_LINE = re.compile(r"^COPY marshal_rows, line (?P<line>\d+)(?P<rest>.*)$", re.MULTILINE)
 
 _CREATE: tuple[LiteralString, ...] = (
     """
@@ -255,7 +247,7 @@ class PostgresSink(Steps):
         The frame is evaluated once, by all executors, before the transaction begins; its rows then come through this
         process, some megabytes at a time.
         """
-        check_columns(frame.schema, {_RANGE_COLUMN, *_RENAMED.values()})
+        check_columns(frame.schema, {RANGE_COLUMN, *RENAMED.values()})
         check_ranges(ranges)
         columns = frame.columns
         with self._transaction() as connection:
@@ -303,7 +295,8 @@ class PostgresSink(Steps):
         if read is None and self._judge(connection, wanted).over_older:
             raise _OffsetsNeededError
         ids = self._enter(connection, wanted, lines)
-        self._copy(connection, wanted, ids, columns, lines=lines)
+        rows = StagedRows(self._execute, self._database.error_text, self._output, ids, columns)
+        rows.copy(connection, wanted, lines)
         self._reached("copied")
         hold = self._ranges.hold_for(connection, wanted)
         judged = self._judge(connection, wanted, hold, own=ids.values())
@@ -317,9 +310,9 @@ class PostgresSink(Steps):
             self._replace(connection, judged.over_older)
             self._reached("replaced")
         taken = [ids[range_.partition] for range_ in judged.open]
-        self._move(connection, judged.open, ids, columns, lines=lines)
+        rows.move(connection, judged.open, lines.counts)
         if self._companion is not None and taken:
-            self._companion.write(connection, _column_names(columns), taken)
+            self._companion.write(connection, column_names(columns), taken)
         self._reached("moved")
         done_by_others = [ids[range_.partition] for range_ in wanted if range_ not in judged.open]
         if done_by_others:
@@ -405,133 +398,6 @@ class PostgresSink(Steps):
         check_row_count(entries, len(wanted), f"{self.schema}.{_TAKEN}")
         return dict(entries.fetchall())
 
-    def _copy(
-        self,
-        connection: "Connection",
-        wanted: Sequence[ClaimedRange],
-        ids: Mapping[int, int],
-        columns: Sequence[str],
-        *,
-        lines: FrameLines,
-    ) -> None:
-        """Copy all rows to a temporary table of the rows' types."""
-        self._execute(
-            connection,
-            "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
-            columns=_names(columns),
-        )
-        prefixes = {partition: f"{taken}\t" for partition, taken in ids.items()}
-        text = (f"{prefixes[partition]}{line}\n" for partition, line in lines)
-        with connection.cursor() as cursor:
-            try:
-                with cursor.copy(_copy_statement(columns)) as copy:
-                    while piece := "".join(itertools.islice(text, _LINES_AT_ONCE)):
-                        copy.write(piece)
-            except _value_errors() as error:
-                rejected = self._rejected_line(error, columns, lines)
-                if rejected is None:
-                    raise
-                # Not chained, as every error of the database.
-                raise rejected.error(f"table {self._output}", wanted) from None
-            if cursor.rowcount != (expected := sum(lines.counts.values())):
-                raise changed_result(f"table {self._output}", expected, cursor.rowcount)
-
-    def _rejected_line(self, error: "psycopg.Error", columns: Sequence[str], lines: FrameLines) -> RejectedRow | None:
-        """Return the row of the line that COPY refused: PostgreSQL names it, and the rows are gone through again."""
-        if (found := _COPY_LINE.search(error.diag.context or "")) is None:
-            return None
-        row = next(itertools.islice(lines, int(found["line"]) - 1, None), None)
-        if row is None:
-            return None
-        partition, line = row
-        fields = line.split("\t")
-        # A column's name can have colons and commas; that of the longest match is meant.
-        named = [name for name in columns if found["rest"].startswith(f", column {_RENAMED.get(name, name)}")]
-        with_nul = [name for name, field in zip(columns, fields, strict=False) if "\0" in field]
-        offset = fields[columns.index(OFFSET_COLUMN)] if OFFSET_COLUMN in columns else NULL
-        return RejectedRow(
-            partition,
-            int(offset) if offset.lstrip("-").isdigit() else None,
-            max(named, key=len, default=with_nul[0] if with_nul else None),
-            self._database.error_text(error),
-        )
-
-    def _move(
-        self,
-        connection: "Connection",
-        wanted: Sequence[ClaimedRange],
-        ids: Mapping[int, int],
-        columns: Sequence[str],
-        *,
-        lines: FrameLines,
-    ) -> None:
-        """Move the rows of `wanted` to the table."""
-        taken = {ids[range_.partition]: range_.partition for range_ in wanted}
-        try:
-            with connection.transaction():
-                moved = self._execute(
-                    connection,
-                    "INSERT INTO {rows} ({columns}) "
-                    "SELECT {columns} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)",
-                    (list(taken),),
-                    columns=_names(columns),
-                )
-        except _value_errors() as error:
-            rejected = self._rejected_row(connection, taken, columns, error)
-            if rejected is None:
-                raise
-            # Not chained, as every error of the database.
-            raise rejected.error(f"table {self._output}", wanted) from None
-        expected = sum(lines.counts.get(partition, 0) for partition in taken.values())
-        check_row_count(moved, expected, self._output)
-
-    def _rejected_row(
-        self, connection: "Connection", taken: Mapping[int, int], columns: Sequence[str], error: "psycopg.Error"
-    ) -> RejectedRow | None:
-        """Return the first row that the table refuses, found by moving ever smaller parts of the rows.
-
-        Parts that the table takes stay until the transaction is undone, so a key that occurs twice is found too.
-        None if the table takes all rows this time.
-        """
-        from psycopg import sql
-
-        ids = list(taken)
-        found = connection.execute("SELECT count(*) FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)", (ids,))
-        first, end = 0, next(iter(found))[0]
-        while first < end:
-            middle = (first + end + 1) // 2
-            try:
-                with connection.transaction():
-                    self._execute(
-                        connection,
-                        "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE ctid = ANY("
-                        "ARRAY(SELECT ctid FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s) "
-                        "ORDER BY ctid OFFSET %s LIMIT %s))",
-                        (ids, first, middle - first),
-                        columns=_names(columns),
-                    )
-            except _value_errors() as refused:
-                error = refused
-                if middle - first == 1:
-                    break
-                end = middle
-            else:
-                first = middle
-        else:
-            return None
-        row = self._execute(
-            connection,
-            "SELECT marshal_range, {offset} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s) "
-            "ORDER BY ctid OFFSET %s LIMIT 1",
-            (ids, first),
-            offset=identifier("kafka_offset") if OFFSET_COLUMN in columns else sql.NULL,
-        ).fetchone()
-        if row is None:
-            return None
-        renamed = {_RENAMED.get(name, name): name for name in columns}
-        column = renamed.get(error.diag.column_name or "", error.diag.column_name)
-        return RejectedRow(taken[row[0]], row[1], column, self._database.error_text(error))
-
     def _note_offsets(
         self, connection: "Connection", wanted: Sequence[ClaimedRange], read: Mapping[int, Intervals]
     ) -> None:
@@ -602,14 +468,14 @@ class PostgresSink(Steps):
     def _check_table(self, connection: "Connection", schema: "StructType") -> None:
         """Raise `ConfigurationError` unless the table keeps rows of this schema as they are."""
         there = table_columns(connection, self.schema, self.table)
-        names = _column_names(schema.names)
+        names = column_names(schema.names)
         if not there:
             raise ConfigurationError(
                 f"table: {self._output} does not exist, or may not be read: `create_tables(frame.schema)` makes it"
             )
         if missing := [name for name in names if name not in there]:
             raise ConfigurationError(f"table: {self._output} lacks the columns {', '.join(missing)}: add them")
-        types = {_RENAMED.get(column.name, column.name): column.dataType for column in schema.fields}
+        types = {RENAMED.get(column.name, column.name): column.dataType for column in schema.fields}
         check_column_types(self._output, types, there)
         check_tables_keep_rows(connection, self.schema, [self.table, _POSITIONS, _TAKEN])
         filtered = connection.execute(
@@ -629,10 +495,9 @@ class PostgresSink(Steps):
     def _create_rows(self, connection: "Connection", rows: "StructType") -> None:
         from psycopg import sql
 
-        check_columns(rows, {_RANGE_COLUMN, *_RENAMED.values()})
-        kinds = {_RANGE_COLUMN: "bigint NOT NULL"} | {
-            _RENAMED.get(column.name, column.name): postgres_type(column.name, column.dataType)
-            for column in rows.fields
+        check_columns(rows, {RANGE_COLUMN, *RENAMED.values()})
+        kinds = {RANGE_COLUMN: "bigint NOT NULL"} | {
+            RENAMED.get(column.name, column.name): postgres_type(column.name, column.dataType) for column in rows.fields
         }
         kinds |= {"kafka_partition": "integer NOT NULL"}
         if OFFSET_COLUMN in rows.names:
@@ -723,30 +588,3 @@ class PostgresSink(Steps):
         if isinstance(error, psycopg.ProgrammingError):
             return ConfigurationError(f"table {self._output}: {said}")
         return SinkRejectedError(f"table {self._output} does not take the rows: {said}; nothing was written")
-
-
-def _column_names(columns: Iterable[str]) -> list[str]:
-    return [_RANGE_COLUMN, *(_RENAMED.get(name, name) for name in columns)]
-
-
-def _copy_statement(columns: Iterable[str]) -> "Composed":
-    """Return the statement that copies to the temporary table; it takes no parameters, so a percent sign stays one."""
-    from psycopg import sql
-
-    names = sql.SQL(", ").join(map(sql.Identifier, _column_names(columns)))
-    return sql.SQL("COPY pg_temp.marshal_rows ({}) FROM STDIN").format(names)
-
-
-def _value_errors() -> "tuple[type[psycopg.Error], ...]":
-    """Return the errors by which PostgreSQL, or a trigger, refuses a value."""
-    import psycopg
-    from psycopg import errors
-
-    return psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException
-
-
-def _names(columns: Iterable[str]) -> "Composed":
-    """Return the table's columns for these of a frame, the range's first, for use in a statement."""
-    from psycopg import sql
-
-    return sql.SQL(", ").join(map(identifier, _column_names(columns)))

@@ -1,0 +1,195 @@
+"""A batch's rows in a temporary table: copied there, moved to the output, and the row named that cannot be."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from marshal_dagster._internal.postgres import identifier
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.database.pg_copy import NULL, FrameLines
+from marshal_dagster.sinks.database.postgres_ranges import check_row_count
+from marshal_dagster.sinks.rejected_rows import RejectedRow
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, changed_result
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg.sql import Composed
+
+    from marshal_dagster._internal.postgres import Connection
+
+RANGE_COLUMN: Final = "marshal_range"
+RENAMED: Final = {PARTITION_COLUMN: "kafka_partition", OFFSET_COLUMN: "kafka_offset"}
+_LINES_AT_ONCE: Final = 1000
+_COPY_LINE: Final = re.compile(r"^COPY marshal_rows, line (?P<line>\d+)(?P<rest>.*)$", re.MULTILINE)
+
+
+def column_names(columns: Iterable[str]) -> list[str]:
+    """Return the table's names for these columns of a frame, after that of the range."""
+    return [RANGE_COLUMN, *(RENAMED.get(name, name) for name in columns)]
+
+
+class StagedRows:
+    """The rows in `pg_temp.marshal_rows`, for as long as the transaction lasts."""
+
+    def __init__(
+        self,
+        execute: "Callable[..., psycopg.Cursor[tuple[Any, ...]]]",
+        error_text: "Callable[[psycopg.Error], str]",
+        output: str,
+        ids: Mapping[int, int],
+        columns: Sequence[str],
+    ) -> None:
+        """Take what executes statements with the tables' names, and what gives an error's text without secrets.
+
+        Args:
+            execute: Executes a statement with the tables' names put in.
+            error_text: Returns an error's text in one line without the password.
+            output: The output's name, for errors.
+            ids: The entry of each partition's range in `marshal_taken_ranges`.
+            columns: The frame's columns.
+        """
+        self._execute, self._error_text, self._output = execute, error_text, output
+        self._ids, self._columns = ids, columns
+
+    def copy(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: FrameLines) -> None:
+        """Copy all rows to the temporary table, whose columns have the output's types. Raises `SinkRejectedError`."""
+        self._execute(
+            connection,
+            "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
+            columns=self._names(),
+        )
+        prefixes = {partition: f"{taken}\t" for partition, taken in self._ids.items()}
+        text = (f"{prefixes[partition]}{line}\n" for partition, line in lines)
+        with connection.cursor() as cursor:
+            try:
+                with cursor.copy(_copy_statement(self._columns)) as copy:
+                    while piece := "".join(itertools.islice(text, _LINES_AT_ONCE)):
+                        copy.write(piece)
+            except _value_errors() as error:
+                rejected = self._rejected_line(error, lines)
+                if rejected is None:
+                    raise
+                # Not chained, as every error of the database.
+                raise rejected.error(f"table {self._output}", wanted) from None
+            if cursor.rowcount != (expected := sum(lines.counts.values())):
+                raise changed_result(f"table {self._output}", expected, cursor.rowcount)
+
+    def move(self, connection: "Connection", wanted: Sequence[ClaimedRange], counts: Mapping[int | None, int]) -> None:
+        """Move the rows of `wanted`, as many of each partition as `counts` has. Raises `SinkRejectedError`."""
+        taken = {self._ids[range_.partition]: range_.partition for range_ in wanted}
+        try:
+            with connection.transaction():
+                moved = self._execute(
+                    connection,
+                    "INSERT INTO {rows} ({columns}) "
+                    "SELECT {columns} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)",
+                    (list(taken),),
+                    columns=self._names(),
+                )
+        except _value_errors() as error:
+            rejected = self._rejected_row(connection, taken, error)
+            if rejected is None:
+                raise
+            # Not chained, as every error of the database.
+            raise rejected.error(f"table {self._output}", wanted) from None
+        check_row_count(moved, sum(counts.get(partition, 0) for partition in taken.values()), self._output)
+
+    def _rejected_line(self, error: "psycopg.Error", lines: FrameLines) -> RejectedRow | None:
+        """Return the row of the line that COPY refused: PostgreSQL names it, and the rows are gone through again."""
+        if (found := _COPY_LINE.search(error.diag.context or "")) is None:
+            return None
+        row = next(itertools.islice(lines, int(found["line"]) - 1, None), None)
+        if row is None:
+            return None
+        partition, line = row
+        fields = line.split("\t")
+        # A column's name can have colons and commas; that of the longest match is meant.
+        named = [name for name in self._columns if found["rest"].startswith(f", column {RENAMED.get(name, name)}")]
+        with_nul = [name for name, field in zip(self._columns, fields, strict=False) if "\0" in field]
+        offset = fields[self._columns.index(OFFSET_COLUMN)] if OFFSET_COLUMN in self._columns else NULL
+        return RejectedRow(
+            partition,
+            int(offset) if offset.lstrip("-").isdigit() else None,
+            max(named, key=len, default=with_nul[0] if with_nul else None),
+            self._error_text(error),
+        )
+
+    def _rejected_row(
+        self, connection: "Connection", taken: Mapping[int, int], error: "psycopg.Error"
+    ) -> RejectedRow | None:
+        """Return the first row that the table refuses, found by moving ever smaller parts of the rows.
+
+        Parts that the table takes stay until the transaction is undone, so a key that occurs twice is found too.
+        None if the table takes all rows this time, or the search fails.
+        """
+        import psycopg
+        from psycopg import sql
+
+        ids = list(taken)
+        try:
+            found = connection.execute(
+                "SELECT count(*) FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s)", (ids,)
+            )
+            first, end = 0, next(iter(found))[0]
+            while first < end:
+                middle = (first + end + 1) // 2
+                try:
+                    self._move_part(connection, ids, first, middle - first)
+                except _value_errors() as refused:
+                    error = refused
+                    if middle - first == 1:
+                        break
+                    end = middle
+                else:
+                    first = middle
+            else:
+                return None
+            row = self._execute(
+                connection,
+                "SELECT marshal_range, {offset} FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s) "
+                "ORDER BY ctid OFFSET %s LIMIT 1",
+                (ids, first),
+                offset=identifier("kafka_offset") if OFFSET_COLUMN in self._columns else sql.NULL,
+            ).fetchone()
+        except psycopg.Error:
+            # What the table said of the rows says more than a time-out of the search.
+            return None
+        if row is None:
+            return None
+        renamed = {RENAMED.get(name, name): name for name in self._columns}
+        column = renamed.get(error.diag.column_name or "", error.diag.column_name)
+        return RejectedRow(taken[row[0]], row[1], column, self._error_text(error))
+
+    def _move_part(self, connection: "Connection", ids: Sequence[int], first: int, count: int) -> None:
+        with connection.transaction():
+            self._execute(
+                connection,
+                "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows WHERE ctid = ANY("
+                "ARRAY(SELECT ctid FROM pg_temp.marshal_rows WHERE marshal_range = ANY(%s) "
+                "ORDER BY ctid OFFSET %s LIMIT %s))",
+                (ids, first, count),
+                columns=self._names(),
+            )
+
+    def _names(self) -> "Composed":
+        """Return the table's columns for use in a statement with parameters, the range's first."""
+        from psycopg import sql
+
+        return sql.SQL(", ").join(map(identifier, column_names(self._columns)))
+
+
+def _copy_statement(columns: Iterable[str]) -> "Composed":
+    """Return the statement that copies to the temporary table; it takes no parameters, so a percent sign stays one."""
+    from psycopg import sql
+
+    names = sql.SQL(", ").join(map(sql.Identifier, column_names(columns)))
+    return sql.SQL("COPY pg_temp.marshal_rows ({}) FROM STDIN").format(names)
+
+
+def _value_errors() -> "tuple[type[psycopg.Error], ...]":
+    """Return the errors by which PostgreSQL, or a trigger, refuses a value."""
+    import psycopg
+    from psycopg import errors
+
+    return psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException
