@@ -239,6 +239,19 @@ def test_a_policy_that_hides_the_positions_is_an_error(output: PostgresOutput) -
     assert output.rows() == []
 
 
+def test_a_policy_that_hides_what_was_taken_is_an_error(output: PostgresOutput) -> None:
+    """Before a batch is processed, and before a position is set back: neither is judged by what cannot be seen."""
+    deliver(output, "a", part(0, 0, 2))
+    dsn = owned_by_others(
+        output,
+        *(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY" for table in ("marshal_ranges", "marshal_taken_ranges")),
+    )
+    sink = FakePostgresSink(dsn, TABLE, schema=output.schema)
+    for use in (sink.verdicts, sink.can_replace):
+        with pytest.raises(ConfigurationError, match=r"row-level security policy.*BYPASSRLS"):
+            use([part(0, 0, 2)])
+
+
 @pytest.mark.parametrize("table", [TABLE, "marshal_taken_ranges"])
 def test_a_table_with_policies_is_refused_before_rows_are_read(output: PostgresOutput, table: str) -> None:
     """Even if the policies hide nothing at present."""
@@ -387,6 +400,23 @@ def test_a_trigger_that_skips_rows_is_an_error(output: PostgresOutput, table: st
         deliver(output, "a", part(0, 0, 2))
     assert output.rows() == []
     assert execute(output, "SELECT count(*) FROM marshal_taken_ranges") == [(0,)]
+
+
+def test_an_entry_that_a_trigger_keeps_is_an_error(output: PostgresOutput) -> None:
+    """The entry of a range that another run took meanwhile would count as a second one of it."""
+    execute(
+        output,
+        SKIPPING,
+        "CREATE TRIGGER keeps BEFORE DELETE ON marshal_taken_ranges FOR EACH ROW EXECUTE FUNCTION skip()",
+    )
+
+    def meanwhile(step: str) -> None:
+        if step == "copied":
+            deliver(output, "b", part(1, 0, 2))
+
+    with pytest.raises(SinkRejectedError, match="marshal_taken_ranges: a statement for 1 rows had an effect on 0"):
+        deliver(output, "a", part(0, 0, 2), part(1, 0, 2), sink=output.sink(meanwhile))
+    assert output.rows() == rows_of("b", part(1, 0, 2))
 
 
 def test_a_trigger_that_keeps_older_rows_is_an_error(output: PostgresOutput) -> None:

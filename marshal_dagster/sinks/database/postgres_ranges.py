@@ -102,8 +102,6 @@ class RangeTables:
             (*key, partitions),
             hold=sql.SQL(hold.value),
         )
-        if hold is LockMode.ALONE:
-            check_row_count(stored_rows, len(ranges), self._table)
         return {
             partition: Row(version, coordination, data, generation, epoch, position)
             for partition, version, coordination, data, generation, epoch, position in stored_rows
