@@ -445,6 +445,14 @@ def test_a_thousand_schema_ids_of_garbage_stop_no_batch(spark: "SparkSession") -
     assert reasons == sorted(f"schema id {int.from_bytes(each[1:5], 'big')} is not known" for each in garbage)
 
 
+def test_an_avro_string_that_is_not_utf8_is_bad(spark: "SparkSession") -> None:
+    """Spark keeps its bytes, and whatever reads them would replace them without a word."""
+    schema = json.dumps(record("Order", {"id": "long", "names": {"type": "array", "items": "string"}}))
+    good, bad = (long(7) + long(1) + long(2) + name + long(0) for name in ("é".encode(), b"\xff\xfe"))
+    found = outcome(decode_avro(batch(spark, [good, bad, good]), None, schema=schema), 3)
+    assert found == [{"id": 7, "names": ["é"]}, "it has a text that is not UTF-8", {"id": 7, "names": ["é"]}]
+
+
 def test_no_number_that_a_broken_avro_record_claims_takes_all_memory(spark: "SparkSession") -> None:
     """A length or a count of two billion is a bad record; items without bytes are refused, whose number is not bounded.
 

@@ -259,6 +259,16 @@ def test_a_partition_that_is_not_there(output: KafkaOutput, spark: "SparkSession
         output.open().write(frame, [part(0, 0, 3)], never)
 
 
+def test_a_header_whose_name_is_no_text_is_refused(output: KafkaOutput, spark: "SparkSession") -> None:
+    """Its message is named before a record is sent; a value may be any bytes."""
+    headers = "array(named_struct('key', IF(id = 1, string(X'FF41'), 'name'), 'value', X'FF')) AS headers"
+    frame = spark.range(3).selectExpr("0 AS partition", "id AS offset", "string(X'FF') AS value", headers)
+    with pytest.raises(SinkRejectedError, match=r"partition 0, offset 1, column 'headers': it has bytes that are not"):
+        output.open().write(frame, [part(0, 0, 3)], never)
+    with Topics(output.connection) as topics:
+        assert set(topics.offsets(output.topic, [0, 1]).values()) == {(0, 0)}
+
+
 def test_a_time_out_that_the_brokers_do_not_allow(output: KafkaOutput) -> None:
     """The field is named."""
     sink = KafkaOutput(output.connection, output.topic, transaction_timeout_s=3_600).sink()
