@@ -62,7 +62,8 @@ class Database:
         Args:
             answer_timeout_s: How long to wait for a network that delivers nothing.
             is_one_transaction: The connection is for one transaction, which is begun here, at level read committed.
-                Its settings end with it, so that none stays in a pooler's connection.
+                Its settings end with it, so that none stays in a pooler's connection; a further transaction begins
+                with `set_for_transaction`.
             settings: Parameters of psycopg. They come before those of the connection string, except `options`: both
                 count.
 
@@ -92,10 +93,7 @@ class Database:
         try:
             if is_one_transaction:
                 connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            connection.execute(
-                "SELECT set_config(name, value, %s) FROM unnest(%s::text[], %s::text[]) AS s (name, value)",
-                (is_one_transaction, list(SETTINGS), list(SETTINGS.values())),
-            )
+            _set(connection, is_local=is_one_transaction)
             if not is_one_transaction:
                 connection.commit()
         except BaseException:
@@ -123,6 +121,18 @@ class Database:
         for secret in {password, quote(password), quote(password, safe="")} - {""}:
             text = text.replace(secret, "***")
         return text
+
+
+def set_for_transaction(connection: "Connection") -> None:
+    """Begin a transaction with `SETTINGS`, which end with it."""
+    _set(connection, is_local=True)
+
+
+def _set(connection: "Connection", *, is_local: bool) -> None:
+    connection.execute(
+        "SELECT set_config(name, value, %s) FROM unnest(%s::text[], %s::text[]) AS s (name, value)",
+        (is_local, list(SETTINGS), list(SETTINGS.values())),
+    )
 
 
 def be_only_creator(connection: "Connection") -> None:

@@ -191,7 +191,7 @@ class Harvester:
         self._looked_at_s = time.monotonic()
 
     def _look_up(self) -> OutboxRegistration:
-        with self._tables.telling(), self._tables.database.connect() as connection:
+        with self._tables.telling(), self._tables.database.connect(is_one_transaction=True) as connection:
             return self._tables.registration(connection)
 
     def _elector(self, registration: OutboxRegistration) -> Elector:

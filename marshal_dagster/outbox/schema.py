@@ -142,7 +142,7 @@ class OutboxTables:
         Without `notifies` rows wake no harvester, which looks for them instead. Raises `ConfigurationError`,
         `UnavailableError`.
         """
-        with self.telling(), self.database.connect() as connection:
+        with self.telling(), self.database.connect(is_one_transaction=True) as connection:
             be_only_creator(connection)
             connection.execute(self.named(_REGISTRY), ())
             connection.execute(
@@ -233,7 +233,7 @@ class OutboxConnection:
             connection.close()
 
     def _connect(self) -> "Connection":
-        return self._tables.database.connect()
+        return self._tables.database.connect(is_one_transaction=True)
 
     @contextmanager
     def _using(self) -> "Iterator[Connection]":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, LiteralString
 
+from marshal_dagster._internal.postgres import set_for_transaction
 from marshal_dagster.outbox.schema import OutboxConnection, OutboxRegistration
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ class OutboxInspector(OutboxConnection):
     @contextmanager
     def _asking(self) -> "Iterator[Connection]":
         """Yield the connection for one transaction."""
+        from psycopg.pq import TransactionStatus
+
         with self._using() as connection:
+            if connection.info.transaction_status == TransactionStatus.IDLE:
+                set_for_transaction(connection)
             yield connection
             connection.commit()

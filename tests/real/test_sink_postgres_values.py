@@ -281,12 +281,15 @@ def test_every_connection_sees_all_rows_or_an_error(output: PostgresOutput) -> N
     def look(connection: psycopg.Connection[Any]) -> None:
         seen.append({name: connection.execute(f"SHOW {name}".encode()).fetchall()[0][0] for name in SETTINGS})
 
-    for end in (PostgresStore(tables), OutboxInspector(tables)):
-        for _ in range(2):
-            with end._using() as connection:
-                look(connection)
-                connection.commit()
-        end.close()
+    store, inspector = PostgresStore(tables), OutboxInspector(tables)
+    for _ in range(2):
+        with store._using() as connection:
+            look(connection)
+            connection.commit()
+        with inspector._asking() as connection:
+            look(connection)
+    store.close()
+    inspector.close()
     with output.sink()._transaction() as connection:
         look(connection)
     assert seen == [dict(SETTINGS)] * 5
