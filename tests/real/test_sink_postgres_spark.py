@@ -84,10 +84,17 @@ def test_instants_are_written_as_they_are(any_session: "SparkSession", postgres:
         "array(timestamp_micros(us), NULL) AS listed",
         "map(timestamp_micros(us), timestamp_micros(us)) AS mapped",
         "named_struct('at', timestamp_micros(us), 'n', us) AS nested",
-        "IF(us > 0, named_struct('at', array(timestamp_micros(us))), NULL) AS some",
+        "IF(us > 0, named_struct('at', array(timestamp_micros(us))), NULL) AS sometimes",
     )
     found = written(
-        postgres, frame, "extract(epoch FROM at) * 1000000", "listed", "mapped", "nested", "some IS NULL", "at::text"
+        postgres,
+        frame,
+        "extract(epoch FROM at) * 1000000",
+        "listed",
+        "mapped",
+        "nested",
+        "sometimes IS NULL",
+        "at::text",
     )
     texts = [moment.removesuffix("+00:00") + "Z" for moment in MOMENTS]
     assert [int(row[0]) for row in found] == given
