@@ -252,7 +252,8 @@ class PostgresSink(Steps):
         columns = frame.columns
         with self._transaction() as connection:
             judged = self._judge(connection, ranges)
-            self._check_table(connection, frame.schema)
+            if judged.open:
+                self._check_table(connection, frame.schema)
         if not judged.open:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
         done = [range_.partition for range_ in ranges if range_ not in judged.open]
