@@ -5,9 +5,10 @@ network holds back of another has an older epoch, and can get into no later one.
 """
 
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
@@ -21,6 +22,8 @@ from marshal_dagster.kafka.clients import ClientLog, close_client, error_in, mak
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import MISSING, Request, failure, right_missing
 
+logger = logging.getLogger(__name__)
+
 CLIENT_ID: Final = "marshal-dagster-sink"
 NOTES_PARTITION: Final = 0
 """The one partition that is used: if more were, adding partitions would move notes to where nobody looks."""
@@ -30,6 +33,7 @@ _PAUSE_S: Final = 0.05
 _ABORT_WITHIN_S: Final = 5.0
 _RECORDS_BETWEEN_POLLS: Final = 1_000
 _READ_BATCH: Final = 10_000
+_LONGEST_SHOWN: Final = 100
 
 Header = tuple[str, bytes | None]
 
@@ -361,13 +365,23 @@ class NotesReader:
     For one thread; its connections are gone behind the `with` block.
     """
 
-    def __init__(self, connection: KafkaConnection, topic: str, topics: Topics, *, last: int | None = None) -> None:
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        topic: str,
+        topics: Topics,
+        *,
+        last: int | None = None,
+        is_note: Callable[[str, bytes | None], bool] = lambda _key, _value: True,
+    ) -> None:
         """Name the topic; nothing is connected before it is needed. `topics` are those of the same cluster.
 
-        Of a topic with few keys it is enough to read the `last` offsets, unless these hold nothing.
+        Of a topic with few keys it is enough to read the `last` offsets, unless these hold nothing. Records for which
+        `is_note` returns False, by key and value, are passed over: the note before them counts.
         """
         self.topic = topic
         self._last = last
+        self._is_note = is_note
         self._connection = connection
         self._topics = topics
         self._newest: dict[str, bytes] = {}
@@ -427,7 +441,18 @@ class NotesReader:
         """Take a message in, and give the next offset."""
         error, offset = message.error(), message.offset()
         if error is None:
-            self._newest[(message.key() or b"").decode(errors="replace")] = message.value() or b""
+            key, value = (message.key() or b"").decode(errors="replace"), message.value()
+            if self._is_note(key, value):
+                self._newest[key] = value or b""
+            else:
+                logger.warning(
+                    "topic %r, partition %d, offset %d: this record, with the key %r, is no note of this library; it "
+                    "is passed over. Take the right to write to this topic from whoever wrote it",
+                    self.topic,
+                    NOTES_PARTITION,
+                    offset,
+                    key[:_LONGEST_SHOWN],
+                )
             return int(offset) + 1
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
             return int(offset)

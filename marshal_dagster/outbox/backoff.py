@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.outbox.interfaces import OrderingKey, Parked, Row
+from marshal_dagster.outbox.interfaces import OrderingKey, Parked, Row, RowReference
 
+MOST_IN_FLIGHT_RECORDS: Final = 1_000_000
 _FIRST_WAIT_MS: Final = 200.0
 _LONGEST_WAIT_MS: Final = 5_000.0
 
@@ -29,6 +30,10 @@ class HarvestLimits:
         for name in ("max_in_flight_records", "max_in_flight_bytes", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name}: {getattr(self, name)}; give at least 1")
+        if self.max_in_flight_records > MOST_IN_FLIGHT_RECORDS:
+            raise ConfigurationError(
+                f"max_in_flight_records: {self.max_in_flight_records}; give 1 to {MOST_IN_FLIGHT_RECORDS}"
+            )
         if not 0 <= self.topic_patience_s < math.inf:
             raise ConfigurationError(f"topic_patience_s: {self.topic_patience_s}; give 0 or more")
 
@@ -84,7 +89,7 @@ class RefusalBackoff:
             self._lanes[lane] = hold
             return None
         self._lanes.pop(lane, None)
-        return Parked(row.id, f"{reason} (tried {hold.tries} times)")
+        return Parked(RowReference.of(row), f"{reason} (tried {hold.tries} times)")
 
     def refuse_topic(self, topic: str, reason: str) -> None:
         """Count that a topic cannot be written to."""
@@ -105,7 +110,7 @@ class RefusalBackoff:
     def to_park(self, rows: Sequence[Row]) -> list[Parked]:
         """Give those of `rows` whose topic has been refused so often that they are set aside."""
         return [
-            Parked(row.id, f"{hold.reason} (tried {hold.tries} times)")
+            Parked(RowReference.of(row), f"{hold.reason} (tried {hold.tries} times)")
             for row in rows
             if (hold := self._topics.get(row.topic)) is not None and hold.is_given_up
         ]

@@ -145,7 +145,7 @@ class Harvest:
                 self._holds.refuse_topic(refused.topic, refused.reason)
                 batches.appendleft(batch)
             else:
-                self._done = PublishedBatch([row.id for row in batch])
+                self._done = PublishedBatch.of(batch)
                 self._holds.accept(batch)
 
     def _without(self, batch: Sequence[Row], refused: RowRejectedError) -> list[Sequence[Row]]:

@@ -37,21 +37,39 @@ class OrderingKey(NamedTuple):
         return cls(row.topic, row.key, row.id if row.key is None else None)
 
 
-class PublishedBatch(NamedTuple):
-    """The rows of a batch that was published: those ids, written up to a time of the database's clock.
+class RowReference(NamedTuple):
+    """A row by its id and by when it was written, in microseconds of the database's clock, both ends included.
 
-    A database that was restored gives ids anew; the rows that have them then are younger, and not meant.
+    An id alone names no row: a restored database, and `TRUNCATE ... RESTART IDENTITY`, give ids a second time. Whatever
+    is done to a row that was taken before is done by such a reference (`Store.turn`).
     """
 
-    rows: Collection[int] = ()
-    created_until_us: int | None = None
+    id: int
+    created_from_us: int
+    created_until_us: int
+
+    @classmethod
+    def of(cls, row: Row) -> "RowReference":
+        """Return the reference to exactly this row."""
+        return cls(row.id, row.created_us, row.created_us)
+
+
+class PublishedBatch(NamedTuple):
+    """The rows of a batch that was published."""
+
+    rows: Collection[RowReference] = ()
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "PublishedBatch":
+        """Return the batch of these rows."""
+        return cls([RowReference.of(row) for row in rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
     """A row that is set aside, and why."""
 
-    id: int
+    row: RowReference
     reason: str
 
 

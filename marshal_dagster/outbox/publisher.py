@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import Any, Final, TypeGuard
 
 from marshal_dagster.errors import AuthorizationError, MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka import transactions
@@ -12,12 +12,14 @@ from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.partitioner import Partitioner
 from marshal_dagster.kafka.transactions import NotesReader, RecordRejectedError, Transaction
+from marshal_dagster.outbox.backoff import MOST_IN_FLIGHT_RECORDS
 from marshal_dagster.outbox.interfaces import (
     ID_HEADER,
     BatchUnsettledError,
     PublishedBatch,
     PublisherFencedError,
     Row,
+    RowReference,
     RowRejectedError,
     TopicRejectedError,
 )
@@ -35,6 +37,9 @@ _LOOKED_AT: Final = 1_000
 """Offsets at the end of the notes' topic of which one is the newest note, unless many transactions have failed."""
 _TOPIC_HOLDS_S: Final = 60.0
 _NOTE: Final = "note"
+_NEWEST_VERSION: Final = 1_000
+"""A larger number is no version that there will be."""
+_NUMBERS_BELOW: Final = 2**63
 
 
 class KafkaPublisher:
@@ -84,9 +89,15 @@ class KafkaPublisher:
 
     def noted(self) -> PublishedBatch:
         """Give the rows of the newest note (`Publisher.noted`)."""
-        with NotesReader(self._connection, self._notes_topic, self._asking, last=_LOOKED_AT) as notes:
+        with NotesReader(
+            self._connection,
+            self._notes_topic,
+            self._asking,
+            last=_LOOKED_AT,
+            is_note=lambda key, value: key == self._uid and is_note(value),
+        ) as notes:
             note = notes.newest(self._timeout_s).get(self._uid)
-        return PublishedBatch() if note is None else read_note(note)
+        return read_note(note)
 
     def refused(self, topics: Collection[str]) -> dict[str, str]:
         """Give which topics cannot be written to (`Publisher.refused`)."""
@@ -197,15 +208,60 @@ def render_note(rows: Sequence[Row]) -> bytes:
             runs[-1][1] = row.id
         else:
             runs.append([row.id, row.id])
-    until_us = max(row.created_us for row in rows)
-    note = {"version": NOTE_VERSION, "rows": runs, "created_until_us": until_us}
+    note = {
+        "version": NOTE_VERSION,
+        "rows": runs,
+        "created_from_us": min(row.created_us for row in rows),
+        "created_until_us": max(row.created_us for row in rows),
+    }
     return json.dumps(note, separators=(",", ":")).encode()
 
 
-def read_note(value: bytes) -> PublishedBatch:
-    """Read what `render_note` wrote. Raises `MarshalError` for one of a later version."""
-    note = json.loads(value)
+def is_note(value: bytes | None) -> bool:
+    """Return whether a harvester can have written this, be it one of a newer version."""
+    return _parsed(value) is not None
+
+
+def read_note(value: bytes | None) -> PublishedBatch:
+    """Read what `render_note` wrote; whatever else it is given, no rows are in it.
+
+    Raises `MarshalError` for a note of a newer version.
+    """
+    note = _parsed(value)
+    if note is None:
+        return PublishedBatch()
     if note["version"] > NOTE_VERSION:
         raise MarshalError(f"a note of version {note['version']} is of a newer marshal-dagster: update this one")
-    ids = [number for first, last in note["rows"] for number in range(first, last + 1)]
-    return PublishedBatch(ids, note["created_until_us"])
+    from_us, until_us = note.get("created_from_us", -_NUMBERS_BELOW), note["created_until_us"]
+    return PublishedBatch(
+        [RowReference(number, from_us, until_us) for first, last in note["rows"] for number in range(first, last + 1)]
+    )
+
+
+def _parsed(value: bytes | None) -> dict[str, Any] | None:
+    """Return the fields of a note; None for anything else. Those of a newer version are unknown but for that."""
+    try:
+        note = json.loads(value or b"")
+    except (ValueError, RecursionError):
+        return None
+    version = note.get("version") if isinstance(note, dict) else None
+    if not _is_number(version) or not NOTE_VERSION <= version <= _NEWEST_VERSION:
+        return None
+    return note if version > NOTE_VERSION or _is_of_this_version(note) else None
+
+
+def _is_of_this_version(note: dict[str, Any]) -> bool:
+    runs = note.get("rows")
+    if not isinstance(runs, list) or not all(map(_is_run, runs)):
+        return False
+    times = note.get("created_from_us", 0), note.get("created_until_us")
+    return all(map(_is_number, times)) and sum(last - first + 1 for first, last in runs) <= MOST_IN_FLIGHT_RECORDS
+
+
+def _is_run(run: object) -> bool:
+    return isinstance(run, list) and len(run) == 2 and all(map(_is_number, run)) and run[0] <= run[1]  # noqa: PLR2004
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    """Return whether this is an integer that the database can have; JSON has larger ones, and true is none."""
+    return type(value) is int and -_NUMBERS_BELOW <= value < _NUMBERS_BELOW

@@ -2,15 +2,22 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster._internal.postgres import identifier
-from marshal_dagster.outbox.interfaces import BatchTransaction, Row, SessionSupersededError, TransactionResult
+from marshal_dagster.outbox.interfaces import (
+    BatchTransaction,
+    Row,
+    RowReference,
+    SessionSupersededError,
+    TransactionResult,
+)
 from marshal_dagster.outbox.schema import OutboxConnection, OutboxTables
 
 if TYPE_CHECKING:
     from psycopg import Cursor
+    from psycopg.sql import Composable, Composed
 
     from marshal_dagster._internal.postgres import Connection
 
@@ -26,8 +33,14 @@ the index or to read and sort all of it, dead rows too.
 _ANSWER_TIMEOUT_S: Final = 15.0
 """For so long a leader waits for a network that delivers nothing."""
 
+_CREATED_US: Final[LiteralString] = "least(extract(epoch FROM create_time) * 1000000, 9223372036854775807)::bigint"
+"""When a row was written, in microseconds. The last 64 years that a `timestamptz` can have do not fit into a bigint."""
+
+_IS_MEANT: Final[LiteralString] = "r.id = w.id AND {created_us} BETWEEN w.created_from_us AND w.created_until_us"
+"""The one condition by which a row is struck or set aside: it is the row that a `RowReference` means."""
+
 _TAKE: Final[LiteralString] = """
-    SELECT id, topic, key, value, header_keys, header_values, (extract(epoch FROM create_time) * 1000000)::bigint FROM (
+    SELECT id, topic, key, value, header_keys, header_values, {created_us} FROM (
         SELECT *, sum(size) OVER (ORDER BY id) - size AS before FROM (
             SELECT *, coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)
                 + coalesce(pg_column_size(header_values), 0) AS size
@@ -42,13 +55,18 @@ _FREE_LANES: Final[LiteralString] = """
     WHERE held.topic = r.topic AND held.key = r.key)
     """
 _STRIKE: Final[LiteralString] = """
-    DELETE FROM {rows} WHERE id = ANY(%s)
-    AND (extract(epoch FROM create_time) * 1000000)::bigint <= coalesce(%s::bigint, 9223372036854775807)
+    DELETE FROM {rows} AS r
+    USING unnest(%(ids)s::bigint[], %(from_us)s::bigint[], %(until_us)s::bigint[])
+        AS w (id, created_from_us, created_until_us)
+    WHERE r.id = ANY(%(ids)s::bigint[]) AND {is_meant}
     """
 _PARK: Final[LiteralString] = """
-    WITH wanted AS (SELECT * FROM unnest(%s::bigint[], %s::text[]) AS w (id, reason)),
+    WITH wanted AS (
+        SELECT * FROM unnest(%(ids)s::bigint[], %(from_us)s::bigint[], %(until_us)s::bigint[], %(reasons)s::text[])
+        AS w (id, created_from_us, created_until_us, reason)
+    ),
     gone AS (
-        DELETE FROM {rows} AS r USING wanted AS w WHERE r.id = w.id AND NOT EXISTS (
+        DELETE FROM {rows} AS r USING wanted AS w WHERE {is_meant} AND NOT EXISTS (
             SELECT FROM {parked} AS p WHERE p.id = r.id
             AND (p.topic, p.key, p.value, p.header_keys, p.header_values)
                 IS DISTINCT FROM (r.topic, r.key, r.value, r.header_keys, r.header_values)
@@ -118,17 +136,19 @@ class PostgresStore(OutboxConnection):
         return connection
 
     def _turn(self, connection: "Connection", session: int, turn: BatchTransaction) -> TransactionResult:
-        named = self._tables.named
+        named = self._named
         writes = bool(turn.done.rows or turn.parked)
         ask: LiteralString = "SELECT session FROM {registry} WHERE name = %s"
         with connection.pipeline():
             found = connection.execute(named(ask + " FOR SHARE" if writes else ask), (self._tables.name,))
-            struck = parked = None
+            struck = set_aside = None
             if turn.done.rows:
-                struck = connection.execute(named(_STRIKE), (list(turn.done.rows), turn.done.created_until_us))
+                struck = connection.execute(named(_STRIKE), _columns(turn.done.rows))
             if turn.parked:
-                ids, reasons = [row.id for row in turn.parked], [row.reason for row in turn.parked]
-                parked = connection.execute(named(_PARK), (ids, reasons))
+                reasons = [each.reason for each in turn.parked]
+                set_aside = connection.execute(
+                    named(_PARK), {**_columns(each.row for each in turn.parked), "reasons": reasons}
+                )
             rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
         present = found.fetchone()
         if present is None or present[0] != session:
@@ -138,7 +158,15 @@ class PostgresStore(OutboxConnection):
             )
         taken = [] if rows is None else [_row(found) for found in rows]
         connection.commit()
-        return TransactionResult(taken, _count(struck), _count(parked))
+        return TransactionResult(taken, _count(struck), _count(set_aside))
+
+    def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":
+        """Put the tables' names and the conditions of this module into a statement."""
+        from psycopg import sql
+
+        created_us = sql.SQL(_CREATED_US)
+        is_meant = sql.SQL(_IS_MEANT).format(created_us=created_us)
+        return self._tables.named(statement, created_us=created_us, is_meant=is_meant, **names)
 
     def _take(self, turn: BatchTransaction) -> tuple[Any, dict[str, Any]]:
         from psycopg import sql
@@ -153,7 +181,7 @@ class PostgresStore(OutboxConnection):
         if lanes:
             free.append(_FREE_LANES)
         condition = sql.SQL(" AND ").join(map(sql.SQL, free)) if free else sql.SQL("true")
-        return self._tables.named(_TAKE, free=condition), {
+        return self._named(_TAKE, free=condition), {
             "limit": turn.limit,
             "limit_bytes": turn.limit_bytes,
             "topics": list(turn.held_topics),
@@ -161,6 +189,16 @@ class PostgresStore(OutboxConnection):
             "lane_topics": [lane.topic for lane in lanes],
             "lane_keys": [lane.key for lane in lanes],
         }
+
+
+def _columns(rows: Iterable[RowReference]) -> dict[str, list[Any]]:
+    """Return rows as the statements take them."""
+    found = list(rows)
+    return {
+        "ids": [row.id for row in found],
+        "from_us": [row.created_from_us for row in found],
+        "until_us": [row.created_until_us for row in found],
+    }
 
 
 def _count(done: "Cursor[Any] | None") -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from greenlet import getcurrent, greenlet
 
-from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.outbox.backoff import HarvestLimits, RefusalBackoff
 from marshal_dagster.outbox.harvest import Harvest, HarvestCounts, LeadershipLostError
 from marshal_dagster.outbox.interfaces import (
@@ -21,16 +21,18 @@ from marshal_dagster.outbox.interfaces import (
     PublishedBatch,
     PublisherFencedError,
     Row,
+    RowReference,
     RowRejectedError,
     SessionSupersededError,
     TopicRejectedError,
     TransactionResult,
 )
+from marshal_dagster.outbox.publisher import is_note, read_note, render_note
 
 
-def row(number: int, key: bytes | None = None, topic: str = "t") -> Row:
+def row(number: int, key: bytes | None = None, topic: str = "t", created_us: int = 0) -> Row:
     """Give a row; by default of a key of its own."""
-    return Row(number, topic, b"%d" % number if key is None else key, b"value")
+    return Row(number, topic, b"%d" % number if key is None else key, b"value", None, created_us)
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Outbox:
     """Rows that cannot be set aside: another one is under their id."""
     log: list[int] = field(default_factory=list)
     """What is published, by row."""
-    note: list[int] = field(default_factory=list)
+    note: bytes = b""
     session: int = 0
     epoch: int = 0
 
@@ -72,6 +74,11 @@ class Ports:
         return [call[1] for call in self.calls if call[0] == "publish"]
 
 
+def is_meant(found: Row, of: RowReference) -> bool:
+    """Tell whether a row is the one that was taken before, as the statements of `PostgresStore` do."""
+    return found.id == of.id and of.created_from_us <= found.created_us <= of.created_until_us
+
+
 class Store:
     """The database."""
 
@@ -87,14 +94,16 @@ class Store:
     def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
         """Carry out a turn."""
         ports, outbox = self._ports, self._ports.outbox
-        ports.called("turn", list(turn.done.rows), [each.id for each in turn.parked], turn.limit)
+        ports.called("turn", [each.id for each in turn.done.rows], [each.row.id for each in turn.parked], turn.limit)
         if session != outbox.session:
             raise SessionSupersededError("deposed")
         ports.turns.append(turn)
-        parked = {each.id: each.reason for each in turn.parked if each.id not in outbox.stuck}
+        reasons = {each.row: each.reason for each in turn.parked if each.row.id not in outbox.stuck}
+        parked = {each.id: reason for each in outbox.rows for of, reason in reasons.items() if is_meant(each, of)}
         outbox.parked |= parked
         before = len(outbox.rows)
-        outbox.rows = [each for each in outbox.rows if each.id not in {*turn.done.rows, *outbox.parked}]
+        gone = [*turn.done.rows, *reasons]
+        outbox.rows = [each for each in outbox.rows if not any(is_meant(each, of) for of in gone)]
         free = [
             each
             for each in sorted(outbox.rows)
@@ -118,7 +127,7 @@ class Publisher:
     def noted(self) -> PublishedBatch:
         """Give the last batch."""
         self._ports.called("noted")
-        return PublishedBatch(self._ports.outbox.note)
+        return read_note(self._ports.outbox.note)
 
     def refused(self, topics: Collection[str]) -> dict[str, str]:
         """Give which topics are missing."""
@@ -137,7 +146,7 @@ class Publisher:
         if ports.epoch != ports.outbox.epoch:
             raise PublisherFencedError("fenced")
         ports.outbox.log += ids
-        ports.outbox.note = ids
+        ports.outbox.note = render_note(rows)
 
 
 @dataclass
@@ -187,7 +196,7 @@ def refusing(*numbers: int, is_named: bool = True) -> Callable[[Sequence[Row]], 
 
 def test_a_session_begins_in_the_database_then_at_kafkas_end_then_asks_what_was_published() -> None:
     """In that order: what earlier sessions may still begin at Kafka's end lies before this one's beginning there."""
-    ports = Ports(Outbox([row(1), row(2)], note=[1]))
+    ports = Ports(Outbox([row(1), row(2)], note=render_note([row(1)])))
     counts = HarvestCounts()
     harvest = Harvest(ports.store, ports.publisher, limits=HarvestLimits(), counts=counts, now_ms=Clock())
     assert ports.calls == []
@@ -198,7 +207,7 @@ def test_a_session_begins_in_the_database_then_at_kafkas_end_then_asks_what_was_
 
 def test_the_rows_that_were_noted_are_struck_before_others_are_taken() -> None:
     """They are published already."""
-    ports = Ports(Outbox([row(1), row(2)], note=[1]))
+    ports = Ports(Outbox([row(1), row(2)], note=render_note([row(1)])))
     assert begun(ports).turn() == 1
     assert ports.outbox.log == [2]
     assert ports.calls[0] == ("turn", [1], [], 1_000)
@@ -231,6 +240,96 @@ def test_a_turn_publishes_what_it_takes_and_the_next_strikes_it() -> None:
     assert harvest.turn() == 0
     assert ports.outbox.rows == []
     assert counts == HarvestCounts(published=3, sessions=1)
+
+
+@pytest.mark.parametrize("created_us", [5, 30])
+@pytest.mark.parametrize("way", ["its own batch", "the note"])
+def test_a_row_that_was_given_an_id_again_is_published(way: str, created_us: int) -> None:
+    """After `TRUNCATE ... RESTART IDENTITY`, by the session that has published the first row of that id and the next.
+
+    Rows are struck by when they were written too: later, or earlier in a transaction that began before.
+    """
+    ports = Ports(None, *(row(number, created_us=number * 10) for number in (1, 2)))
+    harvest = begun(ports)
+    harvest.turn()
+    ports.outbox.rows = [row(1, created_us=created_us)]
+    if way == "the note":
+        harvest = begun(ports)
+    assert harvest.turn() == 1
+    assert ports.outbox.log == [1, 2, 1]
+    harvest.turn()
+    assert ports.outbox.rows == []
+
+
+def test_a_row_that_was_given_the_id_of_one_to_be_set_aside_is_not() -> None:
+    """It was never refused."""
+    ports = Ports(None, row(1, created_us=10), row(2, created_us=11))
+    harvest = begun(ports, max_attempts=1)
+
+    def refuse(rows: Sequence[Row]) -> None:
+        if len(rows) == 2:
+            ports.outbox.rows = [row(1, created_us=20)]
+            raise RowRejectedError("too large", 1)
+
+    ports.refuse = refuse
+    harvest.turn()
+    harvest.turn()
+    assert ports.outbox.parked == {}
+    assert ports.outbox.log == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"null",
+        b"[]",
+        b"7",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"version":1}',
+        b'{"version":true,"rows":[],"created_until_us":0}',
+        b'{"version":"1","rows":[],"created_until_us":0}',
+        b'{"version":0,"rows":[],"created_until_us":0}',
+        b'{"version":1e3,"rows":[],"created_until_us":0}',
+        b'{"version":1000000,"rows":[],"created_until_us":0}',
+        b'{"version":1,"rows":7,"created_until_us":0}',
+        b'{"version":1,"rows":[7],"created_until_us":0}',
+        b'{"version":1,"rows":[[1,2,3]],"created_until_us":0}',
+        b'{"version":1,"rows":[[2,1]],"created_until_us":0}',
+        b'{"version":1,"rows":[[1,"2"]],"created_until_us":0}',
+        b'{"version":1,"rows":[[0,1000000000000000000]],"created_until_us":0}',
+        b'{"version":1,"rows":[[9223372036854775808,9223372036854775808]],"created_until_us":0}',
+        b'{"version":1,"rows":[[1,1]]}',
+        b'{"version":1,"rows":[[1,1]],"created_until_us":null}',
+        b'{"version":1,"rows":[[1,1]],"created_until_us":1e400}',
+        b'{"version":1,"rows":[[1,1]],"created_until_us":0,"created_from_us":"0"}',
+    ],
+)
+def test_what_no_harvester_wrote_is_no_note(value: bytes | None) -> None:
+    """It is passed over, and a session that finds nothing else begins as after no batch."""
+    assert not is_note(value)
+    assert read_note(value) == PublishedBatch()
+
+
+def test_a_note_names_the_rows_of_its_batch() -> None:
+    """With the times between which they were written; a note without the earlier one means all before the later."""
+    rows = [row(number, created_us=number * 10) for number in (1, 2, 7)]
+    note = render_note(rows)
+    assert is_note(note)
+    assert read_note(note).rows == [RowReference(number, 10, 70) for number in (1, 2, 7)]
+    old = b'{"version":1,"rows":[[1,2]],"created_until_us":70}'
+    assert read_note(old).rows == [RowReference(number, -(2**63), 70) for number in (1, 2)]
+
+
+def test_a_note_of_a_newer_version_is_not_passed_over() -> None:
+    """Its batch would be published again."""
+    note = b'{"version":2}'
+    assert is_note(note)
+    with pytest.raises(MarshalError, match="version 2 is of a newer marshal-dagster: update this one"):
+        read_note(note)
 
 
 def test_the_limits_are_those_of_a_turn() -> None:
@@ -612,7 +711,7 @@ def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -
     holds.refuse_topic("t", "reason")
     assert holds.topics() == []
     assert not holds.is_open(row(1))
-    assert holds.to_park([row(1), row(2, topic="u")]) == [Parked(1, "reason (tried 1 times)")]
+    assert holds.to_park([row(1), row(2, topic="u")]) == [Parked(RowReference(1, 0, 0), "reason (tried 1 times)")]
     holds.accept_topic("t")
     assert holds.to_park([row(1)]) == []
     assert holds.is_open(row(1))
@@ -623,7 +722,7 @@ def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
     holds = RefusalBackoff(HarvestLimits(max_attempts=2), Clock())
     assert holds.refuse(row(1, b"k"), "reason") is None
     assert not holds.is_open(row(2, b"k"))
-    assert holds.refuse(row(1, b"k"), "reason") == Parked(1, "reason (tried 2 times)")
+    assert holds.refuse(row(1, b"k"), "reason") == Parked(RowReference(1, 0, 0), "reason (tried 2 times)")
     assert holds.is_open(row(2, b"k"))
     assert holds.refuse(row(2, b"k"), "reason") is None
 
@@ -641,3 +740,9 @@ def test_limits_are_at_least_one(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name}: 0"):
         HarvestLimits(**{name: 0})
     assert getattr(HarvestLimits(**{name: 1}), name) == 1
+
+
+def test_a_batch_has_no_more_rows_than_a_note_can_have() -> None:
+    """Readers pass over a note of more."""
+    with pytest.raises(ConfigurationError, match="max_in_flight_records: 1000001; give 1 to 1000000"):
+        HarvestLimits(max_in_flight_records=1_000_001)

@@ -26,6 +26,9 @@ class Story:
     is_struck: bool = False
     is_parked: bool = False
     was_put_back: bool = False
+    is_refused: bool = False
+    is_removed: bool = False
+    """Whether a person has deleted the row: it may have been published before, and need not be."""
 
     def is_before(self, other: "Story") -> bool:
         """Tell whether who wrote `other` could know of this row."""
@@ -40,13 +43,15 @@ class Judge:
 
     fail: Callable[[str, str], None]
     stories: dict[int, Story] = field(default_factory=dict)
-    """By row id."""
+    """By number: an id may be given again."""
     lanes: defaultdict[Lane, list[Story]] = field(default_factory=lambda: defaultdict(list))
     """What was published, by topic and key."""
     session: int = 0
     """The last one that has begun in the database."""
     sessions: dict[str, int] = field(default_factory=dict)
     """The last one of each process."""
+    refused_topics: set[str] = field(default_factory=set)
+    """Topics that were missing once."""
     may_repeat: bool = False
     """Whether the notes were lost."""
     elected: dict[str, int] = field(default_factory=dict)
@@ -65,13 +70,13 @@ class Judge:
 
     def inserted(self, story: Story) -> None:
         """Take note of a row that was written, of which nothing is visible yet."""
-        self.stories[story.id] = story
+        self.stories[story.number] = story
 
-    def published(self, row_id: int, topic: str, key: bytes | None, value: bytes | None) -> None:
-        """Judge a record that has become visible to consumers that read what is committed."""
-        story = self.stories.get(row_id)
-        if story is None or (topic, key, value) != (story.topic, story.key, b"%d" % story.number):
-            self.fail("records are the rows as they were written", f"row {row_id} as {value!r} in {topic}")
+    def published(self, row_id: int, topic: str, key: bytes | None, number: int) -> None:
+        """Judge a record that has become visible to consumers that read what is committed; its value is its number."""
+        story = self.stories.get(number)
+        if story is None or (row_id, topic, key) != (story.id, story.topic, story.key):
+            self.fail("records are the rows as they were written", f"row {row_id} as {number} in {topic}")
             return
         if story.committed == inf:
             self.fail("nothing is published that was not committed", f"row {row_id}")
@@ -82,7 +87,7 @@ class Judge:
             if not self.may_repeat:
                 self.fail("nothing is published twice", f"row {row_id}")
             return
-        lane = self.lanes[topic, row_id if key is None else key]
+        lane = self.lanes[topic, number if key is None else key]
         if not story.was_put_back:
             for other in lane:
                 if story.is_before(other):
@@ -100,18 +105,29 @@ class Judge:
         own = self.sessions.get(process, 0)
         if own != self.session:
             self.fail("one session strikes at a time", f"{process} in session {own}, the last is {self.session}")
-        for row_id in struck:
-            story = self.stories[row_id]
+        for number in struck:
+            story = self.stories[number]
             story.is_struck = True
             if not story.published:
-                self.fail("a row is struck once it is published", f"row {row_id}")
+                self.fail("a row is struck once it is published", f"row {story.id}")
         if parked:
             self.tried(process)
-        for row_id in parked:
-            story = self.stories[row_id]
+        for number in parked:
+            story = self.stories[number]
             story.is_parked = True
+            if not story.is_refused and story.topic not in self.refused_topics:
+                self.fail("a row is set aside once it was refused", f"row {story.id}")
             if story.published and not self.may_repeat:
-                self.fail("a row is set aside or published", f"row {row_id} is both")
+                self.fail("a row is set aside or published", f"row {story.id} is both")
+
+    def refused(self, number: int) -> None:
+        """Take note of a row that the brokers or the client did not take."""
+        self.stories[number].is_refused = True
+
+    def removed(self, numbers: list[int]) -> None:
+        """Take note of rows that a person has deleted."""
+        for number in numbers:
+            self.stories[number].is_removed = True
 
     def took(self, process: str) -> None:
         """Judge that rows are taken for something to be done with them."""
@@ -123,10 +139,10 @@ class Judge:
         """Take note that a process has asked something of the brokers."""
         self.idle_turns[process] = 0
 
-    def put_back(self, row_id: int) -> None:
+    def put_back(self, number: int) -> None:
         """Take note of a row that a person has put back."""
-        self.stories[row_id].is_parked = False
-        self.stories[row_id].was_put_back = True
+        self.stories[number].is_parked = False
+        self.stories[number].was_put_back = True
 
     def beat_sent(self, value: bytes, now_ms: float) -> None:
         """Take note of a beat on its way."""
@@ -169,8 +185,9 @@ class Judge:
     def at_the_end(self, now_ms: float) -> None:
         """Judge that nothing is left over."""
         promise = "every row is published and struck, or set aside, in time"
-        done = [story for story in self.stories.values() if story.is_struck or story.is_parked]
-        left = [story.id for story in self.stories.values() if story.committed < inf and story not in done]
+        stories = [story for story in self.stories.values() if not story.is_removed]
+        done = [story for story in stories if story.is_struck or story.is_parked]
+        left = [story.id for story in stories if story.committed < inf and story not in done]
         if left:
             self.fail(promise, f"rows {left} are not at {now_ms:.0f} ms")
         lost = [story.id for story in done if not story.published and not story.is_parked]

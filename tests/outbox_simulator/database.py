@@ -1,6 +1,6 @@
 """The database: transactions, row locks, connections that are lost; under the library's own `PostgresStore`."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -26,6 +26,7 @@ class Stored(NamedTuple):
     topic: str
     key: bytes | None
     value: bytes
+    created_us: int
 
 
 @dataclass(eq=False, slots=True)
@@ -81,10 +82,10 @@ class Database:
             self._lock(transaction, is_exclusive=True)
             transaction.session = self.session + 1
             return [(transaction.session,)]
-        if "DELETE FROM {rows} WHERE id" in statement:
-            return self._remove(transaction, transaction.deleted, parameters[0])
         if "WITH wanted" in statement:
-            return self._remove(transaction, transaction.parked, parameters[0])
+            return self._remove(transaction, transaction.parked, statement, parameters)
+        if "DELETE FROM {rows}" in statement:
+            return self._remove(transaction, transaction.deleted, statement, parameters)
         if "sum(size)" in statement:
             return self._take(transaction, statement, parameters)
         raise NotImplementedError(statement)
@@ -100,11 +101,11 @@ class Database:
             judge.begun(transaction.process, self.session)
             self._world.tell("session {} of {}", self.session, transaction.process)
             self._world.outcomes["sessions"] += 1
-        struck = [each for each in transaction.deleted if self.rows.pop(each, None) is not None]
-        parked = [each for each in transaction.parked if each in self.rows]
+        struck = [number_of(self.rows.pop(each)) for each in transaction.deleted if each in self.rows]
+        moved = [self.rows.pop(each) for each in transaction.parked if each in self.rows]
+        parked = [number_of(row) for row in moved]
         self._world.outcomes["rows set aside"] += len(parked)
-        for each in parked:
-            self.parked[each] = self.rows.pop(each)
+        self.parked |= {row.id: row for row in moved}
         if transaction.deleted or transaction.parked:
             judge.struck(transaction.process, struck, parked)
             self._world.tell("{} strikes {}, sets aside {}", transaction.process, struck, parked)
@@ -127,10 +128,20 @@ class Database:
         for transaction in tuple(self._open):
             self.end(transaction)
 
-    def put_back(self, number: int) -> None:
+    def put_back(self, row_id: int) -> None:
         """Put a row that is set aside back, as a person does."""
-        self.rows[number] = self.parked.pop(number)
-        self._world.judge.put_back(number)
+        self.rows[row_id] = self.parked.pop(row_id)
+        self._world.judge.put_back(number_of(self.rows[row_id]))
+
+    def truncate(self) -> bool:
+        """Empty the tables, as a person does, unless a transaction that uses them keeps it waiting."""
+        self._end_idle()
+        if self._open:
+            return False
+        gone = [*self.rows.values(), *self.parked.values()]
+        self.rows, self.parked = {}, {}
+        self._world.judge.removed([number_of(row) for row in gone])
+        return True
 
     def _lock(self, transaction: Transaction, *, is_exclusive: bool) -> None:
         scheduler = self._world.scheduler
@@ -162,10 +173,19 @@ class Database:
             return True
         return is_exclusive and any(sharer is not transaction for sharer in self._sharers)
 
-    def _remove(self, transaction: Transaction, removed: list[int], ids: Collection[int]) -> list[tuple[Any, ...]]:
+    def _remove(
+        self, transaction: Transaction, removed: list[int], statement: str, wanted: dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
         gone = {*transaction.deleted, *transaction.parked}
-        removed += ids
-        return [(each,) for each in ids if each in self.rows and each not in gone]
+        is_by_time = "{is_meant}" in statement
+        found = [
+            row_id
+            for row_id, from_us, until_us in zip(wanted["ids"], wanted["from_us"], wanted["until_us"], strict=True)
+            if row_id in self.rows and row_id not in gone
+            if not is_by_time or from_us <= self.rows[row_id].created_us <= until_us
+        ]
+        removed += found
+        return [(row_id,) for row_id in found]
 
     def _take(self, transaction: Transaction, statement: str, wanted: dict[str, Any]) -> list[tuple[Any, ...]]:
         gone = {*transaction.deleted, *transaction.parked}
@@ -189,12 +209,17 @@ class Database:
             if size and size + width > wanted["limit_bytes"]:
                 break
             size += width
-            taken.append((*row, None, None, 0))
+            taken.append((*row[:4], None, None, row.created_us))
         if "<= %(limit_bytes)s ORDER BY id" not in statement:
             self._world.chance.shuffle(taken)
         if taken:
             self._world.judge.took(transaction.process)
         return taken
+
+
+def number_of(row: Stored) -> int:
+    """Give the number of a row's story, which its value is."""
+    return int(row.value)
 
 
 class Cursor:

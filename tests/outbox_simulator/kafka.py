@@ -64,13 +64,19 @@ class Brokers:
 
     def has_topic(self, topic: str) -> bool:
         """Tell whether a topic is there now."""
-        return self.missing_until_ms.get(topic, 0.0) <= self._world.scheduler.now_ms
+        is_there = self.missing_until_ms.get(topic, 0.0) <= self._world.scheduler.now_ms
+        if not is_there:
+            self._world.judge.refused_topics.add(topic)
+        return is_there
 
     def is_refused(self, value: bytes | None, *, by_client: bool) -> bool:
         """Tell whether a record is refused now."""
         poison = self._poison.get(value or b"")
         now_ms = self._world.scheduler.now_ms
-        return poison is not None and poison.is_client == by_client and poison.until_ms > now_ms
+        is_refused = poison is not None and poison.is_client == by_client and poison.until_ms > now_ms
+        if is_refused:
+            self._world.judge.refused(int(value or b""))
+        return is_refused
 
     def init(self, transactional_id: str) -> int:
         """End what is open under an id and give its next epoch: older ones are refused from now on."""
@@ -103,7 +109,7 @@ class Brokers:
             self.committed += 1
             uid, _, row = dict(record.headers or ())[ID_HEADER].decode().rpartition("-")  # type: ignore[union-attr]
             assert uid == UID
-            self._world.judge.published(int(row), record.topic, record.key, record.value)
+            self._world.judge.published(int(row), record.topic, record.key, int(record.value or b"-1"))
         self._world.outcomes["batches"] += bool(records)
         self._world.tell("published {}", [record.name for record in records])
 

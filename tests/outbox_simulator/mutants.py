@@ -14,6 +14,7 @@ from tests.outbox_simulator.runner import CODE
 HARVEST: Final = "outbox/harvest.py"
 HOLDS: Final = "outbox/backoff.py"
 STORE: Final = "outbox/store.py"
+PORTS: Final = "outbox/interfaces.py"
 PUBLISHER: Final = "outbox/publisher.py"
 HARVESTER: Final = "outbox/harvester.py"
 RULES: Final = "election/rules.py"
@@ -56,8 +57,8 @@ MUTANTS: Final = (
         (
             (
                 HARVEST,
-                "self._done = PublishedBatch([row.id for row in batch])",
-                "self._done = PublishedBatch([*self._done.rows, *(row.id for row in batch)])",
+                "self._done = PublishedBatch.of(batch)",
+                "self._done = PublishedBatch([*self._done.rows, *PublishedBatch.of(batch).rows])",
             ),
         ),
     ),
@@ -157,6 +158,24 @@ MUTANTS: Final = (
         "render_note(rows[:-1] or rows)",
     ),
     Mutant("a note has all between first and last", PUBLISHER, "runs[-1][1] == row.id - 1", "True"),
+    Mutant(
+        "rows are struck by their ids alone",
+        STORE,
+        "WHERE r.id = ANY(%(ids)s::bigint[]) AND {is_meant}",
+        "WHERE r.id = ANY(%(ids)s::bigint[])",
+    ),
+    Mutant(
+        "a session strikes what it has published itself by its ids alone",
+        PORTS,
+        "return cls(row.id, row.created_us, row.created_us)",
+        "return cls(row.id, -(2**63), 2**63 - 1)",
+    ),
+    Mutant(
+        "a note does not tell until when its rows were written",
+        PUBLISHER,
+        '"created_until_us": max(row.created_us for row in rows)',
+        '"created_until_us": 2**63 - 1',
+    ),
     Mutant(
         "a session goes on after what is not settled",
         HARVESTER,

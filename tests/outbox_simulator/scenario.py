@@ -12,6 +12,8 @@ MOST_CALLS: Final = 120
 """Faults of calls befall one of so many first calls to the database and the brokers."""
 CONTENDED_PART: Final = 0.4
 """Part of the seeds in which several members take themselves for the leader, and rows are refused."""
+TRUNCATED_PART: Final = 0.1
+"""Part of the seeds in which a person empties the tables."""
 TIMING_DEADLINE_MS: Final = 2_000.0
 
 
@@ -47,6 +49,7 @@ class EventKind(StrEnum):
     TOPIC_GONE = "topic deleted and made again"
     PUT_BACK = "rows put back by a person"
     NOTES_LOST = "notes lost"
+    TRUNCATED = "tables truncated, and ids given again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class Scenario:
         )
 
 
-_RARE: Final = frozenset({EventKind.NOTES_LOST})
+_RARE: Final = frozenset({EventKind.NOTES_LOST, EventKind.TRUNCATED})
 _COMMON: Final = [kind for kind in EventKind if kind not in _RARE]
 _CALL_FAULTS: Final = list(CallFault)
 
@@ -149,7 +152,13 @@ def scenario(seed: int) -> Scenario:
         kinds += [EventKind.REBALANCE] * chance.randint(2, 4)
     if chance.random() < 0.03:
         kinds.append(EventKind.NOTES_LOST)
-    events = [
+    truncates = random.Random(seed * 3 + 2)
+    if truncates.random() < TRUNCATED_PART:
+        at_ms = truncates.random() * faulty_ms
+        truncated = [Event(EventKind.TRUNCATED, at_ms, 0.0, truncates.getrandbits(32))]
+    else:
+        truncated = []
+    events = truncated + [
         Event(kind, chance.random() * faulty_ms, chance.choice((300, 1_500, 3_500)), chance.getrandbits(32))
         for kind in kinds
     ]

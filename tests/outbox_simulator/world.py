@@ -143,6 +143,7 @@ class World:
         self._row_waiters: list[Task] = []
         self._last_id = 0
         self._unwritten = len(scenario.writings)
+        self._open_writings = 0
 
     def run(self) -> Result:
         """Run it."""
@@ -256,7 +257,8 @@ class World:
             step()
 
     def _begin_writing(self, restarts: list[int]) -> None:
-        restarts += [self.database.restarts, self._step]
+        restarts += [self.database.restarts, round(self.scheduler.now_ms * 1_000)]
+        self._open_writings += 1
 
     def _insert(self, writing: int, number: int, stories: list[Story], written: Any) -> None:  # noqa: ANN401
         self._last_id += 1
@@ -269,12 +271,14 @@ class World:
 
     def _end_writing(self, writing: Writing, stories: list[Story], restarts: list[int]) -> None:
         self._unwritten -= 1
+        self._open_writings -= 1
         if writing.is_rolled_back or restarts[0] != self.database.restarts:
             self.tell("rows {} are rolled back", [story.id for story in stories])
             return
         for story in stories:
             story.committed = self._step
-            self.database.rows[story.id] = Stored(story.id, story.topic, story.key, b"%d" % story.number)
+            value = b"%d" % story.number
+            self.database.rows[story.id] = Stored(story.id, story.topic, story.key, value, restarts[1])
         self.tell("rows {} are committed", [(story.id, story.topic, story.key) for story in stories])
         for waiter in self._row_waiters:
             self.scheduler.wake(waiter)
@@ -323,10 +327,22 @@ class World:
             case EventKind.TOPIC_GONE:
                 self.brokers.missing_until_ms[chance.choice(TOPICS)] = until_ms
             case EventKind.PUT_BACK:
-                for row_id in sorted(self.database.parked):
+                for row_id in sorted(self.database.parked.keys() - self.database.rows.keys()):
                     self.database.put_back(row_id)
             case EventKind.NOTES_LOST:
                 self.brokers.lose_notes()
+            case EventKind.TRUNCATED:
+                self._nature.spawn(self._truncate)
+
+    def _truncate(self) -> None:
+        """Empty the tables and give ids again, once no writer and no harvester uses them."""
+        while self.scheduler.now_ms < self.scenario.calm_ms:
+            if not self._open_writings and self.database.truncate():
+                self._last_id = 0
+                self.outcomes["truncated"] += 1
+                self.tell("the tables are truncated")
+                return
+            self.scheduler.sleep(1)
 
     def _victim(self, chance: random.Random) -> str:
         """Choose a member, the one that leads more often than others."""

@@ -14,6 +14,7 @@ from typing import LiteralString
 import psycopg
 import pytest
 import sqlalchemy
+from confluent_kafka import Producer
 from psycopg import sql
 from sqlalchemy.orm import Session as OrmSession
 
@@ -26,8 +27,10 @@ from marshal_dagster.outbox.backoff import HarvestLimits
 from marshal_dagster.outbox.interfaces import (
     ID_HEADER,
     BatchTransaction,
+    Parked,
     PublishedBatch,
     PublisherFencedError,
+    RowReference,
     SessionSupersededError,
     TransactionResult,
 )
@@ -646,6 +649,82 @@ def test_ids_that_a_restored_database_gives_again_are_not_struck(site: Site, top
     assert [message.value for message in site.read(goal)] == [b"0", b"1", b"2", b"late"]
 
 
+@pytest.mark.parametrize("is_same_session", [True, False])
+def test_a_row_with_an_id_that_truncate_gave_again_is_published(
+    site: Site, topic: MakeTopic, is_same_session: bool
+) -> None:
+    """Neither what the session itself remembers of its last batch strikes it, nor the note that another one reads."""
+    goal = topic()
+    site.stash(*(OutboxRecord(goal, str(number), "k") for number in range(5)))
+    with site.session() as first, site.session() as second:
+        first.harvest.begin()
+        assert first.harvest.turn() == 5
+        with psycopg.connect(site.dsn) as connection:
+            connection.execute(site.tables.named("TRUNCATE {rows} RESTART IDENTITY"))
+        site.stash(OutboxRecord(goal, "late", "k"))
+        assert site.rows()[0].id == 1
+        session = first if is_same_session else second
+        if session is second:
+            session.harvest.begin()
+        assert session.harvest.turn() == 1
+        session.harvest.finish()
+    assert values(site.read(goal)) == ["0", "1", "2", "3", "4", "late"]
+    assert site.rows() == []
+
+
+def test_a_row_with_the_id_of_one_that_was_refused_is_not_set_aside(site: Site) -> None:
+    """It was given the id again, and was never tried."""
+    site.stash(OutboxRecord("t", "before"))
+    with site.session() as session:
+        number = session.store.begin()
+        (taken,) = session.store.turn(number, BatchTransaction(limit=1, limit_bytes=MEGABYTE)).rows
+        with psycopg.connect(site.dsn) as connection:
+            connection.execute(site.tables.named("TRUNCATE {rows} RESTART IDENTITY"))
+        site.stash(OutboxRecord("t", "late"))
+        (late,) = session.store.turn(number, BatchTransaction(limit=1, limit_bytes=MEGABYTE)).rows
+        assert (late.id, late.value) == (taken.id, b"late")
+        refused = BatchTransaction(parked=[Parked(RowReference.of(taken), "too large")])
+        assert session.store.turn(number, refused).parked == 0
+        assert site.parked() == []
+        refused = BatchTransaction(parked=[Parked(RowReference.of(late), "too large")])
+        assert session.store.turn(number, refused).parked == 1
+    assert (site.rows(), [each.id for each in site.parked()]) == ([], [late.id])
+
+
+def test_a_row_of_any_time_is_published_and_struck(site: Site, topic: MakeTopic) -> None:
+    """From the first year to the last that PostgreSQL knows, whose microseconds do not fit into a bigint."""
+    goal = topic()
+    times = ["4713-01-01 00:00:00+00 BC", "0001-01-01+00", "1970-01-01+00", "9999-12-31+00", "294276-12-31+00"]
+    with psycopg.connect(site.dsn) as connection:
+        for number, at in enumerate(times):
+            connection.execute(
+                site.tables.named("INSERT INTO {rows} (create_time, topic, key, value) VALUES (%s, %s, 'k', %s)"),
+                (at, goal, str(number).encode()),
+            )
+    assert site.harvest().published == len(times)
+    assert values(site.read(goal)) == [str(number) for number in range(len(times))]
+    assert site.rows() == []
+
+
+@pytest.mark.parametrize("value", [None, b"{}", b"not json", b'{"version":1,"rows":[[0,1000000000000000]]}'])
+@pytest.mark.parametrize("has_own_key", [True, False])
+def test_a_foreign_record_among_the_notes_stops_no_harvester(
+    site: Site, topic: MakeTopic, value: bytes | None, has_own_key: bool
+) -> None:
+    """It is passed over: the note before it counts, and nothing is published twice."""
+    goal = topic()
+    site.stash(*(OutboxRecord(goal, str(number), "k") for number in range(3)))
+    with site.session() as before:
+        before.harvest.begin()
+        assert before.harvest.turn() == 3
+    producer = Producer({"bootstrap.servers": site.connection.bootstrap_servers})
+    producer.produce(site.topics.notes, value, site.uid if has_own_key else "x", partition=0)
+    assert producer.flush(WITHIN_S) == 0
+    site.stash(OutboxRecord(goal, "late", "k"))
+    assert site.harvest().published == 4
+    assert values(site.read(goal)) == ["0", "1", "2", "late"]
+
+
 def test_a_zombie_can_do_nothing(site: Site, topic: MakeTopic) -> None:
     """Once a later session has begun: neither strike nor take rows, nor publish what it has taken."""
     goal = topic()
@@ -655,7 +734,7 @@ def test_a_zombie_can_do_nothing(site: Site, topic: MakeTopic) -> None:
         taken = old.store.turn(1, BatchTransaction(limit=10, limit_bytes=MEGABYTE)).rows
         assert len(taken) == 2
         new.harvest.begin()
-        for turn in (BatchTransaction(done=PublishedBatch([row.id for row in taken])), BatchTransaction(limit=10)):
+        for turn in (BatchTransaction(done=PublishedBatch.of(taken)), BatchTransaction(limit=10)):
             with pytest.raises(SessionSupersededError):
                 old.store.turn(1, turn)
         with pytest.raises(PublisherFencedError):
