@@ -1,7 +1,7 @@
 """Events written into an outbox with the result of a claimed batch, in the transaction that takes its ranges."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, LiteralString
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, identifier
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -28,6 +28,18 @@ _WRITE: Final[LiteralString] = """
     FROM made
     """
 
+_KINDS: Final[LiteralString] = """
+    WITH RECURSIVE kinds AS (
+        SELECT attname AS name, atttypid AS kind FROM pg_attribute
+        WHERE attrelid = 'pg_temp.marshal_rows'::regclass AND attnum > 0
+        UNION ALL
+        SELECT kinds.name, typbasetype FROM kinds JOIN pg_type ON oid = kind WHERE typtype = 'd'
+    )
+    SELECT name, format_type(kind, NULL), kind = 'bytea'::regtype, typcategory IN ('A', 'C', 'P', 'R')
+    FROM kinds JOIN pg_type ON oid = kind WHERE typtype <> 'd'
+    """
+"""The type of each column, under its domains; a type of several values is an array, a composite or a range."""
+
 
 class OutgoingEvents:
     """An event for each row of a batch's result; given to a `PostgresSink` as its `companion`.
@@ -48,8 +60,10 @@ class OutgoingEvents:
     ) -> None:
         """Publish to `topic`; `key` and `value` are columns of the output.
 
-        Without `value` the whole row is the event, as JSON under the output's column names. A column of bytes is taken
-        as it is, any other as text in UTF-8. Raises `ConfigurationError` for names and sizes that cannot be.
+        Without `value` the whole row is the event, as JSON under the output's column names. A column of bytes, or of a
+        domain over them, is taken as it is, any other as PostgreSQL's text in UTF-8: times in UTC, dates by ISO 8601.
+        An array, a composite or a range is neither key nor value by itself, and is refused when it is written.
+        Raises `ConfigurationError` for names and sizes that cannot be.
         """
         require_topic_name("topic", topic)
         self._topic, self._key, self._value = topic, key, value
@@ -77,14 +91,12 @@ class OutgoingEvents:
         """Stash the events of these ranges (`TransactionHook.write`)."""
         from psycopg import sql
 
-        kinds = self._kinds(connection)
+        key, value = self._contents(connection)
         order = [sql.SQL("r.") + identifier(name) for name in (_RANGE, *_IN_ORDER) if name in columns]
         statement = self._tables.named(
             _WRITE,
-            key=sql.SQL("NULL::bytea") if self._key is None else _as_bytes(self._key, kinds),
-            value=sql.SQL("convert_to((to_jsonb(r) - 'marshal_range')::text, 'UTF8')")
-            if self._value is None
-            else _as_bytes(self._value, kinds),
+            key=key,
+            value=value,
             order=sql.SQL(", ").join(order),
         )
         given: dict[str, Any] = {"ranges": list(ranges), "topic": self._topic}
@@ -100,16 +112,35 @@ class OutgoingEvents:
                 "the table skips rows. Nothing was written; remove the trigger"
             )
 
-    def _kinds(self, connection: "Connection") -> dict[str, str]:
-        found = connection.execute(
-            "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
-            "WHERE attrelid = 'pg_temp.marshal_rows'::regclass AND attnum > 0"
-        )
-        return dict(found.fetchall())
+    def _contents(self, connection: "Connection") -> "tuple[Composable, Composable]":
+        """Return how key and value are made of a row `r`. Raises `SinkRejectedError` for types that cannot be."""
+        from psycopg import sql
+
+        kinds = {name: _Kind(*kind) for name, *kind in connection.execute(_KINDS)}
+        key = None if self._key is None else _as_bytes("key", self._key, kinds)
+        value = None if self._value is None else _as_bytes("value", self._value, kinds)
+        whole_row = sql.SQL("convert_to((to_jsonb(r) - 'marshal_range')::text, 'UTF8')")
+        return key or sql.SQL("NULL::bytea"), value or whole_row
 
 
-def _as_bytes(column: str, kinds: dict[str, str]) -> "Composable":
+class _Kind(NamedTuple):
+    """A column's type."""
+
+    name: str
+    is_bytes: bool
+    is_of_several: bool
+
+
+def _as_bytes(field: str, column: str, kinds: Mapping[str, _Kind]) -> "Composable":
     from psycopg import sql
 
+    kind = kinds[column]
+    if kind.is_of_several:
+        raise SinkRejectedError(
+            f"{field}: column {column!r} is of type {kind.name}, which has no bytes of its own: nothing was written. "
+            "Name a column of bytes, text, numbers or json, or leave `value` out, so that the row is the event"
+        )
     named = sql.SQL("r.") + identifier(column)
-    return named if kinds.get(column) == "bytea" else sql.SQL("convert_to({}::text, 'UTF8')").format(named)
+    if kind.is_bytes:
+        return sql.SQL("{}::bytea").format(named)
+    return sql.SQL("convert_to({}::text, 'UTF8')").format(named)

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
@@ -111,6 +112,112 @@ def test_a_column_can_be_the_event(output: PostgresOutput) -> None:
     deliver(output, "5", part(0, 0, 1), sink=sink_of(output, events))
 
     assert [event[1:] for event in stashed(output)] == [("orders.done", None, 5)]
+
+
+_TYPES = """
+    CREATE DOMAIN {schema}.packed AS bytea;
+    CREATE DOMAIN {schema}.packed_again AS {schema}.packed CHECK (octet_length(VALUE) < 9);
+    CREATE DOMAIN {schema}.named AS text;
+    CREATE DOMAIN {schema}.listed AS integer[];
+    CREATE TYPE {schema}.mood AS ENUM ('sad', 'glad');
+    CREATE TYPE {schema}.pair AS (a integer, b bytea)
+    """
+_HOSTILE = {
+    "TimeZone": "Asia/Tokyo",
+    "DateStyle": "German, DMY",
+    "IntervalStyle": "sql_standard",
+    "bytea_output": "escape",
+    "extra_float_digits": "-10",
+}
+
+
+def event_of(output: PostgresOutput, kind: str, literal: str, **events: Any) -> bytes:  # noqa: ANN401 - the fields of the events
+    """Give the event of one row with a column `it`, written under settings of session that change how values look."""
+    schema = sql.Identifier(output.schema)
+    with psycopg.connect(output.dsn) as connection:
+        connection.execute(sql.SQL(_TYPES).format(schema=schema))
+        connection.execute(sql.SQL("SET LOCAL search_path = {}").format(schema))
+        connection.execute(
+            "CREATE TEMPORARY TABLE marshal_rows (marshal_range bigint, kafka_partition integer, kafka_offset bigint, "
+            f"it {kind}) ON COMMIT DROP"
+        )
+        connection.execute("INSERT INTO marshal_rows VALUES (1, 0, 5, %s)", (literal,))
+        for name, value in _HOSTILE.items():
+            connection.execute("SELECT set_config(%s, %s, true)", (name, value))
+        written = OutgoingEvents("t", schema=output.schema, **events)
+        written.write(connection, ["marshal_range", "kafka_partition", "kafka_offset", "it"], [1])
+        for name, value in _HOSTILE.items():
+            assert connection.execute("SELECT current_setting(%s)", (name,)).fetchone() == (value,)
+        found = connection.execute("SELECT key, value FROM outbox").fetchone()
+        assert found is not None
+        return bytes(found[0] if "key" in events else found[1])
+
+
+@pytest.mark.parametrize("field", ["key", "value"])
+@pytest.mark.parametrize(
+    ("kind", "literal", "content"),
+    [
+        ("bytea", "\\x00ff", b"\x00\xff"),
+        ("packed", "\\x00ff", b"\x00\xff"),
+        ("packed_again", "\\x00ff", b"\x00\xff"),
+        ("named", "größe", "größe".encode()),
+        ("mood", "glad", b"glad"),
+        ("boolean", "t", b"true"),
+        ("numeric", "NaN", b"NaN"),
+        ("numeric", "-Infinity", b"-Infinity"),
+        ("numeric(9, 2)", "1.5", b"1.50"),
+        ("double precision", "0.1", b"0.1"),
+        ("double precision", "1234567.8901234567", b"1234567.8901234567"),
+        ("real", "NaN", b"NaN"),
+        ("date", "infinity", b"infinity"),
+        ("date", "0044-03-15 BC", b"0044-03-15 BC"),
+        ("date", "5874897-12-31", b"5874897-12-31"),
+        ("timestamp", "2024-02-01 12:00:00.000001", b"2024-02-01 12:00:00.000001"),
+        ("timestamptz", "2024-01-01 00:30:00+01", b"2023-12-31 23:30:00+00"),
+        ("timestamptz", "-infinity", b"-infinity"),
+        ("interval", "1 mon -2 days 03:00", b"1 mon -2 days +03:00:00"),
+        ("jsonb", '{"a": [1]}', b'{"a": [1]}'),
+        ("uuid", "00000000-0000-0000-0000-00000000000A", b"00000000-0000-0000-0000-00000000000a"),
+    ],
+)
+def test_each_type_of_a_column_is_one_text_or_its_bytes(
+    output: PostgresOutput, field: str, kind: str, literal: str, content: bytes
+) -> None:
+    """Whatever the session has set; a domain is as what it is of."""
+    assert event_of(output, kind, literal, **{field: "it"}) == content
+
+
+@pytest.mark.parametrize(
+    ("kind", "literal", "content"),
+    [
+        ("packed_again", "\\x00ff", "\\x00ff"),
+        ("bytea[]", '{"\\\\x00ff"}', ["\\x00ff"]),
+        ("pair", '(1,"\\\\x00ff")', {"a": 1, "b": "\\x00ff"}),
+        ("mood[]", "{sad,NULL}", ["sad", None]),
+        ("numeric", "NaN", "NaN"),
+        ("double precision", "-Infinity", "-Infinity"),
+        ("double precision", "1234567.8901234567", 1234567.8901234567),
+        ("date", "0044-03-15 BC", "0044-03-15 BC"),
+        ("timestamptz", "2024-01-01 00:30:00+01", "2023-12-31T23:30:00+00:00"),
+        ("timestamptz", "12024-01-01 00:30:00+01", "12023-12-31T23:30:00+00:00"),
+        ("interval", "1 mon -2 days 03:00", "1 mon -2 days +03:00:00"),
+    ],
+)
+def test_each_type_of_a_row_is_one_json(output: PostgresOutput, kind: str, literal: str, content: object) -> None:
+    """Whatever the session has set."""
+    row = json.loads(event_of(output, kind, literal))
+    assert row == {"kafka_partition": 0, "kafka_offset": 5, "it": content}
+
+
+@pytest.mark.parametrize(
+    ("kind", "literal"),
+    [("integer[]", "{1}"), ("listed", "{1}"), ("bytea[]", "{}"), ("pair", "(1,)"), ("int4range", "[1,2)")],
+)
+@pytest.mark.parametrize("field", ["key", "value"])
+def test_a_column_of_several_values_is_no_event(output: PostgresOutput, field: str, kind: str, literal: str) -> None:
+    """Their text is PostgreSQL's own: no consumer could know what it is."""
+    with pytest.raises(SinkRejectedError, match=f"^{field}: column 'it' is of type .*: nothing was written. Name a"):
+        event_of(output, kind, literal, **{field: "it"})
 
 
 def test_an_event_too_large_refuses_the_batch(output: PostgresOutput) -> None:
