@@ -189,7 +189,11 @@ def check_tables_keep_rows(connection: "Connection", schema: str, tables: Sequen
 
 def check_name(field: str, name: str, longest: int = LONGEST_NAME_BYTES) -> None:
     """Raise `ConfigurationError` unless PostgreSQL takes `name`, of at most `longest` bytes, for a table or schema."""
-    if not 0 < len(name.encode()) <= longest or "\0" in name:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= longest or "\0" in name:
         raise ConfigurationError(f"{field}: {name!r}; give a name of 1 to {longest} bytes, unquoted")
 
 

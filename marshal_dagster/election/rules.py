@@ -6,6 +6,7 @@ later one has the larger fence. A term ends when the partition goes, or when no 
 has been heard.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -28,8 +29,9 @@ class Timing:
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for values that cannot be."""
-        if self.poll_interval_ms <= 0:
-            raise ConfigurationError(f"poll_interval_ms: {self.poll_interval_ms:g}; give a time above 0")
+        for name in ("poll_interval_ms", "receive_deadline_ms"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{name}: {getattr(self, name):g}; give a time above 0")
         if self.receive_deadline_ms < 2 * _BEATS_PER_DEADLINE * self.poll_interval_ms:
             raise ConfigurationError(
                 f"receive_deadline_ms: {self.receive_deadline_ms:g} is too short for a poll each "

@@ -1,9 +1,11 @@
 """How a harvester works, and what it does by default; to import it brings no Kafka client."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
 from marshal_dagster.election.rules import Timing
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.partitioner import Partitioner
 from marshal_dagster.outbox.backoff import HarvestLimits
 
@@ -15,7 +17,7 @@ class HarvesterOptions:
     All harvesters of an outbox need the same `partitioner`: a key whose partition changes has no order.
 
     Raises:
-        ConfigurationError: Kafka's client does not know the partitioner.
+        ConfigurationError: a time is out of range, or Kafka's client does not know the partitioner.
     """
 
     limits: HarvestLimits = field(default_factory=HarvestLimits)
@@ -29,6 +31,9 @@ class HarvesterOptions:
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for values that cannot be."""
         Partitioner.of(self.partitioner)
+        for name in ("poll_interval_s", "transaction_timeout_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{name}: {getattr(self, name)}; give a time above 0")
 
 
 DEFAULT_OPTIONS: Final = HarvesterOptions()

@@ -92,16 +92,21 @@ class Outbox:
         return self._tables.named(_INSERT + "VALUES (%s, %s, %s, %s, %s)")
 
     def _batches(self, records: Iterable[OutboxRecord]) -> Iterator[list[tuple[Any, ...]]]:
+        if isinstance(records, OutboxRecord):
+            raise ConfigurationError("records: one OutboxRecord; give several, such as [record]")
         rows = (self._row(record) for record in records)
         while batch := list(islice(rows, _ROWS_AT_ONCE)):
             yield batch
 
     def _row(self, record: OutboxRecord) -> tuple[Any, ...]:
         """Give a record's columns. Raises `ConfigurationError`."""
+        if not isinstance(record, OutboxRecord):
+            raise ConfigurationError(f"records: {type(record).__name__}; give objects of OutboxRecord")
+        if not isinstance(record.topic, str):
+            raise ConfigurationError(f"topic: {type(record.topic).__name__}; give text")
         require_topic_name("topic", record.topic)
         key, value = _bytes("key", record.key), _bytes("value", record.value)
-        given = record.headers.items() if isinstance(record.headers, Mapping) else record.headers
-        headers = [(name, _bytes(f"header {name!r}", content)) for name, content in given]
+        headers = _headers(record.headers)
         if any(name == ID_HEADER for name, _ in headers):
             raise ConfigurationError(f"headers: {ID_HEADER!r} is the harvester's own; leave it out")
         contents = [key, value, *(content for _, content in headers)]
@@ -116,9 +121,39 @@ class Outbox:
         return record.topic, key, value, [name for name, _ in headers], [content for _, content in headers]
 
 
-def _bytes(what: str, given: Text) -> bytes | None:
+def _headers(given: object) -> list[tuple[str, bytes | None]]:
+    """Return headers as pairs. Raises `ConfigurationError`."""
+    if isinstance(given, Mapping):
+        given = given.items()
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+        raise ConfigurationError(f"headers: {type(given).__name__}; give a mapping, or pairs of name and content")
+    headers = []
+    for pair in given:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004 - a pair has two
+            raise ConfigurationError(f"headers: {type(pair).__name__}; give pairs of name and content")
+        name, content = pair
+        if not isinstance(name, str):
+            raise ConfigurationError(f"headers: a name is of type {type(name).__name__}; give text")
+        if "\0" in name:
+            raise ConfigurationError(f"headers: the name {name!r} has a NUL, which PostgreSQL's text cannot have")
+        _encoded("headers: the name", name)
+        headers.append((name, _bytes(f"header {name!r}", content)))
+    return headers
+
+
+def _bytes(what: str, given: object) -> bytes | None:
     if given is None or isinstance(given, bytes):
         return given
     if isinstance(given, str):
-        return given.encode()
+        return _encoded(what, given)
     raise ConfigurationError(f"{what}: {type(given).__name__}; give bytes, text or None")
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"{what}: character {error.start} is half of a surrogate pair, which UTF-8 cannot have; give bytes, or "
+            "text without it"
+        ) from None

@@ -1,12 +1,15 @@
 """What cannot be an outbox is told when its writer is made."""
 
+import math
 from collections.abc import Callable
+from typing import Any, Self, cast
 
 import pytest
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.events import OutgoingEvents
-from marshal_dagster.outbox.writer import Outbox
+from marshal_dagster.outbox.options import HarvesterOptions
+from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 
 Make = Callable[..., object]
 
@@ -20,6 +23,7 @@ Make = Callable[..., object]
         ({"name": ""}, "name: ''; give a name of 1 to"),
         ({"name": "o" * 60}, "give a name of 1 to"),
         ({"schema": "s\0"}, "schema: "),
+        ({"name": "half \ud83d"}, r"name: 'half \\ud83d'; give a name of 1 to"),
     ],
 )
 @pytest.mark.parametrize(
@@ -40,3 +44,72 @@ def test_the_largest_record_there_may_be() -> None:
     """And the smallest."""
     assert "outbox" in repr(Outbox(max_bytes=100_000_000))
     assert "topic" in repr(OutgoingEvents("topic", max_bytes=1))
+
+
+class Cursor:
+    """What takes rows, as psycopg's cursor does, and keeps nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def nothing(self, *_: object) -> None:
+        """Do it."""
+
+    cursor = __enter__
+    __exit__ = execute = executemany = nothing
+
+
+def by_psycopg(records: Any) -> int:  # noqa: ANN401 - anything
+    """Write over psycopg."""
+    return Outbox().stash(cast("Any", Cursor()), records)
+
+
+def by_sqlalchemy(records: Any) -> int:  # noqa: ANN401 - anything
+    """Write over SQLAlchemy."""
+    return Outbox().stash_sqlalchemy(cast("Any", Cursor()), records)
+
+
+HALF = "half \ud83d"
+
+
+@pytest.mark.parametrize("way", [by_psycopg, by_sqlalchemy])
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (OutboxRecord("t", HALF), "value: character 5 is half of a surrogate pair.*give bytes, or text without it"),
+        (OutboxRecord("t", "v", HALF), "key: character 5 is half"),
+        (OutboxRecord("t", "v", headers={HALF: "v"}), "headers: the name: character 5 is half"),
+        (OutboxRecord("t", "v", headers={"h": HALF}), "header 'h': character 5 is half"),
+        (OutboxRecord(HALF, "v"), "topic: .*is no name that Kafka allows"),
+        (OutboxRecord(cast("Any", None), "v"), "topic: NoneType; give text"),
+        (OutboxRecord("t", cast("Any", 7)), "value: int; give bytes, text or None"),
+        (OutboxRecord("t", "v", headers=cast("Any", 7)), "headers: int; give a mapping, or pairs"),
+        (OutboxRecord("t", "v", headers=cast("Any", None)), "headers: NoneType; give a mapping, or pairs"),
+        (OutboxRecord("t", "v", headers=cast("Any", "ab")), "headers: str; give a mapping, or pairs"),
+        (OutboxRecord("t", "v", headers=cast("Any", ["ab"])), "headers: str; give pairs of name and content"),
+        (OutboxRecord("t", "v", headers=cast("Any", [("a", "b", "c")])), "headers: tuple; give pairs"),
+        (OutboxRecord("t", "v", headers=cast("Any", {7: "v"})), "headers: a name is of type int; give text"),
+        (OutboxRecord("t", "v", headers={"a\0": "v"}), "headers: the name .* has a NUL"),
+        ({"topic": "t", "value": "v"}, "records: dict; give objects of OutboxRecord"),
+        (None, "records: NoneType; give objects of OutboxRecord"),
+    ],
+)
+def test_a_record_that_cannot_be_is_refused(way: Callable[[Any], int], record: object, said: str) -> None:
+    """By each way to write, in one line, before anything reaches the database."""
+    with pytest.raises(ConfigurationError, match=f"^{said}"):
+        way([record])
+
+
+@pytest.mark.parametrize("way", [by_psycopg, by_sqlalchemy])
+def test_one_record_is_no_list(way: Callable[[Any], int]) -> None:
+    """The error says what to give."""
+    with pytest.raises(ConfigurationError, match=r"records: one OutboxRecord; give several, such as \[record\]"):
+        way(OutboxRecord("t", "v"))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
+@pytest.mark.parametrize("name", ["poll_interval_s", "transaction_timeout_s"])
+def test_a_time_of_a_harvester_that_cannot_be_is_refused(name: str, seconds: float) -> None:
+    """Else its thread would end with another error, or never wait."""
+    with pytest.raises(ConfigurationError, match=f"{name}: .*; give a time above 0"):
+        HarvesterOptions(**{name: seconds})  # type: ignore[arg-type]
