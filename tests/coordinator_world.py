@@ -113,7 +113,13 @@ class World:
         self.terms += 1
         epoch = self.terms
         leader = GroupCoordinator(
-            GROUP, epoch, self.rules, self.now_ms, kept=list(self.kept.values()), recovery_ms=self.session_ms
+            GROUP,
+            epoch,
+            self.rules,
+            self.now_ms,
+            kept=list(self.kept.values()),
+            recovery_ms=self.session_ms,
+            is_later_epoch=lambda later: later <= self.terms,
         )
         self.coordinators.append(leader)
         self._send_orders(leader.update_topics(self.topics, self.now_ms))

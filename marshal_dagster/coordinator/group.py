@@ -6,7 +6,7 @@ A wrong, late or second coordinator can cost balance, never safety: the claims i
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final
@@ -105,15 +105,19 @@ class GroupCoordinator:
         kept: Iterable[StartFetcher] = (),
         recovery_ms: float = 0.0,
         generation: int = 0,
+        is_later_epoch: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Lead from `now_ms` on. `kept` are the shares that the coordinator before has sent to members.
 
         These members have `recovery_ms` to register again, or the longest of their session time-outs, up to a minute.
         Nothing moves before all have, or the time is over. Its generations are larger than `generation`.
+        `is_later_epoch` returns whether the election shows that a later coordinator may lead under an epoch: what a
+        member reports of one is believed only then.
         """
         self.group, self.epoch = group, epoch
         self.events: list[GroupEvent] = []
         self._rules = rules
+        self._is_later_epoch = is_later_epoch
         self._members = Members()
         self._liveness = Liveness(rules.min_session_ms, rules.max_failed_pings, now_ms)
         self._recovery = Recovery(kept, recovery_ms, now_ms)
@@ -163,9 +167,9 @@ class GroupCoordinator:
         """Take a member's message. A rebalance that it makes due begins with a `tick`, after all others that came."""
         self._reset_deadlines(now_ms)
         member = self._members.find(message.member, message.tenure)
-        if message.epoch > self.epoch and (isinstance(message, Register) or member is not None):
-            self._report(GroupEventKind.SUPERSEDED)
-            return []
+        if message.epoch > self.epoch:
+            is_of_group = isinstance(message, Register) or member is not None
+            return self._hear_of_successor(message.epoch) if is_of_group else []
         if isinstance(message, Register):
             return self._register(message, now_ms)
         if member is None:
@@ -212,6 +216,11 @@ class GroupCoordinator:
         return [*([self._ping(now_ms)] if is_ping_due else []), *self._advance(now_ms)]
 
     # Members
+
+    def _hear_of_successor(self, epoch: int) -> list[CoordinatorMessage]:
+        if self._is_later_epoch(epoch):
+            self._report(GroupEventKind.SUPERSEDED)
+        return []
 
     def _register(self, message: Register, now_ms: float) -> list[CoordinatorMessage]:
         refusal = self._refusal(message)

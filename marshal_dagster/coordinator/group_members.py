@@ -159,8 +159,8 @@ class Liveness:
         return self._round, sum(oldest_ms <= sent_ms < now_ms for sent_ms in self._sent_ms.values())
 
     def answer(self, member: Member, number: int) -> bool:
-        """Take a member's answer to a round; return whether it is its newest."""
-        if number <= member.answered_round:
+        """Take a member's answer to a round that has begun; return whether it is its newest."""
+        if not member.answered_round < number <= self._round:
             return False
         member.answered_round = number
         member.unanswered_ms = min((sent_ms for sent, sent_ms in self._sent_ms.items() if sent > number), default=None)

@@ -5,10 +5,11 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S
@@ -17,7 +18,13 @@ from marshal_dagster.coordinator.assignment import DataPartitionId, sticky_assig
 from marshal_dagster.coordinator.background import PeriodicCall
 from marshal_dagster.coordinator.group import GroupCoordinator, GroupEvent, GroupEventKind, GroupRules
 from marshal_dagster.coordinator.lag_weights import GroupWeigher, Weigh
-from marshal_dagster.coordinator.messages import CoordinatorMessage, Register, StartFetcher, parse_member_message
+from marshal_dagster.coordinator.messages import (
+    CoordinatorMessage,
+    MemberMessage,
+    Register,
+    StartFetcher,
+    parse_member_message,
+)
 from marshal_dagster.coordinator.metrics import GroupMetrics
 from marshal_dagster.coordinator.transport import (
     CLIENT_FAILURES,
@@ -71,11 +78,17 @@ class CoordinatorOptions:
             raise ConfigurationError(f"recovery_ms: {self.recovery_ms}; give 0 or more")
 
 
+def _epoch_of(fence: int) -> int:
+    return fence + 1
+
+
 @dataclass(slots=True)
 class _Shard:
     """What one term in one partition leads: its groups, by name."""
 
     term: Term
+    may_have_successor: Callable[[int], bool] = lambda _: False
+    """Returns whether the election shows that another term, with this fence, may have begun after it."""
     groups: dict[str, GroupCoordinator] = field(default_factory=dict)
     generation: int = 0
     """The newest of groups that were led in this term and are not any more: others begin after it."""
@@ -85,11 +98,35 @@ class _Shard:
     @property
     def epoch(self) -> int:
         """Above 0, which is the epoch of members that have heard no coordinator."""
-        return self.term.fence + 1
+        return _epoch_of(self.term.fence)
+
+    def is_later_epoch(self, epoch: int) -> bool:
+        """Return whether a later coordinator may lead under `epoch`, as the election shows."""
+        return self.may_have_successor(epoch - _epoch_of(0))
 
 
-_Shares = Mapping[str, Sequence[StartFetcher]]
-"""What members were sent to work on, by group."""
+@dataclass(frozen=True, slots=True)
+class _TopicsRead:
+    """What a coordinator that begins to lead a partition has read of it."""
+
+    shares: Mapping[str, Sequence[StartFetcher]]
+    """What members were sent to work on, by group."""
+    impossible: Sequence[CoordinatorMessage]
+    """Messages of epochs that no coordinator has had: readers would believe them before any real one."""
+    end: int
+    """Of the members' messages."""
+
+    @classmethod
+    def of(cls, messages: Iterable[CoordinatorMessage], last_epoch: int, end: int) -> "_TopicsRead":
+        """Sort messages; `last_epoch` is the largest that there can be: an epoch is where the leader topic was then."""
+        shares: dict[str, list[StartFetcher]] = {}
+        impossible = []
+        for message in messages:
+            if isinstance(message, StartFetcher):
+                shares.setdefault(message.group, []).append(message)
+            if message.epoch > last_epoch:
+                impossible.append(message)
+        return cls(shares, impossible, end)
 
 
 class _KnownTopics:
@@ -164,7 +201,7 @@ class Coordinator:
         self._stop = threading.Event()
         self._elections: queue.SimpleQueue[tuple[int, ElectionEvent]] = queue.SimpleQueue()
         self._shards: dict[int, _Shard] = {}
-        self._beginning: dict[int, tuple[Term, Future[tuple[_Shares, int]]]] = {}
+        self._beginning: dict[int, tuple[Term, Future[_TopicsRead]]] = {}
         """Partitions in which a term has begun that is not led yet: what members were sent is being read."""
         self._known = _KnownTopics()
         self._topic_lookup = PeriodicCall(
@@ -272,7 +309,7 @@ class Coordinator:
     def _turn(self, elector: Elector, reader: Reader, writer: Writer) -> None:
         self._alive_at_s = time.monotonic()
         self._take_elections(reader)
-        self._begin_to_lead(elector, reader)
+        self._begin_to_lead(elector, reader, writer)
         self._measure()
         self._topic_lookup.poll(self._helpers, self._now_ms)
         self._topic_check.poll(self._helpers, self._now_ms)
@@ -360,23 +397,26 @@ class Coordinator:
             if not isinstance(event, TermEnded):
                 self._beginning[partition] = event.term, self._helpers.submit(self._read, partition)
 
-    def _read(self, partition: int) -> tuple[_Shares, int]:
+    def _read(self, partition: int) -> "_TopicsRead":
         """Read what coordinators before have sent to members, and before that where the members' messages end."""
         end = end_of(self._connection, self._topics.member_messages, partition)
-        shares: dict[str, list[StartFetcher]] = {}
-        for message, _ in read_coordinator_messages(self._connection, self._topics.coordinator_messages, [partition]):
-            if isinstance(message, StartFetcher):
-                shares.setdefault(message.group, []).append(message)
-        return shares, end
+        messages = read_coordinator_messages(self._connection, self._topics.coordinator_messages, [partition])
+        # Looked up last: what a coordinator has written meanwhile is of an epoch up to here.
+        last_epoch = end_of(self._connection, self._topics.leader, partition)
+        return _TopicsRead.of([message for message, _ in messages if self._is_in(message, partition)], last_epoch, end)
 
-    def _begin_to_lead(self, elector: Elector, reader: Reader) -> None:
+    def _is_in(self, message: CoordinatorMessage | MemberMessage, partition: int) -> bool:
+        """Return whether a message is of a group that belongs to a partition."""
+        return partition_of(message.group, self._partitions) == partition
+
+    def _begin_to_lead(self, elector: Elector, reader: Reader, writer: Writer) -> None:
         """Begin to lead where the shares that members were sent have been read."""
         for partition, (term, found) in list(self._beginning.items()):
             if not found.done():
                 continue
             del self._beginning[partition]
             try:
-                shares, end = found.result()
+                read = found.result()
             except (MarshalError, *CLIENT_FAILURES) as error:
                 logger.warning("coordinator of partition %d: %s", partition, error)
                 self._note(error)
@@ -384,10 +424,23 @@ class Coordinator:
                 continue
             if not self._shards:
                 self._known.forget()
-            shard = self._shards[partition] = _Shard(term)
-            shard.groups |= {name: self._group(name, shard, kept) for name, kept in shares.items()}
+            may_have_successor = partial(elector.may_have_successor, partition=partition)
+            shard = self._shards[partition] = _Shard(term, may_have_successor)
+            shard.groups |= {name: self._group(name, shard, kept) for name, kept in read.shares.items()}
+            for message in read.impossible:
+                logger.warning(
+                    "group %r: topic %r, partition %d, has a record for member %r of epoch %d, which is after the end "
+                    "of topic %r: no coordinator wrote it, or that topic was deleted and created again. It is deleted",
+                    message.group,
+                    self._topics.coordinator_messages,
+                    partition,
+                    message.member,
+                    message.epoch,
+                    self._topics.leader,
+                )
+                writer.revoke(message)
             self._topic_lookup.next_ms = 0.0
-            reader.follow({partition: end})
+            reader.follow({partition: read.end})
 
     def _group(self, name: str, shard: _Shard, kept: Sequence[StartFetcher]) -> GroupCoordinator:
         return GroupCoordinator(
@@ -398,6 +451,7 @@ class Coordinator:
             kept=kept,
             recovery_ms=self._options.recovery_ms if kept else 0.0,
             generation=shard.generation,
+            is_later_epoch=shard.is_later_epoch,
         )
 
     def _weigh_groups(self) -> None:

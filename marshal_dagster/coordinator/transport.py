@@ -207,19 +207,16 @@ class Writer:
 
     def send_to_member(self, message: CoordinatorMessage) -> None:
         """Write a coordinator's message."""
-        # All answers of a group share a key: a refused member never leaves, so its own key would never get a tombstone.
-        to = ALL if isinstance(message, Registered) else message.member
-        self._write(
-            self._topics.coordinator_messages,
-            message.group,
-            record_key(message.group, to, message.kind),
-            render(message),
-        )
+        self._write(self._topics.coordinator_messages, message.group, key_of(message), render(message))
 
     def forget(self, group: str, member: str) -> None:
         """Write tombstones for what was sent to a member, so that compaction removes it."""
         for kind in _MEMBER_KINDS:
             self._write(self._topics.coordinator_messages, group, record_key(group, member, kind), None)
+
+    def revoke(self, message: CoordinatorMessage) -> None:
+        """Write a tombstone for a message, so that it does not count for readers any more."""
+        self._write(self._topics.coordinator_messages, message.group, key_of(message), None)
 
     def poll(self) -> None:
         """Let the client process deliveries. Raises `UnavailableError` when it is of no more use."""
@@ -258,6 +255,14 @@ def record_key(group: str, member: str, kind: str) -> bytes:
     return f"{group}/{member}/{kind}".encode()
 
 
+def key_of(message: CoordinatorMessage) -> bytes:
+    """Return the key that a coordinator writes a message under.
+
+    All answers of a group share one: a refused member never leaves, so its own key would never get a tombstone.
+    """
+    return record_key(message.group, ALL if isinstance(message, Registered) else message.member, message.kind)
+
+
 def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
     """Look up the offset of the next record. Raises `UnavailableError`, `TopicNotFoundError`."""
     with Topics(connection) as topics:
@@ -293,11 +298,16 @@ def read_coordinator_messages(
 
 
 def keep_newest(found: NewestMessages, record: ReceivedRecord) -> None:
-    """Add a record to the messages that count, by partition and key."""
+    """Add a record to the messages that count, by partition and key.
+
+    A message under another key than a coordinator's counts for nothing: no later message would replace it.
+    """
     key, message = (record.partition, record.key), parse_coordinator_message(record.value)
     if record.value is None:
         found.pop(key, None)
-    elif message is not None and (key not in found or found[key][0].epoch <= message.epoch):
+    elif message is None or record.key != key_of(message):
+        return
+    elif key not in found or found[key][0].epoch <= message.epoch:
         found[key] = message, record
 
 

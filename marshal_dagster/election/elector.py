@@ -103,6 +103,12 @@ class Elector:
         """Tell whether a term still holds."""
         return self.term(partition) == term
 
+    def may_have_successor(self, fence: int, partition: int = 0) -> bool:
+        """Return whether another member may have begun a term with this fence, as the leader topic shows."""
+        with self._lock:
+            candidacy = self._candidacies.get(partition)
+            return candidacy is not None and candidacy.may_have_successor(fence)
+
     def wait_for_term(self, timeout_s: float, partition: int = 0) -> Term | None:
         """Wait until this member leads a partition, `timeout_s` seconds at the most."""
         with self._changed:

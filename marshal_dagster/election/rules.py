@@ -7,6 +7,7 @@ has been heard.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,8 @@ LONGEST_ID: Final = 100
 _MOST_DIGITS: Final = 19
 """Of a beat's number: more than any member gets to."""
 _BEATS_PER_DEADLINE: Final = 5
+_MOST_RIVALS: Final = 100
+"""Of the newest beats of others so many are remembered: those within a deadline are far fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ class Candidacy:
         self._next_beat_ms = 0.0
         self._ends_ms = 0.0
         self.term: Term | None = None
+        self._rivals: deque[int] = deque(maxlen=_MOST_RIVALS)
+        """Where beats of others lie after the beginning of the term."""
 
     def gain(self, now_ms: float) -> None:
         """Take the partition, which the group has given."""
@@ -131,6 +136,8 @@ class Candidacy:
         """Take a beat that was read at `offset` of the partition, anybody's; a term that is over it ends."""
         if self._is_over(now_ms):
             return self._end(now_ms)
+        if self.term is not None and beat.leader_id != self._id and offset > self.term.fence:
+            self._rivals.append(offset)
         sent_ms = self._sent_ms.get(beat.number) if beat.leader_id == self._id else None
         if sent_ms is None:
             return []
@@ -149,6 +156,13 @@ class Candidacy:
     def leads(self, now_ms: float) -> bool:
         """Tell whether the term holds at this moment, be the deadline looked at yet or not."""
         return self.term is not None and now_ms < self._ends_ms
+
+    def may_have_successor(self, fence: int) -> bool:
+        """Return whether another member may have begun a term with this fence after this member's.
+
+        A term begins with a beat, and its fence is where that beat lies: so there is one of another member.
+        """
+        return fence in self._rivals
 
     def tick(self, now_ms: float) -> tuple[list[Event], Beat | None]:
         """Let time pass: end a term whose deadline is over; give the beat to publish, if one is due."""
@@ -174,6 +188,7 @@ class Candidacy:
         self._sent_ms = {}
         self._number = 0
         self._next_beat_ms = now_ms
+        self._rivals.clear()
 
     def _resign(self, reason: str) -> list[Event]:
         term, self.term = self.term, None

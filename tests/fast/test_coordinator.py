@@ -16,8 +16,10 @@ from marshal_dagster.coordinator.messages import (
     Pong,
     Register,
     Registered,
+    Started,
     StartFetcher,
     StopFetcher,
+    Stopped,
     parse_coordinator_message,
     parse_member_message,
     places_of,
@@ -638,11 +640,42 @@ def test_a_share_of_a_generation_that_cannot_be_stops_no_coordinator(generation:
 
 def test_a_stranger_deposes_nobody() -> None:
     """Only who is in the group, or registers, can have heard of a later coordinator."""
-    leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
+    leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0, is_later_epoch=lambda _: True)
     leader.receive(Pong(group=GROUP, member="z", epoch=NUMBERS_BELOW - 1, tenure="z", round=1), 0)
     assert leader.events == []
     leader.receive(Register(group=GROUP, member="a", epoch=2, tenure="t", session_timeout_ms=6_000), 0)
     assert [event.happening for event in leader.events] == [GroupEventKind.SUPERSEDED]
+
+
+def test_an_epoch_is_believed_only_where_the_election_shows_it() -> None:
+    """Members may write any number, again and again: no term ends by it, and the group is led on."""
+    leader = GroupCoordinator(GROUP, 7, GroupRules(sticky_assignment), 0, is_later_epoch=lambda epoch: epoch == 9)
+    member = {"group": GROUP, "member": "a", "tenure": "t"}
+    register = Register.model_validate({**member, "epoch": 0, "session_timeout_ms": 6_000, "topics": ["orders"]})
+    leader.receive(register, 0)
+    for epoch in (8, 10, 2**60, NUMBERS_BELOW - 1):
+        leader.receive(register.model_copy(update={"epoch": epoch}), 10)
+        for kind in (Leave, Pong, Stopped, Started):
+            fields = {**member, "epoch": epoch, "round": 1, "generation": 1}
+            leader.receive(kind.model_validate(fields), 10)
+    assert [event.happening for event in leader.events] == [GroupEventKind.JOINED]
+    assert leader.members == ["a"]
+    orders = [*leader.update_topics({"orders": 1}, 500), *leader.tick(1_000)]
+    assert any(isinstance(order, StartFetcher) for order in orders)
+    leader.receive(register.model_copy(update={"epoch": 9}), 1_000)
+    assert leader.events[-1].happening is GroupEventKind.SUPERSEDED
+
+
+def test_an_answer_to_a_ping_that_was_not_sent_counts_for_nothing() -> None:
+    """Else a member that answers all that come would be taken for dead behind one forged answer."""
+    leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
+    leader.receive(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
+    for now_ms in range(0, 60_000, 500):
+        leader.receive(Pong(group=GROUP, member="a", epoch=1, tenure="t", round=2**60 + now_ms), now_ms)
+        for order in leader.tick(now_ms):
+            if order.kind == "ping":
+                leader.receive(Pong(group=GROUP, member="a", epoch=1, tenure="t", round=order.round), now_ms + 100)
+    assert leader.members == ["a"]
 
 
 @pytest.mark.parametrize(("session_ms", "waits_ms"), [(30_000, 30_000), (3_000, 10_000), (3_600_000, 60_000)])

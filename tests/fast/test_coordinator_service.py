@@ -63,6 +63,9 @@ class Ends:
     orders: list[CoordinatorMessage] = field(default_factory=list)
     partitions: int = 1
     is_deposed: bool = False
+    rival_fences: tuple[int, ...] = ()
+    given_up: list[str] = field(default_factory=list)
+    revoked: list[CoordinatorMessage] = field(default_factory=list)
 
     def leads(self, *_: object) -> bool:
         """Tell whether every term holds."""
@@ -79,10 +82,22 @@ class Ends:
         """Keep it."""
         self.orders.append(order)
 
+    def revoke(self, message: CoordinatorMessage) -> None:
+        """Keep it."""
+        self.revoked.append(message)
+
     def nothing(self, *_: object) -> None:
         """Do it."""
 
-    give_up = leave = follow = poll = close = forget = nothing
+    def may_have_successor(self, fence: int, **_: object) -> bool:
+        """Tell whether another's beat lies there."""
+        return fence in self.rival_fences
+
+    def give_up(self, _: object, reason: str, __: int) -> None:
+        """Keep why."""
+        self.given_up.append(reason)
+
+    leave = follow = poll = close = forget = nothing
 
 
 @pytest.fixture
@@ -415,6 +430,23 @@ def test_one_that_leads_no_more_writes_nothing(coordinator: Coordinator, ends: E
     assert coordinator._shards == {}
 
 
+def test_no_member_ends_a_term_by_an_epoch_of_its_own(
+    coordinator: Coordinator, ends: Ends, clock: SimpleNamespace
+) -> None:
+    """Once a second, as any that may write to the topic could; where the election shows another's beat, one does."""
+    coordinator._shards[0] = service._Shard(Term(1, "id"), ends.may_have_successor)
+    for second in range(10):
+        ends.messages = [registers("etl", epoch=2**60 + second), registers("etl", epoch=second % 2 * 10)]
+        turn(coordinator, ends)
+        clock.now_ms += 1_000
+    assert ends.given_up == []
+    assert coordinator.groups()["etl"].keys() == {"a"}
+    ends.rival_fences = (9,)
+    ends.messages = [registers("etl", epoch=10)]
+    turn(coordinator, ends)
+    assert ends.given_up == ["a later coordinator leads"]
+
+
 def test_only_who_registers_makes_a_group(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
     """Other words for a group that is not there, and words in a partition that is not theirs, make none."""
     ends.messages = [Pong(group=f"g{number}", member="a", epoch=1, tenure="a", round=1) for number in range(100)]
@@ -545,6 +577,35 @@ def test_what_an_older_coordinator_writes_late_does_not_count() -> None:
     assert len(found) == 1
     keep_newest(found, came(5, None))
     assert found == {}
+
+
+@pytest.mark.parametrize("key", [b"", b"x", b"etl/a/stop", b"etl/b/start", b"other/a/start"])
+def test_a_message_under_another_key_than_a_coordinators_does_not_count(key: bytes) -> None:
+    """No message that a coordinator writes would ever replace it."""
+    found: dict[tuple[int, bytes], tuple[CoordinatorMessage, ReceivedRecord]] = {}
+    share = StartFetcher(group="etl", member="a", tenure="a", epoch=2**61, generation=1, places={"t": [0]})
+    keep_newest(found, ReceivedRecord(0, 0, key, render(share), 0))
+    assert found == {}
+    answer = Registered(group="etl", member="a", epoch=1, tenure="a")
+    keep_newest(found, ReceivedRecord(0, 1, b"etl/*/registered", render(answer), 0))
+    assert [message for message, _ in found.values()] == [answer]
+
+
+def test_a_message_of_an_epoch_that_cannot_be_is_deleted(
+    coordinator: Coordinator, ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers would believe it before any real one; whom it is for is waited for all the same."""
+    coordinator._partitions = 1
+    del coordinator._shards[0]
+    share = StartFetcher(group="etl", member="a", tenure="a", epoch=5, generation=1, places={"t": [0]})
+    foreign = share.model_copy(update={"member": "b", "epoch": 2**61})
+    found: Future[Any] = Future()
+    found.set_result(service._TopicsRead.of([share, foreign], last_epoch=5, end=0))
+    coordinator._beginning[0] = Term(5, "id"), found
+    turn(coordinator, ends)
+    assert ends.revoked == [foreign]
+    assert "of epoch 2305843009213693952, which is after the end of topic '__marshal_coordinator_leader'" in caplog.text
+    assert not coordinator._shards[0].groups["etl"].is_empty
 
 
 class Producer:

@@ -256,3 +256,23 @@ def test_timing_has_room_for_ten_polls_in_a_deadline() -> None:
         Timing(999, 100)
     with pytest.raises(ConfigurationError, match="poll_interval_ms: 0"):
         Timing(1_000, 0)
+
+
+def test_a_later_term_begins_with_a_beat_of_another_behind_the_own_one() -> None:
+    """Where such a beat lies is a fence that there can be; any other number is none."""
+    candidacy = leader(fence=7)
+    for offset, name in ((5, "other"), (9, "other"), (10, "id0"), (12, "third")):
+        assert candidacy.receive(Beat(name, 1_000), offset, 10) == []
+    assert [fence for fence in range(20) if candidacy.may_have_successor(fence)] == [9, 12]
+    assert not candidacy.may_have_successor(2**60)
+    candidacy.give_up(20, "another")
+    assert not candidacy.may_have_successor(9)
+
+
+def test_of_many_beats_of_others_the_newest_are_remembered() -> None:
+    """They are few within a deadline."""
+    candidacy = leader(fence=7)
+    for offset in range(8, 10_000):
+        candidacy.receive(Beat("other", offset), offset, 10)
+    assert len(candidacy._rivals) <= 100
+    assert candidacy.may_have_successor(9_999)
