@@ -54,8 +54,11 @@ def _moved(share: MemberAssignment | None, topic: str) -> str:
     gained = [] if share is None else sorted(number for name, number in share.gained if name == topic)
     if share is None or not gained:
         return ""
-    at = datetime.fromtimestamp(share.assigned_at_ms / 1_000, UTC)
-    return f"; at {at:%Y-%m-%d %H:%M:%S} UTC it was given {', '.join(map(str, gained))}"
+    try:
+        at = f"at {datetime.fromtimestamp(share.assigned_at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, OSError, ValueError):
+        at = f"at {share.assigned_at_ms} ms, a time beyond the calendar,"
+    return f"; {at} it was given {', '.join(map(str, gained))}"
 
 
 @dataclass(slots=True)

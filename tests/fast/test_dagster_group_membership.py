@@ -229,6 +229,18 @@ def test_it_is_told_what_came_to_a_member_last() -> None:
     assert "; at 2026-11-23 13:00:00 UTC it was given 1" in found.text
 
 
+@pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63), 1_795_438_800_000_000_000])
+def test_a_time_that_no_calendar_has_stops_no_reader(at_ms: int) -> None:
+    """As of a record in nanoseconds: it is shown as the number that it is."""
+    place = frozenset({("parcels", 1)})
+    share = MemberAssignment("east", "t", 2, 1, place, SESSION_MS, place, at_ms)
+    found = assigned_partitions(
+        GroupAssignments("parcels", 1, {"east": share}, NOW_MS), "east", "parcels", SESSION_MS, NOW_MS
+    )
+    assert found is not None
+    assert f"; at {at_ms} ms, a time beyond the calendar, it was given 1" in found.text
+
+
 def test_a_coordinator_heard_in_the_future_limits_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """A clock is wrong then, and nobody can tell for how long it has been silent; a little ahead it may be."""
     ahead = GroupAssignments("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS + 1)

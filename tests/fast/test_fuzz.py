@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from marshal_dagster.coordinator.group import GroupCoordinator, GroupEventKind
+from marshal_dagster.coordinator.messages import CoordinatorMessage, parse_coordinator_message
+from marshal_dagster.coordinator.transport import NewestMessages, ReceivedRecord
+from marshal_dagster.election.rules import Beat, Candidacy
+from marshal_dagster.outbox import publisher
 from marshal_dagster.protocol import messages, snapshots
 from marshal_dagster.protocol.messages import Message
 from marshal_dagster.protocol.rules import RecordNote, Refusal
@@ -16,6 +21,7 @@ from marshal_dagster.protocol.snapshots import StoredSnapshot
 from marshal_dagster.protocol.state import DataPartitionId, Group, Key, Owner
 from marshal_dagster.protocol.world import PartitionWorld, Verdict
 from tests.fuzz import __main__ as command_line
+from tests.fuzz import coordinator as fuzzed_coordinator
 from tests.fuzz import promises, world
 from tests.fuzz.counts import Count, read_count
 from tests.fuzz.logs import Log
@@ -199,6 +205,58 @@ def test_a_name_that_cannot_be_written_again_is_found(monkeypatch: pytest.Monkey
             run_corpus("snapshots")
     finally:
         messages.is_name.cache_clear()
+
+
+def test_a_note_whose_fields_nobody_looks_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object without rows ended every harvester."""
+    monkeypatch.setattr(publisher, "_is_run", lambda _: True)
+    with pytest.raises(TypeError):
+        run_corpus("notes")
+
+
+def test_a_term_that_another_may_begin_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a beat of its own makes a member the leader."""
+    receive = Candidacy.receive
+
+    def believe(self: Candidacy, beat: Beat, *rest: float) -> object:
+        self._sent_ms.setdefault(beat.number, rest[1])
+        return receive(self, Beat(self._id or "", beat.number), *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Candidacy, "receive", believe)
+    with pytest.raises(PromiseError, match="no term begins by another's beat"):
+        run_corpus("election")
+
+
+def test_a_successor_that_no_beat_shows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fence is where a beat of another lies."""
+    monkeypatch.setattr(Candidacy, "may_have_successor", lambda *_: True)
+    with pytest.raises(PromiseError, match="a successor comes after the own term"):
+        run_corpus("election")
+
+
+def test_a_coordinator_that_believes_every_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any member could end its term with one record."""
+
+    def believe(self: GroupCoordinator, _: int) -> list[CoordinatorMessage]:
+        self._report(GroupEventKind.SUPERSEDED)
+        return []
+
+    monkeypatch.setattr(GroupCoordinator, "_hear_of_successor", believe)
+    with pytest.raises(PromiseError, match="no member ends a term by a number"):
+        run_corpus("coordinator")
+
+
+def test_a_message_under_any_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would count for ever."""
+
+    def keep(found: NewestMessages, record: ReceivedRecord) -> None:
+        message = parse_coordinator_message(record.value)
+        if message is not None:
+            found[record.partition, record.key] = message, record
+
+    monkeypatch.setattr(fuzzed_coordinator, "keep_newest", keep)
+    with pytest.raises(PromiseError, match="counts under its own key"):
+        run_corpus("coordinator")
 
 
 def test_what_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

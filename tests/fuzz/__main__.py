@@ -23,11 +23,18 @@ from tests.soak_results import ALL_CODE, TOP, add_row, code_version, read_rows
 
 BUILD: Final = TOP / "build" / "fuzz"
 WORDS: Final = Path(__file__).parent / "words.dict"
-SHARES: Final = {"world": 0.5, "parser": 0.25, "snapshots": 0.25}
+SHARES: Final = {"world": 0.4, "parser": 0.2, "snapshots": 0.2, "notes": 0.05, "coordinator": 0.1, "election": 0.05}
 """Of the processors' time."""
 LOG_RECORDS: Final = ("world", "parser")
 """The targets whose records count for a soak; those of snapshots are no records of the log."""
-LONGEST_INPUT_BYTES: Final = {"world": 600, "parser": 2_100, "snapshots": 400}
+LONGEST_INPUT_BYTES: Final = {
+    "world": 600,
+    "parser": 2_100,
+    "snapshots": 400,
+    "notes": 600,
+    "coordinator": 400,
+    "election": 400,
+}
 LONGEST_RUN_S: Final = 20
 LARGEST_MIB: Final = 1_024
 KEPT_BYTES: Final = 1_024

@@ -1,7 +1,7 @@
 """The process that libFuzzer takes over: `python -m tests.fuzz.process TARGET COUNTS SCRIPT [libFuzzer's arguments]`.
 
-SCRIPT is what libFuzzer starts where it needs a process like this one. Only the protocol is instrumented: what else
-takes part is not to be explored.
+SCRIPT is what libFuzzer starts where it needs a process like this one. Only what reads records is instrumented: what
+else takes part is not to be explored.
 """
 
 import sys
@@ -14,7 +14,12 @@ import atheris
 from tests.fuzz.counts import Counter
 from tests.fuzz.promises import check_repeatedly
 
-INSTRUMENTED: Final = ("messages", "state", "rules", "world", "snapshots")
+INSTRUMENTED: Final = (
+    *(f"protocol.{name}" for name in ("messages", "state", "rules", "world", "snapshots")),
+    *(f"coordinator.{name}" for name in ("messages", "group_members", "group", "member", "group_view", "transport")),
+    "election.rules",
+    "outbox.publisher",
+)
 
 
 def main() -> None:
@@ -22,7 +27,7 @@ def main() -> None:
     _, target, counts, *arguments = sys.argv
     with atheris.instrument_imports(include=["marshal_dagster"]):
         for name in INSTRUMENTED:
-            import_module(f"marshal_dagster.protocol.{name}")
+            import_module(f"marshal_dagster.{name}")
     check = import_module("tests.fuzz.targets").TARGETS[target]
     counter = Counter(Path(counts))
 

@@ -1,0 +1,106 @@
+"""Notes of transactions: whatever lies in a topic of notes stops no harvester, and what harvesters wrote is read.
+
+The bytes write records among real notes: noise, notes with bytes changed, and notes of odd fields. A record is a note
+or it is passed over; of a note each row can be asked for in the database.
+"""
+
+import json
+from typing import Any, Final
+
+from marshal_dagster.errors import MarshalError
+from marshal_dagster.outbox.backoff import MOST_IN_FLIGHT_RECORDS
+from marshal_dagster.outbox.interfaces import PublishedBatch, Row, RowReference
+from marshal_dagster.outbox.publisher import is_note, read_note, render_note
+from tests.fuzz.promises import hold, in_time
+from tests.fuzz.supply import Supply
+
+INT64_END: Final = 2**63
+NUMBERS: Final = (0, 1, 2, 7, -1, 2**31, INT64_END - 1, INT64_END, -INT64_END, 10**18, 10**400)
+ODD: Final[tuple[Any, ...]] = (
+    None,
+    True,
+    False,
+    1.0,
+    1e308,
+    "1",
+    [],
+    {},
+    [1],
+    [[1, 2]],
+    [[2, 1]],
+    [[1, 2, 3]],
+    [["1", "2"]],
+)
+FIELDS: Final = ("version", "rows", "created_from_us", "created_until_us")
+ROWS_PER_RECORD: Final = 1_000
+"""To list the rows of a note takes as long as a record may for each so many."""
+
+
+def check(data: bytes) -> int:
+    """Write records as the bytes say, and read each; give how many."""
+    supply, records = Supply(data), 0
+    while supply:
+        check_value(WRITERS[supply.byte() % len(WRITERS)](supply))
+        records += 1
+    return records
+
+
+def check_value(value: bytes | None) -> None:
+    """See that a value is a note, or is passed over."""
+    is_one = in_time("judging a record", lambda: is_note(value))
+    allowed = 1 + (MOST_IN_FLIGHT_RECORDS if is_one else 0) // ROWS_PER_RECORD
+    try:
+        batch = in_time("reading a record", lambda: read_note(value), allowed)
+    except MarshalError as error:
+        version = json.loads(value or b"")["version"]
+        hold(is_one and version > 1, "only a note of a newer version is refused", value, error)
+        return
+    hold(is_one or batch == PublishedBatch(), "what is no note has no rows", value, batch)
+    hold(len(batch.rows) <= MOST_IN_FLIGHT_RECORDS, "a note has no more rows than a batch", value)
+    for row in batch.rows:
+        hold(all(-INT64_END <= number < INT64_END for number in row), "each row can be asked for", value, row)
+
+
+def _real(supply: Supply) -> bytes:
+    numbers = sorted({supply.byte() for _ in range(1 + supply.byte() % 8)})
+    rows = [Row(number, "t", None, b"v", None, supply.byte()) for number in numbers]
+    value = render_note(rows)
+    times = min(row.created_us for row in rows), max(row.created_us for row in rows)
+    expected = PublishedBatch([RowReference(number, *times) for number in numbers])
+    hold(read_note(value) == expected, "what a harvester wrote is read", value)
+    return value
+
+
+def _changed(supply: Supply) -> bytes:
+    value = bytearray(_real(supply))
+    for _ in range(1 + supply.byte() % 4):
+        at, size = supply.byte() % (len(value) + 1), supply.byte() % 4
+        value[at : at + size] = supply.take(supply.byte() % 12)
+    return bytes(value)
+
+
+def _odd(supply: Supply) -> bytes:
+    note: dict[str, Any] = {"version": 1, "rows": [[1, 2]], "created_from_us": 1, "created_until_us": 2}
+    for _ in range(1 + supply.byte() % 4):
+        name = supply.choose(FIELDS)
+        match supply.byte() % 4:
+            case 0:
+                note.pop(name, None)
+            case 1:
+                note[name] = supply.choose(ODD)
+            case 2:
+                note[name] = supply.choose(NUMBERS)
+            case _:
+                note[name] = [[supply.choose(NUMBERS), supply.choose(NUMBERS)] for _ in range(supply.byte() % 3)]
+    return json.dumps(note).encode()
+
+
+def _nested(supply: Supply) -> bytes:
+    return supply.choose((b"[", b'{"rows":', b'{"version":1,"rows":[')) * (supply.byte() * 256)
+
+
+def _noise(supply: Supply) -> bytes | None:
+    return supply.take(supply.byte()) or None
+
+
+WRITERS: Final = (_real, _changed, _odd, _nested, _noise)
