@@ -376,8 +376,9 @@ class NotesReader:
     ) -> None:
         """Name the topic; nothing is connected before it is needed. `topics` are those of the same cluster.
 
-        Of a topic with few keys it is enough to read the `last` offsets, unless these hold nothing. Records for which
-        `is_note` returns False, by key and value, are passed over: the note before them counts.
+        Of a topic with few keys it is enough to read the `last` offsets, unless these hold no note. A record for which
+        `is_note` returns False, by key and value, does not replace the note of its key; where there is none it is the
+        newest value, so that its reader sees that one may have been lost.
         """
         self.topic = topic
         self._last = last
@@ -385,6 +386,7 @@ class NotesReader:
         self._connection = connection
         self._topics = topics
         self._newest: dict[str, bytes] = {}
+        self._has_note = False
         self._next = 0
         self._client: tuple[Consumer, ClientLog] | None = None
 
@@ -412,7 +414,7 @@ class NotesReader:
         near = start if self._last is None else max(start, at.end - self._last)
         if near < at.end:
             self._read(near, at.end, patience_s)
-        if not self._newest and start < near:
+        if not self._has_note and start < near:
             self._read(start, near, patience_s)
         self._next = at.end
         return self._newest
@@ -443,11 +445,12 @@ class NotesReader:
         if error is None:
             key, value = (message.key() or b"").decode(errors="replace"), message.value()
             if self._is_note(key, value):
-                self._newest[key] = value or b""
+                self._newest[key], self._has_note = value or b"", True
             else:
+                self._newest.setdefault(key, value or b"")
                 logger.warning(
-                    "topic %r, partition %d, offset %d: this record, with the key %r, is no note of this library; it "
-                    "is passed over. Take the right to write to this topic from whoever wrote it",
+                    "topic %r, partition %d, offset %d: this record, with the key %r, is no note of this library, and "
+                    "replaces none. Take the right to write to this topic from whoever wrote it",
                     self.topic,
                     NOTES_PARTITION,
                     offset,

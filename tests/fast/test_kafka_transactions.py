@@ -1,14 +1,16 @@
 """What transactions make of the client library: its settings, and its errors."""
 
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import transactions
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.transactions import ProducerFencedError, Transaction
+from marshal_dagster.kafka.transactions import NotesReader, ProducerFencedError, Transaction
+from marshal_dagster.protocol.state import OffsetBounds
 
 
 class Client:
@@ -92,3 +94,75 @@ def test_no_request_waits_longer_than_its_transaction_lasts(of_connection_s: flo
     transaction(of_connection_s)
     assert Client.settings["transaction.timeout.ms"] == 10_000
     assert Client.settings["socket.timeout.ms"] == wanted_ms
+
+
+class NotesConsumer:
+    """Gives the records of a topic of notes from an offset on, as the client's consumer does."""
+
+    def __init__(self, records: list[tuple[bytes | None, bytes | None]]) -> None:
+        self.records = records
+        self.reads: list[int] = []
+        self._at = 0
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        """Begin at an offset."""
+        self._at = places[0].offset
+        self.reads.append(self._at)
+
+    def unassign(self) -> None:
+        """Do nothing."""
+
+    def consume(self, *_: object) -> list[SimpleNamespace]:
+        """Give all that is left."""
+        found = [
+            SimpleNamespace(
+                error=lambda: None,
+                key=lambda key=key: key,
+                value=lambda value=value: value,
+                offset=lambda offset=offset: offset,
+            )
+            for offset, (key, value) in enumerate(self.records)
+            if offset >= self._at
+        ]
+        self._at = len(self.records)
+        return found
+
+
+def noted(
+    monkeypatch: pytest.MonkeyPatch, *records: tuple[bytes | None, bytes | None], last: int | None = None
+) -> tuple[dict[str, bytes], list[int]]:
+    """Give what a reader of such a topic takes for the notes, and from which offsets it has read."""
+    consumer = NotesConsumer(list(records))
+    monkeypatch.setattr(transactions.clients, "consumer", lambda *_, **__: (consumer, None))
+    bounds = {0: OffsetBounds(0, len(records))}
+    topics = cast("Any", SimpleNamespace(offsets=lambda *_, **__: bounds))
+    connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
+    reader = NotesReader(
+        connection,
+        "notes",
+        topics,
+        last=last,
+        is_note=lambda key, value: key != "x" and value is not None and value.isdigit(),
+    )
+    return dict(reader.newest(1.0)), consumer.reads
+
+
+FOREIGN = (None, b"", b"{}", b"no note")
+
+
+@pytest.mark.parametrize("value", FOREIGN)
+def test_a_record_that_is_no_note_replaces_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: bytes | None
+) -> None:
+    """The warning names where it lies; alone it is given, so that its reader sees that a note may have been lost."""
+    found, _ = noted(monkeypatch, (b"a", b"1"), (b"a", value), (b"b", value), (None, value), (b"b", b"2"))
+    assert (found["a"], found["b"], found[""]) == (b"1", b"2", value or b"")
+    assert "topic 'notes', partition 0, offset 1: this record, with the key 'a', is no note" in caplog.text
+    assert len(caplog.records) == 3
+
+
+def test_the_note_is_looked_for_before_the_last_offsets_if_those_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many records of others lie there."""
+    found, reads = noted(monkeypatch, (b"a", b"1"), *[(b"a", b"no note"), (b"x", b"2")] * 5, last=4)
+    assert found["a"] == b"1"
+    assert reads == [7, 0]

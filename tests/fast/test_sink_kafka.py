@@ -501,12 +501,28 @@ def test_rows_that_are_others_when_they_are_fetched(target: KafkaTarget) -> None
     assert target.found() == []
 
 
+def _note_text(**fields: object) -> str:
+    """Give a note of which some fields are others."""
+    note = PositionNote.after(None, part(0, 0, 3), "id", has_rows=True)
+    return json.dumps({**json.loads(note.to_json()), **fields})
+
+
 def test_notes_of_a_newer_version_are_refused(target: KafkaTarget) -> None:
     """Older code does not read them as its own, nor what is none."""
     key = target.sink()._key(part(0, 0, 3)).encode()
     for text, said in (
         (json.dumps({"version": 2}), "has version 2, this marshal-dagster knows 1"),
         ("x", "is damaged"),
+        ("", "is damaged"),
+        ("[" * 100_000, "is damaged"),
+        (json.dumps({"version": True}), "is damaged"),
+        (json.dumps({"version": 0}), "is damaged"),
+        (json.dumps({"version": "2"}), "is damaged"),
+        (_note_text(position="7"), "is damaged"),
+        (_note_text(epoch=None), "is damaged"),
+        (_note_text(covered=[["1", "2"]]), "is damaged"),
+        (_note_text(covered=7), "is damaged"),
+        (_note_text(attempt=7), "is damaged"),
     ):
         with FakeTransaction(target.broker, "another") as transaction:
             transaction.send(f"{OUTPUT}_marshal_ranges", text.encode(), key)

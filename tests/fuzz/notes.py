@@ -1,16 +1,19 @@
-"""Notes of transactions: whatever lies in a topic of notes stops no harvester, and what harvesters wrote is read.
+"""Notes of transactions: whatever lies in a topic of notes stops no harvester, and what was noted is read.
 
 The bytes write records among real notes: noise, notes with bytes changed, and notes of odd fields. A record is a note
-or it is passed over; of a note each row can be asked for in the database.
+or it is passed over; of a note each row can be asked for in the database. A Kafka sink's notes are read beside these: a
+value is a note of it, or is refused by name.
 """
 
 import json
 from typing import Any, Final
 
-from marshal_dagster.errors import MarshalError
+from marshal_dagster.errors import MarshalError, SinkRejectedError
 from marshal_dagster.outbox.backoff import MOST_IN_FLIGHT_RECORDS
 from marshal_dagster.outbox.interfaces import PublishedBatch, Row, RowReference
 from marshal_dagster.outbox.publisher import is_note, read_note, render_note
+from marshal_dagster.protocol.idempotence import StoredPosition
+from marshal_dagster.sinks.kafka.notes import PositionNote
 from tests.fuzz.promises import hold, in_time
 from tests.fuzz.supply import Supply
 
@@ -47,6 +50,7 @@ def check(data: bytes) -> int:
 
 def check_value(value: bytes | None) -> None:
     """See that a value is a note, or is passed over."""
+    _check_position(value)
     is_one = in_time("judging a record", lambda: is_note(value))
     allowed = 1 + (MOST_IN_FLIGHT_RECORDS if is_one else 0) // ROWS_PER_RECORD
     try:
@@ -59,6 +63,26 @@ def check_value(value: bytes | None) -> None:
     hold(len(batch.rows) <= MOST_IN_FLIGHT_RECORDS, "a note has no more rows than a batch", value)
     for row in batch.rows:
         hold(all(-INT64_END <= number < INT64_END for number in row), "each row can be asked for", value, row)
+
+
+def _check_position(text: bytes | None) -> None:
+    is_one = in_time("judging a sink's record", lambda: PositionNote.is_note(text))
+    try:
+        note = PositionNote.from_json(text or b"", "the note")
+    except SinkRejectedError as error:
+        hold(not is_one or "has version" in str(error), "what is no note is refused", text, error)
+        return
+    hold(is_one and PositionNote.from_json(note.to_json(), "again") == note, "what was read can be written", text)
+
+
+def _position(supply: Supply) -> bytes:
+    position = StoredPosition("c" * 22, "d" * 22, supply.byte(), supply.byte(), supply.byte())
+    note = PositionNote("o" * 22, position, ((supply.byte(), supply.byte()),), "attempt")
+    hold(PositionNote.from_json(note.to_json(), "here") == note, "what a sink wrote is read", note)
+    fields: dict[str, Any] = json.loads(note.to_json())
+    for _ in range(supply.byte() % 4):
+        fields[supply.choose(tuple(fields))] = supply.choose((*ODD, *NUMBERS))
+    return json.dumps(fields).encode()
 
 
 def _real(supply: Supply) -> bytes:
@@ -103,4 +127,4 @@ def _noise(supply: Supply) -> bytes | None:
     return supply.take(supply.byte()) or None
 
 
-WRITERS: Final = (_real, _changed, _odd, _nested, _noise)
+WRITERS: Final = (_real, _changed, _odd, _nested, _noise, _position)

@@ -4,16 +4,20 @@ import json
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition
 from marshal_dagster.sinks.sink import joined, newer_version, position_after
 
+T = TypeVar("T")
+
 VERSION: Final = 1
 """The newest of what a note says; a newer one is refused."""
 _MOST_INTERVALS: Final = 50
+_DAMAGE: Final = (ValueError, KeyError, TypeError, RecursionError)
+"""What the reading of anything else than a note raises."""
 _POSITION_FIELDS: Final = ("coordination_topic_id", "data_topic_id", "generation", "epoch", "position")
 
 
@@ -45,17 +49,42 @@ class PositionNote:
     def from_json(cls, text: bytes, where: str) -> "PositionNote":
         """Return what `to_json` wrote. Raises `SinkRejectedError` for a newer version, and for what is none."""
         try:
-            fields: dict[str, Any] = json.loads(text)
-            version = fields["version"]
-            if version == VERSION:
-                position = StoredPosition(**{name: fields[name] for name in _POSITION_FIELDS})
-                covered = tuple((start, end) for start, end in fields["covered"])
-                return cls(fields["output_topic_id"], position, covered, fields["attempt"])
-        except (ValueError, KeyError, TypeError) as error:
+            found = cls._parse(text)
+        except _DAMAGE as error:
             raise SinkRejectedError(
                 f"{where} is damaged ({error!r}): nothing was written; somebody else writes to that topic"
             ) from None
-        raise newer_version(where, version, VERSION)
+        if isinstance(found, int):
+            raise newer_version(where, found, VERSION)
+        return found
+
+    @classmethod
+    def is_note(cls, text: bytes | None) -> bool:
+        """Return whether a sink can have written this, be it one of a newer version."""
+        try:
+            cls._parse(text or b"")
+        except _DAMAGE:
+            return False
+        return True
+
+    @classmethod
+    def _parse(cls, text: bytes) -> "PositionNote | int":
+        """Read a note; return the version of a newer one. Raises one of `_DAMAGE` for anything else."""
+        fields: dict[str, Any] = json.loads(text)
+        version = _typed(int, fields["version"])
+        if version > VERSION:
+            return version
+        if version < VERSION:
+            raise ValueError(f"version {version}")
+        covered = tuple((_typed(int, start), _typed(int, end)) for start, end in fields["covered"])
+        position = StoredPosition(
+            _typed(str, fields["coordination_topic_id"]),
+            _typed(str, fields["data_topic_id"]),
+            _typed(int, fields["generation"]),
+            _typed(int, fields["epoch"]),
+            _typed(int, fields["position"]),
+        )
+        return cls(_typed(str, fields["output_topic_id"]), position, covered, _typed(str, fields["attempt"]))
 
     @classmethod
     def after(
@@ -78,6 +107,13 @@ class PositionNote:
         return self.is_of(wanted, output_topic_id) and any(
             start < wanted.end and end > wanted.first_readable for start, end in self.covered
         )
+
+
+def _typed(kind: type[T], value: object) -> T:
+    """Return a value if it is of a type; true and false are no numbers. Raises `TypeError`."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+    return value
 
 
 def _fewest(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -420,7 +420,12 @@ class KafkaSink(Steps):
         """Look at the topics, and give them with what is noted; connections are gone behind the block."""
         from marshal_dagster.kafka.transactions import NotesReader
 
-        with self._topics() as topics, NotesReader(self._connection, self.notes_topic, topics) as notes:
+        with (
+            self._topics() as topics,
+            NotesReader(
+                self._connection, self.notes_topic, topics, is_note=lambda _, text: PositionNote.is_note(text)
+            ) as notes,
+        ):
             described = topics.describe(self.topic)
             if not self._is_checked:
                 topics.require(on_topic(self.topic, Right.WRITE))
