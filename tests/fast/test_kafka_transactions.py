@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.kafka import transactions
+from marshal_dagster.kafka import clients, transactions
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.transactions import NotesReader, ProducerFencedError, Transaction
 from marshal_dagster.protocol.state import OffsetBounds
@@ -133,7 +133,7 @@ def noted(
 ) -> tuple[dict[str, bytes], list[int]]:
     """Give what a reader of such a topic takes for the notes, and from which offsets it has read."""
     consumer = NotesConsumer(list(records))
-    monkeypatch.setattr(transactions.clients, "consumer", lambda *_, **__: (consumer, None))
+    monkeypatch.setattr(clients, "consumer", lambda *_, **__: (consumer, None))
     bounds = {0: OffsetBounds(0, len(records))}
     topics = cast("Any", SimpleNamespace(offsets=lambda *_, **__: bounds))
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
