@@ -19,6 +19,7 @@ from marshal_dagster.coordinator.transport import (
     CoordinatorTopics,
     Reader,
     end_of,
+    key_of,
     partition_of,
     read_coordinator_messages,
 )
@@ -232,12 +233,12 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.init_transactions(30)
     producer.begin_transaction()
     ping = Ping(group="etl", member=ALL, epoch=1, round=1)
-    producer.produce(topics_of.coordinator_messages, render(ping), b"key", 0)
+    producer.produce(topics_of.coordinator_messages, render(ping), key_of(ping), 0)
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
     wait_until(lambda: end_of(connection, topics_of.coordinator_messages, 0) == 2, "both orders are in the topic", 30)
     found = read_coordinator_messages(connection, topics_of.coordinator_messages, [0])
-    assert [(order, came.offset, came.key) for order, came in found] == [(ping, 0, b"key")]
+    assert [(order, came.offset, came.key) for order, came in found] == [(ping, 0, b"etl/*/ping")]
 
 
 def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
