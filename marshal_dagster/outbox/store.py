@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster._internal.postgres import identifier
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.interfaces import (
     BatchTransaction,
     Row,
@@ -59,6 +60,12 @@ _STRIKE: Final[LiteralString] = """
     USING unnest(%(ids)s::bigint[], %(from_us)s::bigint[], %(until_us)s::bigint[])
         AS w (id, created_from_us, created_until_us)
     WHERE r.id = ANY(%(ids)s::bigint[]) AND {is_meant}
+    """
+_LEFT: Final[LiteralString] = """
+    SELECT count(*) FROM {rows} AS r
+    JOIN unnest(%(ids)s::bigint[], %(from_us)s::bigint[], %(until_us)s::bigint[])
+        AS w (id, created_from_us, created_until_us)
+    ON r.id = ANY(%(ids)s::bigint[]) AND {is_meant}
     """
 _PARK: Final[LiteralString] = """
     WITH wanted AS (
@@ -156,9 +163,21 @@ class PostgresStore(OutboxConnection):
             raise SessionSupersededError(
                 f"outbox {self._tables.name!r}: session {session} is over, another harvester took over"
             )
+        if _count(struck) < len(turn.done.rows):
+            self._check_struck(connection, turn)
         taken = [] if rows is None else [_row(found) for found in rows]
         connection.commit()
         return TransactionResult(taken, _count(struck), _count(set_aside))
+
+    def _check_struck(self, connection: "Connection", turn: BatchTransaction) -> None:
+        """Raise `ConfigurationError` if a published row is still there, not if another session has deleted it."""
+        left = connection.execute(self._named(_LEFT), _columns(turn.done.rows)).fetchone()
+        if left is not None and left[0]:
+            connection.rollback()
+            raise ConfigurationError(
+                f"outbox {self._tables.name!r}: {left[0]} published rows were to be deleted and are still there, so a "
+                "trigger or rule of the table keeps them, and they would be published again: remove it"
+            )
 
     def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":
         """Put the tables' names and the conditions of this module into a statement."""

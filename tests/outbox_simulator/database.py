@@ -86,6 +86,8 @@ class Database:
             return self._remove(transaction, transaction.parked, statement, parameters)
         if "DELETE FROM {rows}" in statement:
             return self._remove(transaction, transaction.deleted, statement, parameters)
+        if "SELECT count(*) FROM {rows}" in statement:
+            return [(0,)]  # no trigger keeps what was struck
         if "sum(size)" in statement:
             return self._take(transaction, statement, parameters)
         raise NotImplementedError(statement)
