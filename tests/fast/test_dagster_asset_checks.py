@@ -284,7 +284,7 @@ def test_checks_go_with_a_prefix_that_dagster_adds_to_keys(shop: Shop) -> None:
     shop.stand.scene.data.append(0, 1)
     result = dg.materialize([asset, checks], instance=shop.instance, resources=shop.resources())  # type: ignore[list-item]
     found = result.get_asset_check_evaluations()
-    assert len(found) == 4
+    assert len(found) == 5
     assert {one.asset_key for one in found} == {dg.AssetKey(["eu", "work"])}
     assert all(one.passed for one in found)
 

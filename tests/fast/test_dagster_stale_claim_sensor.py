@@ -1014,7 +1014,7 @@ def test_runs_that_announce_after_others_were_deleted_are_found(watch: Watch, al
     for number, run_id in enumerate(runs[2:]):
         _run(watch, run_id)
         _announce(watch, {0: 200 + number}, number + 1, start=number, run_id=run_id)
-    found = [event.metadata["run"].value for event in _observed(watch.tick())]
+    found = [str(event.metadata["run"].value) for event in _observed(watch.tick())]
     assert sorted(found) == sorted(runs[2:])
     assert not _observed(watch.tick())
 

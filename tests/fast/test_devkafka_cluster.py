@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -334,7 +334,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, inner: str
     (directory / inner / "cluster.new").symlink_to(precious)
     (directory / ".lock").symlink_to(tmp_path / "made")
     cluster = KafkaCluster(directory)
-    acts = {"up": cluster.up, "down": cluster.down, "start": lambda: cluster.start(1)}
+    acts: dict[str, Callable[[], object]] = {"up": cluster.up, "down": cluster.down, "start": lambda: cluster.start(1)}
     with pytest.raises(DevKafkaError, match=r"^all users may write into .*such as ~/kafka") as refused:
         acts.get(act, lambda: cluster.down(wipe=True))()
     assert "\n" not in str(refused.value)
