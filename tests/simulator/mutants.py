@@ -253,6 +253,12 @@ MUTANTS: Final = (
         "        plans = dict.fromkeys(self.positions)",
     ),
     Mutant(
+        "a result is written before its plan",
+        BATCH,
+        "        self.plan()\n        self.check()\n        began_s",
+        "        self.check()\n        began_s",
+    ),
+    Mutant(
         "the output takes a range again",
         "protocol/idempotence.py",
         "    if position == wanted.end:\n        return Verdict.SKIP\n",
