@@ -28,14 +28,14 @@ from marshal_dagster.errors import (
     SinkRejectedError,
     TopicNotFoundError,
 )
+from marshal_dagster.ops.batch_events import BatchEvents
 from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig
 from marshal_dagster.ops.metadata import (
     BatchesResult,
     CompletedBatch,
     ExecutionOutcome,
-    lost_offsets,
+    completed_batch,
     parse_completed_batch,
-    ranges_table,
     seen_table,
 )
 from marshal_dagster.ops.spark_monitor import full_disk_as_abort, progress_lines, session_death_as_abort
@@ -44,8 +44,8 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.exhausted_plans import exhausted_plans_evaluation, exhausted_plans_text, has_failed
-from marshal_dagster.runs.failed_batches import error_line, failed_batch, last_failures
-from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run
+from marshal_dagster.runs.failed_batches import error_line, last_failures
+from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, tag_run
 from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
 from marshal_dagster.sinks import Sink
@@ -197,6 +197,10 @@ class BatchExecution:
     def claimer(self) -> ClaimerResource:
         """The resource that claims. Raises `ConfigurationError`."""
         return claimer_of(self.context.resources, self.spec.claimer_key)
+
+    @property
+    def _events(self) -> BatchEvents:
+        return BatchEvents(self.context, self.claimer.group, self.spec)
 
     # Working
 
@@ -387,14 +391,14 @@ class BatchExecution:
                     self.records = {} if self.spec.count_records else None
                     self._process(batch)
         except Exception as error:
-            self._observe_failed(batch, error)
+            self._events.observe_failed(batch, error)
             raise
         finally:
-            self._observe_dropped(batch)
+            self._events.observe_dropped(batch)
         if batch.idle is not None:
             return _IdleResult(ExecutionOutcome(batch.idle.reason.value), batch.idle.text, batch.idle.stale_in_s)
         self._record(batch)
-        self._observe_lost(batch)
+        self._events.observe_lost(batch)
         return None
 
     def _missing_topic(self) -> str | None:
@@ -459,37 +463,9 @@ class BatchExecution:
 
     def _record(self, batch: ClaimedBatch) -> None:
         """Note a batch that is over, as a materialization: its numbers plot over time."""
-        reports, phases = tuple(batch.report()), batch.phases
-        numbers: dict[str, float] = {
-            "offsets": sum(report.range.width for report in reports),
-            "lag": batch.lag_after,
-            "lost_offsets": lost_offsets(reports),
-            **({} if self.records is None else {"records": sum(self.records.values())}),
-            "waiting_s": round(phases.waiting_s, 3),
-            "starting_spark_s": round(phases.starting_spark_s, 3),
-            "reading_s": round(phases.reading_s, 3),
-            "processing_s": round(max(0.0, phases.processing_s - phases.starting_spark_s), 3),
-            "committing_s": round(phases.committing_s, 3),
-        }
-        if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):
-            numbers["rows"] = sum(batch.outcome.rows.values())
-        done = CompletedBatch(batch.batch_id, batch.mode, ranges_table(reports, self.records), numbers)
+        done = completed_batch(batch, self.records)
         self.done.append(done)
-        self.last = AssetMaterialization(
-            self.spec.asset_key,
-            partition=None if self.partition is None else str(self.partition),
-            description=f"Batch {done.batch_id} of group {self.claimer.group!r}",
-            metadata={
-                **numbers,
-                "ranges": done.ranges,
-                "delivery": done.delivery.value,
-                "batch_id": done.batch_id,
-                "group": self.claimer.group,
-                "topic": self.spec.topic,
-                **({} if batch.outcome is None or batch.outcome.note is None else {"output": batch.outcome.note}),
-                **({} if batch.advice is None else {"assigned": batch.advice.text}),
-            },
-        )
+        self.last = self._events.materialization(batch, done, self.partition)
         if not self.keeps_last:
             self._report_last()
 
@@ -497,56 +473,6 @@ class BatchExecution:
         last, self.last = self.last, None
         if last is not None:
             self.context.log_event(last)
-
-    def _observe_dropped(self, batch: ClaimedBatch) -> None:
-        """Record what at most once has dropped, however the batch ended; the lines in the log are the batch's own."""
-        dropped = set(batch.dropped)
-        if not dropped:
-            return
-        reports = [report for report in batch.report() if report.range in dropped]
-        metadata = {
-            "dropped": ranges_table(reports),
-            "dropped_offsets": sum(report.range.width for report in reports),
-        }
-        try:
-            self._observe(batch, "At most once: committed, and never processed, or possibly not.", metadata)
-        except Exception as error:  # noqa: BLE001 - the batch's own error is the one to report
-            self.context.log.warning("what was dropped could not be written into the run's events: %s", error)
-
-    def _observe_failed(self, batch: ClaimedBatch, error: Exception) -> None:
-        """Record the ranges and the error of a batch whose plan stays open, for the run that gives it up."""
-        if not batch.all_ranges or batch.committed or batch.mode is DeliveryMode.AT_MOST_ONCE:
-            return
-        failed = failed_batch(self.claimer.group, self.spec.topic, batch.batch_id, batch.report(), error)
-        try:
-            self.context.log_event(failed)
-        except Exception as unrecorded:  # noqa: BLE001 - the batch's own error is the one to report
-            self.context.log.warning("the failed batch could not be written into the run's events: %s", unrecorded)
-
-    def _observe_lost(self, batch: ClaimedBatch) -> None:
-        """Record what retention has deleted of a batch that was committed."""
-        reports = [report for report in batch.report() if report.range.lost is not None]
-        if not reports:
-            return
-        lost = [
-            {"partition": range_.partition, "start": range_.start, "end": range_.first_readable}
-            for range_ in (report.range for report in reports)
-        ]
-        self._observe(
-            batch,
-            "Retention deleted these messages before they were read; the batch went on behind them.",
-            {"lost": MetadataValue.json(lost), "lost_offsets": lost_offsets(reports)},
-        )
-
-    def _observe(self, batch: ClaimedBatch, description: str, metadata: Mapping[str, Any]) -> None:
-        """Observe the topic."""
-        self.context.log_event(
-            AssetObservation(
-                announcements_key(self.spec.topic),
-                description=description,
-                metadata={**metadata, "batch_id": batch.batch_id, "group": self.claimer.group},
-            )
-        )
 
     def _metadata_of(self, outcome: ExecutionOutcome, text: str) -> dict[str, Any]:
         group, topic = self.claimer.group, self.spec.topic
