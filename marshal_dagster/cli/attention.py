@@ -23,23 +23,20 @@ def plans_of(view: WorldView) -> list[OpenPlan]:
 def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
     """Say for each exhausted plan what it is, and the command that has it tried again."""
     plans = exhausted(plans_of(view), max_attempts)
-    return [f"exhausted: {plan} was tried {plan.tries} times; {retry_commands([plan])}" for plan in plans]
+    return [f"exhausted: {plan.tried}; {retry_commands([plan])}" for plan in plans]
 
 
 def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[dict[str, Any]]:
     """Give the exhausted plans as JSON shows them."""
     return [
-        {
-            "group": plan.group,
-            "topic": plan.topic,
-            "partition": plan.partition,
-            "start": plan.start,
-            "end": plan.end,
-            "tries": plan.tries,
-            "retry": retry_commands([plan]),
-        }
+        {"group": plan.group, "topic": plan.topic, **plan_json(plan), "retry": retry_commands([plan])}
         for plan in exhausted(plans_of(view), max_attempts)
     ]
+
+
+def plan_json(plan: OpenPlan) -> dict[str, Any]:
+    """Return a plan of a known topic as JSON shows it."""
+    return {"partition": plan.partition, "start": plan.start, "end": plan.end, "tries": plan.tries}
 
 
 def other_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
@@ -51,8 +48,7 @@ def _left_plans(view: WorldView, max_attempts: int) -> Iterator[str]:
     for plan in plans_of(view):
         if plan.attempts < max_attempts:
             yield (
-                f"open plan: {plan} was tried {plan.tries} times, and no member holds it; start a run of the group, or "
-                "look at its last one"
+                f"open plan: {plan.tried}, and no member holds it; start a run of the group, or look at its last run"
             )
 
 

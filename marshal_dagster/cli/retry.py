@@ -8,6 +8,7 @@ import typer
 from marshal_dagster.admin.retry_plans import PlanRetrier
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
+from marshal_dagster.cli.attention import plan_json
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import MaxAttempts
@@ -93,8 +94,3 @@ def _to_json(options: SettingOptions, plans: Sequence[OpenPlan]) -> dict[str, An
         "dry_run": options.dry_run,
         "plans": [plan_json(plan) for plan in plans],
     }
-
-
-def plan_json(plan: OpenPlan) -> dict[str, Any]:
-    """Give a plan as JSON shows it."""
-    return {"partition": plan.partition, "start": plan.start, "end": plan.end, "tries": plan.tries}

@@ -78,10 +78,6 @@ class CoordinatorOptions:
             raise ConfigurationError(f"recovery_ms: {self.recovery_ms}; give 0 or more")
 
 
-def _epoch_of(fence: int) -> int:
-    return fence + 1
-
-
 @dataclass(slots=True)
 class _Shard:
     """What one term in one partition leads: its groups, by name."""
@@ -98,11 +94,11 @@ class _Shard:
     @property
     def epoch(self) -> int:
         """Above 0, which is the epoch of members that have heard no coordinator."""
-        return _epoch_of(self.term.fence)
+        return self.term.fence + 1
 
     def is_later_epoch(self, epoch: int) -> bool:
         """Return whether a later coordinator may lead under `epoch`, as the election shows."""
-        return self.may_have_successor(epoch - _epoch_of(0))
+        return self.may_have_successor(epoch - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +393,7 @@ class Coordinator:
             if not isinstance(event, TermEnded):
                 self._beginning[partition] = event.term, self._helpers.submit(self._read, partition)
 
-    def _read(self, partition: int) -> "_TopicsRead":
+    def _read(self, partition: int) -> _TopicsRead:
         """Read what coordinators before have sent to members, and before that where the members' messages end."""
         end = end_of(self._connection, self._topics.member_messages, partition)
         messages = read_coordinator_messages(self._connection, self._topics.coordinator_messages, [partition])

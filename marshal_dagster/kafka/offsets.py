@@ -13,6 +13,7 @@ from typing import Final
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.kafka.clients import close_client, consumer, error_in
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -113,7 +114,8 @@ class OffsetReader:
             raise KafkaException(listed.error)
         if missing := sorted(set(partitions) - set(listed.partitions)):
             raise TopicNotFoundError(
-                f"topic {topic!r} has {len(listed.partitions)} partitions, and none with the number {_numbers(missing)}"
+                f"topic {topic!r} has {len(listed.partitions)} partitions, and none with the number "
+                f"{first_few(missing, _SHOWN)}"
             )
         if any(listed.partitions[partition].leader < 0 for partition in partitions):
             raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
@@ -131,8 +133,3 @@ def _offset_of(answer: TopicPartition, at: int, least: int, ends: Mapping[int, i
     if answer.offset < least or (answer.offset == at and ends.get(answer.partition, 0) <= at):
         raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
     return int(answer.offset)
-
-
-def _numbers(partitions: Sequence[int]) -> str:
-    shown = ", ".join(str(partition) for partition in partitions[:_SHOWN])
-    return shown if len(partitions) <= _SHOWN else f"{shown} and {len(partitions) - _SHOWN} more"

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Final
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import is_topic
 
@@ -17,8 +18,7 @@ def nearest_names_text(name: str, names: Iterable[str]) -> str:
         return "there is no topic that this user may see"
     lowered = name.lower()
     others.sort(key=lambda other: -SequenceMatcher(None, lowered, other.lower()).ratio())
-    more = f" and {len(others) - _MOST_NEAR} more" if len(others) > _MOST_NEAR else ""
-    return f"topics that are there, nearest names first: {', '.join(map(repr, others[:_MOST_NEAR]))}{more}"
+    return f"existing topics, nearest names first: {first_few(list(map(repr, others)), _MOST_NEAR)}"
 
 
 def topic_name_problem(name: str) -> str | None:

@@ -32,8 +32,13 @@ class OpenPlan:
 
     @property
     def tries(self) -> int:
-        """How often it was tried in all."""
+        """How often it was tried, including the attempt that wrote it."""
         return self.attempts + 1
+
+    @property
+    def tried(self) -> str:
+        """The plan and how often it was tried, for messages."""
+        return f"{self} was tried {'once' if self.tries == 1 else f'{self.tries} times'}"
 
 
 def open_plans(
@@ -96,8 +101,10 @@ def retry_commands(plans: Sequence[OpenPlan]) -> str:
     places: dict[tuple[str, str], set[int]] = {}
     for plan in sorted(plans, key=attrgetter("group", "topic")):
         places.setdefault((plan.group, plan.topic), set()).add(plan.partition)
-    commands = []
-    for (group, topic), partitions in places.items():
-        only = [str(partition) for partition in partitions] if len(partitions) == 1 else []
-        commands.append(shlex.join(["marshal-dagster", "retry", group, topic, *only]))
-    return "; ".join(commands)
+    return "; ".join(retry_command(group, topic, partitions) for (group, topic), partitions in places.items())
+
+
+def retry_command(group: str, topic: str, partitions: Collection[int]) -> str:
+    """Return the command that retries the exhausted plans of a topic; of one partition it names that."""
+    only = map(str, partitions) if len(partitions) == 1 else ()
+    return shlex.join(["marshal-dagster", "retry", group, topic, *only])

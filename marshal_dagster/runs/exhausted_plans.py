@@ -5,12 +5,14 @@ from typing import Any, Final
 
 from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, DagsterEventType, DagsterInstance
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.protocol.open_plans import OpenPlan, retry_commands
 from marshal_dagster.runs.failed_batches import FailedAttempt, PlanPlace
 from marshal_dagster.runs.tables import Column, table
 
 EXHAUSTED_PLANS: Final = "exhausted_plans"
 """The name of the check."""
+NOTHING_EXHAUSTED: Final = "no plan was tried too often"
 MAX_ATTEMPTS_TAG: Final = "marshal/max_attempts"
 """Is on an op whose plans are not tried as often as by default."""
 _MOST_NAMED: Final = 5
@@ -26,12 +28,11 @@ def exhausted_plans_text(plans: Sequence[OpenPlan], failures: Mapping[PlanPlace,
     if not plans:
         return ""
     named = []
-    for plan in plans[:_MOST_NAMED]:
+    for plan in plans:
         failed = failures.get((plan.partition, plan.start, plan.generation))
-        last = "no error was recorded" if failed is None else f"the last error, in run {failed.run_id}: {failed.error}"
-        named.append(f"{plan} was tried {plan.tries} times, {last}")
-    more = f" and {len(plans) - _MOST_NAMED} more" if len(plans) > _MOST_NAMED else ""
-    return f"{'; '.join(named)}{more}. Fix the cause, then request one more attempt: {retry_commands(plans)}"
+        last = "its last error was not recorded" if failed is None else f"last in run {failed.run_id}: {failed.error}"
+        named.append(f"{plan.tried}, {last}")
+    return f"{first_few(named, _MOST_NAMED, '; ')}. Fix the cause, then run: {retry_commands(plans)}"
 
 
 def exhausted_plans_metadata(plans: Sequence[OpenPlan]) -> dict[str, Any]:
@@ -49,9 +50,6 @@ def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], t
         description=text or NOTHING_EXHAUSTED,
         metadata=exhausted_plans_metadata(plans),
     )
-
-
-NOTHING_EXHAUSTED: Final = "no plan was tried too often"
 
 
 def has_failed(instance: DagsterInstance, asset_key: AssetKey) -> bool:

@@ -127,7 +127,7 @@ def test_status_checks_what_needs_a_person(site: Site, capsys: pytest.CaptureFix
     assert found.code == 1
     lines = " ".join(found.out.split())
     assert f"exhausted: {TOPIC}/1 [50, 80) of group '{GROUP}'" in lines
-    assert f"open plan: {TOPIC}/2 [50, 70) of group '{GROUP}' was tried 1 times, and no member holds it" in lines
+    assert f"open plan: {TOPIC}/2 [50, 70) of group '{GROUP}' was tried once, and no member holds it" in lines
     for number in (1, 2):
         assert act(capsys, "retry", GROUP, TOPIC, number, "--yes").code == 0
     assert act(capsys, "status", "--check").code == 0

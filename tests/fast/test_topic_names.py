@@ -7,7 +7,7 @@ def test_the_nearest_names_come_first_and_five_are_named() -> None:
     """Letters that are swapped, left out or of another case are near."""
     names = ["payments", "orders.dlq", "Orders", "order", "flights", "orders"]
     assert nearest_names_text("ordres", names) == (
-        "topics that are there, nearest names first: 'Orders', 'orders', 'order', 'orders.dlq', 'payments' and 1 more"
+        "existing topics, nearest names first: 'Orders', 'orders', 'order', 'orders.dlq', 'payments' and 1 more"
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, ok, problem, warning
 from marshal_dagster.cli.world_view import WorldView, listed, world_view
@@ -69,10 +70,9 @@ def _exhausted_plans(world: World, at_ms: int) -> Finding:
     plans = exhausted(open_plans(world, at_ms))
     if not plans:
         return ok("exhausted plans", "no plan was tried too often")
-    shown = "; ".join(f"{plan} was tried {plan.tries} times" for plan in plans[:_MOST_SHOWN])
     return problem(
         "exhausted plans",
-        shown + (f" and {len(plans) - _MOST_SHOWN} more" if len(plans) > _MOST_SHOWN else ""),
+        first_few([plan.tried for plan in plans], _MOST_SHOWN, "; "),
         "no run tries these offsets again by itself, and what comes after them waits: fix the cause, which the last "
         "failed run names",
         retry_commands(plans),
