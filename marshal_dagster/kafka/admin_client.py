@@ -85,7 +85,7 @@ class Topics:
         self._held: GroupOffsets | None = None
         self._reader_lock = threading.Lock()
         self._readers: dict[bool, OffsetReader] = {}
-        """What looks up offsets: of committed records alone (True), or of all."""
+        """The readers of offsets: of committed records only (True), or of all records."""
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +109,7 @@ class Topics:
         """Look up a topic's id and partitions.
 
         Raises:
-            TopicNotFoundError: it does not exist; the names nearest to it are in the message.
+            TopicNotFoundError: it does not exist; the message has the nearest names.
             AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
@@ -212,7 +212,7 @@ class Topics:
         return _OffsetQuery(self._reader(committed_only=committed_only), topic, time.monotonic() + left_s)
 
     def _reader(self, *, committed_only: bool) -> OffsetReader:
-        """Return what looks up offsets, a new one where the last is of no more use."""
+        """Return the reader of offsets, a new one if the last one is spent."""
         with self._reader_lock:
             reader = self._readers.get(committed_only)
             if reader is not None and reader.is_spent:
@@ -359,9 +359,9 @@ class Topics:
         return len(self._broker_ids())
 
     def _broker_ids(self) -> list[int]:
-        """Return the numbers of the brokers.
+        """Return the numbers of the brokers, by metadata.
 
-        By metadata: `describe_cluster` ends the process where an answer lists no broker (librdkafka 2.16).
+        `describe_cluster` ends the process if an answer lists no broker (librdkafka 2.16).
         """
 
         def listed(client: AdminClient, left_s: float) -> list[int]:

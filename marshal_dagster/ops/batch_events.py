@@ -41,7 +41,7 @@ class BatchEvents:
         )
 
     def observe_dropped(self, batch: ClaimedBatch) -> None:
-        """Record what at most once has dropped, however the batch ended; the lines in the log are the batch's own."""
+        """Record what at most once has dropped, however the batch ended; the batch itself logs it."""
         dropped = set(batch.dropped)
         if not dropped:
             return

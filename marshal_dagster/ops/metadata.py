@@ -64,7 +64,7 @@ _NUMBERS: Final = (
 
 
 def completed_batch(batch: ClaimedBatch, records: Mapping[int, int] | None) -> CompletedBatch:
-    """Read the numbers and ranges of a batch that is over; `records` counts those of each partition, where counted."""
+    """Return the numbers and ranges of a batch that is over; `records` has the count of each partition, if counted."""
     reports, phases = tuple(batch.report()), batch.phases
     numbers: dict[str, float] = {
         "offsets": sum(report.range.width for report in reports),

@@ -38,7 +38,7 @@ _CREATED_US: Final[LiteralString] = "least(extract(epoch FROM create_time) * 100
 """When a row was written, in microseconds. The last 64 years that a `timestamptz` can have do not fit into a bigint."""
 
 _IS_MEANT: Final[LiteralString] = "r.id = w.id AND {created_us} BETWEEN w.created_from_us AND w.created_until_us"
-"""The one condition by which a row is struck or set aside: it is the row that a `RowReference` means."""
+"""The one condition for striking a row or setting it aside: it is the row of a `RowReference`."""
 
 _TAKE: Final[LiteralString] = """
     SELECT id, topic, key, value, header_keys, header_values, {created_us} FROM (
@@ -152,9 +152,9 @@ class PostgresStore(OutboxConnection):
             if turn.done.rows:
                 struck = connection.execute(named(_STRIKE), _columns(turn.done.rows))
             if turn.parked:
-                reasons = [each.reason for each in turn.parked]
+                reasons = [parked.reason for parked in turn.parked]
                 set_aside = connection.execute(
-                    named(_PARK), {**_columns(each.row for each in turn.parked), "reasons": reasons}
+                    named(_PARK), {**_columns(parked.row for parked in turn.parked), "reasons": reasons}
                 )
             rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
         present = found.fetchone()
@@ -170,17 +170,17 @@ class PostgresStore(OutboxConnection):
         return TransactionResult(taken, _count(struck), _count(set_aside))
 
     def _check_struck(self, connection: "Connection", turn: BatchTransaction) -> None:
-        """Raise `ConfigurationError` if a published row is still there, not if another session has deleted it."""
+        """Raise `ConfigurationError` if a published row still exists; another session may have deleted the others."""
         left = connection.execute(self._named(_LEFT), _columns(turn.done.rows)).fetchone()
         if left is not None and left[0]:
             connection.rollback()
             raise ConfigurationError(
                 f"outbox {self._tables.name!r}: {left[0]} published rows were to be deleted and are still there, so a "
-                "trigger or rule of the table keeps them, and they would be published again: remove it"
+                "trigger or rule of the table keeps them, and they would be published again: remove the trigger or rule"
             )
 
     def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":
-        """Put the tables' names and the conditions of this module into a statement."""
+        """Return a statement with the names of the tables and the conditions of this module."""
         from psycopg import sql
 
         created_us = sql.SQL(_CREATED_US)
@@ -211,7 +211,7 @@ class PostgresStore(OutboxConnection):
 
 
 def _columns(rows: Iterable[RowReference]) -> dict[str, list[Any]]:
-    """Return rows as the statements take them."""
+    """Return rows as parameters of the statements."""
     found = list(rows)
     return {
         "ids": [row.id for row in found],

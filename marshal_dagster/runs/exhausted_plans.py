@@ -1,4 +1,4 @@
-"""What a run and an asset check report of plans that were tried too often: in a line, and as an evaluation."""
+"""What a run and an asset check report of exhausted plans: one line, and the evaluation of the check."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -14,7 +14,7 @@ EXHAUSTED_PLANS: Final = "exhausted_plans"
 """The name of the check."""
 NOTHING_EXHAUSTED: Final = "no plan was tried too often"
 MAX_ATTEMPTS_TAG: Final = "marshal/max_attempts"
-"""Is on an op whose plans are not tried as often as by default."""
+"""Tag of an op whose `max_attempts` is not the default."""
 _MOST_NAMED: Final = 5
 _MOST_SHOWN: Final = 100
 _COLUMNS: Final[Sequence[Column[OpenPlan]]] = (
@@ -24,7 +24,7 @@ _COLUMNS: Final[Sequence[Column[OpenPlan]]] = (
 
 
 def exhausted_plans_text(plans: Sequence[OpenPlan], failures: Mapping[PlanPlace, FailedAttempt]) -> str:
-    """Say in a line which plans are exhausted, by what error, and the command for one more attempt; "" for none."""
+    """Return one line with the exhausted plans, their last errors and the command that retries them; "" for none."""
     if not plans:
         return ""
     named = []
@@ -36,12 +36,12 @@ def exhausted_plans_text(plans: Sequence[OpenPlan], failures: Mapping[PlanPlace,
 
 
 def exhausted_plans_metadata(plans: Sequence[OpenPlan]) -> dict[str, Any]:
-    """Give the metadata of the check: how many plans are exhausted, and which."""
+    """Return the metadata of the check: how many plans are exhausted, and which."""
     return {"plans": len(plans), **({"exhausted": table(_COLUMNS, plans[:_MOST_SHOWN])} if plans else {})}
 
 
 def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], text: str) -> AssetCheckEvaluation:
-    """Evaluate the check of an asset from within its own run, where no step of the check may follow."""
+    """Evaluate the check of an asset within its own run, which may have no step for the check."""
     return AssetCheckEvaluation(
         asset_key=asset_key,
         check_name=EXHAUSTED_PLANS,
@@ -53,7 +53,7 @@ def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], t
 
 
 def has_failed(instance: DagsterInstance, asset_key: AssetKey) -> bool:
-    """Return whether the last evaluation of the check failed; those that are only planned have none."""
+    """Return whether the last evaluation of the check failed; checks that are only planned do not count."""
     key = AssetCheckKey(asset_key, EXHAUSTED_PLANS)
     for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=10):
         event = record.event.dagster_event if record.event is not None else None

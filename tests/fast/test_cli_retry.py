@@ -59,7 +59,7 @@ def test_the_plan_of_one_partition_is_tried_again_though_it_failed_once(
     assert act(capsys, "retry", GROUP, TOPIC, 2, "--yes").code == 0
     assert attempts(site) == [(50, None, 0), (50, 80, 5), (50, None, 0)]
     answer = act(capsys, "retry", GROUP, TOPIC, 0, "--yes")
-    assert (answer.code, f"no plan in {TOPIC}/0 that no member holds" in answer.error) == (2, True)
+    assert (answer.code, f"has no open plan in {TOPIC}/0, or a live member holds it" in answer.error) == (2, True)
 
 
 def test_a_dry_run_and_json_write_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
     assert found.mend == COMMAND
 
 
-def test_status_checks_what_needs_a_person(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_checks_what_needs_an_operator(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Exhausted plans, open plans that no member holds, claims stale for long, long pauses; each ends with 1."""
     assert act(capsys, "status").code == 0
     found = act(capsys, "status", "--check")
@@ -138,7 +138,7 @@ def test_status_checks_what_needs_a_person(site: Site, capsys: pytest.CaptureFix
     assert act(capsys, "status", "--check").code == 0
     site.clock.advance(1)
     found = act(capsys, "status", "--check", "--json")
-    assert (found.code, len(found.json["needs_a_person"])) == (1, 1)
+    assert (found.code, len(found.json["needs_operator"])) == (1, 1)
     assert f"stale claim: {TOPIC}/0 of group '{GROUP}' is held by {holder.member.instance}" in found.out
     assert site.member().claim([0])
     assert act(capsys, "status", "--check").code == 0

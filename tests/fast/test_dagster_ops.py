@@ -957,13 +957,13 @@ async def _waits(_context: object, _batch: object, _frame: object) -> None: ...
     [
         (
             _two,
-            r"function '_two' \(.*test_dagster_ops.py:\d+\) takes .*, a run calls it with \(context, batch, frame\)",
+            r"function '_two' \(.*test_dagster_ops.py:\d+\) takes .*, but a run calls it with \(context, batch, f",
         ),
         (_four, "missing a required argument: '_more'"),
         (_named, "too many positional arguments"),
         (_yields, "has a yield"),
         (_waits, "is async"),
-        ("rows", "'rows' is no function"),
+        ("rows", "'rows' is not a function"),
     ],
 )
 def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
@@ -976,7 +976,7 @@ def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text:
 
 @pytest.mark.parametrize(
     ("sink", "text"),
-    [(lambda: None, r"a run calls it with \(context\)"), (MemorySink, "sink is the class MemorySink")],
+    [(lambda: None, r"but a run calls it with \(context\)"), (MemorySink, "sink is the class MemorySink")],
 )
 def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
     """A function without the argument that it gets, and a class."""

@@ -157,7 +157,7 @@ def test_a_record_that_is_no_note_replaces_none(
     """The warning names where it lies; alone it is given, so that its reader sees that a note may have been lost."""
     found, _ = noted(monkeypatch, (b"a", b"1"), (b"a", value), (b"b", value), (None, value), (b"b", b"2"))
     assert (found["a"], found["b"], found[""]) == (b"1", b"2", value or b"")
-    assert "topic 'notes', partition 0, offset 1: this record, with the key 'a', is no note" in caplog.text
+    assert "topic 'notes', partition 0, offset 1: the record with key 'a' is not a note" in caplog.text
     assert len(caplog.records) == 3
 
 

@@ -13,4 +13,4 @@ def test_the_nearest_names_come_first_and_five_are_named() -> None:
 
 def test_where_there_is_no_topic_that_is_said() -> None:
     """The missing one itself is none."""
-    assert nearest_names_text("orders", ["orders"]) == "there is no topic that this user may see"
+    assert nearest_names_text("orders", ["orders"]) == "this user can see no topic"

@@ -373,7 +373,7 @@ def test_files_of_the_old_way_are_refused(
     as_old(tmp_path)
     sink = FileSink(tmp_path, format_name)
     refused = f"{format_name} files of an older marshal-dagster, {words}: nothing was"
-    with pytest.raises(SinkRejectedError, match=f"{refused} written. Go on in a new folder"):
+    with pytest.raises(SinkRejectedError, match=f"{refused} written. Continue in a new folder"):
         sink.verdicts([part(0, 1, 2)])
     with pytest.raises(SinkRejectedError, match=f"{refused} written"):
         sink.write(frame, [part(0, 1, 2)], never)

@@ -73,8 +73,8 @@ def _exhausted_plans(world: World, at_ms: int) -> Finding:
     return problem(
         "exhausted plans",
         first_few([plan.tried for plan in plans], _MOST_SHOWN, "; "),
-        "no run tries these offsets again by itself, and what comes after them waits: fix the cause, which the last "
-        "failed run names",
+        "runs do not retry these offsets any more, and later messages of the partition wait: fix the cause, which the "
+        "last failed run reports",
         retry_commands(plans),
     )
 

@@ -51,7 +51,7 @@ class DataTopic:
     ends: Mapping[int, int]
     young_from: Mapping[int, int | None] = field(default_factory=dict)
     hidden: Mapping[int, int] = field(default_factory=dict)
-    """Where `young_from` is a record with a time in the future: its offset."""
+    """By partition, the offset of `young_from` where that record has a time in the future."""
 
     @property
     def name(self) -> str:
