@@ -35,7 +35,7 @@ _ANSWER_TIMEOUT_S: Final = 15.0
 """For so long a leader waits for a network that delivers nothing."""
 
 _CREATED_US: Final[LiteralString] = "least(extract(epoch FROM create_time) * 1000000, 9223372036854775807)::bigint"
-"""When a row was written, in microseconds. The last 64 years that a `timestamptz` can have do not fit into a bigint."""
+"""When a row was written, in microseconds. Times after the year 294246 do not fit into a bigint."""
 
 _IS_MEANT: Final[LiteralString] = "r.id = w.id AND {created_us} BETWEEN w.created_from_us AND w.created_until_us"
 """The one condition for striking a row or setting it aside: it is the row of a `RowReference`."""
