@@ -1,4 +1,4 @@
-"""Retry of exhausted plans: their positions are set to the present offsets, which ends the plans."""
+"""One more attempt at plans that were tried too often: their positions are set to where they are."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, 
 class PlanRetrier(PositionResetter):
     """Ends exhausted plans of one group in one data topic, so that its members plan and try the offsets again.
 
-    Only an operator can end a plan (protocol.md, section 4): by setting the position of its key, here to the present
-    offset. That begins a new generation, in which attempts count from 0.
+    Only an operator can end a plan (protocol.md, section 4): by setting the position of its key, here to the offset
+    where it is. That begins a new generation, in which attempts count from 0.
     """
 
     def exhausted(self, partition: int | None = None, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[OpenPlan]:
-        """Read the log to its end and return the exhausted plans; of `partition`, all plans that no live member holds.
+        """Read on, and give the plans that no member tries again; of `partition`, each that no live member holds.
 
         Raises `ConfigurationError` for a group that the log does not name, and for a partition without such a plan;
         `TopicNotFoundError`, `IncompleteLogError`, `AuthorizationError`, `UnavailableError`.
@@ -34,13 +34,13 @@ class PlanRetrier(PositionResetter):
         found = [plan for plan in plans if plan.partition == partition]
         if not found:
             raise ConfigurationError(
-                f"group {self.group!r} has no open plan in {self.topic}/{partition}, or a live member holds it: there "
-                "is nothing to retry"
+                f"group {self.group!r} has no plan in {self.topic}/{partition} that no member holds: there is nothing "
+                "to try again"
             )
         return found
 
     def look_at_plans(self, plans: Sequence[OpenPlan]) -> Sequence[PositionChange]:
-        """Return the position changes that end `plans`; nothing is written. Raises what `look` raises."""
+        """Give what is to be set, by partition; nothing is written. Raises what `look` raises."""
         keys = self.keys({plan.partition for plan in plans})
         offsets = tuple((number, key.offset) for number, key in sorted(keys.items()) if key.offset is not None)
         return self.look(ToOffsets(by_partition=offsets), allow_out_of_range=True)

@@ -152,9 +152,9 @@ class PostgresStore(OutboxConnection):
             if turn.done.rows:
                 struck = connection.execute(named(_STRIKE), _columns(turn.done.rows))
             if turn.parked:
-                reasons = [parked.reason for parked in turn.parked]
+                reasons = [each.reason for each in turn.parked]
                 set_aside = connection.execute(
-                    named(_PARK), {**_columns(parked.row for parked in turn.parked), "reasons": reasons}
+                    named(_PARK), {**_columns(each.row for each in turn.parked), "reasons": reasons}
                 )
             rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
         present = found.fetchone()
@@ -170,13 +170,13 @@ class PostgresStore(OutboxConnection):
         return TransactionResult(taken, _count(struck), _count(set_aside))
 
     def _check_struck(self, connection: "Connection", turn: BatchTransaction) -> None:
-        """Raise `ConfigurationError` if a published row still exists; another session may have deleted the others."""
+        """Raise `ConfigurationError` if a published row is still there, not if another session has deleted it."""
         left = connection.execute(self._named(_LEFT), _columns(turn.done.rows)).fetchone()
         if left is not None and left[0]:
             connection.rollback()
             raise ConfigurationError(
                 f"outbox {self._tables.name!r}: {left[0]} published rows were to be deleted and are still there, so a "
-                "trigger or rule of the table keeps them, and they would be published again: remove the trigger or rule"
+                "trigger or rule of the table keeps them, and they would be published again: remove it"
             )
 
     def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":
