@@ -153,5 +153,5 @@ def _difference(name: str, ours: GroupSettings, theirs: GroupSettings) -> str:
     return (
         f"group {name!r} works under other settings than this member is configured with: {differing}. Configure it "
         f"alike, or change the group's settings with `marshal-dagster settings set {name}` or the job of "
-        "build_settings_job, which pause the group, wait until nothing is claimed, and set them"
+        "build_settings_job: it pauses the group, waits until nothing is claimed, and sets them"
     )

@@ -112,8 +112,8 @@ class FileSink(Steps):
         """Name the output; nothing is read or made before it is used.
 
         `path` is a local path, a `file:` URI, or a URI of a file system that Hadoop's layer knows, such as `hdfs://`.
-        `options` are those of Spark's writer and reader for `format`, except those that the sink fixes so that rows are
-        read back as they were written. The other arguments are for such a file system alone:
+        `options` are those of Spark's writer and reader for `format`, except for those by which rows are read back as
+        they were written. The others are for such a file system alone:
         `session` gives the Spark session through which it is reached, by default the active one, and with `exclusive`
         the user vouches for one that is not known to keep two writers apart (docs/sinks.md). Raises
         `ConfigurationError` for another kind of path, a format that is not made of files, and options that are the

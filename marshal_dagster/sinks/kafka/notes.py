@@ -17,7 +17,7 @@ VERSION: Final = 1
 """The newest of what a note says; a newer one is refused."""
 _MOST_INTERVALS: Final = 50
 _DAMAGE: Final = (ValueError, KeyError, TypeError, RecursionError)
-"""What parsing anything else than a note raises."""
+"""What the reading of anything else than a note raises."""
 _POSITION_FIELDS: Final = ("coordination_topic_id", "data_topic_id", "generation", "epoch", "position")
 
 
@@ -60,7 +60,7 @@ class PositionNote:
 
     @classmethod
     def is_note(cls, text: bytes | None) -> bool:
-        """Return whether a sink can have written this, even one of a newer version."""
+        """Return whether a sink can have written this, be it one of a newer version."""
         try:
             cls._parse(text or b"")
         except _DAMAGE:
@@ -110,9 +110,9 @@ class PositionNote:
 
 
 def _typed(kind: type[T], value: object) -> T:
-    """Return a value if it is of a type; `true` is not a number. Raises `TypeError`."""
+    """Return a value if it is of a type; true and false are no numbers. Raises `TypeError`."""
     if type(value) is not kind:
-        raise TypeError(f"{value!r:.100} is not of type {kind.__name__}")
+        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
     return value
 
 
