@@ -71,7 +71,7 @@ class _IdleResult:
 
 
 def _is_of_the_data(error: Exception) -> bool:
-    """Return whether an error may come from the records of a batch: then another batch need not fail by it."""
+    """Return whether the records of a batch may have caused an error: another batch may then succeed."""
     if isinstance(error, MarshalError):
         return isinstance(error, DecodeError | SchemaDriftError | SinkRejectedError)
     return not isinstance(error, RetryRequested)
@@ -79,7 +79,7 @@ def _is_of_the_data(error: Exception) -> bool:
 
 @contextmanager
 def _pause_as_idle(batch: ClaimedBatch) -> Iterator[None]:
-    """End the block where the group was paused between claim and plan: nothing is planned, so nothing failed."""
+    """Suppress the error of a group that was paused between claim and plan: nothing was planned, so nothing failed."""
     try:
         yield
     except GroupPausedError:
@@ -115,7 +115,7 @@ class BatchExecution:
     """Whether parts of a batch that failed before were tried: together they count as one batch."""
     began_s: float = field(default_factory=time.monotonic)
     exhausted: str = ""
-    """Which plans no run tries again by itself, and what a person is to do; empty where there is none."""
+    """The exhausted plans and what an operator must do; empty if there are none."""
     records: Mapping[int, int] | None = None
     """How many records the batch in hand has of each partition, where they are counted."""
 
@@ -149,9 +149,9 @@ class BatchExecution:
             self.context.log.exception("the plans that were tried too often could not be reported")
 
     def _report_exhausted(self) -> None:
-        """Warn of the plans that no run tries again by itself, and evaluate the check of them.
+        """Log a warning about exhausted plans, and evaluate their check.
 
-        The check passes here only where it failed before: else a step of its own evaluates it, if there is one.
+        Without such plans the check is evaluated only if it failed before; else its own step does that, if any.
         """
         plans = exhausted(self.claimer.open_delivery(self.context).open_plans(self.spec.topic), self.spec.max_attempts)
         failures = last_failures(self.context.instance, self.claimer.group, self.spec.topic) if plans else {}
@@ -231,7 +231,7 @@ class BatchExecution:
         for part in self._parts_to_retry():
             if self._time_left() == 0.0:
                 return
-            self.context.log.info("partitions %s failed before: they are tried by themselves", list(part))
+            self.context.log.info("partitions %s failed before: they are tried in a batch of their own", list(part))
             self.has_tried_parts = True
             try:
                 for batch in self._batches(sink, max_batches=1, partitions=part):
@@ -243,7 +243,7 @@ class BatchExecution:
                 self.context.log.exception("partitions %s failed again; the run continues past them", list(part))
 
     def _parts_to_retry(self) -> list[tuple[int, ...]]:
-        """Give the partitions to try by themselves, those with the fewest attempts first."""
+        """Return the parts to try one by one, those with the fewest attempts first."""
         session, most = self.claimer.open_delivery(self.context), self.spec.max_attempts
         plans = session.open_plans(self.spec.topic, read_on=True)
         wanted = self._partitions()
@@ -260,7 +260,7 @@ class BatchExecution:
         return [part[at : at + size] for part in parts for at in range(0, len(part), size)]
 
     def _fail_for_parts(self) -> NoReturn:
-        """Fail the run by the parts that failed again, now that all else is done."""
+        """Fail the run for the parts that failed again, now that everything else is done."""
         parts = "; ".join(f"partitions {list(part)}: {error_line(error)}" for part, error in self.failed.items())
         raise Failure(
             f"group {self.claimer.group!r}, topic {self.spec.topic!r}: what failed before has failed again, all else "
@@ -268,12 +268,12 @@ class BatchExecution:
         ) from next(iter(self.failed.values()))
 
     def _batches_left(self) -> int | None:
-        """Give how many batches this run may still begin; None for any number."""
+        """Return how many batches this run may still begin; None for any number."""
         most = self.config.max_batches
         return None if most is None else max(0, most - self.before_in_run - self.has_tried_parts)
 
     def _time_left(self) -> float | None:
-        """Give for how many seconds this run may still begin batches, once it has begun one; None for any time."""
+        """Return for how many seconds this run may still begin batches; None for any time."""
         budget_s = self.config.time_budget_s
         if budget_s is None or not self.has_tried_parts:
             return budget_s
@@ -323,7 +323,7 @@ class BatchExecution:
         max_batches: int | None,
         time_budget_s: float | None = None,
     ) -> Iterator[ClaimedBatch]:
-        """Give batch after batch of these partitions, without those that failed in this run."""
+        """Yield batches of these partitions, without those that failed in this run."""
         config = self.config
         return self.claimer.batches(
             self.context,
@@ -462,7 +462,7 @@ class BatchExecution:
     # Records of what was done
 
     def _record(self, batch: ClaimedBatch) -> None:
-        """Note a batch that is over, as a materialization: its numbers plot over time."""
+        """Record a batch that is over, as a materialization: its numbers plot over time."""
         done = completed_batch(batch, self.records)
         self.done.append(done)
         self.last = self._events.materialization(batch, done, self.partition)
@@ -502,7 +502,7 @@ class BatchExecution:
             )
 
     def _fail_for_good(self, text: str, metadata: Mapping[str, Any]) -> NoReturn:
-        """Fail without a retry, of the step or of the run: a person must do something first."""
+        """Fail without a retry of the step or the run: an operator must act first."""
         tag_run(self.context, {RETRY_ON_ASSET_OR_OP_FAILURE_TAG: "false"})
         raise Failure(text, metadata=metadata, allow_retries=False)
 
