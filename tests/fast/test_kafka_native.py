@@ -1,4 +1,4 @@
-"""What the native client library does with answers that a broker gives rarely: it must not end the process."""
+"""Rare answers of a broker must not make the native client library end the process."""
 
 import re
 import subprocess
@@ -110,7 +110,7 @@ UNSAFE = re.compile(r"\.(describe_cluster|list_offsets|list_consumer_group_offse
 """Of the admin client: an assertion fails, memory is used after it was freed, an assertion fails (librdkafka #4605)."""
 
 
-def test_nothing_asks_what_may_end_the_process() -> None:
+def test_no_code_calls_what_may_end_the_process() -> None:
     """The tree has other ways: metadata, and consumers that read nothing."""
     sources = [path for path in Path(marshal_dagster.__file__).parent.rglob("*.py") if UNSAFE.search(path.read_text())]
     assert sources == []

@@ -11,6 +11,6 @@ def test_the_nearest_names_come_first_and_five_are_named() -> None:
     )
 
 
-def test_where_there_is_no_topic_that_is_said() -> None:
-    """The missing one itself is none."""
+def test_no_visible_topic_is_reported() -> None:
+    """The missing name itself is not listed."""
     assert nearest_names_text("orders", ["orders"]) == "this user can see no topic"
