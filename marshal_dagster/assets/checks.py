@@ -41,7 +41,6 @@ from marshal_dagster.runs.exhausted_plans import (
     exhausted_plans_metadata,
     exhausted_plans_text,
 )
-from marshal_dagster.runs.failed_batches import last_failures
 from marshal_dagster.runs.names import ASSET_KEY_TAG, TOPIC_TAG
 from marshal_dagster.runs.tables import Column, table
 
@@ -199,12 +198,11 @@ class _CheckContext:
         """Carry out one check: return whether it passed, a sentence, and what shows it."""
         match check:
             case ClaimCheck.EXHAUSTED_PLANS:
-                group = self.claimer.group
+                wall_ms, group = time.time_ns() // 1_000_000, self.claimer.group
                 with self.claimer.world() as world:
-                    left_open = open_plans(world, time.time_ns() // 1_000_000, group=group, topic=self.topic)
+                    left_open = open_plans(world, wall_ms, group=group, topic=self.topic)
                 plans = exhausted(left_open, self.max_attempts)
-                failures = last_failures(self.instance, group, self.topic) if plans else {}
-                text = exhausted_plans_text(plans, failures) or NOTHING_EXHAUSTED
+                text = exhausted_plans_text(self.instance, plans) or NOTHING_EXHAUSTED
                 return not plans, text, exhausted_plans_metadata(plans)
             case ClaimCheck.STALE_CLAIMS:
                 wall_ms = time.time_ns() // 1_000_000

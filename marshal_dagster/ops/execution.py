@@ -44,7 +44,7 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.exhausted_plans import exhausted_plans_evaluation, exhausted_plans_text, has_failed
-from marshal_dagster.runs.failed_batches import error_line, last_failures
+from marshal_dagster.runs.failed_batches import error_line
 from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, tag_run
 from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
@@ -154,8 +154,7 @@ class BatchExecution:
         Without such plans the check is evaluated only if it failed before; else its own step does that, if any.
         """
         plans = exhausted(self.claimer.open_delivery(self.context).open_plans(self.spec.topic), self.spec.max_attempts)
-        failures = last_failures(self.context.instance, self.claimer.group, self.spec.topic) if plans else {}
-        self.exhausted = exhausted_plans_text(plans, failures)
+        self.exhausted = exhausted_plans_text(self.context.instance, plans)
         if plans:
             self.context.log.warning(self.exhausted)
         if plans or has_failed(self.context.instance, self.spec.asset_key):

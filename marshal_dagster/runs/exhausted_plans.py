@@ -1,13 +1,13 @@
 """What a run and an asset check report of exhausted plans: one line, and the evaluation of the check."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, DagsterEventType, DagsterInstance
 
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.protocol.open_plans import OpenPlan, retry_commands
-from marshal_dagster.runs.failed_batches import FailedAttempt, PlanPlace
+from marshal_dagster.runs.failed_batches import last_failures
 from marshal_dagster.runs.tables import Column, table
 
 EXHAUSTED_PLANS: Final = "exhausted_plans"
@@ -23,10 +23,11 @@ _COLUMNS: Final[Sequence[Column[OpenPlan]]] = (
 )
 
 
-def exhausted_plans_text(plans: Sequence[OpenPlan], failures: Mapping[PlanPlace, FailedAttempt]) -> str:
-    """Return one line with the exhausted plans, their last errors and the command that retries them; "" for none."""
+def exhausted_plans_text(instance: DagsterInstance, plans: Sequence[OpenPlan]) -> str:
+    """Return one line with the exhausted plans of a topic, their last errors and the command to retry; "" for none."""
     if not plans:
         return ""
+    failures = last_failures(instance, plans[0].group, plans[0].topic)
     named = []
     for plan in plans:
         failed = failures.get((plan.partition, plan.start, plan.generation))
