@@ -304,7 +304,7 @@ class ClaimedBatch:
         return frame
 
     def plan(self) -> None:
-        """Write the plan down now, if it is to be late: from here on a failure counts as an attempt at it.
+        """Write a late plan now: from here on, a failure counts as an attempt at it.
 
         Raises `GroupPausedError` if the group was paused since the claim: then the batch is idle, and there is nothing
         to do. Raises `PlanRejectedError`, `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
@@ -456,7 +456,7 @@ class ClaimedBatch:
             self._commit_to_kafka()
 
     def _count_attempt(self, error: BaseException) -> None:
-        """Write a late plan down after all, so that the failure counts; not for mistakes of code, nor an interrupt."""
+        """Write a late plan, so that a failure counts as an attempt; not after a mistake in code or an interrupt."""
         is_mistake = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
         if is_mistake or not self.request.late_plan or self.idle is not None or not self._state.was_read:
             return

@@ -106,8 +106,8 @@ def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Sh
     assert [(one.check_name, one.passed) for one in found] == [("exhausted_plans", False)]  # type: ignore[union-attr]
 
 
-def test_the_checks_of_an_op_are_of_what_its_batches_materialize() -> None:
-    """Of the asset of its own name, or of the one that it was given."""
+def test_the_checks_of_an_op_belong_to_the_asset_of_its_batches() -> None:
+    """The asset of its own name, or the one that it was given."""
     own = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
     other = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, asset_key=dg.AssetKey(["a", "b"]))
     for op, key in ((own, ["work"]), (other, ["a", "b"])):

@@ -30,9 +30,7 @@ def test_a_trigger_that_keeps_published_rows_is_an_error(postgres: str) -> None:
         connection.execute("DELETE FROM outbox WHERE value = '0'")
         assert store.turn(session, BatchTransaction(PublishedBatch.of(rows[:2]))).struck == 1
 
-        connection.execute(
-            "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$"
-        )
+        connection.execute("CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
         connection.execute("CREATE TRIGGER keeps BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION skip()")
         with pytest.raises(ConfigurationError, match="1 published rows were to be deleted and are still there"):
             store.turn(session, BatchTransaction(PublishedBatch.of(rows[2:])))

@@ -344,7 +344,7 @@ UNSAFE = [
             "CREATE TABLE q (LIKE results)",
             "CREATE RULE aside AS ON INSERT TO p DO INSTEAD INSERT INTO q SELECT NEW.*",
         ],
-        "p has the rule 'aside'",
+        "p has the INSTEAD rule 'aside'",
     ),
 ]
 
