@@ -11,6 +11,7 @@ from marshal_dagster.protocol.staleness import stale_after_ms
 _STALE_FOR_MS: Final = 120_000
 """A claim that is stale for longer shows that no sensor and no run takes it over."""
 _LONG_PAUSE_MS: Final = 86_400_000
+_MOST_SHOWN: Final = 10
 
 
 def plans_of(view: WorldView) -> list[OpenPlan]:
@@ -21,9 +22,12 @@ def plans_of(view: WorldView) -> list[OpenPlan]:
 
 
 def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
-    """Return a line for each exhausted plan, with the command that retries it."""
+    """Return a line for each of ten exhausted plans, with the command that retries it, and one for the others."""
     plans = exhausted(plans_of(view), max_attempts)
-    return [f"exhausted: {plan.tried}; {retry_commands([plan])}" for plan in plans]
+    lines = [f"exhausted: {plan.tried}; {retry_commands([plan])}" for plan in plans[:_MOST_SHOWN]]
+    if others := plans[_MOST_SHOWN:]:
+        lines.append(f"exhausted: {len(others)} more plans; {retry_commands(others)}")
+    return lines
 
 
 def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[dict[str, Any]]:

@@ -136,6 +136,9 @@ class Topics:
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if not name.startswith("__")}
 
     def _nearest_names(self, topic: str) -> str:
+        """Return the end of an error message; empty for a topic of the library's own, which a command creates."""
+        if topic.startswith("__"):
+            return ""
         try:
             return f"; {nearest_names_text(topic, self.partition_counts())}"
         except MarshalError:  # that the topic is missing is what matters
@@ -394,7 +397,7 @@ class Topics:
 
     def _is_missing(self, topic: str) -> bool:
         try:
-            self.describe(topic)
+            self._described(topic)
         except TopicNotFoundError:
             return True
         return False
