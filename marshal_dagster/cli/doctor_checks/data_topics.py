@@ -20,6 +20,7 @@ from marshal_dagster.protocol.world import World
 
 RETIRED_MS: Final = 32 * 86_400_000
 """How old the last heartbeat of a retired group is at least: longer than a monthly job is silent."""
+_MOST_NAMED: Final = 5
 _SET_POSITION: Final = "look at what was done, then set the position: marshal-dagster position reset"
 
 
@@ -31,9 +32,6 @@ class Position:
     partition: int
     offset: int | None = None
     topic_id: str | None = None
-
-
-_MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
