@@ -1,14 +1,11 @@
 """`retry` as its user calls it, and what `status`, `top` and `doctor` show before, on a log in memory."""
 
-from typing import Any, cast
-
 import pytest
 
-from marshal_dagster.cli import attention, output, position, world_reader
+from marshal_dagster.cli import output, position, world_reader
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world
 from marshal_dagster.cli.doctor_checks.finding import CheckState
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.protocol.open_plans import OpenPlan
 from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, TOPIC, Site
 
@@ -111,15 +108,6 @@ def test_status_and_top_show_exhausted_plans_first(
     assert "was tried" not in act(capsys, "status", "--max-attempts", 6).out
     act(capsys, "retry", GROUP, TOPIC, "--yes")
     assert "was tried" not in act(capsys, "status").out
-
-
-def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables stay on the screen."""
-    plans = [OpenPlan(GROUP, TOPIC, number, 0, 10, 5) for number in range(12)]
-    monkeypatch.setattr(attention, "plans_of", lambda _: plans)
-    lines = attention.exhausted_lines(cast("Any", None))
-    assert len(lines) == 11
-    assert lines[-1] == f"exhausted: 2 more plans; marshal-dagster retry {GROUP} {TOPIC}"
 
 
 def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
