@@ -26,6 +26,7 @@ from marshal_dagster.errors import (
     GroupPausedError,
     MarshalError,
     PlanRejectedError,
+    SinkRejectedError,
 )
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
@@ -356,7 +357,11 @@ class ClaimedBatch:
             return
         if not self.request.late_plan:
             self._plan()
-        self._ask_sink()
+        try:
+            self._ask_sink()
+        except SinkRejectedError:
+            self._count_attempt()
+            raise
         if self.idle is None and not self.all_ranges:
             idle = self._claims.why_idle(wanted)
             self.idle = idle if advice is None else replace(idle, text=f"{idle.text}; {advice.text}")
@@ -451,15 +456,14 @@ class ClaimedBatch:
             self._move(BatchEvent.COMPLETE)
         else:
             self._guard.cancel_jobs(f"the batch was left: {type(error).__name__}")
-            self._count_attempt(error)
+            is_mistake = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
+            if self.request.late_plan and self._state.was_read and not is_mistake:
+                self._count_attempt()
         if self.committed and (error is None or isinstance(error, Exception)):  # an interrupt waits for no broker
             self._commit_to_kafka()
 
-    def _count_attempt(self, error: BaseException) -> None:
-        """Write a late plan, so that a failure counts as an attempt; not after a mistake in code or an interrupt."""
-        is_mistake = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
-        if is_mistake or not self.request.late_plan or self.idle is not None or not self._state.was_read:
-            return
+    def _count_attempt(self) -> None:
+        """Write a late plan, so that a failure counts as an attempt: then the partitions are tried in parts."""
         try:
             self._plan()
         except MarshalError as unplanned:

@@ -53,9 +53,9 @@ class BatchRequest:
     first time. A plan with `max_attempts` attempts is left alone unless `retry_exhausted`. `allow_data_loss` lets a
     batch go on where retention deleted messages unread (at least once does so by default); `allow_log_reset` lets it
     go on where Kafka knows an offset of the group and the coordination log does not. `ranges` says how ranges are
-    claimed, in groups that do. With `late_plan` the plan is written just before the sink is called
-    (`ClaimedBatch.plan`), or when an error that counts as an attempt ends the block. It changes nothing in at most
-    once, which always plans late.
+    claimed, in groups that do. With `late_plan` the plan is written just before the sink is given the rows
+    (`ClaimedBatch.plan`), or when the sink refuses the ranges, or when an error that counts as an attempt ends the
+    block. It changes nothing in at most once, which always plans late.
     """
 
     topic: str

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -20,6 +20,7 @@ from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
     DecodeError,
+    SinkRejectedError,
     TopicNotFoundError,
     UnavailableError,
 )
@@ -29,6 +30,8 @@ from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.ops.config import ClaimedBatchConfig
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import BatchesResult, ExecutionOutcome
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
@@ -1242,3 +1245,23 @@ def test_parts_count_as_one_batch_and_keep_to_the_time_budget(stand: Stand) -> N
     assert _offsets(stand, 3) == [10, 10, 10]
     assert stand.run().success
     assert _offsets(stand, 3) == [15, 10, 10]
+
+
+def test_a_partition_that_the_sink_refuses_keeps_no_other_from_being_done(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink may refuse ranges before they are read, with no plan yet: that is an attempt, so parts are tried."""
+    stand.mode = EFFECTIVELY_ONCE
+    stand.scene.data.make(partitions=4, messages=10)
+    verdicts = stand.scene.sink.verdicts
+
+    def refuse(ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
+        if any(range_.partition == 2 for range_ in ranges):
+            raise SinkRejectedError("the output is ahead of the log")
+        return verdicts(ranges)
+
+    monkeypatch.setattr(stand.scene.sink, "verdicts", refuse)
+    for _ in range(6):
+        assert "the output is ahead of the log" in _error(stand.run())
+    assert _offsets(stand) == [10, 10, 0, 10]
+    assert f"{TOPIC}/2 [0, 10) of group '{GROUP}' was tried 6 times" in _error(stand.run())
