@@ -231,13 +231,13 @@ class BatchExecution:
             if self._time_left() == 0.0:
                 return
             self.context.log.info("partitions %s failed before: they are tried in a batch of their own", list(part))
-            self.has_tried_parts = True
             try:
                 for batch in self._batches(sink, max_batches=1, partitions=part):
-                    self._work_on(batch)
+                    self.has_tried_parts |= self._work_on(batch) is None
             except Exception as error:
                 if not _is_of_the_data(error):
                     raise
+                self.has_tried_parts = True
                 self.failed[part] = error
                 self.context.log.exception("partitions %s failed again; the run continues past them", list(part))
 

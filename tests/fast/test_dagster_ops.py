@@ -1265,3 +1265,15 @@ def test_a_partition_that_the_sink_refuses_keeps_no_other_from_being_done(
         assert "the output is ahead of the log" in _error(stand.run())
     assert _offsets(stand) == [10, 10, 0, 10]
     assert f"{TOPIC}/2 [0, 10) of group '{GROUP}' was tried 6 times" in _error(stand.run())
+
+
+def test_parts_that_are_not_tried_count_as_no_batch(stand: Stand) -> None:
+    """In a paused group a run for one batch ends as paused, not as if its batch were done."""
+    stand.process = _fail
+    for _ in range(2):
+        stand.run()
+    stand.scene.pause(60)
+    result = stand.run(max_batches=1)
+    assert stand.tags(result)["marshal/outcome"] == "paused"
+    (told,) = stand.recorded_observations(result)
+    assert "is paused" in str(told.metadata["reason"].value)
