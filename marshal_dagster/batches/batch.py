@@ -360,7 +360,7 @@ class ClaimedBatch:
         try:
             self._ask_sink()
         except SinkRejectedError:
-            self._count_attempt()
+            self._plan_after_failure()
             raise
         if self.idle is None and not self.all_ranges:
             idle = self._claims.why_idle(wanted)
@@ -456,14 +456,19 @@ class ClaimedBatch:
             self._move(BatchEvent.COMPLETE)
         else:
             self._guard.cancel_jobs(f"the batch was left: {type(error).__name__}")
-            is_mistake = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
-            if self.request.late_plan and self._state.was_read and not is_mistake:
-                self._count_attempt()
+            self._count_attempt(error)
         if self.committed and (error is None or isinstance(error, Exception)):  # an interrupt waits for no broker
             self._commit_to_kafka()
 
-    def _count_attempt(self) -> None:
-        """Write a late plan, so that a failure counts as an attempt: then the partitions are tried in parts."""
+    def _count_attempt(self, error: BaseException) -> None:
+        """Write a late plan down after all, so that the failure counts; not for mistakes of code, nor an interrupt."""
+        is_mistake = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
+        if is_mistake or not self.request.late_plan or self.idle is not None or not self._state.was_read:
+            return
+        self._plan_after_failure()
+
+    def _plan_after_failure(self) -> None:
+        """Write a late plan, so that the failure counts as an attempt and the partitions are tried in parts."""
         try:
             self._plan()
         except MarshalError as unplanned:
