@@ -1,4 +1,4 @@
-"""Find invalid texts of a column in Spark, also within arrays, maps and structs."""
+"""Texts of a column that are none, found in Spark, also within arrays, maps and structs."""
 
 import operator
 from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_not_utf8(text: "Column") -> "Column":
-    """Return whether a text has bytes that are not UTF-8: Spark keeps them, and readers replace them."""
+    """Return whether a text has bytes that are not UTF-8: Spark keeps such, and what reads it replaces them."""
     return ~f.is_valid_utf8(text)
 
 
@@ -24,7 +24,7 @@ def has_nul(text: "Column") -> "Column":
 
 
 def has_text(data_type: "DataType") -> bool:
-    """Return whether values of a type contain texts, also within arrays, maps and structs."""
+    """Return whether values of a type have texts, within arrays, maps and structs too."""
     if isinstance(data_type, t.ArrayType):
         return has_text(data_type.elementType)
     if isinstance(data_type, t.MapType):

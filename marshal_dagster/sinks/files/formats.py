@@ -55,7 +55,7 @@ _CSV_OPTIONS: Final = {
     "ignoreTrailingWhiteSpace": "false",
 }
 _NULL_IN_CSV: Final = "\0marshal-dagster null\0"
-"""The text that Spark's reader gives for an unquoted empty field; no value may be equal to it."""
+"""What Spark's reader is made to put in the place of an unquoted nothing; no text may be equal to it."""
 _MOST_CSV_COLUMNS: Final = 20_480  # Spark's own limit, where a row has no more
 _WRITE_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "json": {**_TEXT_OPTIONS, "ignoreNullFields": "true"},
@@ -75,7 +75,7 @@ _READ_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "enforceSchema": "true",
     },
 }
-# Other options of Spark's formats that would change the values that are written or read.
+# Of the other options of Spark's for a format, those that would have it write or read other values.
 _NOT_FOR_USERS: Final[Mapping[str, frozenset[str]]] = {
     "json": frozenset({"charset", "columnnameofcorruptrecord", "primitivesasstring", "pretty", "singlevariantcolumn"}),
     "csv": frozenset(
@@ -99,7 +99,7 @@ _NO_TIMES: Final = (
     ("1582-10-04T00:00:00Z", "1582-10-16T00:00:00Z"),  # in whatever zone the executor's JVM is
     ("1969-12-31T23:59:59.000001Z", "1969-12-31T23:59:59.999999Z"),
 )
-# As an error's message has it; in a query plan, which other errors show, the parts of the text are separate.
+# As an error shows it; a plan, which other errors may show, has the parts of the text apart.
 _REFUSED: Final = re.compile(
     r"marshal-dagster refuses (column .+?, partition (?:-?\d+|null), offset (?:-?\d+|null|unknown)) ;"
 )
@@ -128,7 +128,7 @@ def check_writable(spark: "SparkSession | None", format_name: str, schema: "Stru
         check_nested_names(column.name, column.dataType, case_sensitive=case_sensitive)
         for what in _unkept(column.name, column.dataType, format_name):
             raise ConfigurationError(
-                f"column {column.name!r}: {what}, which files of format {format_name} cannot give back: cast it, or "
+                f"column {column.name!r}: {what}, which files of format {format_name} do not give back: cast it, or "
                 "write another format"
             )
 
@@ -140,7 +140,7 @@ def check_readable(spark: "SparkSession", format_name: str) -> None:
 
 
 def write_options(format_name: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of Spark's writer: the user's, and the fixed ones."""
+    """Return the options of Spark's writer: the user's, and behind them those that are fixed."""
     return {**options, **_WRITE_OPTIONS.get(format_name, {})}
 
 
@@ -161,7 +161,7 @@ def read_files(
 
 
 def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
-    """Return `name`; it raises an error for a row with a value that the format cannot give back (`refusal_in`)."""
+    """Return `name`, but an error in rows that hold a value which the format does not give back (`refusal_in`)."""
     wrong = f.lit(None).cast("string")
     has_offset = OFFSET_COLUMN in frame.columns
     offset = _number(OFFSET_COLUMN) if has_offset else f.lit("unknown")
@@ -174,8 +174,8 @@ def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
             checked = True
     if not checked:
         return name
-    text = f.concat(f.lit("marshal-dagster refuses "), wrong, place)
-    return f.when(wrong.isNull(), name).otherwise(f.raise_error(text))
+    words = f.concat(f.lit("marshal-dagster refuses "), wrong, place)
+    return f.when(wrong.isNull(), name).otherwise(f.raise_error(words))
 
 
 def _number(column: str) -> "Column":
@@ -183,18 +183,18 @@ def _number(column: str) -> "Column":
 
 
 def refusal_in(error: Exception, format_name: str) -> SinkRejectedError | None:
-    """Return the refusal of a value (`refusing`) that caused Spark's error; None for another error."""
+    """Return the refusal of a value (`refusing`) that Spark's error is of, if it is of one."""
     found = _REFUSED.search(str(error))
     if found is None:
         return None
     return SinkRejectedError(
-        f"{found[1]}: files of format {format_name} cannot give it back, so nothing was written. Clean the value in "
+        f"{found[1]}: files of format {format_name} do not give it back, so nothing was written. Clean the value in "
         "the batch's function, write another format, or set the position past this offset (position reset)"
     )
 
 
 def lost_in(format_name: str, schema: str, options: Mapping[str, str] | None) -> str | None:
-    """Return what files of a commit may have lost; None if nothing. `options` is None in commits of older versions."""
+    """Return what files of a commit may have lost, None where nothing: `options` is None in commits of the old way."""
     if options is not None or format_name not in TEXT_FORMATS:
         return None
     if format_name == "csv":
@@ -224,9 +224,9 @@ def holds(data_type: "DataType", *kinds: type[Any]) -> bool:
 
 
 def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]:
-    """Yield what the format cannot give back of a column."""
+    """Yield what of a column the format does not give back."""
     if format_name == "avro" and not _AVRO_NAME.fullmatch(name):
-        yield f"{name!r} is not a valid name in Avro"
+        yield f"{name!r} is no name of Avro's"
     names_keys = format_name in {"json", "avro"}
     if names_keys and isinstance(data_type, t.MapType) and not isinstance(data_type.keyType, t.StringType):
         yield f"it has a map whose keys are of type {data_type.keyType.simpleString()}"
@@ -306,12 +306,12 @@ _Condition = Callable[["Column"], "Column"]
 
 
 def _wrong_values(data_type: "DataType", format_name: str, *, is_first: bool) -> Iterator[tuple[str, _Condition]]:
-    """Yield what a column may not hold, as text, and the condition of such a value."""
+    """Yield what a column may not hold, in words, and the condition of such a value."""
     if format_name in TEXT_FORMATS:
         yield from _within(data_type, t.StringType, "a text that is not UTF-8", lambda text: ~f.is_valid_utf8(text))
     if format_name == "csv":
         yield from _within(
-            data_type, t.StringType, "the text that represents null", lambda text: text == f.lit(_NULL_IN_CSV)
+            data_type, t.StringType, "the text that stands for null", lambda text: text == f.lit(_NULL_IN_CSV)
         )
         if is_first:  # of a file that begins with it
             yield from _within(data_type, t.StringType, "a text that begins with a byte order mark", _begins_with_bom)

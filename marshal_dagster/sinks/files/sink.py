@@ -288,7 +288,7 @@ class FileSink(Steps):
         try:
             with some_files_at_once(frame.sparkSession):
                 writer.save(self._storage.to_write(folder))
-        except Exception as error:  # Spark's, with the text of the JVM's error
+        except Exception as error:  # Spark's, in which the JVM's words are
             if refusal := formats.refusal_in(error, self.format):
                 raise refusal from None
             raise

@@ -74,7 +74,7 @@ class FrameRecords:
 
     counts: Mapping[int | None, int]
     rejected: RejectedRow | None
-    """The first row with a header whose name is not UTF-8."""
+    """The first row with a header whose name is no text."""
     _rows: "DataFrame"
     _size: int
 
@@ -137,8 +137,8 @@ def _header(header: "Row", partition: int | None, offset: int | None) -> tuple[s
         except UnicodeDecodeError:
             wrong = f"a header whose name is not UTF-8 ({bytes(header[0])!r})"
     raise SinkRejectedError(
-        f"column {HEADERS!r}, partition {partition}, offset {offset}: {wrong}, which a Kafka record cannot have: its "
-        "range was not written; give each header a name in UTF-8"
+        f"column {HEADERS!r}, partition {partition}, offset {offset}: {wrong}, which Kafka's records cannot have: its "
+        "range was not written; give each header a name that is text"
     )
 
 
@@ -149,14 +149,14 @@ def _columns(names: Sequence[str]) -> "list[Column]":
         return column.cast(kind).alias(name)
 
     headers = f.lit(None)
-    if HEADERS in names:  # names as bytes: Python would change those that are not UTF-8
+    if HEADERS in names:  # names as bytes: on their way to Python those that are no text would be changed
         headers = f.transform(
             HEADERS,
             lambda header: f.struct(header["key"].cast("binary").alias("key"), header["value"].alias("value")),
         )
     milliseconds = f.unix_millis(f.col(TIMESTAMP)) if TIMESTAMP in names else f.lit(None).cast("bigint")
     return [
-        given(PARTITION_COLUMN, "bigint"),  # not int: a number that was cut could be that of another partition
+        given(PARTITION_COLUMN, "bigint"),  # as wide as it may be: cut to an int, another's row would be one's own
         given(OFFSET_COLUMN, "bigint"),
         given(VALUE, "binary"),
         given(KEY, "binary"),
