@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, DagsterEventType, DagsterInstance
+from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, DagsterInstance
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus  # has no public name
 
 from marshal_dagster._internal.texts import first_few
 from marshal_dagster.protocol.open_plans import OpenPlan, retry_commands
@@ -56,8 +57,7 @@ def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], t
 def has_failed(instance: DagsterInstance, asset_key: AssetKey) -> bool:
     """Return whether the last evaluation of the check failed; checks that are only planned do not count."""
     key = AssetCheckKey(asset_key, EXHAUSTED_PLANS)
-    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=10):
-        event = record.event.dagster_event if record.event is not None else None
-        if event is not None and event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION:
-            return not event.asset_check_evaluation_data.passed
-    return False
+    storage, failed = instance.event_log_storage, AssetCheckExecutionRecordStatus.FAILED
+    evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, failed}
+    records = storage.get_asset_check_execution_history(key, limit=1, status=evaluated)
+    return any(record.status is failed for record in records)
