@@ -179,6 +179,8 @@ def check_tables_keep_rows(connection: "Connection", schema: str, tables: Sequen
             reason = "is unlogged, so a crash of the server empties it: ALTER TABLE ... SET LOGGED first"
         elif persistence == "t":
             reason = "is temporary, so its rows end with the session: name a permanent table"
+        elif rule is None:
+            reason = "is not a table: name a table"
         else:
             reason = f"has the INSTEAD rule {rule!r}, which replaces statements by others: drop the rule"
         raise ConfigurationError(

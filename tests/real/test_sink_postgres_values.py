@@ -358,6 +358,16 @@ def test_a_table_that_would_lose_rows_is_refused(output: PostgresOutput, stateme
         sink.write(output.poison(), [part(0, 0, 2)], never)  # type: ignore[arg-type]
 
 
+def test_what_is_not_a_table_is_refused(output: PostgresOutput) -> None:
+    """A sequence has a table's columns, too."""
+    execute(output, "CREATE SEQUENCE numbers")
+    with (
+        Database(output.dsn).connect() as connection,
+        pytest.raises(ConfigurationError, match="numbers is not a table"),
+    ):
+        check_tables_keep_rows(connection, output.schema, ["numbers"])
+
+
 def test_a_temporary_table_is_refused(output: PostgresOutput) -> None:
     """Its rows would end with the session; those that others derive from a table of ours do not matter."""
     with Database(output.dsn).connect() as connection:
