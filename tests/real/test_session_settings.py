@@ -302,8 +302,8 @@ def test_a_partition_beyond_an_int_is_not_cut_to_one(spark: "SparkSession", ansi
 
 
 @pytest.mark.parametrize(("name", "words"), [("X'FF'", "not UTF-8"), ("NULL", "a header without a name")])
-def test_a_header_whose_name_is_not_utf8_is_refused(spark: "SparkSession", name: str, words: str) -> None:
-    """Python would change the name."""
+def test_a_header_whose_name_is_no_text_is_refused(spark: "SparkSession", name: str, words: str) -> None:
+    """On its way to Python it would be another name."""
     frame = spark.sql(
         "SELECT 0 AS partition, 41L AS offset, 'x' AS value, "
         f"array(named_struct('key', 'k', 'value', X'01'), named_struct('key', CAST({name} AS string), 'value', X'')) "
