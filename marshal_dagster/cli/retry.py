@@ -61,7 +61,7 @@ def retry(
 def _carry_out(options: SettingOptions, retrier: PlanRetrier, plans: Sequence[OpenPlan]) -> bool:
     """Show the plans and what a person should know, ask, and end them; return whether the person agreed."""
     changes = retrier.look_at_plans(plans)
-    for warning in retrier.warnings():
+    for warning in retrier.warnings(changes):
         output.write_note(warning)
     for change in changes:
         for range_ in change.ahead:
