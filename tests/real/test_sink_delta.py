@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from marshal_dagster.sinks.conformance.target import deliver, intervals, never, 
 from marshal_dagster.sinks.delta.commit import APPLICATION, Commit
 from marshal_dagster.sinks.delta.table import alone_on_this_machine
 from tests.sink_conformance import shared
-from tests.sink_kit import GROUP_CHECKS
+from tests.sink_kit import a_renamed_group_takes_over
 from tests.sink_outputs import DELTA_STEPS
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ ON_A_TABLE = (
     "ranges_without_rows",
     "inside_an_older_range",
     "rows_without_offsets",
-    "another_group",
     "two_groups_at_once",
 )
 
@@ -75,10 +73,9 @@ def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
     case.check(target)
 
 
-@pytest.mark.parametrize("check", GROUP_CHECKS)
-def test_another_group(check: Callable[[Target], None], target: DeltaTarget) -> None:
-    """An output is one group's, and those that follow on it."""
-    check(target)
+def test_a_renamed_group_takes_over(target: DeltaTarget) -> None:
+    """By the commits and the rows of a real table."""
+    a_renamed_group_takes_over(target)
 
 
 def slow_append(spark: "SparkSession", path: Path, commit: Commit, begun: threading.Event, value: str) -> None:
