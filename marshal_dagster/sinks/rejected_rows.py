@@ -9,7 +9,7 @@ from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
-from marshal_dagster.spark.text_check import any_text, has_nul, has_text, is_not_utf8
+from marshal_dagster.spark.nested_values import any_value, has_nul, holds, is_not_utf8, text_kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row
@@ -63,12 +63,13 @@ class TextCheck:
 def text_check(schema: "StructType", *, refuse_nul: bool) -> TextCheck:
     """Return the check of all texts in the columns of `schema`, also of those within arrays, maps and structs."""
     problems: list[tuple[str, str]] = []
+    texts = text_kinds()
     number = f.lit(None).cast("int")
     for column in schema.fields:
-        if not has_text(column.dataType):
+        if not holds(column.dataType, texts):
             continue
         for reason, is_bad in ((NOT_UTF8, is_not_utf8), (NUL, has_nul)) if refuse_nul else ((NOT_UTF8, is_not_utf8),):
-            bad = any_text(f.col(quoted(column.name)), column.dataType, is_bad)
+            bad = any_value(f.col(quoted(column.name)), column.dataType, texts, is_bad)
             number = f.coalesce(number, f.when(bad, f.lit(len(problems))))
             problems.append((column.name, reason))
     offset = f.col(OFFSET_COLUMN) if OFFSET_COLUMN in schema.names else f.lit(None)

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from tests.kafka_outputs import KafkaOutput, committed
 from tests.real import sink_worker
 from tests.real.conftest import MakeTopic
 from tests.real.test_takeover_sinks import HEARTBEAT_INTERVAL_MS, PARTITIONS, Site, input_rows, site
+from tests.sink_conformance import shared
+from tests.sink_kit import GROUP_CHECKS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +41,8 @@ ON_A_BROKER = (
     "overtaken_at_any_step",
     "two_at_once",
     "batches_that_share_ranges",
+    "another_group",
+    "two_groups_at_once",
     "over_older_ranges",
 )
 """Those cases in which Kafka has a part that a stand-in may play otherwise."""
@@ -56,6 +61,10 @@ class KafkaTarget(Target):
         """Another process's sink."""
         return self.output.sink()
 
+    def shared_sink(self) -> KafkaSink:
+        """Another process's sink, for several groups."""
+        return shared(self.sink())  # type: ignore[no-any-return]
+
     def rows(self) -> list[Row]:
         """What readers see; what a dead writer has open they do not."""
         return self.output.rows(patience_s=1)
@@ -71,6 +80,12 @@ def output(connection: KafkaConnection) -> KafkaOutput:
 def test_the_sink_conforms(case: Case, output: KafkaOutput) -> None:
     """The cases of the kit hold on a broker."""
     case.check(KafkaTarget(output))
+
+
+@pytest.mark.parametrize("check", GROUP_CHECKS)
+def test_another_group(check: Callable[[Target], None], output: KafkaOutput) -> None:
+    """An output is one group's, and those that follow on it."""
+    check(KafkaTarget(output))
 
 
 # Processes that are killed or stopped
