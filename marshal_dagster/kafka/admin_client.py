@@ -203,10 +203,17 @@ class Topics:
         wanted = sorted(set(partitions))
         if not wanted:
             return {}
-        return self._ask(
-            Request(doing, on_topic(topic, Right.DESCRIBE), topic),
-            lambda _, left_s: ask(self._query(topic, left_s, committed_only=committed_only), wanted),
-        )
+
+        def asked(_: AdminClient, left_s: float) -> dict[int, T]:
+            query = self._query(topic, left_s, committed_only=committed_only)
+            try:
+                return ask(query, wanted)
+            except KafkaException:
+                if (reason := query.reader.log.reason) is not None:
+                    self._log.consider(reason)
+                raise
+
+        return self._ask(Request(doing, on_topic(topic, Right.DESCRIBE), topic), asked)
 
     def _query(self, topic: str, left_s: float, *, committed_only: bool) -> "_OffsetQuery":
         return _OffsetQuery(self._reader(committed_only=committed_only), topic, time.monotonic() + left_s)
