@@ -68,8 +68,8 @@ def _api_versions(version: int) -> bytes:
     return struct.pack(">hB", 0, len(VERSIONS) + 1) + listed + struct.pack(">i", 0) + b"\0"
 
 
-def _offsets(version: int, body: bytes, offset_of: Callable[[int], int]) -> bytes:
-    """Encode a ListOffsets answer, versions 1 to 5, to a request without its head."""
+def _offsets(version: int, body: bytes, offset_of: Callable[[int], int], error: int) -> bytes:
+    """Encode a ListOffsets answer, versions 1 to 5, to a request without its head; `error` is each partition's."""
     at = 2 + max(0, struct.unpack_from(">h", body)[0]) + 4 + (1 if version >= 2 else 0)
     (topics,) = struct.unpack_from(">i", body, at)
     at += 4
@@ -83,7 +83,7 @@ def _offsets(version: int, body: bytes, offset_of: Callable[[int], int]) -> byte
             (partition,) = struct.unpack_from(">i", body, at)
             (time_ms,) = struct.unpack_from(">q", body, at + (8 if version >= 4 else 4))
             at += 16 if version >= 4 else 12
-            answer += struct.pack(">ihqq", partition, 0, -1, offset_of(time_ms))
+            answer += struct.pack(">ihqq", partition, error, -1, offset_of(time_ms))
             answer += struct.pack(">i", 0) if version >= 4 else b""
     return answer
 
@@ -92,12 +92,14 @@ class FakeBroker:
     """A broker that answers requests about versions, metadata and offsets; any other request gets no answer.
 
     `brokers` are the numbers of the brokers that its answers list, all of them at its own port, and `topics` by each
-    topic the leader of each partition. Both may be changed while it runs. `asked` are the requests that it got.
+    topic the leader of each partition. `error` is that of each partition in answers about offsets. All may be
+    changed while it runs. `asked` are the requests that it got.
     """
 
     def __init__(self, brokers: Sequence[int] = (), topics: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self.brokers = brokers
         self.topics = topics or {}
+        self.error = 0
         self.asked: list[int] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -118,7 +120,7 @@ class FakeBroker:
         if api == METADATA:
             return metadata([(number, self.port) for number in self.brokers], self.topics, version=version)
         if api == LIST_OFFSETS:
-            return _offsets(version, body, self.offset_of)
+            return _offsets(version, body, self.offset_of, self.error)
         return None
 
     def offset_of(self, time_ms: int) -> int:

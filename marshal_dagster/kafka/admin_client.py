@@ -207,10 +207,17 @@ class Topics:
         wanted = sorted(set(partitions))
         if not wanted:
             return {}
-        return self._ask(
-            Request(doing, on_topic(topic, Right.DESCRIBE), topic),
-            lambda _, left_s: ask(_offsets(self._reader(committed_only=committed_only), topic, left_s), wanted),
-        )
+
+        def asked(_: AdminClient, left_s: float) -> dict[int, T]:
+            reader = self._reader(committed_only=committed_only)
+            try:
+                return ask(_offsets(reader, topic, left_s), wanted)
+            except KafkaException:
+                if (reason := reader.log.reason) is not None:
+                    self._log.consider(reason)
+                raise
+
+        return self._ask(Request(doing, on_topic(topic, Right.DESCRIBE), topic), asked)
 
     def _reader(self, *, committed_only: bool) -> OffsetReader:
         """Return the reader of offsets, a new one if the last one is spent."""

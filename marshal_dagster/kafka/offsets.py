@@ -17,7 +17,7 @@ from marshal_dagster._internal.texts import first_few
 from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.kafka.clients import close_client, consumer, error_in
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.errors import PASSING
+from marshal_dagster.kafka.errors import MISSING, PASSING
 
 AT_ONCE: Final = 500
 """Partitions whose offsets are asked for in one request: a request costs the client the square of their number."""
@@ -47,13 +47,13 @@ class OffsetReader:
         self._leaders: dict[str, tuple[float, int]] = {}
         """When the client heard of a topic's leaders (monotonic seconds), and of how many partitions."""
         self._client: Consumer
-        self._client, self._log = consumer(connection, client_id=client_id, committed_only=committed_only)
+        self._client, self.log = consumer(connection, client_id=client_id, committed_only=committed_only)
 
     def close(self) -> None:
         """Close the connections, after the look-up in progress."""
         with self._lock:
             self.is_spent = True
-            close_client(self._client, self._log)
+            close_client(self._client, self.log)
 
     def forget_leaders(self, topic: str) -> None:
         """Have the next call of `offsets` look up the topic's leaders again."""
@@ -78,15 +78,34 @@ class OffsetReader:
                 raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))  # ask another reader
             try:
                 self._know_leaders(topic, partitions, until_s)
-                return [self._at(topic, partitions, at, least, until_s) for at in places]
+                found = self._all_at(topic, partitions, places, least, until_s)
             except KafkaException as raised:
                 self.forget_leaders(topic)
-                self.is_spent = error_in(raised).code() not in PASSING
+                self.is_spent |= error_in(raised).code() not in PASSING
                 raise
+            else:
+                self.log.clear()
+                return found
             finally:
                 self._client.poll(0)  # hands out what the client has logged: closing goes by it
         finally:
             self._lock.release()
+
+    def _all_at(
+        self, topic: str, partitions: Sequence[int], places: Sequence[int], least: int, until_s: float
+    ) -> list[dict[int, int]]:
+        """Return the offsets at each of `places`; raises as `offsets`, but never that something is missing.
+
+        The client says so too while a broker goes away. Only the list of partitions counts, which the next question
+        looks up.
+        """
+        try:
+            return [self._at(topic, partitions, at, least, until_s) for at in places]
+        except KafkaException as raised:
+            if error_in(raised).code() not in MISSING:
+                raise
+            self.is_spent = True
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) from None
 
     def _at(self, topic: str, partitions: Sequence[int], at: int, least: int, until_s: float) -> dict[int, int]:
         answers = self._ask(topic, partitions, at, until_s)

@@ -57,6 +57,7 @@ MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
             CHECK (cardinality(header_keys) IS NOT DISTINCT FROM cardinality(header_values)),
             CHECK (coalesce(array_ndims(header_keys), 1) = 1 AND coalesce(array_ndims(header_values), 1) = 1),
             CHECK (array_position(header_keys, NULL) IS NULL),
+            CHECK (octet_length(convert_to(array_to_string(header_keys, ''), 'UTF8')) >= 0),
             CHECK (isfinite(create_time))
         ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, fillfactor = 100)
         """,
@@ -210,6 +211,12 @@ class OutboxTables:
         if isinstance(error, psycopg.IntegrityError | psycopg.DataError):
             return MarshalError(f"outbox {self.name!r}: {said}")
         return ConfigurationError(f"outbox {self.name!r}: {said}")
+
+    def hindered(self, rows: str, doing: str) -> ConfigurationError:
+        """Build the error about `rows` that a trigger or a rule of a table keeps or skips; `doing` is what it does."""
+        return ConfigurationError(
+            f"outbox {self.name!r}: {rows}: a trigger or rule of its tables {doing}. Nothing was changed; remove it"
+        )
 
     def missing(self) -> ConfigurationError:
         """Build the error that says how it is made."""

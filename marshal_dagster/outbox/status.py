@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from marshal_dagster._internal.postgres import Connection
 
 _BACK: Final[LiteralString] = """
-    WITH gone AS (DELETE FROM {parked} WHERE id = ANY(%s) OR %s RETURNING *)
-    INSERT INTO {rows} (id, create_time, topic, key, value, header_keys, header_values)
-    SELECT id, create_time, topic, key, value, header_keys, header_values FROM gone ORDER BY id
-    RETURNING id
+    WITH gone AS (DELETE FROM {parked} WHERE id = ANY(%s) OR %s RETURNING *),
+    back AS (
+        INSERT INTO {rows} (id, create_time, topic, key, value, header_keys, header_values)
+        SELECT id, create_time, topic, key, value, header_keys, header_values FROM gone ORDER BY id
+        RETURNING id
+    )
+    SELECT id, id IN (SELECT id FROM back) FROM gone ORDER BY id
     """
 
 
@@ -92,8 +95,13 @@ class OutboxInspector(OutboxConnection):
         They come after what was published of their keys meanwhile.
         """
         with self._asking() as connection:
-            found = connection.execute(self._tables.named(_BACK), (list(ids or ()), ids is None))
-            return sorted(number for (number,) in found)
+            found = connection.execute(self._tables.named(_BACK), (list(ids or ()), ids is None)).fetchall()
+            lost = sum(not is_back for _, is_back in found)
+            if lost:
+                raise self._tables.hindered(
+                    f"{lost} of {len(found)} rows that are put back", "skips them, and they would be lost"
+                )
+            return [number for number, _ in found]
 
     def drop(self, ids: Sequence[int]) -> list[int]:
         """Delete rows that are set aside, by id; give those that were there."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster._internal.postgres import identifier
-from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.interfaces import (
     BatchTransaction,
     Row,
@@ -78,12 +77,18 @@ _PARK: Final[LiteralString] = """
             AND (p.topic, p.key, p.value, p.header_keys, p.header_values)
                 IS DISTINCT FROM (r.topic, r.key, r.value, r.header_keys, r.header_values)
         ) RETURNING r.*, w.reason
+    ),
+    kept AS (
+        INSERT INTO {parked} (id, create_time, topic, key, value, header_keys, header_values, reason)
+        SELECT id, create_time, topic, key, value, header_keys, header_values, reason FROM gone
+        ON CONFLICT (id) DO NOTHING RETURNING id
     )
-    INSERT INTO {parked} (id, create_time, topic, key, value, header_keys, header_values, reason)
-    SELECT id, create_time, topic, key, value, header_keys, header_values, reason FROM gone
-    ON CONFLICT (id) DO NOTHING
+    SELECT (SELECT count(*) FROM kept), (SELECT count(*) FROM gone WHERE id NOT IN (SELECT id FROM kept)
+        AND NOT EXISTS (SELECT FROM {parked} AS p WHERE p.id = gone.id))
     """
-"""A row that is set aside already, as one that was copied back by hand and not moved, is struck, and its first reason
+"""Returns how many rows are set aside, and how many are in neither table.
+
+A row that is set aside already, as one that was copied back by hand and not moved, is struck, and its first reason
 stays: the harvester has no right to change it. Another row under the same id waits, so that neither is lost.
 """
 
@@ -148,12 +153,12 @@ class PostgresStore(OutboxConnection):
         ask: LiteralString = "SELECT session FROM {registry} WHERE name = %s"
         with connection.pipeline():
             found = connection.execute(named(ask + " FOR SHARE" if writes else ask), (self._tables.name,))
-            struck = set_aside = None
+            struck = parking = None
             if turn.done.rows:
                 struck = connection.execute(named(_STRIKE), _columns(turn.done.rows))
             if turn.parked:
                 reasons = [each.reason for each in turn.parked]
-                set_aside = connection.execute(
+                parking = connection.execute(
                     named(_PARK), {**_columns(each.row for each in turn.parked), "reasons": reasons}
                 )
             rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
@@ -165,18 +170,22 @@ class PostgresStore(OutboxConnection):
             )
         if _count(struck) < len(turn.done.rows):
             self._check_struck(connection, turn)
+        set_aside, lost = (0, 0) if parking is None else parking.fetchone() or (0, 0)
+        if lost:
+            connection.rollback()
+            raise self._tables.hindered(f"{lost} rows that are set aside", "skips them, and they would be lost")
         taken = [] if rows is None else [_row(found) for found in rows]
         connection.commit()
-        return TransactionResult(taken, _count(struck), _count(set_aside))
+        return TransactionResult(taken, _count(struck), set_aside)
 
     def _check_struck(self, connection: "Connection", turn: BatchTransaction) -> None:
         """Raise `ConfigurationError` if a published row is still there, not if another session has deleted it."""
         left = connection.execute(self._named(_LEFT), _columns(turn.done.rows)).fetchone()
         if left is not None and left[0]:
             connection.rollback()
-            raise ConfigurationError(
-                f"outbox {self._tables.name!r}: {left[0]} published rows were to be deleted and are still there, so a "
-                "trigger or rule of the table keeps them, and they would be published again: remove it"
+            raise self._tables.hindered(
+                f"{left[0]} published rows were to be deleted and are still there",
+                "keeps them, and they would be published again",
             )
 
     def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":

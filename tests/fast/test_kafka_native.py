@@ -106,6 +106,27 @@ def test_leaders_that_come_and_go_end_no_process() -> None:
     assert lines == ["over"]
 
 
+def test_a_leader_that_knows_no_topic_does_not_make_it_missing() -> None:
+    """The client says so too while a broker goes away: the list of topics counts, which has it."""
+    (line,) = run("""
+        import itertools
+        from tests.fake_broker import LIST_OFFSETS
+
+        class Forgetful(FakeBroker):
+            counter = itertools.count()
+
+            def answer(self, api, version, body):
+                if api == LIST_OFFSETS:
+                    self.error = 3 if next(self.counter) < 4 else 0
+                return super().answer(api, version, body)
+
+        broker = Forgetful([1], {"orders": {0: 1}})
+        with Topics(KafkaConnection(bootstrap_servers=f"127.0.0.1:{broker.port}", timeout_s=20)) as topics:
+            print(told(lambda: topics.offsets("orders", [0])[0]))
+    """)
+    assert line == "OffsetBounds(start=3, end=68)"
+
+
 UNSAFE = re.compile(r"\.(describe_cluster|list_offsets|list_consumer_group_offsets)\(")
 """Of the admin client: an assertion fails, memory is used after it was freed, an assertion fails (librdkafka #4605)."""
 

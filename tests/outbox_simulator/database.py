@@ -83,7 +83,8 @@ class Database:
             transaction.session = self.session + 1
             return [(transaction.session,)]
         if "WITH wanted" in statement:
-            return self._remove(transaction, transaction.parked, statement, parameters)
+            removed = self._remove(transaction, transaction.parked, statement, parameters)
+            return [(len(removed), 0)]  # no trigger skips what was set aside
         if "DELETE FROM {rows}" in statement:
             return self._remove(transaction, transaction.deleted, statement, parameters)
         if "SELECT count(*) FROM {rows}" in statement:

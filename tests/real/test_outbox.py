@@ -349,6 +349,23 @@ def test_no_writer_can_write_what_no_harvester_can_read(site: Site, wrong: Liter
         connection.execute(site.tables.named("UPDATE {rows} SET {wrong}", wrong=sql.SQL(wrong)), ())
 
 
+def test_no_header_name_is_other_than_utf8(postgres: str, connection: KafkaConnection, topic: MakeTopic) -> None:
+    """A database of the encoding SQL_ASCII takes any bytes for text, and gives none of the batch that has them."""
+    name, goal = f"ascii_{time.monotonic_ns()}", topic()
+    with psycopg.connect(postgres, autocommit=True) as made:
+        statement = sql.SQL("CREATE DATABASE {} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+        made.execute(statement.format(sql.Identifier(name)))
+    site = Site(psycopg.conninfo.make_conninfo(postgres, dbname=name), connection)
+    site.stash(OutboxRecord(goal, "good", headers={"größe": "1"}), OutboxRecord(goal, "none"))
+    latin = site.tables.named(
+        "UPDATE {rows} SET header_keys[1] = convert_from('\\xff41'::bytea, 'SQL_ASCII') WHERE header_keys IS NOT NULL"
+    )
+    with psycopg.connect(site.dsn) as writer, pytest.raises(psycopg.errors.CharacterNotInRepertoire):
+        writer.execute(latin, ())
+    assert site.harvest().published == 2
+    assert [record.headers for record in site.read(goal)] == [[("größe", b"1")], []]
+
+
 # Harvest
 
 

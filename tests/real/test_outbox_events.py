@@ -131,23 +131,37 @@ _HOSTILE = {
 }
 
 
-def event_of(output: PostgresOutput, kind: str, literal: str, **events: Any) -> bytes:  # noqa: ANN401 - the fields of the events
-    """Give the event of one row with a column `it`, written under settings of session that change how values look."""
-    schema = sql.Identifier(output.schema)
+def with_hostile_settings(output: PostgresOutput) -> str:
+    """Return the connection string of a role that has, in this database, settings that change how values look."""
+    role = f"r{output.schema}"
     with psycopg.connect(output.dsn) as connection:
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN SUPERUSER").format(sql.Identifier(role)))
+        for name, value in _HOSTILE.items():
+            connection.execute(
+                sql.SQL("ALTER ROLE {} IN DATABASE {} SET {} = {}").format(
+                    *map(sql.Identifier, (role, connection.info.dbname, name)), sql.Literal(value)
+                )
+            )
+    dsn = output.dsn.replace("postgres:", f"{role}:", 1)
+    with psycopg.connect(dsn) as connection:
+        for name, value in _HOSTILE.items():
+            assert connection.execute("SELECT current_setting(%s)", (name,)).fetchone() == (value,)
+    return dsn
+
+
+def event_of(output: PostgresOutput, kind: str, literal: str, **events: Any) -> bytes:  # noqa: ANN401 - the fields of the events
+    """Give the event of one row with a column `it`, written by a role whose settings change how values look."""
+    schema = sql.Identifier(output.schema)
+    with Database(with_hostile_settings(output)).connect(is_one_transaction=True) as connection:
         connection.execute(sql.SQL(_TYPES).format(schema=schema))
         connection.execute(sql.SQL("SET LOCAL search_path = {}").format(schema))
         connection.execute(
             "CREATE TEMPORARY TABLE marshal_rows (marshal_range bigint, kafka_partition integer, kafka_offset bigint, "
-            f"it {kind}) ON COMMIT DROP"
+            f"it {kind}) ON COMMIT DROP".encode()
         )
         connection.execute("INSERT INTO marshal_rows VALUES (1, 0, 5, %s)", (literal,))
-        for name, value in _HOSTILE.items():
-            connection.execute("SELECT set_config(%s, %s, true)", (name, value))
         written = OutgoingEvents("t", schema=output.schema, **events)
         written.write(connection, ["marshal_range", "kafka_partition", "kafka_offset", "it"], [1])
-        for name, value in _HOSTILE.items():
-            assert connection.execute("SELECT current_setting(%s)", (name,)).fetchone() == (value,)
         found = connection.execute("SELECT key, value FROM outbox").fetchone()
         assert found is not None
         return bytes(found[0] if "key" in events else found[1])
@@ -183,7 +197,7 @@ def event_of(output: PostgresOutput, kind: str, literal: str, **events: Any) -> 
 def test_each_type_of_a_column_is_one_text_or_its_bytes(
     output: PostgresOutput, field: str, kind: str, literal: str, content: bytes
 ) -> None:
-    """Whatever the session has set; a domain is as what it is of."""
+    """Whatever role and database have set; a domain is as what it is of."""
     assert event_of(output, kind, literal, **{field: "it"}) == content
 
 
@@ -204,7 +218,7 @@ def test_each_type_of_a_column_is_one_text_or_its_bytes(
     ],
 )
 def test_each_type_of_a_row_is_one_json(output: PostgresOutput, kind: str, literal: str, content: object) -> None:
-    """Whatever the session has set."""
+    """Whatever role and database have set."""
     row = json.loads(event_of(output, kind, literal))
     assert row == {"kafka_partition": 0, "kafka_offset": 5, "it": content}
 

@@ -1,4 +1,8 @@
-"""What an outbox's harvester does when its table does not do what is asked, on a real PostgreSQL."""
+"""What an outbox does when its tables do not do what is asked, on a real PostgreSQL."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import LiteralString, NamedTuple
 
 import psycopg
 import pytest
@@ -6,15 +10,48 @@ from psycopg import sql
 
 from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.outbox.interfaces import BatchTransaction, PublishedBatch
+from marshal_dagster.outbox.interfaces import BatchTransaction, Parked, PublishedBatch, Row, RowReference
 from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import OutboxInspector
 from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 from tests.sink_outputs import own_schema
 
 
-def test_a_trigger_that_keeps_published_rows_is_an_error(postgres: str) -> None:
-    """They would be published again; a row that another session has deleted is no error."""
+class Site(NamedTuple):
+    """An outbox with three rows, which a session has taken."""
+
+    connection: psycopg.Connection
+    tables: OutboxTables
+    store: PostgresStore
+    session: int
+    rows: list[Row]
+
+    def add_trigger(self, before: LiteralString, when: LiteralString = "true") -> None:
+        """Add a trigger that skips rows; `before` names the statement and the table."""
+        self.connection.execute(
+            "CREATE OR REPLACE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$"
+        )
+        self.connection.execute(
+            sql.SQL("CREATE TRIGGER skips BEFORE {} FOR EACH ROW WHEN ({}) EXECUTE FUNCTION skip()").format(
+                sql.SQL(before), sql.SQL(when)
+            )
+        )
+
+    def values(self, table: str) -> list[bytes]:
+        """Return the values in a table."""
+        found = self.connection.execute(sql.SQL("SELECT value FROM {} ORDER BY id").format(sql.Identifier(table)))
+        return [value for (value,) in found]
+
+    def set_aside(self) -> int:
+        """Set all rows aside."""
+        parked = [Parked(RowReference.of(row), "too large") for row in self.rows]
+        return self.store.turn(self.session, BatchTransaction(parked=parked)).parked
+
+
+@pytest.fixture
+def site(postgres: str) -> Iterator[Site]:
+    """An outbox in a schema of its own."""
     schema = own_schema()
     with psycopg.connect(postgres, autocommit=True, options=f"-c search_path={schema}") as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
@@ -22,16 +59,48 @@ def test_a_trigger_that_keeps_published_rows_is_an_error(postgres: str) -> None:
         tables.create(notifies=False)
         with connection.transaction():
             Outbox("outbox", schema=schema).stash(connection, [OutboxRecord("orders", str(n)) for n in range(3)])
-        store = PostgresStore(tables)
-        session = store.begin()
-        rows = store.turn(session, BatchTransaction(limit=10, limit_bytes=1_000)).rows
-        assert len(rows) == 3
+        with closing(PostgresStore(tables)) as store:
+            session = store.begin()
+            yield Site(
+                connection, tables, store, session, store.turn(session, BatchTransaction(limit=10, limit_bytes=99)).rows
+            )
 
-        connection.execute("DELETE FROM outbox WHERE value = '0'")
-        assert store.turn(session, BatchTransaction(PublishedBatch.of(rows[:2]))).struck == 1
 
-        connection.execute("CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
-        connection.execute("CREATE TRIGGER keeps BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION skip()")
-        with pytest.raises(ConfigurationError, match="1 published rows were to be deleted and are still there"):
-            store.turn(session, BatchTransaction(PublishedBatch.of(rows[2:])))
-        store.close()
+def test_a_trigger_that_keeps_published_rows_is_an_error(site: Site) -> None:
+    """They would be published again; a row that another session has deleted is no error."""
+    site.connection.execute("DELETE FROM outbox WHERE value = '0'")
+    assert site.store.turn(site.session, BatchTransaction(PublishedBatch.of(site.rows[:2]))).struck == 1
+
+    site.add_trigger("DELETE ON outbox")
+    with pytest.raises(ConfigurationError, match=r"1 published rows .* still there: .* remove it$"):
+        site.store.turn(site.session, BatchTransaction(PublishedBatch.of(site.rows[2:])))
+
+
+def test_a_trigger_that_drops_rows_set_aside_is_an_error(site: Site) -> None:
+    """They would be in neither table; a row that is set aside already, or that a person has deleted, is no error."""
+    site.connection.execute("INSERT INTO outbox_parked SELECT *, 'before' FROM outbox WHERE value = '0'")
+    site.connection.execute("DELETE FROM outbox WHERE value = '1'")
+    site.add_trigger("INSERT ON outbox_parked")
+
+    with pytest.raises(ConfigurationError, match=r"1 rows that are set aside: .* skips them, .* remove it$"):
+        site.set_aside()
+    assert (site.values("outbox"), site.values("outbox_parked")) == ([b"0", b"2"], [b"0"])
+
+    site.connection.execute("DROP TRIGGER skips ON outbox_parked")
+    assert site.set_aside() == 1
+    assert (site.values("outbox"), site.values("outbox_parked")) == ([], [b"0", b"2"])
+
+
+def test_a_trigger_that_drops_rows_put_back_is_an_error(site: Site) -> None:
+    """They would be in neither table."""
+    assert site.set_aside() == 3
+    site.add_trigger("INSERT ON outbox", "NEW.value = '1'")
+
+    with closing(OutboxInspector(site.tables)) as inspector:
+        with pytest.raises(ConfigurationError, match=r"1 of 3 rows that are put back: .* remove it$"):
+            inspector.retry(None)
+        assert (site.values("outbox"), site.values("outbox_parked")) == ([], [b"0", b"1", b"2"])
+
+        site.connection.execute("DROP TRIGGER skips ON outbox")
+        assert inspector.retry([site.rows[1].id]) == [site.rows[1].id]
+    assert (site.values("outbox"), site.values("outbox_parked")) == ([b"1"], [b"0", b"2"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -123,6 +124,27 @@ def test_dates_and_local_times_are_written_as_they_are(any_session: "SparkSessio
     assert [row[2] for row in found][:5] == ["1970-01-01", "1969-12-31", "2022-01-08", "0001-01-01", "0000-12-31"]
     assert [row[2] for row in found][7:9] == ["9999-12-31", "+10000-01-01"]
     assert {row[3][0] for row in found} == {"2024-03-31T02:30:00.000001"}
+
+
+def test_decimals_are_texts_with_all_their_digits(any_session: "SparkSession", postgres: str) -> None:
+    """In a column of text: a cast writes zeros and small numbers with exponents where ANSI is off."""
+    numbers = ["0", "0.0000001", "-0.0000001", "1", "-123.45", "99999999999999999999", "-0.000000000000000012"]
+    frame = any_session.createDataFrame(
+        [(0, at, number) for at, number in enumerate(numbers)], "p int, o long, n string"
+    )
+    frame = frame.selectExpr(
+        "p AS partition", "o AS offset", "CAST(n AS decimal(38, 18)) AS n", "IF(o < 9, NULL, 1.5) AS x"
+    )
+    schema = own_schema()
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        sink = PostgresSink(postgres, TABLE, schema=schema)
+        sink.create_tables(frame.schema)
+        table = sql.Identifier(schema, TABLE)
+        connection.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN n TYPE text").format(table))
+        sink.write(frame, [part(0, 0, 1_000)], never)
+        found = connection.execute(sql.SQL("SELECT n, x FROM {} ORDER BY kafka_offset").format(table)).fetchall()
+    assert found == [(f"{Decimal(number):.18f}", None) for number in numbers]
 
 
 def test_instants_beyond_pythons_years_are_written_as_they_are(spark: "SparkSession", postgres: str) -> None:

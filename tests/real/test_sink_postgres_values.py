@@ -1,5 +1,6 @@
 """What a Postgres sink does with values, tables and statements that would change or lose rows without a word."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,6 +92,9 @@ MISFITS = [
     ("numeric(9,2)", t.StringType(), "text"),
     ("timestamptz[]", t.StringType(), "text"),
     ("regclass", t.StringType(), "text"),
+    ("oid", t.StringType(), "text"),
+    ("xid", t.StringType(), "text"),
+    ("cid", t.StringType(), "text"),
     ("name", t.StringType(), "text"),
     ("numeric(9,2)", t.DecimalType(9, 3), r"numeric\(9,3\)"),
     ("double precision", t.DecimalType(9, 3), r"numeric\(9,3\)"),
@@ -117,6 +121,59 @@ def test_a_column_that_would_hold_other_values_is_refused(
     execute(output, "CREATE DOMAIN local_time AS timestamp", f"ALTER TABLE {TABLE} ADD COLUMN v {there}")
     with pytest.raises(ConfigurationError, match=rf"column 'v' is .*, and the result's is .*: make it {better}"):
         write(output, TypedFrame(frame_of("v", kind).schema, None))
+
+
+NOT_JSON = [
+    (t.MapType(t.BinaryType(), t.LongType()), "maps with keys of type binary"),
+    (t.ArrayType(t.MapType(t.ArrayType(t.LongType()), t.LongType())), "maps with keys of type array<bigint>"),
+    (
+        t.StructType([t.StructField("m", t.MapType(t.StructType([t.StructField("a", t.LongType())]), t.LongType()))]),
+        "maps with keys of type struct<a:bigint>",
+    ),
+    (t.MapType(t.DayTimeIntervalType(), t.LongType()), "maps with keys of type interval day to second"),
+    (t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())]), "its fields 'a' and 'a' are"),
+]
+
+
+@pytest.mark.parametrize(("kind", "why"), NOT_JSON)
+def test_values_that_json_does_not_hold_are_refused(output: PostgresOutput, kind: t.DataType, why: str) -> None:
+    """A key would be Java's text of an object, or one of two fields would be lost."""
+    execute(output, f"ALTER TABLE {TABLE} ADD COLUMN v jsonb")
+    with pytest.raises(ConfigurationError, match=f"^column 'v.*{re.escape(why)}"):
+        write(output, TypedFrame(frame_of("v", kind).schema, None))
+    with pytest.raises(ConfigurationError, match=f"^column 'v.*{re.escape(why)}"):
+        PostgresSink(output.dsn, "other", schema=output.schema).create_tables(frame_of("v", kind).schema)
+
+
+@pytest.mark.parametrize(
+    ("column", "there", "better"),
+    [
+        ("marshal_range", "real", "bigint"),
+        ("marshal_range", "text", "bigint"),
+        ("kafka_partition", "text", "integer"),
+        ("kafka_offset", "text", "bigint"),
+        ("kafka_offset", "double precision", "bigint"),
+    ],
+)
+def test_a_column_of_the_sinks_own_has_whole_numbers(
+    output: PostgresOutput, column: str, there: str, better: str
+) -> None:
+    """Rows are found by them when a new generation replaces some."""
+    execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN {column} TYPE {there}")
+    with pytest.raises(ConfigurationError, match=f"column '{column}' is {there}.*: make it {better}"):
+        write(output, TypedFrame(frame_of("value", t.StringType()).schema, None))
+
+
+@pytest.mark.parametrize("kind", ["smallint", "integer", "bigint", "numeric(20)", "numeric", "place"])
+def test_older_rows_are_replaced_whatever_whole_numbers_the_columns_have(output: PostgresOutput, kind: str) -> None:
+    """The columns need not have the very types that `create_tables` gives them."""
+    columns = ", ".join(
+        f"ALTER COLUMN {name} TYPE {kind}" for name in ("marshal_range", "kafka_partition", "kafka_offset")
+    )
+    execute(output, "CREATE DOMAIN place AS bigint", f"ALTER TABLE {TABLE} {columns}")
+    assert deliver(output, "a", part(0, 0, 4)).taken
+    assert deliver(output, "b", part(0, 1, 3, generation=20, epoch=21)).taken
+    assert [value for *_, value in output.rows()] == ["a", "b", "b", "a"]
 
 
 FITS = [

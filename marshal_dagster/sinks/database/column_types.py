@@ -1,6 +1,6 @@
 """Which PostgreSQL types hold the values of a Spark type as they are, whatever settings a session has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -66,7 +66,7 @@ def table_columns(connection: "Connection", schema: str, table: str) -> dict[str
 
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 _JSON: Final = frozenset({"json", "jsonb"})
-_CHANGING_TEXT: Final = frozenset({"bytea", "money", "float4", "float8", "name", "char"})
+_CHANGING_TEXT: Final = frozenset({"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "cid"})
 """What reads another value from a text than the text has, or cuts it."""
 
 _COMPOUND: Final = frozenset({"A", "C", "D", "G", "P", "R", "T", "Z"})
@@ -94,7 +94,7 @@ def _reads_text(column: TableColumn) -> bool:
         return False
     if column.type == "numeric":
         return column.scale is None
-    return not (column.category == "N" and column.type.startswith("reg"))
+    return not column.type.startswith("reg")
 
 
 _HOLDS: Final[Mapping[str, Callable[[TableColumn], bool]]] = {
@@ -118,15 +118,19 @@ _HOLDS: Final[Mapping[str, Callable[[TableColumn], bool]]] = {
 }
 
 
-def check_column_types(table: str, types: Mapping[str, "DataType"], there: Mapping[str, TableColumn]) -> None:
+def check_column_types(
+    table: str, types: Mapping[str, "DataType"], there: Mapping[str, TableColumn], own: Collection[str]
+) -> None:
     """Raise `ConfigurationError` unless each column of `there` holds the values of its type in `types` as they are.
 
-    `types` are by the table's names. Every type's text goes into a column of text, except that of bytes.
+    `types` are by the table's names. Every type's text goes into a column of text, except that of bytes. `own` are the
+    columns by which the sink finds rows: they have whole numbers.
     """
     wrong = [
         f"column {name!r} is {there[name].shown}, and the result's is {data_type.simpleString()}: make it {wanted}"
         for name, data_type in types.items()
-        if (wanted := postgres_type(name, data_type)) and not _holds(there[name], data_type)
+        if (wanted := postgres_type(name, data_type))
+        and not (_holds(there[name], data_type) and (name not in own or _holds_whole(there[name])))
     ]
     if wrong:
         raise ConfigurationError(

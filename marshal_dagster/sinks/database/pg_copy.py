@@ -10,6 +10,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.caching import persisted, without_partitions
 from marshal_dagster.sinks.rejected_rows import RejectedRow, text_check
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
+from marshal_dagster.spark.column_names import check_nested_names
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
 
@@ -53,7 +54,27 @@ def postgres_type(name: str, data_type: "DataType") -> str:
         raise ConfigurationError(
             f"column {name!r} is of type {data_type.simpleString()}, which a Postgres sink does not write: cast it"
         )
+    if target == "jsonb":
+        check_nested_names(name, data_type, case_sensitive=True)
+        _check_keys(name, data_type)
     return target
+
+
+def _check_keys(name: str, data_type: "DataType") -> None:
+    """Raise `ConfigurationError` for maps whose keys have no text: JSON would have Java's text of an object."""
+    if isinstance(data_type, t.MapType):
+        key = data_type.keyType
+        if not isinstance(key, t.DecimalType) and _TYPES.get(key.typeName()) in {None, "bytea", "jsonb"}:
+            raise ConfigurationError(
+                f"column {name!r} has maps with keys of type {key.simpleString()}, which are no texts in JSON: cast "
+                "the keys to string"
+            )
+        _check_keys(name, data_type.valueType)
+    elif isinstance(data_type, t.ArrayType):
+        _check_keys(name, data_type.elementType)
+    elif isinstance(data_type, t.StructType):
+        for column in data_type.fields:
+            _check_keys(f"{name}.{column.name}", column.dataType)
 
 
 def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":
@@ -70,7 +91,20 @@ def _text(name: str, data_type: "DataType") -> Callable[["Column"], "Column"]:
         return lambda column: f.concat(f.lit("\\\\x"), f.hex(column))
     if target == "jsonb":
         return lambda column: _escaped(f.to_json(_with_times_as_text(column, data_type), {"ignoreNullFields": "false"}))
-    return _TIMES.get(target, lambda column: column.cast("string"))
+    return _decimal_text if isinstance(data_type, t.DecimalType) else _TIMES.get(target, _plain_text)
+
+
+def _plain_text(column: "Column") -> "Column":
+    return column.cast("string")
+
+
+def _decimal_text(number: "Column") -> "Column":
+    """Render a number with all its digits: a cast alone gives `0E-7` for zeros and small ones where ANSI is off."""
+    text = number.cast("string")
+    digits = f.translate(f.substring_index(text, "E-", 1), "-.", "")
+    zeros = f.repeat(f.lit("0"), f.substring_index(text, "E-", -1).try_cast("int") - 1)
+    sign = f.when(text.startswith("-"), f.lit("-")).otherwise(f.lit(""))
+    return f.when(text.contains("E-"), f.concat(sign, f.lit("0."), zeros, digits)).otherwise(text)
 
 
 def _escaped(column: "Column") -> "Column":

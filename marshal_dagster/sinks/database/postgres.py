@@ -53,6 +53,7 @@ from marshal_dagster.sinks.sink import (
     refuse_foreign_rows,
     unreplaceable,
 )
+from marshal_dagster.spark.lazy_pyspark import types as t
 
 if TYPE_CHECKING:
     import psycopg
@@ -125,7 +126,7 @@ _GONE: LiteralString = """
 _IS_GONE: LiteralString = """
     r.marshal_range = t.id AND t.output = %s AND t.member_group = %s AND t.topic = %s AND t.partition = gone.partition
     AND t.data_topic_id = gone.data_topic_id AND t.generation < gone.generation
-    AND r.kafka_partition = gone.partition AND r.kafka_offset <@ gone.offsets
+    AND r.kafka_partition = gone.partition AND r.kafka_offset::bigint <@ gone.offsets
     """
 
 
@@ -499,7 +500,8 @@ class PostgresSink(Steps):
         if missing := [name for name in names if name not in there]:
             raise ConfigurationError(f"table: {self._output} lacks the columns {', '.join(missing)}: add them")
         types = {RENAMED.get(column.name, column.name): column.dataType for column in schema.fields}
-        check_column_types(self._output, types, there)
+        own = {RANGE_COLUMN, *RENAMED.values()}
+        check_column_types(self._output, {RANGE_COLUMN: t.LongType(), **types}, there, own)
         check_tables_keep_rows(connection, self.schema, [self.table, _POSITIONS, _TAKEN])
         filtered = connection.execute(
             "SELECT c.relname FROM pg_catalog.pg_class AS c "

@@ -166,7 +166,6 @@ class FileSink(Steps):
         """
         spark = session_of(frame)
         check_columns(frame.schema, {_RANGE_COLUMN}, case_sensitive=is_case_sensitive(spark))
-        formats.check_writable(spark, self.format, frame.schema)
         check_ranges(ranges)
         self._storage.use(lambda: frame.sparkSession)
         self._storage.check()
@@ -176,6 +175,7 @@ class FileSink(Steps):
         wanted = tuple(range_ for range_ in ranges if verdicts[range_] is not Verdict.SKIP)
         if not wanted:
             return WriteResult(taken=(), skipped=tuple(ranges), rows={})
+        formats.check_writable(spark, self.format, frame.schema)
         done = [range_.partition for range_ in ranges if range_ not in wanted]
         attempt = self._begin(wanted)
         try:
