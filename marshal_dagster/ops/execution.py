@@ -247,8 +247,8 @@ class BatchExecution:
         allowed = wanted if advice is None else advice.partitions
         plans = [plan for plan in plans if allowed is None or plan.partition in allowed]
         if not self.config.retry_exhausted:
-            tired = {plan.partition for plan in exhausted(plans, most)}
-            plans = [plan for plan in plans if plan.partition not in tired]
+            tired = exhausted(plans, most)
+            plans = [plan for plan in plans if plan not in tired]
         size = self.spec.max_claims
         parts = parts_to_retry(plans, most)
         if size is None:
