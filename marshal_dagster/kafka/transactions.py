@@ -56,6 +56,8 @@ _NOT_ITS_FAULT: Final = frozenset(
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
     }
 )
+_FOR_ANOTHER: Final = KafkaError._INVALID_DIFFERENT_RECORD  # noqa: SLF001
+"""The broker refused a batch of records for another one of them."""
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 _ITS_FAULT: Final = _TOO_LARGE | {KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 
@@ -287,8 +289,10 @@ class Transaction:
             threading.Thread(target=id, args=(client,), name=f"close {CLIENT_ID}", daemon=True).start()
 
     def _note(self, name: str, error: KafkaError | None, _: object) -> None:
-        """Keep the first record that was not taken; those purged behind it are no news."""
-        if error is not None and self._refused is None and error.code() not in _PURGED:
+        """Keep the first record that was not taken; those purged behind it, or refused for it, are no news."""
+        if error is None or error.code() in _PURGED:
+            return
+        if self._refused is None or self._refused[1].code() == _FOR_ANOTHER != error.code():
             self._refused = name, error
 
     def _poll(self, timeout_s: float) -> None:

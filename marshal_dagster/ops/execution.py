@@ -22,6 +22,7 @@ from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import (
     ConfigurationError,
     DecodeError,
+    FailingRecordError,
     GroupPausedError,
     MarshalError,
     SchemaDriftError,
@@ -73,7 +74,7 @@ class _IdleResult:
 def _is_of_the_data(error: Exception) -> bool:
     """Return whether an error may come from the records of a batch: then another batch need not fail by it."""
     if isinstance(error, MarshalError):
-        return isinstance(error, DecodeError | SchemaDriftError | SinkRejectedError)
+        return isinstance(error, DecodeError | FailingRecordError | SchemaDriftError | SinkRejectedError)
     return not isinstance(error, RetryRequested)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marshal_dagster.cli import output, position, retry, world_reader
+from marshal_dagster.cli import output, position, world_reader
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world
 from marshal_dagster.cli.doctor_checks.finding import CheckState
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -87,7 +87,7 @@ def test_what_a_member_does_meanwhile_stays_done(
         member.release()
         return True
 
-    monkeypatch.setattr(retry.typer, "confirm", commit_meanwhile)
+    monkeypatch.setattr("typer.confirm", commit_meanwhile)
     assert act(capsys, "retry", GROUP, TOPIC, 2).code == 0
     assert attempts(site) == [(50, None, 0), (50, 80, 5), (70, None, 0)]
 

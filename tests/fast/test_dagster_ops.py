@@ -596,7 +596,7 @@ def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: De
         return frame if mode is EFFECTIVELY_ONCE else None
 
     stand.process = process
-    options = {"ranges": RangeOptions(size=5)}
+    options: dict[str, Any] = {"ranges": RangeOptions(size=5)}
     for attempts in (0, 1):
         assert not stand.run(**options).success
         assert (_offsets(stand), _range_attempts(stand)) == ([0] * 4, [[attempts]] * 4)
@@ -604,10 +604,11 @@ def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: De
     assert "all else was done. partitions [2, 3]: ZeroDivisionError" in error
     assert (_offsets(stand), _range_attempts(stand)) == ([10, 10, 0, 0], [[], [], [2], [2]])
     assert "partitions [2]: ZeroDivisionError" in _error(stand.run(**options))
-    for attempts in (3, 4, 5):
+    for attempts in (3, 4):
         assert (_offsets(stand), _range_attempts(stand)) == ([10, 10, 0, 10], [[], [], [attempts], []])
-        result = stand.run(**options)
-        assert result.success is (attempts == 5)
+        assert not stand.run(**options).success
+    result = stand.run(**options)
+    assert result.success
     assert f"marshal-dagster retry {GROUP} {TOPIC} 2" in "".join(stand.lines(result))
     assert set(rows) == stand.scene.data.all_messages() - {(2, n) for n in range(5)}
     assert max(rows.values()) == 1

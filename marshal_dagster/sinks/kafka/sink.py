@@ -28,7 +28,7 @@ from marshal_dagster.errors import (
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.partitioner import Partitioner
-from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.kafka.notes import PositionNote
 from marshal_dagster.sinks.kafka.records import FrameRecords, Record, check_record_columns, evaluated
@@ -63,10 +63,19 @@ NOTES_SETTINGS: Final[Mapping[str, str]] = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 """Compaction keeps each partition's newest note for ever, and small segments let it work soon."""
+_OFFSET: Final = " offset "
 _GLANCE_S: Final = 0.5
 """How long another's commit is waited for before one's own dead predecessors are seen to."""
 _MORE_PATIENCE_S: Final = 15.0
 """How often a broker looks for transactions that are out of time, and some seconds more."""
+
+
+def _how_to_skip(name: str, range_: ClaimedRange) -> str:
+    """Return how to skip the message that a record is named for, if it has an offset."""
+    _, _, offset = name.rpartition(_OFFSET)
+    if not offset.isdigit():
+        return ""
+    return f". Correct the code that makes it, or skip the message: {skip_text(range_, int(offset), int(offset) + 1)}"
 
 
 class NewGeneration(StrEnum):
@@ -286,6 +295,7 @@ class KafkaSink(Steps):
             raise SinkRejectedError(
                 f"{refused.name} of group {wanted.group!r}: topic {self.topic} does not take the record made of it: "
                 f"{refused.reason}; nothing of {wanted} was written{hint if refused.is_too_large else ''}"
+                f"{_how_to_skip(refused.name, wanted)}"
             ) from None
         if before is None or not before.covers(wanted, place.topic_id):
             return _Step.TAKEN
@@ -306,7 +316,7 @@ class KafkaSink(Steps):
                 self.topic,
                 row.value,
                 row.key,
-                name=f"{wanted.topic}/{wanted.partition} offset {row.source_offset}",
+                name=f"{wanted.topic}/{wanted.partition}{_OFFSET}{row.source_offset}",
                 partition=row.partition,
                 headers=row.headers,
                 timestamp_ms=row.timestamp_ms,
