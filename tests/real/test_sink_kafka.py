@@ -268,6 +268,21 @@ def test_a_record_without_a_key_for_a_compacted_topic_is_named(
         deliver(KafkaTarget(output), "a", part(0, 0, 4))
 
 
+def test_records_that_are_too_large_together_are_sent_one_by_one(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """A topic takes smaller requests than the client makes; of a record that is too large the message is named."""
+    output = KafkaOutput(connection, topic(1, {"max.message.bytes": "10000"}))
+    assert output.open().create_notes()
+    wanted, rows = part(0, 0, 30), [(0, offset, "x" * 1_000) for offset in range(30)]
+    assert deliver(KafkaTarget(output), "a", wanted, rows=rows).taken == (wanted,)
+    assert output.rows() == rows
+    wanted, rows[7] = part(0, 30, 60), (0, 37, "x" * 20_000)
+    rows = [(0, 30 + index, value) for index, (_, _, value) in enumerate(rows)]
+    with pytest.raises(
+        SinkRejectedError, match=r"t/0 offset 37 of group 'g'.*--to-offset 0=38`, which skips the 7 off"
+    ):
+        deliver(KafkaTarget(output), "a", wanted, rows=rows)
+
+
 def test_a_partition_that_is_not_there(output: KafkaOutput, spark: "SparkSession") -> None:
     """The message is named whose record was to go there."""
     frame = spark.range(3).selectExpr("0 AS partition", "id AS offset", "'v' AS value", "int(id) AS output_partition")
