@@ -1,8 +1,9 @@
 """The record by which a Spark job fails, found by reading ever smaller parts of what the job read."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,13 @@ Offsets = Mapping[int, tuple[int, int]]
 """For each partition the offsets [start, end)."""
 
 _KIND: Final = re.compile(r"\[[\w.]+\]|[\w.$]+")
+_PYTHON_LOGGER: Final = "SQLQueryContextLogger"
+_JAVA_LOGGERS: Final = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.datasources.v2",
+    "org.apache.spark.util.Utils",
+)
 _SPARK: Final = ("pyspark.errors.exceptions.captured", "pyspark.errors.exceptions.connect", "py4j.protocol")
 
 
@@ -56,7 +64,8 @@ def find_failing_part(
     if failed is None:
         return None
     search = _Search(_failed_frame(failed) or read, read, read_part, may_continue)
-    return search.run(offsets, _kind(first_line(failed)))
+    with _without_stacks(read.sparkSession):
+        return search.run(offsets, _kind(first_line(failed)))
 
 
 @dataclass(slots=True)
@@ -120,6 +129,28 @@ class _Search:
     def _is_good_still(self) -> bool:
         """Return whether a part that was good is so now: if not, it is something else that fails."""
         return self.good is not None and self._error(self.good) is None
+
+
+@contextmanager
+def _without_stacks(spark: Any) -> Iterator[None]:  # noqa: ANN401 - its JVM half has no public name
+    """Spare the log the same stack for each part that fails; a server's log stays as it is."""
+    logger = logging.getLogger(_PYTHON_LOGGER)
+    was_disabled = logger.disabled
+    levels: list[tuple[str, Any]] = []
+    with suppress(Exception):  # a session with another way to log
+        log4j = spark._jvm.org.apache.logging.log4j  # noqa: SLF001
+        configurator = log4j.core.config.Configurator
+        levels = [(name, log4j.LogManager.getLogger(name).getLevel()) for name in _JAVA_LOGGERS]
+        for name in _JAVA_LOGGERS:
+            configurator.setLevel(name, log4j.Level.OFF)
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
+        with suppress(Exception):
+            for name, level in levels:
+                configurator.setLevel(name, level)
 
 
 def _halves(part: Offsets) -> list[Offsets]:
