@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.spark import connect
@@ -134,7 +135,9 @@ class _Search:
 @contextmanager
 def _without_stacks(spark: Any) -> Iterator[None]:  # noqa: ANN401 - its JVM half has no public name
     """Spare the log the same stack for each part that fails; a server's log stays as it is."""
-    logger = logging.getLogger(_PYTHON_LOGGER)
+    logger: Any = logging.root.manager.loggerDict.get(
+        _PYTHON_LOGGER, SimpleNamespace(disabled=False)
+    )  # PySpark makes it
     was_disabled = logger.disabled
     levels: list[tuple[str, Any]] = []
     with suppress(Exception):  # a session with another way to log
