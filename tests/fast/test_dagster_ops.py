@@ -20,6 +20,7 @@ from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
     DecodeError,
+    FailingRecordError,
     TopicNotFoundError,
     UnavailableError,
 )
@@ -637,6 +638,28 @@ def _range_attempts(stand: Stand, partitions: int = 4) -> list[list[int]]:
     """Give the attempts at each open plan of a range, by partition."""
     keys = [stand.scene.key(n) for n in range(partitions)]
     return [[range_.attempts for range_ in key.ranges if range_.phase is Phase.PLANNED] for key in keys]
+
+
+@pytest.mark.parametrize("mode", list(DeliveryMode))
+def test_the_record_that_fails_is_in_the_runs_error(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, mode: DeliveryMode
+) -> None:
+    """It is looked for while the claims are held, but not in at most once; a run that gives up names it too."""
+    owners: list[bool] = []
+
+    def find(error: Exception, frame: Any, *_: object) -> FailingRecordError:  # noqa: ANN401 - a stand-in
+        owners.append(stand.scene.key().owner is not None)
+        return FailingRecordError(f"offset {frame[0][1]} fails: {error}")
+
+    monkeypatch.setattr(batch_module, "find_failing_record", find)
+    stand.mode, stand.process = mode, lambda *_: 1 / 0
+    errors = [_error(stand.run(max_attempts=1)) for _ in range(1 if mode is AT_MOST_ONCE else 3)]
+    assert owners == [True] * (len(errors) - 1)
+    for error in errors[: len(owners)]:
+        assert "FailingRecordError: offset 0 fails: division by zero" in error
+    if owners:
+        assert "the last error, in run" in errors[-1]
+        assert "FailingRecordError: offset 0 fails: division by zero" in errors[-1]
 
 
 def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:
