@@ -151,6 +151,7 @@ class ClaimedBatch:
         self._entered_s = self._left_s = 0.0
         self._frame: DataFrame | None = None
         """What was read last."""
+        self._written: DataFrame | None = None
 
     # What it is
 
@@ -331,6 +332,7 @@ class ClaimedBatch:
             raise ConfigurationError("write() was called before: the sink takes the result of a batch in one piece")
         self.plan()
         self.check()
+        self._written = frame
         began_s = time.monotonic()
         try:
             self.outcome = self._sink.write(frame, self.ranges, self._offsets_read, self.check)
@@ -474,7 +476,8 @@ class ClaimedBatch:
             return None
         if self._frame is None or self.mode is DeliveryMode.AT_MOST_ONCE:
             return None
-        return find_failing_record(error, self._frame, self.ranges, self._read_part, self._check_heartbeats)
+        check = self._check_heartbeats
+        return find_failing_record(error, self._frame, self.ranges, self._read_part, check, written=self._written)
 
     def _count_attempt(self, error: BaseException) -> None:
         """Write a late plan down after all, so that the failure counts; not for mistakes of code, nor an interrupt."""

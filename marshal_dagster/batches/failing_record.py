@@ -24,10 +24,12 @@ def find_failing_record(
     ranges: Sequence[ClaimedRange],
     read_part: "Callable[[Offsets], DataFrame]",
     check: Callable[[], None],
+    *,
+    written: "DataFrame | None" = None,
 ) -> FailingRecordError | None:
     """Return the error that names the record of `ranges` by which Spark failed with `error`; None if none is found.
 
-    `check` raises when the batch is to end.
+    `check` raises when the batch is to end; `written` are the rows that were given to a sink.
     """
     offsets = {range_.partition: (range_.first_readable, range_.end) for range_ in ranges}
     offsets = {number: bounds for number, bounds in offsets.items() if bounds[0] < bounds[1]}
@@ -38,7 +40,9 @@ def find_failing_record(
         return time.monotonic() < until_s
 
     try:
-        found = find_failing_part(error, read, offsets, read_part, may_continue) if offsets else None
+        found = None
+        if offsets:
+            found = find_failing_part(error, read, offsets, read_part, may_continue, written=written)
     except MarshalError as ended:
         logger.info("the record that fails is not looked for any more: %s", ended)
         return None

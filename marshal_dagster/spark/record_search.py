@@ -48,6 +48,8 @@ def find_failing_part(
     offsets: Offsets,
     read_part: "Callable[[Offsets], DataFrame]",
     may_continue: Callable[[], bool],
+    *,
+    written: "DataFrame | None" = None,
 ) -> FailingPart | None:
     """Evaluate what failed with parts of what `read` has in its place; None if `error` is not of the records.
 
@@ -60,13 +62,18 @@ def find_failing_part(
         offsets: What was read.
         read_part: Returns a frame as `read`, over other offsets of the same topic.
         may_continue: Returns whether there is time for one more part.
+        written: The rows that a sink was to write. What it does with them may be evaluated without what failed: rows
+            that were kept are counted, say.
     """
     failed = _spark_error(error)
     if failed is None:
         return None
-    search = _Search(_failed_frame(failed) or read, read, read_part, may_continue)
+    kind, candidates = _kind(first_line(failed)), (written, _failed_frame(failed), read)
     with _without_stacks(read.sparkSession):
-        return search.run(offsets, _kind(first_line(failed)))
+        for rows in candidates:
+            if rows is not None and (found := _Search(rows, read, read_part, may_continue).run(offsets, kind)):
+                return found
+    return None
 
 
 @dataclass(slots=True)
@@ -75,7 +82,7 @@ class _Search:
     read: "DataFrame"
     read_part: "Callable[[Offsets], DataFrame]"
     may_continue: Callable[[], bool]
-    failing: Offsets | None = field(default=None, init=False)
+    failing: Offsets = field(default_factory=dict, init=False)
     """The smallest part that was seen to fail, and its error's line."""
     error: str = field(default="", init=False)
     good: Offsets | None = field(default=None, init=False)
@@ -83,12 +90,13 @@ class _Search:
 
     def run(self, offsets: Offsets, kind: str) -> FailingPart | None:
         """Search in `offsets`; an error of another `kind` counts only while a part that did not fail still does not."""
-        if not self.may_continue() or self._error({number: (start, start) for number, (start, _) in offsets.items()}):
+        nothing = {number: (start, start) for number, (start, _) in offsets.items()}
+        if not self.may_continue() or self._error(nothing) or not self._fails(offsets):
             return None
         # Mostly one record fails: then half of the questions are enough.
-        is_smallest = self._narrow(offsets, assumes=True) or self._narrow(self.failing or offsets, assumes=False)
+        is_smallest = self._narrow(offsets, assumes=True) or self._narrow(self.failing, assumes=False)
         part = self.failing
-        if part is None or not (_kind(self.error) == kind or self._is_good_still()):
+        if not (_kind(self.error) == kind or self._is_good_still()):
             return None
         is_unreadable = self.rows is self.read or (self.may_continue() and self._error(part, self.read) is not None)
         return FailingPart(part, self.error, is_smallest, is_unreadable)

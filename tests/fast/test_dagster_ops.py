@@ -647,7 +647,7 @@ def test_the_record_that_fails_is_in_the_runs_error(
     """It is looked for while the claims are held, but not in at most once; a run that gives up names it too."""
     owners: list[bool] = []
 
-    def find(error: Exception, frame: Any, *_: object) -> FailingRecordError:  # noqa: ANN401 - a stand-in
+    def find(error: Exception, frame: Any, *_: object, **__: object) -> FailingRecordError:  # noqa: ANN401 - a stand-in
         owners.append(stand.scene.key().owner is not None)
         return FailingRecordError(f"offset {frame[0][1]} fails: {error}")
 

@@ -15,9 +15,11 @@ from marshal_dagster.errors import FailingRecordError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.sinks import FileSink
+from marshal_dagster.sinks import DeltaSink, FileSink, PostgresSink, Sink
+from tests.kafka_outputs import KafkaOutput
 from tests.real.conftest import MakeTopic
 from tests.real.test_batches import Group
+from tests.sink_outputs import TABLE, PostgresOutput, own_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -130,6 +132,30 @@ def test_the_record_that_fails_is_named(  # noqa: PLR0917 - fixtures
     assert "\n" not in text
     assert raised.value.__cause__ is not None
     assert group.key(name, BAD_PARTITION).plan_end == 20
+
+
+@pytest.mark.parametrize("kind", ["postgres", "kafka", "delta"])
+def test_the_record_that_fails_is_named_whatever_the_sink(  # noqa: PLR0917 - fixtures
+    session: BatchSession, group: Group, topic: MakeTopic, tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """Each sink evaluates the rows in its own way."""
+    spark: SparkSession = request.getfixturevalue("spark")
+    name = topic(3)
+    write(group.kafka, name)
+    if kind == "postgres":
+        output = PostgresOutput(request.getfixturevalue("postgres"), own_schema())
+        sink: Sink = PostgresSink(output.dsn, TABLE, schema=output.schema)
+    elif kind == "kafka":
+        sink = KafkaOutput(group.connection).open()
+    else:
+        sink = DeltaSink(str(tmp_path / "table"), session=lambda: spark)
+    with (
+        pytest.raises(
+            FailingRecordError, match=f"partition {BAD_PARTITION}, offset {BAD_OFFSET} fails in Spark: Value"
+        ),
+        session.claimed_batch(BatchRequest(topic=name), sink) as batch,
+    ):
+        batch.write(by_udf(batch.read(spark)).selectExpr("partition", "offset", "CAST(n AS string) AS value"))
 
 
 def test_a_time_that_spark_cannot_hold_is_named(group: Group, spark: "SparkSession", topic: MakeTopic) -> None:
