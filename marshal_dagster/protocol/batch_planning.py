@@ -134,8 +134,8 @@ def skip_text(range_: ClaimedRange, first: int, end: int) -> str:
     before = first - range_.start
     if before <= 0:
         return command
-    offsets = "offset" if before == 1 else f"{before} offsets"
-    return f"{command}, which skips the {offsets} of the batch before it too: have them done first (docs/reprocess.md)"
+    skipped, them = ("the one offset", "it") if before == 1 else (f"the {before} offsets", "them")
+    return f"{command}, which skips {skipped} of the batch before it too: have {them} done first (docs/reprocess.md)"
 
 
 def plan_ends(
