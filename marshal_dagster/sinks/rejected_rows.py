@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import SinkRejectedError
-from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.nested_values import any_value, has_nul, holds, is_not_utf8, text_kinds
@@ -32,14 +32,14 @@ class RejectedRow:
         """Return the error that names the row's message, and how to continue."""
         range_ = next(range_ for range_ in ranges if range_.partition == self.partition)
         if self.offset is None:
-            message, following = f"offsets {range_.start} to {range_.end - 1} (the row has no offset)", range_.end
+            message = f"offsets {range_.start} to {range_.end - 1} (the row has no offset)"
+            skip = skip_text(range_, range_.start, range_.end)
         else:
-            message, following = f"offset {self.offset}", self.offset + 1
+            message, skip = f"offset {self.offset}", skip_text(range_, self.offset, self.offset + 1)
         column = "" if self.column is None else f", column {self.column!r}"
         return SinkRejectedError(
             f"{output} does not take the row of topic {range_.topic!r}, partition {self.partition}, {message}{column}: "
-            f"{self.reason}; nothing was written. Correct the code that makes the row, or skip the message: "
-            f"`marshal-dagster position reset {range_.group} {range_.topic} --to-offset {self.partition}={following}`"
+            f"{self.reason}; nothing was written. Correct the code that makes the row, or skip the message: {skip}"
         )
 
 

@@ -452,14 +452,14 @@ def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None
         (ProducerFencedError(0.5), SinkRejectedError, "another run has taken the partition over"),
         (ProducerFencedError(121), UnavailableError, "not sent within transaction_timeout_s=120: take smaller batches"),
         (
-            RecordRejectedError("t/0 offset 2", "Message size too large", is_too_large=True),
+            RecordRejectedError("t/0 offset 2", "Message size too large", is_too_large=True, is_sure=True),
             SinkRejectedError,
             "t/0 offset 2 of group 'g': topic output does not take .* raise max.message.bytes",
         ),
         (
-            RecordRejectedError("t/0 offset 2", "bad", is_too_large=False),
+            RecordRejectedError("t/0 offset 2", "bad", is_too_large=False, is_sure=True),
             SinkRejectedError,
-            "bad; nothing of .* was written$",
+            "bad; nothing of .* was written. Correct .* skip the message: `marshal-dagster position reset g t .* 0=3`",
         ),
     ],
 )

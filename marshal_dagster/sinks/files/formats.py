@@ -13,6 +13,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.column_names import check_nested_names, is_case_sensitive
 from marshal_dagster.spark.conversion_settings import (
@@ -102,7 +103,7 @@ _NO_TIMES: Final = (
 )
 # As an error shows it; a plan, which other errors may show, has the parts of the text apart.
 _REFUSED: Final = re.compile(
-    r"marshal-dagster refuses (column .+?, partition (?:-?\d+|null), offset (?:-?\d+|null|unknown)) ;"
+    r"marshal-dagster refuses (column .+?, partition (-?\d+|null), offset (-?\d+|null|unknown)) ;"
 )
 
 
@@ -185,14 +186,20 @@ def _number(column: str) -> "Column":
     return f.coalesce(f.col(column).cast("string"), f.lit("null"))
 
 
-def refusal_in(error: Exception, format_name: str) -> SinkRejectedError | None:
+def refusal_in(error: Exception, format_name: str, ranges: Sequence[ClaimedRange]) -> SinkRejectedError | None:
     """Return the refusal of a value (`refusing`) that Spark's error is of, if it is of one."""
     found = _REFUSED.search(str(error))
     if found is None:
         return None
+    offset = int(found[3]) if found[3].isdigit() else None
+    skips = [
+        skip_text(range_, *((range_.start, range_.end) if offset is None else (offset, offset + 1)))
+        for range_ in ranges
+        if found[2] == str(range_.partition)
+    ]
     return SinkRejectedError(
         f"{found[1]}: files of format {format_name} do not give it back, so nothing was written. Clean the value in "
-        "the batch's function, write another format, or set the position past this offset (position reset)"
+        f"the batch's function, write another format, or skip the message: {', '.join(skips)}"
     )
 
 

@@ -181,7 +181,12 @@ class FileSink(Steps):
         try:
             folder = _of_attempt(attempt)
             self._check_place(frame, _note_of(attempt))
-            self._write_rows(frame, folder, done)
+            try:
+                self._write_rows(frame, folder, done)
+            except Exception as error:  # Spark's, in which the JVM's words are
+                if refusal := formats.refusal_in(error, self.format, wanted):
+                    raise refusal from None
+                raise
             self._reached("rows written")
             written = self._collect(folder, wanted)
             before_commit()
@@ -293,13 +298,8 @@ class FileSink(Steps):
             .options(**formats.write_options(self.format, self.options), **_COMMITTER_OPTIONS)
             .partitionBy(_RANGE_COLUMN)
         )
-        try:
-            with some_files_at_once(frame.sparkSession):
-                writer.save(self._storage.to_write(folder))
-        except Exception as error:  # Spark's, in which the JVM's words are
-            if refusal := formats.refusal_in(error, self.format):
-                raise refusal from None
-            raise
+        with some_files_at_once(frame.sparkSession):
+            writer.save(self._storage.to_write(folder))
 
     def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, _WrittenFiles]:
         """List what Spark has committed below `folder`, by partition, and have the storage hold it."""

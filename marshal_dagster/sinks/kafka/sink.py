@@ -29,7 +29,7 @@ from marshal_dagster.errors import (
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.partitioner import Partitioner
-from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.kafka.notes import GroupsNote, PositionNote
 from marshal_dagster.sinks.kafka.records import FrameRecords, Record, check_record_columns, evaluated
@@ -65,10 +65,19 @@ NOTES_SETTINGS: Final[Mapping[str, str]] = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 """Compaction keeps each partition's newest note for ever, and small segments let it work soon."""
+_OFFSET: Final = " offset "
 _GLANCE_S: Final = 0.5
 """How long another's commit is waited for before one's own dead predecessors are seen to."""
 _MORE_PATIENCE_S: Final = 15.0
 """How often a broker looks for transactions that are out of time, and some seconds more."""
+
+
+def _how_to_skip(name: str, range_: ClaimedRange) -> str:
+    """Return how to skip the message that a record is named for, if it has an offset."""
+    _, _, offset = name.rpartition(_OFFSET)
+    if not offset.isdigit():
+        return ""
+    return f". Correct the code that makes it, or skip the message: {skip_text(range_, int(offset), int(offset) + 1)}"
 
 
 class NewGeneration(StrEnum):
@@ -99,8 +108,13 @@ class _Queue:
     """The records of one call, partition after partition."""
 
     def __init__(self, records: FrameRecords) -> None:
+        self._records = records
         self._groups = itertools.groupby(records, key=attrgetter("source_partition"))
         self._next: tuple[int, Iterator[Record]] | None = None
+
+    def again(self) -> "_Queue":
+        """Return the same records from the first on."""
+        return _Queue(self._records)
 
     def of(self, partition: int) -> Iterator[Record]:
         """Give the records of a partition; those of lower ones are passed over."""
@@ -166,7 +180,7 @@ class KafkaSink(Steps):
         self._id_prefix = f"{ID_PREFIX}{topic}/"
         self._patience_s = transaction_timeout_s + _MORE_PATIENCE_S
         """How long a transaction can stay open whose writer has died."""
-        self._is_checked = self._is_tried = False
+        self._is_checked = self._is_tried = self._sends_alone = False
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.topic!r})"
@@ -263,30 +277,26 @@ class KafkaSink(Steps):
 
     def _take(
         self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
-    ) -> "_Step | None":
-        """Write the records of a range in one transaction; None where another has taken it meanwhile."""
+    ) -> _Step | None:
+        """Write the records of a range in one transaction; None where another has taken it meanwhile.
+
+        A broker that refuses a record refuses all that came in one request with it. Then they are sent once more, each
+        by itself.
+        """
         from marshal_dagster.kafka.transactions import ProducerFencedError, RecordRejectedError
 
         try:
-            with self._transaction(wanted) as transaction:
-                self._reached("fenced")
-                notes = place.notes.newest(self._patience_s)
-                if others := self._groups.others(wanted, self._groups_in(notes, [wanted])):
-                    # Of two groups with these offsets each ends what the other has open, and then sees its note.
-                    self._end_open([replace(wanted, group=other) for other in others])
-                    notes = place.notes.newest(self._patience_s)
-                if self._judge_by(place, notes, [wanted])[wanted] is Verdict.SKIP:
-                    return None
-                before = self._found(notes, wanted)
-                note = PositionNote.after(before, wanted, place.topic_id, has_rows=count > 0)
-                transaction.begin()
-                self._send(transaction, queue.of(wanted.partition), wanted, count)
-                self._reached("sent")
-                before_commit()
-                self._send_note(transaction, wanted, note)
-                self._reached("noted")
-                self._commit(transaction, place, wanted, note)
-                self._reached("committed")
+            try:
+                step = self._write(place, wanted, count, queue, before_commit)
+            except RecordRejectedError as refused:
+                if refused.is_sure:
+                    raise
+                logger.warning("topic %s refuses records of %s: each is sent by itself now", self.topic, wanted)
+                self._sends_alone = True
+                try:
+                    step = self._write(place, wanted, count, queue.again(), before_commit)
+                finally:
+                    self._sends_alone = False
         except ProducerFencedError as fenced:
             raise self._fenced_error(wanted, fenced.took_s) from None
         except RecordRejectedError as refused:
@@ -297,18 +307,43 @@ class KafkaSink(Steps):
             raise SinkRejectedError(
                 f"{refused.name} of group {wanted.group!r}: topic {self.topic} does not take the record made of it: "
                 f"{refused.reason}; nothing of {wanted} was written{hint if refused.is_too_large else ''}"
+                f"{_how_to_skip(refused.name, wanted)}"
             ) from None
-        if before is None or not before.covers(wanted, place.topic_id):
-            return _Step.TAKEN
-        logger.warning(
-            "%s of group %r: topic %s has records of an older generation of these offsets, which stay; those of "
-            "generation %d stand behind them",
-            wanted,
-            wanted.group,
-            self.topic,
-            wanted.generation,
-        )
-        return _Step.APPENDED
+        if step is _Step.APPENDED:
+            logger.warning(
+                "%s of group %r: topic %s has records of an older generation of these offsets, which stay; those of "
+                "generation %d stand behind them",
+                wanted,
+                wanted.group,
+                self.topic,
+                wanted.generation,
+            )
+        return step
+
+    def _write(
+        self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
+    ) -> _Step | None:
+        """Write a range in one transaction; None where another has taken it."""
+        with self._transaction(wanted) as transaction:
+            self._reached("fenced")
+            notes = place.notes.newest(self._patience_s)
+            if others := self._groups.others(wanted, self._groups_in(notes, [wanted])):
+                # Of two groups with these offsets each ends what the other has open, and then sees its note.
+                self._end_open([replace(wanted, group=other) for other in others])
+                notes = place.notes.newest(self._patience_s)
+            if self._judge_by(place, notes, [wanted])[wanted] is Verdict.SKIP:
+                return None
+            before = self._found(notes, wanted)
+            note = PositionNote.after(before, wanted, place.topic_id, has_rows=count > 0)
+            transaction.begin()
+            self._send(transaction, queue.of(wanted.partition), wanted, count)
+            self._reached("sent")
+            before_commit()
+            self._send_note(transaction, wanted, note)
+            self._reached("noted")
+            self._commit(transaction, place, wanted, note)
+            self._reached("committed")
+        return _Step.APPENDED if before is not None and before.covers(wanted, place.topic_id) else _Step.TAKEN
 
     def _send(self, transaction: "Transaction", rows: Iterator[Record], wanted: ClaimedRange, count: int) -> None:
         sent = 0
@@ -317,7 +352,7 @@ class KafkaSink(Steps):
                 self.topic,
                 row.value,
                 row.key,
-                name=f"{wanted.topic}/{wanted.partition} offset {row.source_offset}",
+                name=f"{wanted.topic}/{wanted.partition}{_OFFSET}{row.source_offset}",
                 partition=row.partition,
                 headers=row.headers,
                 timestamp_ms=row.timestamp_ms,
@@ -481,6 +516,7 @@ class KafkaSink(Steps):
             topics=[self.topic, self.notes_topic],
             timeout_s=self.transaction_timeout_s,
             partitioner=self.partitioner,
+            sends_alone=self._sends_alone,
         )
 
     @contextmanager
