@@ -57,7 +57,7 @@ class PlanRetrier(PositionResetter):
             "written. Wait until its run has ended"
         )
 
-    def warnings(self) -> Sequence[str]:
+    def warnings(self, changes: Sequence[PositionChange]) -> Sequence[str]:
         """Say what a person should know of the group before its plans end, a pause too."""
         with self.reader.lock:
             group = self.reader.world.group_of(self.group, self.topic)
@@ -67,7 +67,7 @@ class PlanRetrier(PositionResetter):
             )
         is_paused = group.is_paused(now_ms)
         paused = [f"{paused_group_text(self.group, until_s)}: nothing is tried again before"] if is_paused else []
-        return [*super().warnings(), *paused]
+        return [*super().warnings(changes), *paused]
 
     def look_at_plans(self, plans: Sequence[OpenPlan]) -> Sequence[PositionChange]:
         """Give what is to be set, by partition; nothing is written. Raises what `look` raises."""
