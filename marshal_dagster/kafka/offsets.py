@@ -81,7 +81,8 @@ class OffsetReader:
                 found = self._all_at(topic, partitions, places, least, until_s)
             except KafkaException as raised:
                 self.forget_leaders(topic)
-                self.is_spent = error_in(raised).code() not in PASSING
+                if error_in(raised).code() not in PASSING:
+                    self.is_spent = True
                 raise
             else:
                 self.log.clear()
