@@ -51,7 +51,7 @@ class SparkOutput(Output):
 
     def poison(self) -> "DataFrame":
         """A frame that fails when a row is computed."""
-        return self.frame([(0, 0, "x")]).selectExpr("partition", "offset", "raise_error('evaluated') AS value")
+        return self.frame([(0, 0, "x")]).selectExpr("partition", "offset", "string(raise_error('evaluated')) AS value")
 
 
 class SparkFileOutput(SparkOutput):

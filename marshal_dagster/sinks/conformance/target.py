@@ -100,7 +100,7 @@ class Target(ABC):
         """Return a frame that fails when it is evaluated."""
         if self.spark is None:
             return cast("DataFrame", LocalFrame(list(COLUMNS), None))
-        failing = "raise_error('evaluated, though all of its ranges are in the output') AS value"
+        failing = "string(raise_error('evaluated, though all of its ranges are in the output')) AS value"
         return self.frame([(0, 0, "x")]).selectExpr("partition", "offset", failing)
 
     def source_files(self) -> Collection[str]:
