@@ -80,13 +80,13 @@ class OffsetReader:
                 found = self._all_at(topic, partitions, places, least, until_s)
             except KafkaException as raised:
                 self.forget_leaders(topic)
-                self.is_spent = self.is_spent or error_in(raised).code() not in PASSING
+                if error_in(raised).code() not in PASSING:
+                    self.is_spent = True
                 raise
-            else:
-                self.log.clear()
-                return found
             finally:
                 self._client.poll(0)  # hands out what the client has logged: closing goes by it
+            self.log.clear()
+            return found
         finally:
             self._lock.release()
 
