@@ -142,7 +142,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     max_records: int | None = Field(default=None, description="The most offsets of a batch.")
     max_batches: int | None = Field(default=None, description="A run ends after so many batches.")
     allow_missing_topic: bool = Field(
-        default=False, description="Runs and ticks succeed while there is no such topic; by default they fail."
+        default=False, description="Runs and ticks succeed while the data topic does not exist; by default they fail."
     )
     time_budget_s: float | None = Field(default=None, description="A run begins no batch after so many seconds.")
     schedule: str | None = Field(default=None, description="A cron expression: when runs start.")

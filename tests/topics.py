@@ -1,17 +1,38 @@
 """What tests do with topics beyond the library."""
 
+import time
+from typing import Final
+
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined] # its hints do not export it
 
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.errors import Request
 
+BROKERS_WITHIN_S: Final = 120.0
+
 
 def grow(topics: Topics, topic: str, partitions: int) -> None:
-    """Give a topic more partitions, `partitions` in all, and wait until they can be used."""
+    """Give a topic more partitions, `partitions` in all, and wait until they can be used.
+
+    While a broker restarts there are too few for the topic's replicas: that is waited for.
+    """
+    deadline_s = time.monotonic() + BROKERS_WITHIN_S
+    while True:
+        try:
+            _grow(topics, topic, partitions)
+            break
+        except ConfigurationError as error:
+            if "replication factor" not in str(error) or time.monotonic() > deadline_s:
+                raise
+        time.sleep(0.2)
+    topics._await_usable(topic, partitions)
+
+
+def _grow(topics: Topics, topic: str, partitions: int) -> None:
     more = NewPartitions(topic, partitions)
     topics._ask_for_one(
         Request(f"give topic {topic!r} {partitions} partitions", on_topic(topic, Right.ALTER), topic),
         lambda client, left_s: client.create_partitions([more], request_timeout=left_s, operation_timeout=left_s),
     )
-    topics._await_usable(topic, partitions)

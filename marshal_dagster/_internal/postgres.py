@@ -17,9 +17,9 @@ LONGEST_NAME_BYTES: Final = 63
 _ANSWER_TIMEOUT_S: Final = 60.0
 
 SETTINGS: Final[Mapping[str, str]] = {
-    # A policy of row-level security would hide rows from a statement without a word: PostgreSQL raises instead.
+    # PostgreSQL then raises an error where a policy of row-level security would hide rows from a statement.
     "row_security": "off",
-    # Values have one text, whatever zone and style the role, the database or the machine has.
+    # Each value is rendered as one text, whatever time zone and styles the role, the database or the machine has.
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
     "IntervalStyle": "postgres",
@@ -27,7 +27,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "bytea_output": "hex",
     "lc_monetary": "C",
 }
-"""What each connection of the library sets, whatever its role and database have."""
+"""Settings of each connection of the library; they override those of its role and database."""
 
 
 class Secret(Protocol):
@@ -61,15 +61,14 @@ class Database:
 
         Args:
             answer_timeout_s: How long to wait for a network that delivers nothing.
-            is_one_transaction: The connection is for one transaction, which is begun here, at level read committed.
-                Its settings end with it, so that none stays in a pooler's connection; a further transaction begins
-                with `set_for_transaction`.
-            settings: Parameters of psycopg. They come before those of the connection string, except `options`: both
-                count.
+            is_one_transaction: Use the connection for one transaction, which begins here at isolation level read
+                committed. The settings end with it, so that none remains in a pooler's connection. Begin each further
+                transaction with `set_for_transaction`.
+            settings: Parameters of psycopg. They override those of the connection string; `options` of both apply.
 
         Raises:
             ConfigurationError: The connection string cannot be read.
-            psycopg.Error: The database cannot be reached, or refuses.
+            psycopg.Error: The database cannot be reached, or refuses the connection.
         """
         import psycopg
 
@@ -154,21 +153,21 @@ _UNSAFE_TABLES: Final = """
         OR (p.is_named AND EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = c.oid AND r.is_instead))
     ORDER BY p.named, p.is_named DESC, 3
     """
-"""Tables, and what belongs to them at any depth, that do not keep rows as a transaction promises.
+"""Selects those of the named tables, their partitions and the tables that inherit from them that could lose rows.
 
-A temporary table that inherits from a table is another session's own: no row of ours comes there.
+A temporary table that inherits from a named one belongs to another session and gets no row of ours: it is left out.
 """
 _UNSAFE_KINDS: Final[Mapping[str, str]] = {
-    "f": "is a foreign table, which another server commits by itself: name a table of this database",
+    "f": "is a foreign table, whose rows another server commits: name a table of this database",
     "v": "is a view: name the table itself",
     "m": "is a materialized view: name a table",
 }
 
 
 def check_tables_keep_rows(connection: "Connection", schema: str, tables: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if one of `tables` would lose rows that were committed, or put them elsewhere.
+    """Raise `ConfigurationError` if one of `tables` could lose committed rows, or stores them elsewhere.
 
-    Partitions and tables that inherit count as their table, at any depth. A table that does not exist passes.
+    Partitions and inheriting tables are checked too, at any depth. A table that does not exist passes.
     """
     for named, is_named, full_name, kind, persistence, rule in connection.execute(
         _UNSAFE_TABLES, (schema, list(tables))
@@ -180,8 +179,10 @@ def check_tables_keep_rows(connection: "Connection", schema: str, tables: Sequen
             reason = "is unlogged, so a crash of the server empties it: ALTER TABLE ... SET LOGGED first"
         elif persistence == "t":
             reason = "is temporary, so its rows end with the session: name a permanent table"
+        elif rule is None:
+            reason = "is not a table: name a table"
         else:
-            reason = f"has the rule {rule!r}, which does something else instead of what is asked: drop the rule"
+            reason = f"has the INSTEAD rule {rule!r}, which replaces statements by others: drop the rule"
         raise ConfigurationError(
             f"table: {table} {reason}" if is_named else f"table: {table}: its part {full_name} {reason}"
         )

@@ -25,10 +25,10 @@ def kafka_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def why_not_own(folder: Path) -> str | None:
-    """Return why what is written into `folder` may go elsewhere; None if it is this user's own, or not there.
+    """Return why it is unsafe to write into `folder`; None if it is this user's own, or does not exist.
 
-    In a folder that others may write they can put a link to a file of this user's, which is then overwritten. A folder
-    of another user is no better. Links in a folder of this user's own are this user's.
+    In a folder that others may write into, they can put a link to a file of this user, which is then overwritten. The
+    same holds for a folder of another user. Links in this user's own folder were made by this user.
     """
     try:
         found = folder.stat()

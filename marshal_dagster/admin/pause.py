@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.admin.go_groups import has_native_settings, require_pause_allowed
 from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.admin.paused_change import RESUMED_S
@@ -161,5 +162,5 @@ def require_known(world: World, group: str, otherwise: str) -> None:
 def unknown_group(world: World, group: str) -> str:
     """Say that the log does not name this group, and which ones it does name."""
     names = group_names(world)
-    shown = ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    shown = first_few(list(map(repr, names)), _SHOWN)
     return f"the log does not name a group {group!r}{f'; it names {shown}' if names else ', nor any other'}"

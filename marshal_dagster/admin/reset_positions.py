@@ -83,7 +83,7 @@ class PositionResetter(LogUser):
     go_consumers_stopped: bool = False
     _topic_id: str = field(default="", init=False)
     _hidden: Mapping[int, int] = field(default_factory=dict, init=False)
-    """What was found by a time in the last look only because its own time lies in the future, by partition."""
+    """By partition, the record that the last look-up by time found only because its time is in the future."""
 
     def look(
         self,
@@ -146,7 +146,8 @@ class PositionResetter(LogUser):
         settings = self.settings_in_force()
         warnings = [
             f"{self.topic}/{partition}: the first record of that time or later, offset {offset}, has a time in the "
-            "future (its sender's clock or unit was wrong): older records may follow it. Look at it, or name an offset"
+            "future (its sender's clock or unit of time was wrong), so older records may follow it. Check that record, "
+            "or give an offset instead of a time"
             for partition, offset in self._hidden.items()
         ]
         if self.go_consumers_stopped and settings.rule_set is RuleSet.GO:

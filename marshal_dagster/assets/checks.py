@@ -41,7 +41,6 @@ from marshal_dagster.runs.exhausted_plans import (
     exhausted_plans_metadata,
     exhausted_plans_text,
 )
-from marshal_dagster.runs.failed_batches import last_failures
 from marshal_dagster.runs.names import ASSET_KEY_TAG, TOPIC_TAG
 from marshal_dagster.runs.tables import Column, table
 
@@ -67,7 +66,7 @@ class ClaimCheck(StrEnum):
 _ORDER: Final = list(ClaimCheck)
 """Positions are read before records: what is committed meanwhile is beyond them, and no gap."""
 _DESCRIPTIONS: Final = {
-    ClaimCheck.EXHAUSTED_PLANS: "No plan was tried so often that no run tries it again by itself.",
+    ClaimCheck.EXHAUSTED_PLANS: "No plan has failed so often that runs do not retry it any more.",
     ClaimCheck.STALE_CLAIMS: "Nothing is held, or left planned, by members that are dead.",
     ClaimCheck.LAG: "No more offsets are left to read than is allowed.",
     ClaimCheck.GAPS: "The recorded batches follow on one another, and retention has deleted nothing unread.",
@@ -114,13 +113,13 @@ def build_claim_checks(
 ) -> AssetChecksDefinition:
     """Build the checks (`ClaimCheck`) of what `marshal_asset` or `build_claimed_batch_op` made.
 
-    `lag` is one of them if `max_lag` says how much. Those of an op are of the asset that its batches materialize.
+    `lag` is one of them if `max_lag` is given. The checks of an op belong to the asset that its batches materialize.
 
     Those in `errors` fail as errors, the others as warnings. Those in `blocking` are errors too, and stop what depends
     on the asset in the same run. `exhausted_plans` is evaluated by the asset's own runs too. `gaps`, `rewinds` and
-    `double_commits` judge the `last` batches by their materializations: a gap says that a run committed and died before
-    it had recorded that, or that others than this asset worked in the group. Reads alone; the claimer of resource
-    `claimer_key` says of which group.
+    `double_commits` judge the `last` batches by their materializations. A gap means that a run committed and died
+    before it recorded the batch, or that another asset or process worked in the group. The checks only read; the
+    claimer of resource `claimer_key` determines the group.
 
     Raises `ConfigurationError`.
     """
@@ -199,12 +198,11 @@ class _CheckContext:
         """Carry out one check: return whether it passed, a sentence, and what shows it."""
         match check:
             case ClaimCheck.EXHAUSTED_PLANS:
-                group = self.claimer.group
+                wall_ms, group = time.time_ns() // 1_000_000, self.claimer.group
                 with self.claimer.world() as world:
-                    left_open = open_plans(world, time.time_ns() // 1_000_000, group=group, topic=self.topic)
+                    left_open = open_plans(world, wall_ms, group=group, topic=self.topic)
                 plans = exhausted(left_open, self.max_attempts)
-                failures = last_failures(self.instance, group, self.topic) if plans else {}
-                text = exhausted_plans_text(plans, failures) or NOTHING_EXHAUSTED
+                text = exhausted_plans_text(self.instance, plans) or NOTHING_EXHAUSTED
                 return not plans, text, exhausted_plans_metadata(plans)
             case ClaimCheck.STALE_CLAIMS:
                 wall_ms = time.time_ns() // 1_000_000

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _BACKFILL_TAG: Final = "dagster/backfill"
 _IDLE: Final = frozenset({ExecutionOutcome.DRAINED.value, ExecutionOutcome.HELD.value})
-"""Outcomes after which nothing is left to do: there was nothing, or others are at work on it."""
+"""Outcomes after which a backfill has nothing left to do: nothing was unread, or other runs process it."""
 
 Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFrame | None"]
 """What `marshal_asset` decorates: as `marshal_dagster.ops.config.Process`, with the context of an asset."""
@@ -88,11 +88,11 @@ def marshal_asset(
 
     The function gets context, batch and frame, as that of `build_claimed_batch_op` does; `options` and what a run does
     are the same too. Each batch is one materialization, with its ranges and numbers. Where there was nothing to do an
-    observation says why, and what depends on the asset is skipped. In a backfill of Dagster's, which ends only when all
-    that it asks for is materialized or failed, one without a batch is materialized that was drained or held by others;
-    else the run fails. With `per_partition` each partition of the topic is
-    a Dagster partition (`kafka_partitions_def`), and a run claims no other than its own. Name and description of the
-    asset are those of the function unless `name` or `translator` says otherwise.
+    observation says why, and what depends on the asset is skipped. A Dagster backfill ends only when each of its
+    partitions is materialized or has failed. So in a backfill a run without a batch materializes the asset if the topic
+    was drained or held by other runs, and fails otherwise. With `per_partition` each partition of the topic is a
+    Dagster partition (`kafka_partitions_def`), and a run claims only its own. Name and description of the asset are
+    those of the function unless `name` or `translator` says otherwise.
 
     Raises `ConfigurationError` for settings that no batch could keep to.
     """
@@ -104,7 +104,7 @@ def marshal_asset(
         check_arguments(process, PROCESS_ARGUMENTS)
         own_name = name or getattr(process, "__name__", None)
         if own_name is None:
-            raise ConfigurationError(f"{process!r} has no name of its own: give the asset a name")
+            raise ConfigurationError(f"{process!r} has no name: give the asset a `name`")
         asset = ClaimedAsset(own_name, topic, process.__doc__)
         described = translator.get_asset_spec(asset).replace_attributes(skippable=True)
         spec = batch_spec(process, topic, described.key, options)  # type: ignore[arg-type] # see `handed`
@@ -147,7 +147,7 @@ def marshal_asset(
 
 
 def _idle_result(work: BatchExecution, context: AssetExecutionContext) -> MaterializeResult[Any]:
-    """Materialize what had nothing to do: a backfill waits for each of its partitions, or reports it as failed."""
+    """Materialize the asset although there was nothing to do: a backfill waits for each of its partitions."""
     metadata = work.idle_metadata or {}
     if metadata.get("state") not in _IDLE:
         raise Failure(f"nothing was done in this backfill: {work.ended}", metadata=metadata)

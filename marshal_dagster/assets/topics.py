@@ -235,8 +235,8 @@ def build_topic_sensor(
 ) -> SensorDefinition:
     """Build the sensor that observes the asset of `build_topic_asset` without a run.
 
-    A tick that finds ends and lag as they were, and no growth since, reports nothing. One that finds no such topic
-    fails, unless `allow_missing_topic`. Give both the same `translator` and `per_partition`. Default name:
+    A tick reports nothing if ends and lag are unchanged and nothing has grown since. It fails if the topic does not
+    exist, unless `allow_missing_topic`. Pass the same `translator` and `per_partition` as to the asset. Default name:
     `<topic>_messages`. Raises `ConfigurationError`.
     """
     observed = _Topic(topic, _spec(topic, translator).key, per_partition, claimer_key)

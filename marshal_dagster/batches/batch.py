@@ -26,6 +26,7 @@ from marshal_dagster.errors import (
     GroupPausedError,
     MarshalError,
     PlanRejectedError,
+    SinkRejectedError,
 )
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
@@ -304,7 +305,7 @@ class ClaimedBatch:
         return frame
 
     def plan(self) -> None:
-        """Write the plan down now, if it is to be late: from here on a failure counts as an attempt at it.
+        """Write a late plan now: from here on, a failure counts as an attempt at it.
 
         Raises `GroupPausedError` if the group was paused since the claim: then the batch is idle, and there is nothing
         to do. Raises `PlanRejectedError`, `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
@@ -356,7 +357,11 @@ class ClaimedBatch:
             return
         if not self.request.late_plan:
             self._plan()
-        self._ask_sink()
+        try:
+            self._ask_sink()
+        except SinkRejectedError:
+            self._plan_after_failure()
+            raise
         if self.idle is None and not self.all_ranges:
             idle = self._claims.why_idle(wanted)
             self.idle = idle if advice is None else replace(idle, text=f"{idle.text}; {advice.text}")
@@ -460,6 +465,10 @@ class ClaimedBatch:
         is_mistake = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
         if is_mistake or not self.request.late_plan or self.idle is not None or not self._state.was_read:
             return
+        self._plan_after_failure()
+
+    def _plan_after_failure(self) -> None:
+        """Write a late plan, so that the failure counts as an attempt and the partitions are tried in parts."""
         try:
             self._plan()
         except MarshalError as unplanned:

@@ -15,7 +15,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange, Position, check_incarnation, position, reach
 from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleSet
-from marshal_dagster.protocol.open_plans import OpenPlan, retry_commands
+from marshal_dagster.protocol.open_plans import retry_command
 from marshal_dagster.protocol.staleness import stale_after_ms
 from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, enables_ranges
 
@@ -153,14 +153,11 @@ class BatchContext:
     def given_up(self, plans: Mapping[int, tuple[int | None, int | None]]) -> str:
         """Say that `plans` are left alone."""
         named = ", ".join(f"partition {number} [{start}, {end})" for number, (start, end) in plans.items())
+        topic, tries = self.request.topic, self.request.max_attempts + 1
         return (
-            f"plans of topic {self.request.topic!r} were tried {self.request.max_attempts} times and are left alone: "
-            f"{named}. Fix what fails, then {self._retry_command(plans)}; or set the position past them"
+            f"plans of topic {topic!r} were tried {tries} times and are left alone: {named}. Fix the cause and run "
+            f"`{retry_command(self.group, topic, plans)}`, or set the position past them"
         )
-
-    def _retry_command(self, plans: Collection[int]) -> str:
-        group, topic = self.group, self.request.topic
-        return retry_commands([OpenPlan(group, topic, partition, None, 0, 0) for partition in plans])
 
     def drained(self) -> Idle:
         """Return that there is nothing to read."""

@@ -47,15 +47,15 @@ class RangeOptions:
 class BatchRequest:
     """What one batch should take.
 
-    `partitions` limits it to those (by default all, or those that the process is advised to claim), and it takes none
-    of `except_partitions`. `max_records`
-    bounds the offsets of all its ranges together, `max_claims` how many partitions it holds; `claim_entire_topic`
-    takes all partitions or none. `start` is for a group that claims the topic for the first time. A plan with
-    `max_attempts` attempts is left alone unless `retry_exhausted`. `allow_data_loss` lets a batch go on where
-    retention deleted messages unread (at least once does so by default); `allow_log_reset` lets it go on where Kafka
-    knows an offset of the group and the coordination log does not. `ranges` says how ranges are claimed, in groups
-    that do. With `late_plan` the plan is written down just before the output is touched (`ClaimedBatch.plan`), or when
-    the block is left by an error that counts as an attempt; not in at most once, which plans late in any case.
+    `partitions` limits it to those (by default all, or those that the process is advised to claim), without
+    `except_partitions`. `max_records` bounds the offsets of all its ranges together, `max_claims` how many partitions
+    it holds; `claim_entire_topic` takes all partitions or none. `start` is for a group that claims the topic for the
+    first time. A plan with `max_attempts` attempts is left alone unless `retry_exhausted`. `allow_data_loss` lets a
+    batch go on where retention deleted messages unread (at least once does so by default); `allow_log_reset` lets it
+    go on where Kafka knows an offset of the group and the coordination log does not. `ranges` says how ranges are
+    claimed, in groups that do. With `late_plan` the plan is written just before the sink is given the rows
+    (`ClaimedBatch.plan`), or when the sink refuses the ranges, or when an error that counts as an attempt ends the
+    block. It changes nothing in at most once, which always plans late.
     """
 
     topic: str

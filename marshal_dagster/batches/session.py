@@ -153,9 +153,9 @@ class BatchSession:
             count += 1
 
     def open_plans(self, topic: str, *, read_on: bool = False) -> list[OpenPlan]:
-        """Give the group's open plans in `topic` that no live member holds, by what was read last; most tried first.
+        """Return the group's open plans in `topic` that no live member holds, as last read; most attempts first.
 
-        With `read_on` the log is read to its present end before, which raises `UnavailableError`,
+        With `read_on` the log is first read to its present end, which raises `UnavailableError`,
         `TopicNotFoundError`, `CoordinationLogChangedError`.
         """
         if read_on:

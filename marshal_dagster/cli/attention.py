@@ -1,4 +1,4 @@
-"""What needs a person, by the world state: `status` and `top` show it first, `status --check` fails for it."""
+"""What needs an operator, by the world state: `status` and `top` show it first, `status --check` fails for it."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -9,41 +9,42 @@ from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, 
 from marshal_dagster.protocol.staleness import stale_after_ms
 
 _STALE_FOR_MS: Final = 120_000
-"""A claim that is stale for longer than this is taken over by no sensor and no run."""
+"""A claim that is stale for longer shows that no sensor and no run takes it over."""
 _LONG_PAUSE_MS: Final = 86_400_000
+_MOST_SHOWN: Final = 10
 
 
 def plans_of(view: WorldView) -> list[OpenPlan]:
-    """Give the open plans that no live member holds, of what is looked at; none for a stored log."""
+    """Return the open plans in the view that no live member holds; none for a stored log."""
     if view.at_ms is None:
         return []
     return open_plans(view.world, view.at_ms, group=view.wanted.group, topic=view.wanted.topic)
 
 
 def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
-    """Say for each exhausted plan what it is, and the command that has it tried again."""
+    """Return a line for each of ten exhausted plans, with the command that retries it, and one for the others."""
     plans = exhausted(plans_of(view), max_attempts)
-    return [f"exhausted: {plan} was tried {plan.tries} times; {retry_commands([plan])}" for plan in plans]
+    lines = [f"exhausted: {plan.tried}; {retry_commands([plan])}" for plan in plans[:_MOST_SHOWN]]
+    if others := plans[_MOST_SHOWN:]:
+        lines.append(f"exhausted: {len(others)} more plans; {retry_commands(others)}")
+    return lines
 
 
 def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[dict[str, Any]]:
-    """Give the exhausted plans as JSON shows them."""
+    """Return the exhausted plans as JSON shows them."""
     return [
-        {
-            "group": plan.group,
-            "topic": plan.topic,
-            "partition": plan.partition,
-            "start": plan.start,
-            "end": plan.end,
-            "tries": plan.tries,
-            "retry": retry_commands([plan]),
-        }
+        {"group": plan.group, "topic": plan.topic, **plan_json(plan), "retry": retry_commands([plan])}
         for plan in exhausted(plans_of(view), max_attempts)
     ]
 
 
+def plan_json(plan: OpenPlan) -> dict[str, Any]:
+    """Return a plan of a known topic as JSON shows it."""
+    return {"partition": plan.partition, "start": plan.start, "end": plan.end, "tries": plan.tries}
+
+
 def other_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
-    """Say what else needs a person: plans that no member holds, claims stale for long, pauses that last for long."""
+    """Return lines for what else needs an operator: open plans that no member holds, long stale claims, long pauses."""
     return [*_left_plans(view, max_attempts), *_stale_claims(view), *_long_pauses(view)]
 
 
@@ -51,8 +52,7 @@ def _left_plans(view: WorldView, max_attempts: int) -> Iterator[str]:
     for plan in plans_of(view):
         if plan.attempts < max_attempts:
             yield (
-                f"open plan: {plan} was tried {plan.tries} times, and no member holds it; start a run of the group, or "
-                "look at its last one"
+                f"open plan: {plan.tried}, and no member holds it; start a run of the group, or look at its last run"
             )
 
 

@@ -29,7 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "pause": "Pause a group.",
     "resume": "Resume a group.",
     "reprocess": "Have a range of offsets done again.",
-    "retry": "Have plans tried again that failed too often.",
+    "retry": "Retry plans that failed too often.",
     "revoke": "Take a claim from its owner.",
     "position": "Show and set a group's positions.",
     "settings": "Show and set what a group's members agree on.",

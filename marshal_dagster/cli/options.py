@@ -87,7 +87,7 @@ MaxAttempts = Annotated[
         "--max-attempts",
         metavar="N",
         min=1,
-        help="So often is a plan taken over, by the settings of the members.",
+        help="How often members take over a plan before they give it up (max_attempts of your ops).",
     ),
 ]
 Health = Annotated[

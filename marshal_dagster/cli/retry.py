@@ -1,4 +1,4 @@
-"""`retry`: one more attempt at plans that were tried too often."""
+"""`retry`: end plans that failed too often, so that the next run plans and tries their offsets again."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -8,6 +8,7 @@ import typer
 from marshal_dagster.admin.retry_plans import PlanRetrier
 from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
+from marshal_dagster.cli.attention import plan_json
 from marshal_dagster.cli.command import command, command_group
 from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import MaxAttempts
@@ -16,17 +17,17 @@ from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan
 
 _COLUMNS: Final = ("partition", "#from", "#up to", "#tries")
 
-app = command_group("Have plans tried again that failed too often.")
+app = command_group("Retry plans that failed too often.")
 
 
 @command(
     app,
     "retry",
-    "Have plans tried again that failed too often. No member tries them by itself any more; fix the cause first. Shows "
-    "the plans of a group in a data topic, asks, and sets the position of each of their partitions to where it is. "
+    "Retry plans that failed so often that members do not try them any more. Fix the cause first. Shows the exhausted "
+    "plans of a group in a data topic, asks, and sets the position of each of their partitions to its present offset. "
     "That ends the plan, and the group's next run makes a new one. The group is paused meanwhile, and a pause that was "
-    "in force is restored. With PARTITION the plan of this partition, also if it was tried less often. The exit code "
-    "is 1 when there is no such plan.",
+    "in force is restored. With PARTITION, retries the plan of that partition even if it failed less often. The exit "
+    "code is 1 if there is no such plan.",
     "retry flights flights",
     "retry flights flights 3 --yes",
 )
@@ -59,14 +60,14 @@ def retry(
 
 
 def _carry_out(options: SettingOptions, retrier: PlanRetrier, plans: Sequence[OpenPlan]) -> bool:
-    """Show the plans and what a person should know, ask, and end them; return whether the person agreed."""
+    """Show the plans and warnings, ask, and end the plans; return whether the user agreed."""
     changes = retrier.look_at_plans(plans)
     for warning in retrier.warnings():
         output.write_note(warning)
     for change in changes:
         for range_ in change.ahead:
             place = f"{options.topic}/{change.partition} [{range_.start}, {range_.end})"
-            output.write_note(f"{place} is {range_.phase}: it is done again too")
+            output.write_note(f"{place} is {range_.phase}: it will be processed again too")
     if not options.as_json:
         output.show(
             output.styled(f"Group {options.group}, topic {options.topic}", "bold"),
@@ -74,7 +75,7 @@ def _carry_out(options: SettingOptions, retrier: PlanRetrier, plans: Sequence[Op
         )
     if options.dry_run:
         return True
-    if not (options.yes or typer.confirm("Have these tried again? The group is paused briefly", err=True)):
+    if not (options.yes or typer.confirm("Retry these plans? The group is paused briefly", err=True)):
         return False
     problem = retrier.carry_out(changes, wait_s=duration_s(options.wait, "--wait"))
     if problem is not None:
@@ -93,8 +94,3 @@ def _to_json(options: SettingOptions, plans: Sequence[OpenPlan]) -> dict[str, An
         "dry_run": options.dry_run,
         "plans": [plan_json(plan) for plan in plans],
     }
-
-
-def plan_json(plan: OpenPlan) -> dict[str, Any]:
-    """Give a plan as JSON shows it."""
-    return {"partition": plan.partition, "start": plan.start, "end": plan.end, "tries": plan.tries}

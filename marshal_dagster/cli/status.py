@@ -21,10 +21,10 @@ app = command_group("Show the world state.")
     "status",
     "Show the world state, by group and key. That is what the coordination log leads to: groups, pauses, settings, and "
     "each key with its owner, offset and plan. Freshness and lag are as of now. Where a coordinator leads a group, the "
-    "member that each partition is assigned to is shown too. Plans that failed so often that no member tries them any "
-    "more come first, with the command that has them tried again. With --check the exit code is 1 if anything needs a "
-    "person: such a plan, an open plan that no member holds, a claim that is stale for more than two minutes, a pause "
-    "that ends in more than a day.",
+    "member that each partition is assigned to is shown too. Plans that failed so often that members do not try them "
+    "any more come first, with the command that retries them. With --check the exit code is 1 if anything needs an "
+    "operator: such a plan, an open plan that no member holds, a claim that is stale for more than two minutes, a "
+    "pause that ends in more than a day.",
     "status",
     "status --group flights --topic flights --json",
     "status --check --group flights",
@@ -33,7 +33,7 @@ def status(
     *,
     group: OnlyGroup = None,
     topic: OnlyTopic = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything needs a person.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything needs an operator.")] = False,
     max_attempts: MaxAttempts = DEFAULT_MAX_ATTEMPTS,
     options: DataLogOptions,
 ) -> ExitCode:
@@ -42,23 +42,23 @@ def status(
         view = reader.look()
         reader.require_topic(view)
         log = reader.rationalizer.identity
-    tired = attention.exhausted_lines(view, max_attempts)
+    exhausted = attention.exhausted_lines(view, max_attempts)
     others = attention.other_lines(view, max_attempts) if check else []
     if options.as_json:
         output.write_json(
             {"coordination_topic": log.topic, "coordination_topic_id": log.topic_id}
             | {"exhausted_plans": attention.exhausted_json(view, max_attempts)}
-            | ({"needs_a_person": [*tired, *others]} if check else {})
+            | ({"needs_operator": [*exhausted, *others]} if check else {})
             | to_json(view)
         )
     else:
         read = [partition.number for partition in view.partitions]
         which = f"{log.partitions}" if len(read) == log.partitions else f"{listed(read)} of the {log.partitions}"
         output.show(
-            *(output.styled(line, "bold red") for line in (*tired, *others)),
+            *(output.styled(line, "bold red") for line in (*exhausted, *others)),
             f"Coordination log {log.topic} (id {log.topic_id}), {which} coordination partitions",
             *world_tables.overview(view),
         )
     if group is not None and group not in group_names(view.world):
         output.write_note(unknown_group(view.world, group))
-    return ExitCode.PROBLEMS if check and (tired or others) else ExitCode.OK
+    return ExitCode.PROBLEMS if check and (exhausted or others) else ExitCode.OK

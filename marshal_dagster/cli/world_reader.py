@@ -49,7 +49,7 @@ class WorldReader:
         return world_view(world, at_ms=at_ms, data=data, assigned=assigned, wanted=self.wanted)
 
     def require_topic(self, view: WorldView) -> None:
-        """Raise `TopicNotFoundError` where one topic is looked at that neither the log names nor the cluster has.
+        """Raise `TopicNotFoundError` if the view is of one topic that neither the log nor the cluster has.
 
         Raises `AuthorizationError`, `UnavailableError`.
         """

@@ -176,7 +176,6 @@ class BaseClaimer(ABC, Generic[H]):
         with self.rationalizer.lock, self._claim_set:
             try:
                 self._claim_set.drop_ended()
-                self._claim_set.lose_displaced()
                 self._leave(partitions)
                 if partitions is None:
                     self._revoke_unconfirmed()
@@ -227,11 +226,7 @@ class BaseClaimer(ABC, Generic[H]):
 
     def _read_claims(self) -> None:
         """Read on, and raise `ClaimLostError` where a claim was lost."""
-        try:
-            self.rationalizer.catch_up()
-        except UnavailableError:
-            self._claim_set.lose_displaced()
-            raise
+        self.rationalizer.catch_up()
         self._claim_set.refresh()
         self._claim_set.require()
 

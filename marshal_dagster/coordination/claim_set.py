@@ -8,12 +8,14 @@ from marshal_dagster.coordination.claims import BaseClaim
 from marshal_dagster.coordination.group_reader import GroupReader
 from marshal_dagster.errors import ClaimLostError
 from marshal_dagster.protocol.range_choice import Bounds
-from marshal_dagster.protocol.state import Owner
 
 logger = logging.getLogger(__name__)
 
 _MOST_NAMED: Final = 3
 _DISPLACED: Final = "it is no longer this instance's"
+_OVERTAKEN: Final = (
+    "this reader of the coordination log went on from a snapshot newer than its claims: what lies between was not read"
+)
 _OBSERVED: Final = "retention has overtaken this reader of the coordination log, which can only be observed now"
 
 H = TypeVar("H", bound=BaseClaim)
@@ -46,7 +48,7 @@ class ClaimSet(Generic[H]):
         """Begin a step."""
 
     def __exit__(self, *_: object) -> None:
-        self.drop_all_if_log_changed()
+        self.lose_displaced()
 
     def request(self, wanted: Mapping[int, Bounds | None]) -> None:
         """Note that records which request `wanted`, a range or the whole of each partition, are about to be sent."""
@@ -81,11 +83,15 @@ class ClaimSet(Generic[H]):
                 self.lose(claim.partition, _DISPLACED)
 
     def lose_displaced(self) -> None:
-        """Lose what by the log as read another member holds, also where the reading that shows it failed after that."""
+        """Hold nothing where no promise holds, and no claim that by the log as read is another's or nobody's.
+
+        What was read counts, also where the reading failed after that.
+        """
+        self.drop_all_if_log_changed()
         read, instance = self._reader.home.next_offset, self._reader.member.instance
         for claim in tuple(self.claims.values()):
-            owners = () if claim.is_done or claim.epoch >= read else self._owners(claim.partition)
-            if owners and all(owner.instance != instance for owner in owners):
+            # While the log is read again from its start, the state is that of before the claim.
+            if claim.epoch < read and not claim.is_held(self._reader.key(claim.partition), instance):
                 self.lose(claim.partition, _DISPLACED)
 
     def drop_all_if_log_changed(self) -> None:
@@ -97,8 +103,8 @@ class ClaimSet(Generic[H]):
             self.unconfirmed.clear()
 
     def drop_ended(self) -> None:
-        """Drop each claim whose lease has ended, and all of them when the log is another one or only observed."""
-        self.drop_all_if_log_changed()
+        """Drop each claim whose lease has ended, or that is lost by the log as read."""
+        self.lose_displaced()
         now_ms = self._reader.clock.lease_ms()
         self._fence(
             claim.partition for claim in self.claims.values() if not (claim.lease.holds(now_ms) or claim.is_done)
@@ -142,6 +148,8 @@ class ClaimSet(Generic[H]):
             return str(changed)
         if not self._reader.is_certain:
             return _OBSERVED
+        if self._reader.began_at > self._began_at:
+            return _OVERTAKEN
         if seen is None or seen.log_offset < self._began_at:
             return None
         return (
@@ -175,13 +183,9 @@ class ClaimSet(Generic[H]):
             "stays, the next run takes over the rest"
         )
 
-    def _owners(self, partition: int) -> Sequence[Owner]:
-        """Return the members that hold what was requested of `partition`, or a part of it."""
-        key, bounds = self._reader.key(partition), self.requested.get(partition)
-        return key.owners if bounds is None else key.owners_within(*bounds)
-
     def _holder(self, partition: int) -> str:
-        owners = self._owners(partition)
+        key, bounds = self._reader.key(partition), self.requested.get(partition)
+        owners = key.owners if bounds is None else key.owners_within(*bounds)
         if any(owner.instance == self._reader.member.instance for owner in owners):
             return "the log as last read still shows this very instance as owner, until that goes stale"
         held_by = [f"client {owner.client!r}, instance {owner.instance!r}, epoch {owner.epoch}" for owner in owners]

@@ -52,6 +52,10 @@ class BaseClaim:
         """Take over what `key` shows of the claim; return whether it still is the claim of `instance`."""
         raise NotImplementedError
 
+    def is_held(self, key: Key, instance: str) -> bool:
+        """Return whether `key` shows that the claim of `instance` is still held, or done; nothing is taken over."""
+        raise NotImplementedError
+
 
 @dataclass(slots=True)
 class Claim(BaseClaim):
@@ -81,8 +85,7 @@ class Claim(BaseClaim):
 
     def refresh(self, key: Key, instance: str) -> bool:
         """Take over where `key` stands; return whether the claim of `instance` still holds it."""
-        owner = key.owner
-        is_held = owner is not None and owner.epoch == self.epoch and owner.instance == instance
+        is_held = self.is_held(key, instance)
         if is_held:
             self.offset = key.offset
             self.data_topic_id = key.data_topic_id
@@ -90,6 +93,11 @@ class Claim(BaseClaim):
             self.plan_end = key.plan_end
             self.plan_attempts = key.plan_attempts
         return is_held
+
+    def is_held(self, key: Key, instance: str) -> bool:
+        """Return whether `instance` owns `key` by this claim."""
+        owner = key.owner
+        return owner is not None and owner.epoch == self.epoch and owner.instance == instance
 
 
 @dataclass(slots=True)
@@ -136,11 +144,17 @@ class RangeClaim(BaseClaim):
             return True
         held = of_epoch(key.ranges, self.epoch)
         if held is None:
-            is_same = key.generation == self.generation
-            self.is_done = self.may_be_done and is_same and is_done(key, self.start, self.end)
+            self.is_done = self._is_found_done(key)
             return self.is_done
         if held.phase is Phase.PLANNED:
             self.end = self.plan_end = held.end
         self.attempts = held.attempts
         self.generation = key.generation
         return True
+
+    def is_held(self, key: Key, instance: str) -> bool:  # noqa: ARG002 - the epoch alone names the range
+        """Return whether `key` shows the range as held by this claim, or as done."""
+        return self.is_done or of_epoch(key.ranges, self.epoch) is not None or self._is_found_done(key)
+
+    def _is_found_done(self, key: Key) -> bool:
+        return self.may_be_done and key.generation == self.generation and is_done(key, self.start, self.end)

@@ -60,6 +60,11 @@ class GroupReader:
         return self.home.unplanned.get(self.member.group)
 
     @property
+    def began_at(self) -> int:
+        """The log offset at which the reading of the coordination partition began: at its start, or at a snapshot."""
+        return self.rationalizer.began_at(self.coordination_partition)
+
+    @property
     def is_certain(self) -> bool:
         """Whether the state was read from the log's start or a snapshot."""
         return self.home.certain

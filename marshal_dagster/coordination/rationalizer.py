@@ -111,6 +111,10 @@ class Rationalizer:
             return sender_timed_error(self.identity.topic, self._sender_timed[0])
         return self.failure if isinstance(self.failure, CoordinationLogChangedError) else None
 
+    def began_at(self, partition: int) -> int:
+        """Return the log offset at which the reading of a coordination partition began, or began again."""
+        return self._began_at[partition]
+
     def require_unchanged(self) -> None:
         """Raise how the log was found not to be the one read before, if it was."""
         changed = self.changed

@@ -111,8 +111,8 @@ class GroupCoordinator:
 
         These members have `recovery_ms` to register again, or the longest of their session time-outs, up to a minute.
         Nothing moves before all have, or the time is over. Its generations are larger than `generation`.
-        `is_later_epoch` returns whether the election shows that a later coordinator may lead under an epoch: what a
-        member reports of one is believed only then.
+        `is_later_epoch` returns whether the election shows that a later coordinator may lead under an epoch. A later
+        epoch that a member reports is believed only then.
         """
         self.group, self.epoch = group, epoch
         self.events: list[GroupEvent] = []

@@ -78,10 +78,6 @@ class CoordinatorOptions:
             raise ConfigurationError(f"recovery_ms: {self.recovery_ms}; give 0 or more")
 
 
-def _epoch_of(fence: int) -> int:
-    return fence + 1
-
-
 @dataclass(slots=True)
 class _Shard:
     """What one term in one partition leads: its groups, by name."""
@@ -98,27 +94,27 @@ class _Shard:
     @property
     def epoch(self) -> int:
         """Above 0, which is the epoch of members that have heard no coordinator."""
-        return _epoch_of(self.term.fence)
+        return self.term.fence + 1
 
     def is_later_epoch(self, epoch: int) -> bool:
         """Return whether a later coordinator may lead under `epoch`, as the election shows."""
-        return self.may_have_successor(epoch - _epoch_of(0))
+        return self.may_have_successor(epoch - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _TopicsRead:
-    """What a coordinator that begins to lead a partition has read of it."""
+    """What a coordinator reads of a partition when it begins to lead it."""
 
     shares: Mapping[str, Sequence[StartFetcher]]
     """What members were sent to work on, by group."""
     impossible: Sequence[CoordinatorMessage]
-    """Messages of epochs that no coordinator has had: readers would believe them before any real one."""
+    """Messages with an epoch that no coordinator can have had; readers would prefer them to any real one."""
     end: int
-    """Of the members' messages."""
+    """The end offset of the members' messages."""
 
     @classmethod
     def of(cls, messages: Iterable[CoordinatorMessage], last_epoch: int, end: int) -> "_TopicsRead":
-        """Sort messages; `last_epoch` is the largest that there can be: an epoch is where the leader topic was then."""
+        """Sort messages; `last_epoch` is the largest possible epoch: epochs are offsets in the leader topic."""
         shares: dict[str, list[StartFetcher]] = {}
         impossible = []
         for message in messages:
@@ -397,16 +393,16 @@ class Coordinator:
             if not isinstance(event, TermEnded):
                 self._beginning[partition] = event.term, self._helpers.submit(self._read, partition)
 
-    def _read(self, partition: int) -> "_TopicsRead":
+    def _read(self, partition: int) -> _TopicsRead:
         """Read what coordinators before have sent to members, and before that where the members' messages end."""
         end = end_of(self._connection, self._topics.member_messages, partition)
         messages = read_coordinator_messages(self._connection, self._topics.coordinator_messages, [partition])
-        # Looked up last: what a coordinator has written meanwhile is of an epoch up to here.
+        # Looked up last, so that no coordinator that wrote meanwhile has a later epoch.
         last_epoch = end_of(self._connection, self._topics.leader, partition)
         return _TopicsRead.of([message for message, _ in messages if self._is_in(message, partition)], last_epoch, end)
 
     def _is_in(self, message: CoordinatorMessage | MemberMessage, partition: int) -> bool:
-        """Return whether a message is of a group that belongs to a partition."""
+        """Return whether the group of a message belongs to a partition."""
         return partition_of(message.group, self._partitions) == partition
 
     def _begin_to_lead(self, elector: Elector, reader: Reader, writer: Writer) -> None:
@@ -430,7 +426,7 @@ class Coordinator:
             for message in read.impossible:
                 logger.warning(
                     "group %r: topic %r, partition %d, has a record for member %r of epoch %d, which is after the end "
-                    "of topic %r: no coordinator wrote it, or that topic was deleted and created again. It is deleted",
+                    "of topic %r: no coordinator wrote it, or that topic was re-created. The record is deleted",
                     message.group,
                     self._topics.coordinator_messages,
                     partition,

@@ -215,7 +215,7 @@ class Writer:
             self._write(self._topics.coordinator_messages, group, record_key(group, member, kind), None)
 
     def revoke(self, message: CoordinatorMessage) -> None:
-        """Write a tombstone for a message, so that it does not count for readers any more."""
+        """Write a tombstone for a message, so that readers ignore it."""
         self._write(self._topics.coordinator_messages, message.group, key_of(message), None)
 
     def poll(self) -> None:
@@ -300,7 +300,7 @@ def read_coordinator_messages(
 def keep_newest(found: NewestMessages, record: ReceivedRecord) -> None:
     """Add a record to the messages that count, by partition and key.
 
-    A message under another key than a coordinator's counts for nothing: no later message would replace it.
+    A message under a key that no coordinator uses for it is ignored, because no later message would replace it.
     """
     key, message = (record.partition, record.key), parse_coordinator_message(record.value)
     if record.value is None:

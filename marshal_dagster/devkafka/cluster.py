@@ -133,7 +133,7 @@ class KafkaCluster:
             ClusterMismatchError: the directory holds another number of brokers, or they run on other ports.
             BrokerFailedError: a broker ended, or was not ready within `timeout_s` (without the download).
             ClusterLockedError: another command was at work on the directory for `timeout_s`.
-            DevKafkaError: the directory cannot be made or written, or others than this user may write into it.
+            DevKafkaError: the directory cannot be made or written, is another user's, or all users may write into it.
         """
         with self._locked(timeout_s):
             state = self._arranged(read_state(self.directory))
@@ -222,14 +222,14 @@ class KafkaCluster:
             ) from error
 
     def _make_own(self) -> None:
-        """Create the directory, or make sure that nobody else can put links where files are written."""
+        """Create the directory, or check that no other user can put links where files are written."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         self.directory.mkdir(mode=0o700, exist_ok=True)
         for folder in (self.directory, *self.directory.glob("broker-*")):
             if reason := why_not_own(folder):
                 raise DevKafkaError(
-                    f"{reason}, so what is written for Kafka there could overwrite other files: name a directory of "
-                    "your own that nobody else may write into, such as ~/kafka, or leave the directory out"
+                    f"{reason}, so files written there could overwrite others through links: name a directory that "
+                    "only you may write into, such as ~/kafka, or leave the directory out"
                 )
 
     def _existing(self) -> ClusterState:

@@ -20,7 +20,7 @@ _MOST_DIGITS: Final = 19
 """Of a beat's number: more than any member gets to."""
 _BEATS_PER_DEADLINE: Final = 5
 _MOST_RIVALS: Final = 100
-"""Of the newest beats of others so many are remembered: those within a deadline are far fewer."""
+"""How many of the newest beats of other members are remembered; within a deadline there are far fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Candidacy:
         self._ends_ms = 0.0
         self.term: Term | None = None
         self._rivals: deque[int] = deque(maxlen=_MOST_RIVALS)
-        """Where beats of others lie after the beginning of the term."""
+        """The offsets of other members' beats after the beginning of the term."""
 
     def gain(self, now_ms: float) -> None:
         """Take the partition, which the group has given."""
@@ -160,7 +160,7 @@ class Candidacy:
     def may_have_successor(self, fence: int) -> bool:
         """Return whether another member may have begun a term with this fence after this member's.
 
-        A term begins with a beat, and its fence is where that beat lies: so there is one of another member.
+        The fence of a term is the offset of the beat that began it, so a beat of another member is at that offset.
         """
         return fence in self._rivals
 

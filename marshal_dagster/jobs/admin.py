@@ -168,11 +168,11 @@ class ReprocessRangeConfig(AdminConfig):
 
 
 class RetryConfig(PartitionsConfig):
-    """Which plans of a data topic are tried again: those that failed so often that no run tries them any more."""
+    """Which exhausted plans of a data topic are retried: those of all partitions, or of some."""
 
     wait_s: float = _WAIT_S
     max_attempts: int = Field(
-        default=DEFAULT_MAX_ATTEMPTS, ge=1, description="A plan is exhausted that was taken over so often."
+        default=DEFAULT_MAX_ATTEMPTS, ge=1, description="How often a plan is taken over before it is exhausted."
     )
 
 
@@ -250,13 +250,13 @@ def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefiniti
 
 
 def build_retry_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build the job that has plans tried again that failed too often (`RetryConfig`). Fix the cause first.
+    """Build the job that retries plans that failed too often (`RetryConfig`). Fix the cause first.
 
-    It sets the position of each of their partitions to where it is, which ends the plan; the group's next run makes a
-    new one. The group is paused meanwhile; a pause in force is put back. The run fails when there is no such plan.
-    Default name: `retry_plans`.
+    It sets the position of each of their partitions to its present offset. That ends the plan, and the group's next run
+    makes a new one. The group is paused meanwhile, and a pause in force is restored. The run fails if there is no such
+    plan. Default name: `retry_plans`.
     """
-    return _job("retry_plans", "Has plans tried again that failed too often.", RetryConfig, _retry, options)
+    return _job("retry_plans", "Retries plans that failed too often.", RetryConfig, _retry, options)
 
 
 def build_revoke_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:

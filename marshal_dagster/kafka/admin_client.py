@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import confluent_kafka.admin
@@ -85,7 +86,7 @@ class Topics:
         self._held: GroupOffsets | None = None
         self._reader_lock = threading.Lock()
         self._readers: dict[bool, OffsetReader] = {}
-        """What looks up offsets: of committed records alone (True), or of all."""
+        """The readers of offsets: of committed records only (True), or of all records."""
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +110,7 @@ class Topics:
         """Look up a topic's id and partitions.
 
         Raises:
-            TopicNotFoundError: it does not exist; the names nearest to it are in the message.
+            TopicNotFoundError: it does not exist; the message has the nearest names.
             AuthorizationError: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
@@ -135,6 +136,9 @@ class Topics:
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if not name.startswith("__")}
 
     def _nearest_names(self, topic: str) -> str:
+        """Return the end of an error message; empty for a topic of the library's own, which a command creates."""
+        if topic.startswith("__"):
+            return ""
         try:
             return f"; {nearest_names_text(topic, self.partition_counts())}"
         except MarshalError:  # that the topic is missing is what matters
@@ -189,14 +193,14 @@ class Topics:
         Absent where no record is that young, as far as no open transaction holds it. Raises as `offsets`.
         """
         doing = f"look up the offsets of topic {topic!r} at a time"
-        return self._ask_for_offsets(doing, topic, partitions, lambda query, wanted: _first_at(query, wanted, at_ms))
+        return self._ask_for_offsets(doing, topic, partitions, lambda read, wanted: _first_at(read, wanted, at_ms))
 
     def _ask_for_offsets(
         self,
         doing: str,
         topic: str,
         partitions: Iterable[int],
-        ask: "Callable[[_OffsetQuery, Sequence[int]], dict[int, T]]",
+        ask: Callable[["_Offsets", Sequence[int]], dict[int, T]],
         *,
         committed_only: bool = True,
     ) -> dict[int, T]:
@@ -205,21 +209,18 @@ class Topics:
             return {}
 
         def asked(_: AdminClient, left_s: float) -> dict[int, T]:
-            query = self._query(topic, left_s, committed_only=committed_only)
+            reader = self._reader(committed_only=committed_only)
             try:
-                return ask(query, wanted)
+                return ask(_offsets(reader, topic, left_s), wanted)
             except KafkaException:
-                if (reason := query.reader.log.reason) is not None:
+                if (reason := reader.log.reason) is not None:
                     self._log.consider(reason)
                 raise
 
         return self._ask(Request(doing, on_topic(topic, Right.DESCRIBE), topic), asked)
 
-    def _query(self, topic: str, left_s: float, *, committed_only: bool) -> "_OffsetQuery":
-        return _OffsetQuery(self._reader(committed_only=committed_only), topic, time.monotonic() + left_s)
-
     def _reader(self, *, committed_only: bool) -> OffsetReader:
-        """Return what looks up offsets, a new one where the last is of no more use."""
+        """Return the reader of offsets, a new one if the last one is spent."""
         with self._reader_lock:
             reader = self._readers.get(committed_only)
             if reader is not None and reader.is_spent:
@@ -366,9 +367,9 @@ class Topics:
         return len(self._broker_ids())
 
     def _broker_ids(self) -> list[int]:
-        """Return the numbers of the brokers.
+        """Return the numbers of the brokers, by metadata.
 
-        By metadata: `describe_cluster` ends the process where an answer lists no broker (librdkafka 2.16).
+        `describe_cluster` ends the process if an answer lists no broker (librdkafka 2.16).
         """
 
         def listed(client: AdminClient, left_s: float) -> list[int]:
@@ -384,10 +385,10 @@ class Topics:
         wanted = range(partitions)
 
         def is_usable() -> bool:
-            query = self._query(topic, self._timeout_s, committed_only=True)
-            query.reader.forget_leaders(topic)
+            reader = self._reader(committed_only=True)
+            reader.forget_leaders(topic)
             try:
-                _bounds(query, wanted)
+                _bounds(_offsets(reader, topic, self._timeout_s), wanted)
             except KafkaException as raised:
                 error = error_in(raised)
                 if error.code() not in PASSING | MISSING:
@@ -403,7 +404,7 @@ class Topics:
 
     def _is_missing(self, topic: str) -> bool:
         try:
-            self.describe(topic)
+            self._described(topic)
         except TopicNotFoundError:
             return True
         return False
@@ -484,13 +485,21 @@ def _await(condition: Callable[[], bool], otherwise: str, within_s: float) -> No
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _bounds(query: "_OffsetQuery", partitions: Sequence[int]) -> dict[int, OffsetBounds]:
-    starts, ends = query.offsets(partitions, OFFSET_BEGINNING, OFFSET_END)
+_Offsets = Callable[..., list[dict[int, int]]]
+"""`OffsetReader.offsets` of one topic, until a deadline."""
+
+
+def _offsets(reader: OffsetReader, topic: str, left_s: float) -> _Offsets:
+    return partial(reader.offsets, topic, until_s=time.monotonic() + left_s)
+
+
+def _bounds(offsets: _Offsets, partitions: Sequence[int]) -> dict[int, OffsetBounds]:
+    starts, ends = offsets(partitions, OFFSET_BEGINNING, OFFSET_END)
     # Retention may run between the two answers.
     return {partition: OffsetBounds(start, max(start, ends[partition])) for partition, start in starts.items()}
 
 
-def _first_at(query: "_OffsetQuery", partitions: Sequence[int], at_ms: int) -> dict[int, int]:
+def _first_at(offsets: _Offsets, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
     """Ask for the first offsets of that time.
 
     That there is none counts when it is answered twice, with the partition's leader heard of in between: an answer
@@ -498,27 +507,14 @@ def _first_at(query: "_OffsetQuery", partitions: Sequence[int], at_ms: int) -> d
     """
 
     def asked(wanted: Sequence[int]) -> dict[int, int]:
-        (offsets,) = query.offsets(wanted, max(0, at_ms), least=NONE_AT)
-        return {partition: offset for partition, offset in offsets.items() if offset != NONE_AT}
+        (found,) = offsets(wanted, max(0, at_ms), least=NONE_AT)
+        return {partition: offset for partition, offset in found.items() if offset != NONE_AT}
 
     first = asked(partitions)
     if missing := [partition for partition in partitions if partition not in first]:
-        query.offsets(missing, OFFSET_END)
+        offsets(missing, OFFSET_END)
         first |= asked(missing)
     return first
-
-
-@dataclass(frozen=True, slots=True)
-class _OffsetQuery:
-    """Asks `reader` for offsets of one topic until `deadline` (monotonic seconds)."""
-
-    reader: OffsetReader
-    topic: str
-    deadline: float
-
-    def offsets(self, partitions: Sequence[int], *places: int, least: int = 0) -> list[dict[int, int]]:
-        """Return the offsets of `partitions` at each of `places`, as `OffsetReader.offsets`."""
-        return self.reader.offsets(self.topic, partitions, *places, until_s=self.deadline, least=least)
 
 
 def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say

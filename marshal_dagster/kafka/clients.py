@@ -117,7 +117,7 @@ class ClientLog:
         self.throttled_s = max(self.throttled_s, event.throttle_time)
 
     def consider(self, reason: FailureReason) -> None:
-        """Take a reason why there is no connection; it is kept unless one that tells more is."""
+        """Keep a reason why there is no connection, unless a more specific one is known."""
         held = self.reason
         if held is None or reason.cause >= held.cause:
             self._reason = reason
@@ -140,8 +140,8 @@ def checked_settings() -> Iterator[None]:
     try:
         yield
     except (KafkaException, TypeError, ValueError, AttributeError) as error:
-        told = error_in(error).str() if isinstance(error, KafkaException) else str(error)
-        text = without_openssl_numbers(told)
+        message = error_in(error).str() if isinstance(error, KafkaException) else str(error)
+        text = without_openssl_numbers(message)
         fields = "ssl_key_location and ssl_key_password" if "ssl.key" in text else "client_settings and the ssl_ fields"
         raise ConfigurationError(f"the Kafka client refuses its settings: {text}; check {fields}") from None
 
@@ -275,10 +275,9 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
 
 
 def _ask(client: Client, log: ClientLog, topic: str | None, timeout_s: float) -> None:
-    """Ask for the brokers; one that starts, or is fenced, may list none.
+    """Ask for the brokers by metadata; a broker that starts, or is fenced, may list none.
 
-    By metadata for the admin client too: `describe_cluster` ends the process where an answer lists no broker
-    (librdkafka 2.16).
+    The admin client's `describe_cluster` ends the process if an answer lists no broker (librdkafka 2.16).
     """
     timeout_s = max(_SHORTEST_REQUEST_S, timeout_s)
     try:

@@ -28,7 +28,7 @@ LONGEST_TIMEOUT_S: Final = 300.0
 _SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _SETTING_NAME = re.compile(r"[a-z][a-z0-9._]*")
 _HOLDS_A_SECRET = re.compile(r"password|secret|\.pem$|\.key$")
-_NO_TEXT: Final = frozenset({"interceptors", "logger", "opaque"})
+_NOT_TEXT: Final = frozenset({"interceptors", "logger", "opaque"})
 _LOCATIONS: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
 
 _REASONS: Final[Mapping[str, str]] = {
@@ -52,7 +52,7 @@ _REASONS: Final[Mapping[str, str]] = {
         "error_cb log_cb logger on_delivery stats_cb throttle_cb"
     ),
 }
-_NOT_FOR_SPARK: Final = "Spark cannot do the same, so claims would work and reads would fail: "
+_NOT_FOR_SPARK: Final = "Spark has no such setting, so claims would work and reads would fail: "
 _WITHOUT_SPARK: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("ssl.keystore.location", "ssl.engine.location"),
@@ -473,10 +473,10 @@ def _refusal(name: str) -> str | None:
         return "use sasl_mechanism, username and password; other ways to authenticate are not supported"
     if name in _WITHOUT_SPARK:
         return _WITHOUT_SPARK[name]
-    if "_" in name or name in _NO_TEXT:
-        return "what it takes is no text, so it cannot be given here"
+    if "_" in name or name in _NOT_TEXT:
+        return "its value is not text, so it cannot be given here"
     if name == "default.topic.config":
-        return "it takes a table: give the settings of topics themselves, by their own names"
+        return "its value is not text: give the settings of topics directly, by their own names"
     if _HOLDS_A_SECRET.search(name):
         return "a secret would stand there in plain text; use the field for it"
     return None

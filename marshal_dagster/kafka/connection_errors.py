@@ -105,10 +105,10 @@ class FailureReason:
 NO_BROKERS: Final = FailureReason(
     FailureCause.UNKNOWN,
     "",
-    "what answers there lists no broker that is alive",
-    "look at the brokers' logs: one that starts, or is fenced by the controller, is not listed",
+    "the answer from there lists no live broker",
+    "look at the brokers' logs: a broker that starts, or is fenced by the controller, is not listed",
 )
-"""An answer about the cluster came, and was empty."""
+"""The cluster answered, with an empty list of brokers."""
 
 
 def reason_in(line: str) -> FailureReason:

@@ -1,9 +1,9 @@
 """Offsets of a topic's partitions, looked up through a consumer that reads nothing.
 
-Not through the admin client. As of librdkafka 2.16 its question for offsets goes on with memory that another thread
-may have freed, when a partition has no leader or the client hears of another one meanwhile: the process ends with a
-segmentation fault, and releases nothing. It also makes a future for each partition, which for 10,000 partitions takes
-longer than the broker's answers.
+The admin client is not used for this. As of librdkafka 2.16 its look-up of offsets may use memory that another thread
+has freed, if a partition has no leader or its leader changes meanwhile: the process ends with a segmentation fault, and
+releases nothing. The admin client also makes a future for each partition, which for 10,000 partitions takes longer than
+the broker's answers.
 """
 
 import threading
@@ -13,6 +13,7 @@ from typing import Final
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.errors import TopicNotFoundError
 from marshal_dagster.kafka.clients import close_client, consumer, error_in
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -31,8 +32,8 @@ _SHOWN: Final = 10
 class OffsetReader:
     """Looks up offsets; may be shared by threads, which are answered one after another.
 
-    With `committed_only` as far as no open transaction holds them. After some failures it is of no more use, see
-    `is_spent`: its client goes on reporting of a topic that it once was not allowed to see, or that was not there.
+    With `committed_only` a partition ends at its first open transaction. After some failures the reader `is_spent`:
+    its client would keep reporting that a topic does not exist or may not be seen.
     """
 
     def __init__(self, connection: KafkaConnection, *, client_id: str, committed_only: bool) -> None:
@@ -49,13 +50,13 @@ class OffsetReader:
         self._client, self.log = consumer(connection, client_id=client_id, committed_only=committed_only)
 
     def close(self) -> None:
-        """Let go of the connections, after the question that is being asked."""
+        """Close the connections, after the look-up in progress."""
         with self._lock:
             self.is_spent = True
             close_client(self._client, self.log)
 
     def forget_leaders(self, topic: str) -> None:
-        """Have the next question look up the topic's partitions again."""
+        """Have the next call of `offsets` look up the topic's leaders again."""
         self._leaders.pop(topic, None)
 
     def offsets(
@@ -120,7 +121,7 @@ class OffsetReader:
         return answers
 
     def _know_leaders(self, topic: str, partitions: Sequence[int], until_s: float) -> None:
-        """Look up a topic's leaders, unless they are known: the answer says best why a topic cannot be asked."""
+        """Look up a topic's leaders, unless they are known: that answer shows best why a topic cannot be read."""
         heard_s, count = self._leaders.get(topic, (-_LEADERS_KNOWN_S, 0))
         now_s = time.monotonic()
         if now_s - heard_s < _LEADERS_KNOWN_S and max(partitions) < count:
@@ -132,7 +133,8 @@ class OffsetReader:
             raise KafkaException(listed.error)
         if missing := sorted(set(partitions) - set(listed.partitions)):
             raise TopicNotFoundError(
-                f"topic {topic!r} has {len(listed.partitions)} partitions, and none with the number {_numbers(missing)}"
+                f"topic {topic!r} has {len(listed.partitions)} partitions, and none with the number "
+                f"{first_few(missing, _SHOWN)}"
             )
         if any(listed.partitions[partition].leader < 0 for partition in partitions):
             raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
@@ -150,8 +152,3 @@ def _offset_of(answer: TopicPartition, at: int, least: int, ends: Mapping[int, i
     if answer.offset < least or (answer.offset == at and ends.get(answer.partition, 0) <= at):
         raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
     return int(answer.offset)
-
-
-def _numbers(partitions: Sequence[int]) -> str:
-    shown = ", ".join(str(partition) for partition in partitions[:_SHOWN])
-    return shown if len(partitions) <= _SHOWN else f"{shown} and {len(partitions) - _SHOWN} more"

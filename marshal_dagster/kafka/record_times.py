@@ -1,4 +1,4 @@
-"""Times of records, which are their senders': they lie in the future, are 0, or are in nanoseconds."""
+"""Times of records, which senders set: some are in the future, 0, or in nanoseconds."""
 
 import time
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
 
 FUTURE_MS: Final = 3_600_000
-"""A record whose time is so far ahead of this machine's clock has a wrong one; new brokers refuse such by default."""
+"""A time that is further ahead of this machine's clock is wrong; new brokers refuse such records by default."""
 
 
 def hidden_by_future(topics: "Topics", topic: str, found: Mapping[int, int]) -> dict[int, int]:
-    """Return, of the offsets that `Topics.offsets_at` found, those of records whose time lies in the future.
+    """Return, of the offsets that `Topics.offsets_at` found, those of records whose time is in the future.
 
-    Kafka finds the first record of a time or later. One with a time in the future, or in nanoseconds, is such a record
-    for each time, and hides what comes after it. Raises what `Topics.offsets_at` does.
+    Kafka finds the first record of a time or later. A record with a time in the future, or in nanoseconds, matches
+    every time, and hides the records after it. Raises what `Topics.offsets_at` does.
     """
     if not found:
         return {}

@@ -1,9 +1,10 @@
-"""Which names Kafka allows for a topic, and which ones are near to one that was misspelt."""
+"""Which names Kafka allows for a topic, and which existing names are near to a misspelt one."""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Final
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import is_topic
 
@@ -11,14 +12,13 @@ _MOST_NEAR: Final = 5
 
 
 def nearest_names_text(name: str, names: Iterable[str]) -> str:
-    """Name up to five of `names`, the one that is most like `name` first; for the end of an error message."""
+    """Return up to five of `names` for the end of an error message, the one most similar to `name` first."""
     others = sorted(set(names) - {name})
     if not others:
-        return "there is no topic that this user may see"
+        return "this user can see no topic"
     lowered = name.lower()
     others.sort(key=lambda other: -SequenceMatcher(None, lowered, other.lower()).ratio())
-    more = f" and {len(others) - _MOST_NEAR} more" if len(others) > _MOST_NEAR else ""
-    return f"topics that are there, nearest names first: {', '.join(map(repr, others[:_MOST_NEAR]))}{more}"
+    return f"existing topics, nearest names first: {first_few(list(map(repr, others)), _MOST_NEAR)}"
 
 
 def topic_name_problem(name: str) -> str | None:

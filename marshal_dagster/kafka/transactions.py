@@ -399,9 +399,9 @@ class NotesReader:
     ) -> None:
         """Name the topic; nothing is connected before it is needed. `topics` are those of the same cluster.
 
-        Of a topic with few keys it is enough to read the `last` offsets, unless these hold no note. A record for which
-        `is_note` returns False, by key and value, does not replace the note of its key; where there is none it is the
-        newest value, so that its reader sees that one may have been lost.
+        Of a topic with few keys it is enough to read the `last` offsets, unless these hold no note. `is_note` judges a
+        record by key and value. A record that is not a note does not replace the note of its key. If the key has no
+        note, the record counts as its newest value, so that the caller sees that a note may have been lost.
         """
         self.topic = topic
         self._last = last
@@ -472,8 +472,8 @@ class NotesReader:
             else:
                 self._newest.setdefault(key, value or b"")
                 logger.warning(
-                    "topic %r, partition %d, offset %d: this record, with the key %r, is no note of this library, and "
-                    "replaces none. Take the right to write to this topic from whoever wrote it",
+                    "topic %r, partition %d, offset %d: the record with key %r is not a note of this library, and "
+                    "replaces none. Revoke the right of its sender to write to this topic",
                     self.topic,
                     NOTES_PARTITION,
                     offset,

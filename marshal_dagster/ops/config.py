@@ -93,7 +93,7 @@ class WorkOptions(TypedDict, total=False):
     max_attempts: int
     """How often a plan is tried before it is left to a person; 5 by default."""
     allow_missing_topic: bool
-    """Let a run succeed that finds no such data topic, as one that finds nothing to do; by default it fails."""
+    """Let a run succeed if the data topic does not exist, as if there were nothing to do; by default it fails."""
     count_records: bool
     """Report how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
     pass over the batch of its own."""
@@ -149,7 +149,7 @@ class BatchSpec:
     topic: str
     asset_key: AssetKey
     function: str
-    """The user's function, in words: `process` may only call it."""
+    """The user's function as errors name it; `process` may be a wrapper around it."""
     sink: Sink | MakeSink | None = None
     start: StartPolicy = StartPolicy.EARLIEST
     max_claims: int | None = None
@@ -165,7 +165,7 @@ class BatchSpec:
 
     @property
     def op_tags(self) -> dict[str, str]:
-        """The tags of the op, by which jobs, sensors and checks know it."""
+        """The tags of the op, which jobs, sensors and checks read."""
         is_default = self.max_attempts == DEFAULT_MAX_ATTEMPTS
         return {TOPIC_TAG: self.topic, **({} if is_default else {MAX_ATTEMPTS_TAG: str(self.max_attempts)})}
 
@@ -181,7 +181,7 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
     check_arguments(process, PROCESS_ARGUMENTS)
     sink = options.get("sink")
     if isinstance(sink, type):
-        raise ConfigurationError(f"sink is the class {sink.__name__}: give a sink that is made of it")
+        raise ConfigurationError(f"sink is the class {sink.__name__}: give an instance of it")
     if callable(sink):
         check_arguments(sink, ("context",))
     given: dict[str, Any] = {name: value for name, value in options.items() if name not in LIMITS}

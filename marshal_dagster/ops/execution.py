@@ -28,14 +28,14 @@ from marshal_dagster.errors import (
     SinkRejectedError,
     TopicNotFoundError,
 )
+from marshal_dagster.ops.batch_events import BatchEvents
 from marshal_dagster.ops.config import BatchSpec, ClaimedBatchConfig
 from marshal_dagster.ops.metadata import (
     BatchesResult,
     CompletedBatch,
     ExecutionOutcome,
-    lost_offsets,
+    completed_batch,
     parse_completed_batch,
-    ranges_table,
     seen_table,
 )
 from marshal_dagster.ops.spark_monitor import full_disk_as_abort, progress_lines, session_death_as_abort
@@ -44,8 +44,8 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.open_plans import exhausted, parts_to_retry
 from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
 from marshal_dagster.runs.exhausted_plans import exhausted_plans_evaluation, exhausted_plans_text, has_failed
-from marshal_dagster.runs.failed_batches import error_line, failed_batch, last_failures
-from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run
+from marshal_dagster.runs.failed_batches import error_line
+from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, tag_run
 from marshal_dagster.runs.recorded_batches import batches_of_earlier_attempts
 from marshal_dagster.runs.status import run_is_over
 from marshal_dagster.sinks import Sink
@@ -71,7 +71,7 @@ class _IdleResult:
 
 
 def _is_of_the_data(error: Exception) -> bool:
-    """Return whether an error may come from the records of a batch: then another batch need not fail by it."""
+    """Return whether the records of a batch may have caused an error: another batch may then succeed."""
     if isinstance(error, MarshalError):
         return isinstance(error, DecodeError | SchemaDriftError | SinkRejectedError)
     return not isinstance(error, RetryRequested)
@@ -79,7 +79,7 @@ def _is_of_the_data(error: Exception) -> bool:
 
 @contextmanager
 def _pause_as_idle(batch: ClaimedBatch) -> Iterator[None]:
-    """End the block where the group was paused between claim and plan: nothing is planned, so nothing failed."""
+    """Suppress the error of a group that was paused between claim and plan: nothing was planned, so nothing failed."""
     try:
         yield
     except GroupPausedError:
@@ -115,7 +115,7 @@ class BatchExecution:
     """Whether parts of a batch that failed before were tried: together they count as one batch."""
     began_s: float = field(default_factory=time.monotonic)
     exhausted: str = ""
-    """Which plans no run tries again by itself, and what a person is to do; empty where there is none."""
+    """The exhausted plans and what an operator must do; empty if there are none."""
     records: Mapping[int, int] | None = None
     """How many records the batch in hand has of each partition, where they are counted."""
 
@@ -149,13 +149,12 @@ class BatchExecution:
             self.context.log.exception("the plans that were tried too often could not be reported")
 
     def _report_exhausted(self) -> None:
-        """Warn of the plans that no run tries again by itself, and evaluate the check of them.
+        """Log a warning about exhausted plans, and evaluate their check.
 
-        The check passes here only where it failed before: else a step of its own evaluates it, if there is one.
+        Without such plans the check is evaluated only if it failed before; else its own step does that, if any.
         """
         plans = exhausted(self.claimer.open_delivery(self.context).open_plans(self.spec.topic), self.spec.max_attempts)
-        failures = last_failures(self.context.instance, self.claimer.group, self.spec.topic) if plans else {}
-        self.exhausted = exhausted_plans_text(plans, failures)
+        self.exhausted = exhausted_plans_text(self.context.instance, plans)
         if plans:
             self.context.log.warning(self.exhausted)
         if plans or has_failed(self.context.instance, self.spec.asset_key):
@@ -198,6 +197,10 @@ class BatchExecution:
         """The resource that claims. Raises `ConfigurationError`."""
         return claimer_of(self.context.resources, self.spec.claimer_key)
 
+    @property
+    def _events(self) -> BatchEvents:
+        return BatchEvents(self.context, self.claimer.group, self.spec)
+
     # Working
 
     def _drain(self) -> _IdleResult | None:
@@ -227,19 +230,19 @@ class BatchExecution:
         for part in self._parts_to_retry():
             if self._time_left() == 0.0:
                 return
-            self.context.log.info("partitions %s failed before: they are tried by themselves", list(part))
-            self.has_tried_parts = True
+            self.context.log.info("partitions %s failed before: they are tried in a batch of their own", list(part))
             try:
                 for batch in self._batches(sink, max_batches=1, partitions=part):
-                    self._work_on(batch)
+                    self.has_tried_parts |= self._work_on(batch) is None
             except Exception as error:
                 if not _is_of_the_data(error):
                     raise
+                self.has_tried_parts = True
                 self.failed[part] = error
                 self.context.log.exception("partitions %s failed again; the run continues past them", list(part))
 
     def _parts_to_retry(self) -> list[tuple[int, ...]]:
-        """Give the partitions to try by themselves, those with the fewest attempts first."""
+        """Return the parts to try one by one, those with the fewest attempts first."""
         session, most = self.claimer.open_delivery(self.context), self.spec.max_attempts
         plans = session.open_plans(self.spec.topic, read_on=True)
         wanted = self._partitions()
@@ -256,7 +259,7 @@ class BatchExecution:
         return [part[at : at + size] for part in parts for at in range(0, len(part), size)]
 
     def _fail_for_parts(self) -> NoReturn:
-        """Fail the run by the parts that failed again, now that all else is done."""
+        """Fail the run for the parts that failed again, now that everything else is done."""
         parts = "; ".join(f"partitions {list(part)}: {error_line(error)}" for part, error in self.failed.items())
         raise Failure(
             f"group {self.claimer.group!r}, topic {self.spec.topic!r}: what failed before has failed again, all else "
@@ -264,12 +267,12 @@ class BatchExecution:
         ) from next(iter(self.failed.values()))
 
     def _batches_left(self) -> int | None:
-        """Give how many batches this run may still begin; None for any number."""
+        """Return how many batches this run may still begin; None for any number."""
         most = self.config.max_batches
         return None if most is None else max(0, most - self.before_in_run - self.has_tried_parts)
 
     def _time_left(self) -> float | None:
-        """Give for how many seconds this run may still begin batches, once it has begun one; None for any time."""
+        """Return for how many seconds this run may still begin batches; None for any time."""
         budget_s = self.config.time_budget_s
         if budget_s is None or not self.has_tried_parts:
             return budget_s
@@ -319,7 +322,7 @@ class BatchExecution:
         max_batches: int | None,
         time_budget_s: float | None = None,
     ) -> Iterator[ClaimedBatch]:
-        """Give batch after batch of these partitions, without those that failed in this run."""
+        """Yield batches of these partitions, without those that failed in this run."""
         config = self.config
         return self.claimer.batches(
             self.context,
@@ -387,14 +390,14 @@ class BatchExecution:
                     self.records = {} if self.spec.count_records else None
                     self._process(batch)
         except Exception as error:
-            self._observe_failed(batch, error)
+            self._events.observe_failed(batch, error)
             raise
         finally:
-            self._observe_dropped(batch)
+            self._events.observe_dropped(batch)
         if batch.idle is not None:
             return _IdleResult(ExecutionOutcome(batch.idle.reason.value), batch.idle.text, batch.idle.stale_in_s)
         self._record(batch)
-        self._observe_lost(batch)
+        self._events.observe_lost(batch)
         return None
 
     def _missing_topic(self) -> str | None:
@@ -458,38 +461,10 @@ class BatchExecution:
     # Records of what was done
 
     def _record(self, batch: ClaimedBatch) -> None:
-        """Note a batch that is over, as a materialization: its numbers plot over time."""
-        reports, phases = tuple(batch.report()), batch.phases
-        numbers: dict[str, float] = {
-            "offsets": sum(report.range.width for report in reports),
-            "lag": batch.lag_after,
-            "lost_offsets": lost_offsets(reports),
-            **({} if self.records is None else {"records": sum(self.records.values())}),
-            "waiting_s": round(phases.waiting_s, 3),
-            "starting_spark_s": round(phases.starting_spark_s, 3),
-            "reading_s": round(phases.reading_s, 3),
-            "processing_s": round(max(0.0, phases.processing_s - phases.starting_spark_s), 3),
-            "committing_s": round(phases.committing_s, 3),
-        }
-        if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):
-            numbers["rows"] = sum(batch.outcome.rows.values())
-        done = CompletedBatch(batch.batch_id, batch.mode, ranges_table(reports, self.records), numbers)
+        """Record a batch that is over, as a materialization: its numbers plot over time."""
+        done = completed_batch(batch, self.records)
         self.done.append(done)
-        self.last = AssetMaterialization(
-            self.spec.asset_key,
-            partition=None if self.partition is None else str(self.partition),
-            description=f"Batch {done.batch_id} of group {self.claimer.group!r}",
-            metadata={
-                **numbers,
-                "ranges": done.ranges,
-                "delivery": done.delivery.value,
-                "batch_id": done.batch_id,
-                "group": self.claimer.group,
-                "topic": self.spec.topic,
-                **({} if batch.outcome is None or batch.outcome.note is None else {"output": batch.outcome.note}),
-                **({} if batch.advice is None else {"assigned": batch.advice.text}),
-            },
-        )
+        self.last = self._events.materialization(batch, done, self.partition)
         if not self.keeps_last:
             self._report_last()
 
@@ -497,56 +472,6 @@ class BatchExecution:
         last, self.last = self.last, None
         if last is not None:
             self.context.log_event(last)
-
-    def _observe_dropped(self, batch: ClaimedBatch) -> None:
-        """Record what at most once has dropped, however the batch ended; the lines in the log are the batch's own."""
-        dropped = set(batch.dropped)
-        if not dropped:
-            return
-        reports = [report for report in batch.report() if report.range in dropped]
-        metadata = {
-            "dropped": ranges_table(reports),
-            "dropped_offsets": sum(report.range.width for report in reports),
-        }
-        try:
-            self._observe(batch, "At most once: committed, and never processed, or possibly not.", metadata)
-        except Exception as error:  # noqa: BLE001 - the batch's own error is the one to report
-            self.context.log.warning("what was dropped could not be written into the run's events: %s", error)
-
-    def _observe_failed(self, batch: ClaimedBatch, error: Exception) -> None:
-        """Record the ranges and the error of a batch whose plan stays open, for the run that gives it up."""
-        if not batch.all_ranges or batch.committed or batch.mode is DeliveryMode.AT_MOST_ONCE:
-            return
-        failed = failed_batch(self.claimer.group, self.spec.topic, batch.batch_id, batch.report(), error)
-        try:
-            self.context.log_event(failed)
-        except Exception as unrecorded:  # noqa: BLE001 - the batch's own error is the one to report
-            self.context.log.warning("the failed batch could not be written into the run's events: %s", unrecorded)
-
-    def _observe_lost(self, batch: ClaimedBatch) -> None:
-        """Record what retention has deleted of a batch that was committed."""
-        reports = [report for report in batch.report() if report.range.lost is not None]
-        if not reports:
-            return
-        lost = [
-            {"partition": range_.partition, "start": range_.start, "end": range_.first_readable}
-            for range_ in (report.range for report in reports)
-        ]
-        self._observe(
-            batch,
-            "Retention deleted these messages before they were read; the batch went on behind them.",
-            {"lost": MetadataValue.json(lost), "lost_offsets": lost_offsets(reports)},
-        )
-
-    def _observe(self, batch: ClaimedBatch, description: str, metadata: Mapping[str, Any]) -> None:
-        """Observe the topic."""
-        self.context.log_event(
-            AssetObservation(
-                announcements_key(self.spec.topic),
-                description=description,
-                metadata={**metadata, "batch_id": batch.batch_id, "group": self.claimer.group},
-            )
-        )
 
     def _metadata_of(self, outcome: ExecutionOutcome, text: str) -> dict[str, Any]:
         group, topic = self.claimer.group, self.spec.topic
@@ -576,7 +501,7 @@ class BatchExecution:
             )
 
     def _fail_for_good(self, text: str, metadata: Mapping[str, Any]) -> NoReturn:
-        """Fail without a retry, of the step or of the run: a person must do something first."""
+        """Fail without a retry of the step or the run: an operator must act first."""
         tag_run(self.context, {RETRY_ON_ASSET_OR_OP_FAILURE_TAG: "false"})
         raise Failure(text, metadata=metadata, allow_retries=False)
 

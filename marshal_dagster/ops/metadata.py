@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dagster import MetadataValue, TableMetadataValue
 
-from marshal_dagster.batches import PartitionReport
+from marshal_dagster.batches import ClaimedBatch, PartitionReport
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
 from marshal_dagster.runs.tables import Column, table
@@ -61,6 +61,25 @@ _NUMBERS: Final = (
     "rows",
 )
 """What a batch is recorded with that plots over time."""
+
+
+def completed_batch(batch: ClaimedBatch, records: Mapping[int, int] | None) -> CompletedBatch:
+    """Return the numbers and ranges of a batch that is over; `records` has the count of each partition, if counted."""
+    reports, phases = tuple(batch.report()), batch.phases
+    numbers: dict[str, float] = {
+        "offsets": sum(report.range.width for report in reports),
+        "lag": batch.lag_after,
+        "lost_offsets": lost_offsets(reports),
+        **({} if records is None else {"records": sum(records.values())}),
+        "waiting_s": round(phases.waiting_s, 3),
+        "starting_spark_s": round(phases.starting_spark_s, 3),
+        "reading_s": round(phases.reading_s, 3),
+        "processing_s": round(max(0.0, phases.processing_s - phases.starting_spark_s), 3),
+        "committing_s": round(phases.committing_s, 3),
+    }
+    if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):
+        numbers["rows"] = sum(batch.outcome.rows.values())
+    return CompletedBatch(batch.batch_id, batch.mode, ranges_table(reports, records), numbers)
 
 
 def parse_completed_batch(metadata: Mapping[str, MetadataValue[Any]]) -> CompletedBatch | None:

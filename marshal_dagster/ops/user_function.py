@@ -12,7 +12,7 @@ PROCESS_ARGUMENTS = ("context", "batch", "frame")
 
 
 def function_text(function: Callable[..., Any]) -> str:
-    """Name a function of the user's, with the place where it is written."""
+    """Return the name of a user's function, with its file and line."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
@@ -20,17 +20,19 @@ def function_text(function: Callable[..., Any]) -> str:
 
 
 def check_arguments(function: Callable[..., Any], arguments: Sequence[str]) -> None:
-    """Raise `ConfigurationError` unless `function` can be called with `arguments`, by position, and returns at once.
+    """Raise `ConfigurationError` unless `function` can be called with `arguments`, by position, and then runs.
 
-    A generator or a coroutine function returns before its body has run.
+    A call of a generator or coroutine function returns before its body has run.
     """
     wanted = f"({', '.join(arguments)})"
     if not callable(function):
-        raise ConfigurationError(f"{function!r} is no function: give one that takes {wanted}")
+        raise ConfigurationError(f"{function!r} is not a function: give one that takes {wanted}")
     if inspect.isgeneratorfunction(function):
-        raise ConfigurationError(f"{function_text(function)} has a yield: a run calls it once, so it must return")
+        raise ConfigurationError(f"{function_text(function)} has a yield: a run calls it once, so return the result")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(f"{function_text(function)} is async: a run does not await it, so make it a plain one")
+        raise ConfigurationError(
+            f"{function_text(function)} is async: a run does not await it, so make it a plain function"
+        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # one written in C
@@ -39,7 +41,7 @@ def check_arguments(function: Callable[..., Any], arguments: Sequence[str]) -> N
         signature.bind(*arguments)
     except TypeError as error:
         raise ConfigurationError(
-            f"{function_text(function)} takes {signature}, a run calls it with {wanted}: {error}"
+            f"{function_text(function)} takes {signature}, but a run calls it with {wanted}: {error}"
         ) from None
 
 
@@ -51,7 +53,7 @@ def check_rows(rows: object, function: str) -> None:
             "committed. Return the DataFrame"
         )
     columns = getattr(rows, "columns", None)
-    if not isinstance(columns, list):  # of pandas it is an index
+    if not isinstance(columns, list):  # pandas has an Index
         raise ConfigurationError(
             f"{function} returned a {type(rows).__module__}.{type(rows).__qualname__}, but the sink takes a Spark "
             "DataFrame: nothing is written and nothing is committed"

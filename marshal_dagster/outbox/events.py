@@ -38,7 +38,7 @@ _KINDS: Final[LiteralString] = """
     SELECT name, format_type(kind, NULL), kind = 'bytea'::regtype, typcategory IN ('A', 'C', 'P', 'R')
     FROM kinds JOIN pg_type ON oid = kind WHERE typtype <> 'd'
     """
-"""The type of each column, under its domains; a type of several values is an array, a composite or a range."""
+"""Selects the base type of each column, below its domains, and whether it is an array, a composite or a range."""
 
 
 class OutgoingEvents:
@@ -61,9 +61,9 @@ class OutgoingEvents:
         """Publish to `topic`; `key` and `value` are columns of the output.
 
         Without `value` the whole row is the event, as JSON under the output's column names. A column of bytes, or of a
-        domain over them, is taken as it is, any other as PostgreSQL's text in UTF-8: times in UTC, dates by ISO 8601.
-        An array, a composite or a range is neither key nor value by itself, and is refused when it is written.
-        Raises `ConfigurationError` for names and sizes that cannot be.
+        domain over them, is published as it is; any other as PostgreSQL's text in UTF-8, with times in UTC and dates by
+        ISO 8601. An array, a composite or a range cannot be a key or a value, and is refused when it is written.
+        Raises `ConfigurationError` for invalid names and sizes.
         """
         require_topic_name("topic", topic)
         self._topic, self._key, self._value = topic, key, value
@@ -108,12 +108,12 @@ class OutgoingEvents:
             )
         if written != made:
             raise SinkRejectedError(
-                f"outbox {self._tables.name!r}: {made} events were to be written, and {written} were, so a trigger of "
+                f"outbox {self._tables.name!r}: {made} events were to be written, but {written} were, so a trigger of "
                 "the table skips rows. Nothing was written; remove the trigger"
             )
 
     def _contents(self, connection: "Connection") -> "tuple[Composable, Composable]":
-        """Return how key and value are made of a row `r`. Raises `SinkRejectedError` for types that cannot be."""
+        """Return the SQL of key and value for a row `r`. Raises `SinkRejectedError` for other types of columns."""
         from psycopg import sql
 
         kinds = {name: _Kind(*kind) for name, *kind in connection.execute(_KINDS)}
@@ -137,8 +137,8 @@ def _as_bytes(field: str, column: str, kinds: Mapping[str, _Kind]) -> "Composabl
     kind = kinds[column]
     if kind.is_of_several:
         raise SinkRejectedError(
-            f"{field}: column {column!r} is of type {kind.name}, which has no bytes of its own: nothing was written. "
-            "Name a column of bytes, text, numbers or json, or leave `value` out, so that the row is the event"
+            f"{field}: column {column!r} is of type {kind.name}, which cannot be a key or value: nothing was written. "
+            "Name a column of bytes, text, numbers or json, or leave `value` out to publish the row as JSON"
         )
     named = sql.SQL("r.") + identifier(column)
     if kind.is_bytes:

@@ -38,10 +38,10 @@ class OrderingKey(NamedTuple):
 
 
 class RowReference(NamedTuple):
-    """A row by its id and by when it was written, in microseconds of the database's clock, both ends included.
+    """A row by its id and the time when it was written: microseconds of the database's clock, both bounds included.
 
-    An id alone names no row: a restored database, and `TRUNCATE ... RESTART IDENTITY`, give ids a second time. Whatever
-    is done to a row that was taken before is done by such a reference (`Store.turn`).
+    An id alone does not identify a row: a restored database, and `TRUNCATE ... RESTART IDENTITY`, give ids again. All
+    changes to rows that were taken before use such references (`Store.turn`).
     """
 
     id: int

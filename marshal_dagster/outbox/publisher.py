@@ -38,7 +38,7 @@ _LOOKED_AT: Final = 1_000
 _TOPIC_HOLDS_S: Final = 60.0
 _NOTE: Final = "note"
 _NEWEST_VERSION: Final = 1_000
-"""A larger number is no version that there will be."""
+"""A note with a larger number is damaged, not newer."""
 _NUMBERS_BELOW: Final = 2**63
 
 
@@ -218,12 +218,12 @@ def render_note(rows: Sequence[Row]) -> bytes:
 
 
 def is_note(value: bytes | None) -> bool:
-    """Return whether a harvester can have written this, be it one of a newer version."""
+    """Return whether a harvester can have written this, even one of a newer version."""
     return _parsed(value) is not None
 
 
 def read_note(value: bytes | None) -> PublishedBatch:
-    """Read what `render_note` wrote; whatever else it is given, no rows are in it.
+    """Read what `render_note` wrote; no rows for any other value.
 
     Raises `MarshalError` for a note of a newer version.
     """
@@ -239,7 +239,7 @@ def read_note(value: bytes | None) -> PublishedBatch:
 
 
 def _parsed(value: bytes | None) -> dict[str, Any] | None:
-    """Return the fields of a note; None for anything else. Those of a newer version are unknown but for that."""
+    """Return the fields of a note; None for anything else. Of a newer version only that number is checked."""
     try:
         note = json.loads(value or b"")
     except (ValueError, RecursionError):
@@ -263,5 +263,5 @@ def _is_run(run: object) -> bool:
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether this is an integer that the database can have; JSON has larger ones, and true is none."""
+    """Return whether this is an integer that fits into a bigint; JSON allows larger ones, and `true` is not one."""
     return type(value) is int and -_NUMBERS_BELOW <= value < _NUMBERS_BELOW

@@ -182,7 +182,7 @@ class OutboxTables:
         return registration
 
     def check_rows_are_kept(self, connection: "Connection") -> None:
-        """Raise `ConfigurationError` if a crash of the server would empty a table of the outbox, or the like."""
+        """Raise `ConfigurationError` if a table of the outbox could lose committed rows."""
         check_tables_keep_rows(connection, self.schema, [self.name, f"{self.name}_parked", REGISTRY])
 
     @contextmanager

@@ -34,10 +34,10 @@ _ANSWER_TIMEOUT_S: Final = 15.0
 """For so long a leader waits for a network that delivers nothing."""
 
 _CREATED_US: Final[LiteralString] = "least(extract(epoch FROM create_time) * 1000000, 9223372036854775807)::bigint"
-"""When a row was written, in microseconds. The last 64 years that a `timestamptz` can have do not fit into a bigint."""
+"""When a row was written, in microseconds. Times after the year 294246 do not fit into a bigint."""
 
 _IS_MEANT: Final[LiteralString] = "r.id = w.id AND {created_us} BETWEEN w.created_from_us AND w.created_until_us"
-"""The one condition by which a row is struck or set aside: it is the row that a `RowReference` means."""
+"""The one condition for striking a row or setting it aside: it is the row of a `RowReference`."""
 
 _TAKE: Final[LiteralString] = """
     SELECT id, topic, key, value, header_keys, header_values, {created_us} FROM (
@@ -189,7 +189,7 @@ class PostgresStore(OutboxConnection):
             )
 
     def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":
-        """Put the tables' names and the conditions of this module into a statement."""
+        """Return a statement with the names of the tables and the conditions of this module."""
         from psycopg import sql
 
         created_us = sql.SQL(_CREATED_US)
@@ -220,7 +220,7 @@ class PostgresStore(OutboxConnection):
 
 
 def _columns(rows: Iterable[RowReference]) -> dict[str, list[Any]]:
-    """Return rows as the statements take them."""
+    """Return rows as parameters of the statements."""
     found = list(rows)
     return {
         "ids": [row.id for row in found],

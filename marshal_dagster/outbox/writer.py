@@ -154,6 +154,6 @@ def _encoded(what: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise ConfigurationError(
-            f"{what}: character {error.start} is half of a surrogate pair, which UTF-8 cannot have; give bytes, or "
-            "text without it"
+            f"{what}: character {error.start} is half of a surrogate pair, which UTF-8 cannot encode; give bytes, "
+            "or text without it"
         ) from None

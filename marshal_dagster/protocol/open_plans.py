@@ -1,4 +1,4 @@
-"""Plans that no live member holds, and which of them were tried too often (protocol.md, section 6)."""
+"""Plans that no live member holds, and which of them are exhausted: tried too often (protocol.md, section 6)."""
 
 import shlex
 from collections.abc import Callable, Collection, Sequence
@@ -10,7 +10,7 @@ from marshal_dagster.protocol.state import Owner, Phase
 from marshal_dagster.protocol.world import World
 
 DEFAULT_MAX_ATTEMPTS: Final = 5
-"""How often a plan is taken over by default before it is left to a person (protocol.md, section 6)."""
+"""How often a plan is taken over by default before it is left to an operator (protocol.md, section 6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,22 @@ class OpenPlan:
     start: int | None
     end: int
     attempts: int
-    """How often it was taken over; the attempt that wrote it down comes on top."""
+    """How often it was taken over, without the attempt that wrote it."""
     generation: int = 0
 
     def __str__(self) -> str:
-        """Name it as people look for it."""
+        """Return the plan as messages name it."""
         return f"{self.topic}/{self.partition} [{self.start}, {self.end}) of group {self.group!r}"
 
     @property
     def tries(self) -> int:
-        """How often it was tried in all."""
+        """How often it was tried, including the attempt that wrote it."""
         return self.attempts + 1
+
+    @property
+    def tried(self) -> str:
+        """The plan and how often it was tried, for messages."""
+        return f"{self} was tried {'once' if self.tries == 1 else f'{self.tries} times'}"
 
 
 def open_plans(
@@ -44,9 +49,9 @@ def open_plans(
     topic: str | None = None,
     is_dead: Callable[[Owner], bool] = lambda _: False,
 ) -> list[OpenPlan]:
-    """Give the open plans that no live member holds, by the clock `wall_ms` (unix ms): advice, never a state.
+    """Return the open plans that no live member holds at `wall_ms` (unix ms): advice, the log alone decides.
 
-    What an owner holds that `is_dead` counts too. Those that were tried most often come first.
+    Plans of an owner that `is_dead` are among them. Those with the most attempts come first.
     """
     found = []
     for name, (of_topic, partition), state, key in world.keys():  # noqa: SIM118 - no mapping
@@ -69,15 +74,15 @@ def open_plans(
 
 
 def exhausted(plans: Collection[OpenPlan], max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[OpenPlan]:
-    """Give those of `plans` that were taken over `max_attempts` times: no member tries them again by itself."""
+    """Return those of `plans` that were taken over `max_attempts` times: members do not retry them any more."""
     return [plan for plan in plans if plan.attempts >= max_attempts]
 
 
 def parts_to_retry(plans: Collection[OpenPlan], max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[tuple[int, ...]]:
-    """Give the partitions of the plans that were tried twice or more, in parts that are each to be tried by themselves.
+    """Return the partitions of the plans that were tried twice or more, in parts that are tried one by one.
 
-    Plans with `a` attempts come in 2^a parts; before the last attempt each partition is a part. Those with the fewest
-    attempts come first. See docs/decisions/0015-failing-plans-in-halves.md.
+    Plans with `a` attempts are divided into 2^a parts; before the last attempt each partition is a part. Those with the
+    fewest attempts come first. See docs/decisions/0015-failing-plans-in-halves.md.
     """
     attempts: dict[int, int] = {}
     for plan in plans:
@@ -92,12 +97,14 @@ def parts_to_retry(plans: Collection[OpenPlan], max_attempts: int = DEFAULT_MAX_
 
 
 def retry_commands(plans: Sequence[OpenPlan]) -> str:
-    """Give the commands that request one more attempt at each of `plans`, one for each group and topic."""
+    """Return the commands that retry `plans`, one for each group and topic."""
     places: dict[tuple[str, str], set[int]] = {}
     for plan in sorted(plans, key=attrgetter("group", "topic")):
         places.setdefault((plan.group, plan.topic), set()).add(plan.partition)
-    commands = []
-    for (group, topic), partitions in places.items():
-        only = [str(partition) for partition in partitions] if len(partitions) == 1 else []
-        commands.append(shlex.join(["marshal-dagster", "retry", group, topic, *only]))
-    return "; ".join(commands)
+    return "; ".join(retry_command(group, topic, partitions) for (group, topic), partitions in places.items())
+
+
+def retry_command(group: str, topic: str, partitions: Collection[int]) -> str:
+    """Return the command that retries exhausted plans of a topic; it names the partition if there is only one."""
+    only = map(str, partitions) if len(partitions) == 1 else ()
+    return shlex.join(["marshal-dagster", "retry", group, topic, *only])

@@ -8,6 +8,7 @@ from typing import Final
 from dagster import Config
 from pydantic import Field
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs.names import run_of
@@ -108,8 +109,7 @@ def abandoned_partition(
 
 def first_ten(texts: Sequence[object], separator: str = ", ") -> str:
     """Join the first ten, and say how many more there are."""
-    more = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
-    return separator.join(map(str, texts[:MAX_NAMED])) + more
+    return first_few(texts, MAX_NAMED, separator)
 
 
 def listed(partitions: Sequence[AbandonedPartition]) -> str:

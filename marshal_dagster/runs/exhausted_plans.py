@@ -1,18 +1,21 @@
-"""What a run and an asset check report of plans that were tried too often: in a line, and as an evaluation."""
+"""What a run and an asset check report of exhausted plans: one line, and the evaluation of the check."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, DagsterEventType, DagsterInstance
+from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, DagsterInstance
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus  # has no public name
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.protocol.open_plans import OpenPlan, retry_commands
-from marshal_dagster.runs.failed_batches import FailedAttempt, PlanPlace
+from marshal_dagster.runs.failed_batches import last_failures
 from marshal_dagster.runs.tables import Column, table
 
 EXHAUSTED_PLANS: Final = "exhausted_plans"
 """The name of the check."""
+NOTHING_EXHAUSTED: Final = "no plan was tried too often"
 MAX_ATTEMPTS_TAG: Final = "marshal/max_attempts"
-"""Is on an op whose plans are not tried as often as by default."""
+"""Tag of an op whose `max_attempts` is not the default."""
 _MOST_NAMED: Final = 5
 _MOST_SHOWN: Final = 100
 _COLUMNS: Final[Sequence[Column[OpenPlan]]] = (
@@ -21,26 +24,26 @@ _COLUMNS: Final[Sequence[Column[OpenPlan]]] = (
 )
 
 
-def exhausted_plans_text(plans: Sequence[OpenPlan], failures: Mapping[PlanPlace, FailedAttempt]) -> str:
-    """Say in a line which plans are exhausted, by what error, and the command for one more attempt; "" for none."""
+def exhausted_plans_text(instance: DagsterInstance, plans: Sequence[OpenPlan]) -> str:
+    """Return one line with the exhausted plans of a topic, their last errors and the command to retry; "" for none."""
     if not plans:
         return ""
+    failures = last_failures(instance, plans[0].group, plans[0].topic)
     named = []
-    for plan in plans[:_MOST_NAMED]:
+    for plan in plans:
         failed = failures.get((plan.partition, plan.start, plan.generation))
-        last = "no error was recorded" if failed is None else f"the last error, in run {failed.run_id}: {failed.error}"
-        named.append(f"{plan} was tried {plan.tries} times, {last}")
-    more = f" and {len(plans) - _MOST_NAMED} more" if len(plans) > _MOST_NAMED else ""
-    return f"{'; '.join(named)}{more}. Fix the cause, then request one more attempt: {retry_commands(plans)}"
+        last = "its last error was not recorded" if failed is None else f"last in run {failed.run_id}: {failed.error}"
+        named.append(f"{plan.tried}, {last}")
+    return f"{first_few(named, _MOST_NAMED, '; ')}. Fix the cause, then run: {retry_commands(plans)}"
 
 
 def exhausted_plans_metadata(plans: Sequence[OpenPlan]) -> dict[str, Any]:
-    """Give the metadata of the check: how many plans are exhausted, and which."""
+    """Return the metadata of the check: how many plans are exhausted, and which."""
     return {"plans": len(plans), **({"exhausted": table(_COLUMNS, plans[:_MOST_SHOWN])} if plans else {})}
 
 
 def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], text: str) -> AssetCheckEvaluation:
-    """Evaluate the check of an asset from within its own run, where no step of the check may follow."""
+    """Evaluate the check of an asset within its own run, which may have no step for the check."""
     return AssetCheckEvaluation(
         asset_key=asset_key,
         check_name=EXHAUSTED_PLANS,
@@ -51,14 +54,10 @@ def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], t
     )
 
 
-NOTHING_EXHAUSTED: Final = "no plan was tried too often"
-
-
 def has_failed(instance: DagsterInstance, asset_key: AssetKey) -> bool:
-    """Return whether the last evaluation of the check failed; those that are only planned have none."""
+    """Return whether the last evaluation of the check failed; checks that are only planned do not count."""
     key = AssetCheckKey(asset_key, EXHAUSTED_PLANS)
-    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=10):
-        event = record.event.dagster_event if record.event is not None else None
-        if event is not None and event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION:
-            return not event.asset_check_evaluation_data.passed
-    return False
+    storage, failed = instance.event_log_storage, AssetCheckExecutionRecordStatus.FAILED
+    evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, failed}
+    records = storage.get_asset_check_execution_history(key, limit=1, status=evaluated)
+    return any(record.status is failed for record in records)

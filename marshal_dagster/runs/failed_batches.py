@@ -1,4 +1,4 @@
-"""Batches that failed, recorded as observations: which ranges, and by what error."""
+"""Batches that failed, recorded as observations with their ranges and the error."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from marshal_dagster.runs.names import announcements_key
 from marshal_dagster.runs.tables import Column, table
 
 FAILED: Final = "failed"
-"""The table of the ranges of a batch that failed."""
+"""The metadata key of the ranges of a batch that failed."""
 _ERROR: Final = "error"
 _LONGEST: Final = 500
 _OBSERVATIONS: Final = 100
@@ -46,7 +46,7 @@ def error_line(error: BaseException) -> str:
 def failed_batch(
     group: str, topic: str, batch_id: str, reports: Sequence[PartitionReport], error: BaseException
 ) -> AssetObservation:
-    """Record a batch that failed, so that a later run can name the last error of a plan."""
+    """Return the observation of a batch that failed, from which a later run reads the last error of a plan."""
     return AssetObservation(
         announcements_key(topic),
         description=f"Failed, nothing was committed: {error_line(error)}",
@@ -60,7 +60,7 @@ def failed_batch(
 
 
 def last_failures(instance: DagsterInstance, group: str, topic: str) -> dict[PlanPlace, FailedAttempt]:
-    """Return the last recorded failure of each plan, as far as the newest 100 observations of the topic go."""
+    """Return the last recorded failure of each plan, from the newest 100 observations of the topic."""
     found: dict[PlanPlace, FailedAttempt] = {}
     for record in instance.fetch_observations(announcements_key(topic), limit=_OBSERVATIONS).records:
         observed = record.asset_observation

@@ -20,7 +20,7 @@ OUTCOME_TAG: Final = "marshal/outcome"
 
 
 ASSET_KEY_TAG: Final = "marshal/asset_key"
-"""Is on an op whose batches are materializations of another asset than that of its own name."""
+"""Tag of an op whose batches materialize an asset with another name than the op."""
 
 
 def run_of(instance_id: str) -> str:

@@ -209,9 +209,9 @@ class DroppedRangeWatcher:
                 self.watched.setdefault(entry.run_id, 0)
 
     def _last_seen(self, topic: str) -> int | None:
-        """Return up to where the topic's observations were looked at; None if Dagster has deleted the last of them.
+        """Return the last observation of the topic that was looked at; None if Dagster has deleted it.
 
-        SQLite gives the ids of deleted events to later ones, so all are looked at again: reports are not repeated.
+        SQLite reuses the ids of deleted events, so all observations are then looked at again; reports are not repeated.
         """
         last = self.looked_at.get(topic)
         if last is None:

@@ -54,9 +54,9 @@ class TopicLag:
     """How much is unread in all."""
     unread: Sequence[UnreadRecords]
     old: Collection[int]
-    """The partitions whose oldest unread record has the given age, or that count as such; none if no age was given."""
+    """The partitions whose oldest unread record has the given age, or counts as that old; none if no age was given."""
     hidden: Mapping[int, int]
-    """The partitions of which no age can be known, with the offset of the record whose time lies in the future."""
+    """The partitions whose age is unknown, with the offset of the record whose time is in the future."""
     given_up: Sequence[int]
     """The partitions whose plan was tried too often."""
     is_recreated: Sequence[int]
@@ -93,8 +93,8 @@ def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than
     """Read the topic's offsets from the broker; return what is unread, and what is older than that time (unix ms).
 
     It needs DESCRIBE on the topic, reads no record and joins no consumer group: the first offset of a time or later
-    shows whether an earlier one is unread. Where that is a record with a time in the future, it shows nothing, and what
-    is unread counts as old: runs read it, whereas nothing would be requested otherwise. Raises what `Topics` does.
+    shows whether an earlier one is unread. If that record has a time in the future, it shows nothing. Unread records
+    then count as old, because otherwise no run would be requested for them. Raises what `Topics` does.
     """
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)

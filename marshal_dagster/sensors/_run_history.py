@@ -141,11 +141,11 @@ class PreviousRuns:
 
 
 def next_key(instance: DagsterInstance, digest: str) -> str:
-    """Name the next request for what `digest` names, by the newest run that was requested for the same, if any.
+    """Return the last part of the next run key for `digest`: the start of the id of its newest run, "0" without any.
 
-    Dagster never starts a run with the key of another that it still has. A key that counts such runs meets an old one
-    again when some of them are deleted, and nothing is started any more. A run that has this key was requested after
-    the newest one that there is, so there is none, whatever was deleted; and until there is one the key stays the same.
+    Dagster never starts a run whose key is that of a run it still has. A key that counts runs would repeat after some
+    of them were deleted, and no run would start any more. A run with this key would be newer than the newest run, so
+    none exists, whatever was deleted. The key stays the same until there is such a run.
     """
     newest = instance.get_run_records(RunsFilter(tags={ASKED_TAG: digest}), limit=1)
     return newest[0].dagster_run.run_id[:_KEY_LENGTH] if newest else "0"

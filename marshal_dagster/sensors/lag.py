@@ -83,13 +83,13 @@ def build_lag_sensor(
     unread record of one of them, by its own timestamp, is older than `max_lag_age_s` seconds. Then it asks again
     whenever it can, until not more than `rearm_records` are unread in the whole topic and none is older than `rearm_s`
     (by default half of the thresholds): from there on only a threshold counts again. Times in the future are reported,
-    and what follows them counts as old.
+    and records after them count as old.
 
     In a tick it asks for at most `max_runs_per_tick` runs, those of the job counted in that hold nothing yet, and
     never for more than there are partitions with unread records that nobody holds. Runs that moved no position are
     followed by a pause that is doubled each time, up to an hour. Partitions whose plan has been tried `max_attempts`
     times are left to a person and count for nothing. A partition that the group has no position in counts from its
-    first record. While the group is paused nothing is asked for. A tick fails that finds no such data topic, unless
+    first record. While the group is paused nothing is asked for. A tick fails if the data topic does not exist, unless
     `allow_missing_topic`.
 
     The rationalizer of resource `rationalizer_key` says where the coordination log and the data topics are; the sensor
@@ -260,8 +260,8 @@ class _Limits:
         if lag.hidden:
             named = first_ten([f"partition {number}, offset {offset}" for number, offset in lag.hidden.items()])
             texts.append(
-                f"no age is known, so it counts as that old, behind a record with a time in the future: {named}. "
-                "Correct the sender's clock or unit (Kafka has milliseconds), or use max_lag_records"
+                f"records after one with a time in the future count as that old, as their age is unknown: {named}. "
+                "Correct the sender's clock or unit of time (Kafka uses milliseconds), or use max_lag_records"
             )
         if lag.given_up:
             texts.append(f"not counted, for their plan was tried too often: partitions {first_ten(lag.given_up)}")

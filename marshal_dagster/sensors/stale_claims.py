@@ -27,6 +27,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.ops.user_function import check_arguments
 from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.protocol.open_plans import retry_command
 from marshal_dagster.resources.claimer import require_group, resource_of
 from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.runs.abandoned_work import (
@@ -330,16 +331,16 @@ class _Tick:
         futile_runs = previous.futile_runs(left)
         if left.plan_end is not None and left.plan_attempts >= self.max_attempts:
             reason = (
-                f"left alone after {left.plan_attempts} attempts. Mend what fails and run the job with "
-                "retry_exhausted, or set the position past the plan"
+                f"left alone after {left.plan_attempts + 1} attempts. Fix the cause and run "
+                f"`{retry_command(self.group, left.topic, [left.partition])}`, or set the position past the plan"
             )
             self._give_up(left, left.plan_attempts, futile_runs, reason)
         elif previous.is_settled(left):
             return False
         elif len(futile_runs) >= self.max_attempts:
             reason = (
-                f"left alone after {len(futile_runs)} runs that failed or changed nothing. Look at the last one, mend "
-                "what fails and run the job by hand"
+                f"left alone after {len(futile_runs)} runs that failed or changed nothing. Look at the last one, fix "
+                "the cause and run the job by hand"
             )
             self._give_up(left, len(futile_runs), futile_runs, reason)
         elif (wait_s := previous.wait_s(left, self.retry_wait_s)) > 0:

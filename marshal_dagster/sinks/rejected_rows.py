@@ -1,4 +1,4 @@
-"""A row that an output cannot hold: found before it is written, and named with its message and column."""
+"""Rows that an output cannot hold: finds one before it is written, and names its message and column."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, Row
     from pyspark.sql.types import StructType
 
-NOT_UTF8 = "it has bytes that are not UTF-8, which would be replaced without a word"
+NOT_UTF8 = "it has bytes that are not UTF-8, which would be replaced silently"
 NUL = "it has a NUL character (U+0000), which a text of PostgreSQL cannot hold"
 
 

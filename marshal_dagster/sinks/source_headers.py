@@ -28,8 +28,8 @@ def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "
     `-offset`, as text; what stands in `headers` already comes before them. A delivery that is repeated has the same
     headers but for the epoch, which is higher; one that a person asked for has a higher generation. `ranges` are those
     of the batch; a row of another partition, or of none, fails the job that writes it, as no record may be missing.
-    Raises `ValueError` for ranges of more than one group or topic, `ConfigurationError` for a column that the session
-    takes for one of `partition`, `offset` and `headers` and that is spelt otherwise.
+    Raises `ValueError` for ranges of more than one group or topic, `ConfigurationError` for a column whose name
+    is `partition`, `offset` or `headers` to the session, but spelt otherwise.
     """
     check_ranges(ranges)
     spark = frame.sparkSession

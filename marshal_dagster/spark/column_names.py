@@ -18,7 +18,7 @@ def is_case_sensitive(spark: "SparkSession | None") -> bool:
 
 
 def name_key(name: str, *, case_sensitive: bool) -> str:
-    """Return what is equal for names that the session takes for one name, as Java's `equalsIgnoreCase` compares."""
+    """Return a key that is equal for names that are one name to the session, as Java's `equalsIgnoreCase` compares."""
     return name if case_sensitive else "".join(map(_folded, name))
 
 
@@ -39,7 +39,7 @@ def check_names(
         found[key] = name
         if wanted.get(key, name) != name:
             raise ConfigurationError(
-                f"{what}: this session takes {name!r} for {wanted[key]!r}, which has a meaning here: rename {name!r}"
+                f"{what}: this session takes {name!r} for {wanted[key]!r}, which this library uses: rename {name!r}"
             )
 
 

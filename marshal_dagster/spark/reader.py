@@ -35,7 +35,7 @@ _CONSUMER_DEFAULTS = {"kafka.max.poll.records": "10000", "kafka.fetch.max.wait.m
 _GROUP: Final = "kafka.group.id"
 _GROUPS_KNOWN: Final = 64
 HIGHEST_OFFSET: Final = 2**63 - 2
-"""No message has a higher one. The number after a higher one would overflow, or be negative, by the session's mode."""
+"""Of a message. The offset after a higher one would overflow: an error, or a negative number without ANSI mode."""
 
 
 def read_ranges(

@@ -351,7 +351,7 @@ def test_a_plan_with_too_many_attempts_is_left_alone(scene: Scene, caplog: pytes
 
     assert reason == "given_up"
     assert "partition 1 [0, 5)" in text
-    assert f"marshal-dagster retry {GROUP} {TOPIC} 1; or set the position past" in text
+    assert f"run `marshal-dagster retry {GROUP} {TOPIC} 1`, or set the position past" in text
     assert "partition 1 [0, 5)" in caplog.text
     assert scene.values() == before, "not even claimed"
 

@@ -575,6 +575,50 @@ def test_a_displacement_counts_though_the_reading_that_shows_it_fails(step: str)
     assert site.values() == before
 
 
+@pytest.mark.parametrize("is_released", [False, True])
+def test_what_another_step_of_the_process_has_read_counts_though_it_failed(is_released: bool) -> None:
+    """No plan follows where the log as read shows a claim as another's, or as nobody's."""
+    site = Site()
+    member = site.owner_of(0, settings=GO)
+    site.say(about(Heartbeat, "go0-1", offset=0))
+    if is_released:
+        site.say(about(ReleasingPartition, "go0-1", offset=0))
+    before = site.values()
+    fail_next_reading(member, "after_read")
+    with pytest.raises(UnavailableError):
+        claimer_beside(member, Claimer).ensure_group_settings()
+
+    with pytest.raises(ClaimLostError, match="no longer this instance's"):
+        member.plan({0: 3})
+
+    assert site.values() == before
+
+
+@pytest.mark.parametrize("kind", [Claimer, RangeClaimer])
+def test_a_reader_that_went_on_from_a_newer_snapshot_holds_nothing(kind: type[Claimer] | type[RangeClaimer]) -> None:
+    """What lies between its claims and the snapshot was never read: a Go consumer may have moved an offset there."""
+    site = Site()
+    settings = SETTINGS if kind is Claimer else RANGES
+    site.begin(0, settings=settings, at=0)
+    topic = MemorySnapshotTopic(site.partitions)
+    reader = Rationalizer(site.log(), topics=[TOPIC], clock=site.clock, snapshots=Snapshots(topic))
+    member = kind(reader, Member(GROUP, "c", "run1.0"), TOPIC, settings, clock=site.clock)
+    member.ensure_group_settings()
+    member.claim([0]) if isinstance(member, Claimer) else member.claim({0: (0, 9)})
+    site.say(about(ClaimingPartition, "run2.0", 1))
+    state = site.world().partitions[site.home]
+    Snapshots(topic).write(state, site.broker.identity)
+    site.broker.retain_from(site.home, state.next_offset)
+
+    with pytest.raises(ClaimLostError, match="went on from a snapshot newer than its claims"):
+        member.plan({0: 9})
+
+    before = site.values()
+    member.release()
+    assert not member.claims
+    assert site.values() == before
+
+
 def test_others_records_with_senders_timestamps_stop_nobody(site: Site) -> None:
     """What others wrote is read as it is: only its own records tell a member that it cannot work."""
     site.broker.is_sender_timed = True

@@ -277,8 +277,8 @@ def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
     assert read_data_topic(cast("KafkaInspector", cluster), topic_info, DELETES, at, 10_000).young_from == {}
 
 
-def test_times_in_the_future_are_told() -> None:
-    """They hide what follows them from each look-up by time: partition and offset are named."""
+def test_times_in_the_future_are_reported() -> None:
+    """They hide later records from each look-up by time: partition and offset are named."""
     cluster = Cluster({**DELETES, "retention.ms": "1000"})
     cluster.future = {0: 60}
     (finding,) = (found for found in check(cluster, "orders") if "future" in found.found)

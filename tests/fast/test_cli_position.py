@@ -148,10 +148,10 @@ def test_a_time_that_no_record_has_is_pointed_out(site: Site, capsys: pytest.Cap
     assert [(row["after"], row["notes"]) for row in old] == [(60, [])] * 3
 
 
-def test_a_record_of_the_future_is_pointed_out(
+def test_a_record_with_a_time_in_the_future_is_reported(
     site: Site, topics: FakeTopics, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is the first that is young enough, whatever comes after it: partition and offset are named."""
+    """It is the first one that is late enough, whatever comes after it: partition and offset are named."""
     assert site.key(0).offset == 50
     topics.future = {0: 45, 1: 90}
     answer = act(capsys, *SET, "--to-datetime", "1970-01-01T00:00:03Z", "--dry-run", "--json")

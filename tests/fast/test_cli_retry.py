@@ -14,7 +14,7 @@ ALL = range(3)
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A group that stands at 50; its plan up to 80 in partition 1 was tried six times, that of partition 2 once."""
+    """A group at offset 50; its plan up to 80 in partition 1 was tried six times, that of partition 2 once."""
     site = site_now()
     owner = site.owner_of(*ALL, at=50)
     owner.plan({1: 80, 2: 70})
@@ -55,7 +55,7 @@ def test_exhausted_plans_are_tried_again(site: Site, capsys: pytest.CaptureFixtu
 def test_the_plan_of_one_partition_is_tried_again_though_it_failed_once(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A person who has fixed the cause need not wait; a partition without such a plan is an error."""
+    """An operator who has fixed the cause need not wait; a partition without such a plan is an error."""
     assert act(capsys, "retry", GROUP, TOPIC, 2, "--yes").code == 0
     assert attempts(site) == [(50, None, 0), (50, 80, 5), (50, None, 0)]
     answer = act(capsys, "retry", GROUP, TOPIC, 0, "--yes")
@@ -84,7 +84,7 @@ COMMAND = f"marshal-dagster retry {GROUP} {TOPIC} 1"
 def test_status_and_top_show_exhausted_plans_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the command for one more attempt, before anything else; in JSON too."""
+    """With the command that retries them, before anything else; in JSON too."""
     monkeypatch.setattr(output, "wait", lambda _: None)
     text = f"{TOPIC}/1 [50, 80) of group '{GROUP}' was tried 6 times"
     for name in ("status", "top"):
@@ -111,7 +111,7 @@ def test_status_and_top_show_exhausted_plans_first(
 
 
 def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
-    """They are a problem, and the first finding about what the log leads to."""
+    """They are a problem, and the first finding about the world state."""
     reader = Rationalizer(site.log(), clock=site.clock)
     reader.catch_up()
     _, found, *_ = check_world(reader.identity, reader.world, site.clock.wall_ms())
@@ -120,14 +120,14 @@ def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
     assert found.mend == COMMAND
 
 
-def test_status_checks_what_needs_a_person(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_checks_what_needs_an_operator(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Exhausted plans, open plans that no member holds, claims stale for long, long pauses; each ends with 1."""
     assert act(capsys, "status").code == 0
     found = act(capsys, "status", "--check")
     assert found.code == 1
     lines = " ".join(found.out.split())
     assert f"exhausted: {TOPIC}/1 [50, 80) of group '{GROUP}'" in lines
-    assert f"open plan: {TOPIC}/2 [50, 70) of group '{GROUP}' was tried 1 times, and no member holds it" in lines
+    assert f"open plan: {TOPIC}/2 [50, 70) of group '{GROUP}' was tried once, and no member holds it" in lines
     for number in (1, 2):
         assert act(capsys, "retry", GROUP, TOPIC, number, "--yes").code == 0
     assert act(capsys, "status", "--check").code == 0
@@ -138,7 +138,7 @@ def test_status_checks_what_needs_a_person(site: Site, capsys: pytest.CaptureFix
     assert act(capsys, "status", "--check").code == 0
     site.clock.advance(1)
     found = act(capsys, "status", "--check", "--json")
-    assert (found.code, len(found.json["needs_a_person"])) == (1, 1)
+    assert (found.code, len(found.json["needs_operator"])) == (1, 1)
     assert f"stale claim: {TOPIC}/0 of group '{GROUP}' is held by {holder.member.instance}" in found.out
     assert site.member().claim([0])
     assert act(capsys, "status", "--check").code == 0

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli import output, top, world_reader
+from marshal_dagster.cli import attention, output, top, world_reader
 from marshal_dagster.cli.position_rates import WINDOW_S, PositionRates
 from marshal_dagster.cli.top import TopReader
 from marshal_dagster.cli.world_reader import WorldReader
-from marshal_dagster.cli.world_view import EVERYTHING, ViewFilter, WorldView
+from marshal_dagster.cli.world_view import EVERYTHING, ViewFilter, WorldView, world_view
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import CoordinationLogChangedError
+from marshal_dagster.protocol.open_plans import OpenPlan
 from tests.admin_fixtures import END, NOBODYS, FakeTopics, act, at_work_on, site_now
 from tests.cli import REPOSITORY, environ
 from tests.faulty_log import FaultyLog
@@ -131,6 +132,15 @@ def test_a_small_terminal_shows_what_matters_first(site: Site) -> None:
     page = shown(looked, lines=9)
     assert [n for n in range(5) if f"orders/{n}" in page] == [3, 4]
     assert "3 more, that lag less" in page
+
+
+def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables stay on the screen."""
+    plans = [OpenPlan(GROUP, TOPIC, number, 0, 10, 5) for number in range(12)]
+    monkeypatch.setattr(attention, "plans_of", lambda _: plans)
+    lines = attention.exhausted_lines(world_view(site.world()))
+    assert len(lines) == 11
+    assert lines[-1] == f"exhausted: 2 more plans; marshal-dagster retry {GROUP} {TOPIC}"
 
 
 def test_a_log_without_groups_is_watched(site: Site) -> None:

@@ -43,7 +43,7 @@ def test_names_are_compared_as_java_does(one: str, other: str, are_one: bool) ->
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
-    """Whichever the session compares."""
+    """In a session of either kind."""
     with pytest.raises(ConfigurationError, match="the result's columns 'town' and 'Town' are one name in this session"):
         check_columns(schema("partition", "town", "Town"), ())
     check_columns(schema("partition", "town", "Town"), (), case_sensitive=True)
@@ -52,8 +52,8 @@ def test_two_columns_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["Marshal_Range", "MARSHAL_RANGE"])
-def test_a_reserved_name_is_one_in_any_case(name: str) -> None:
-    """In a session that minds case it is another name."""
+def test_a_reserved_name_is_refused_in_any_case(name: str) -> None:
+    """In a case-sensitive session it is another name."""
     with pytest.raises(ConfigurationError, match=f"the result's columns {name} are the sink's own"):
         check_columns(schema("partition", name), {"marshal_range"})
     check_columns(schema("partition", name), {"marshal_range"}, case_sensitive=True)
@@ -67,7 +67,7 @@ def test_the_messages_columns_are_spelt_as_they_were_read() -> None:
 
 
 def test_a_records_columns_are_spelt_as_a_sink_knows_them() -> None:
-    """Of a topic's records, too."""
+    """Also the columns of a topic's records."""
     value = StructType([StructField("partition", IntegerType()), StructField("Value", BinaryType())])
     with pytest.raises(ConfigurationError, match="this session takes 'Value' for 'value'"):
         check_record_columns(value, "orders")

@@ -648,7 +648,7 @@ def test_a_stranger_deposes_nobody() -> None:
 
 
 def test_an_epoch_is_believed_only_where_the_election_shows_it() -> None:
-    """Members may write any number, again and again: no term ends by it, and the group is led on."""
+    """Members may report any epoch, again and again: no term ends by that, and the coordinator continues to lead."""
     leader = GroupCoordinator(GROUP, 7, GroupRules(sticky_assignment), 0, is_later_epoch=lambda epoch: epoch == 9)
     member = {"group": GROUP, "member": "a", "tenure": "t"}
     register = Register.model_validate({**member, "epoch": 0, "session_timeout_ms": 6_000, "topics": ["orders"]})
@@ -667,7 +667,7 @@ def test_an_epoch_is_believed_only_where_the_election_shows_it() -> None:
 
 
 def test_an_answer_to_a_ping_that_was_not_sent_counts_for_nothing() -> None:
-    """Else a member that answers all that come would be taken for dead behind one forged answer."""
+    """Else a member that answers every ping would count as dead after one forged answer."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     leader.receive(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
     for now_ms in range(0, 60_000, 500):

@@ -98,7 +98,7 @@ class Ends:
         """Do it."""
 
     def may_have_successor(self, fence: int, **_: object) -> bool:
-        """Tell whether another's beat lies there."""
+        """Return whether another's beat is there."""
         return fence in self.rival_fences
 
     def give_up(self, _: object, reason: str, __: int) -> None:
@@ -441,7 +441,7 @@ def test_one_that_leads_no_more_writes_nothing(coordinator: Coordinator, ends: E
 def test_no_member_ends_a_term_by_an_epoch_of_its_own(
     coordinator: Coordinator, ends: Ends, clock: SimpleNamespace
 ) -> None:
-    """Once a second, as any that may write to the topic could; where the election shows another's beat, one does."""
+    """Not even once a second, as any member could; if the election shows another's beat, the term ends."""
     coordinator._shards[0] = service._Shard(Term(1, "id"), ends.may_have_successor)
     for second in range(10):
         ends.messages = [registers("etl", epoch=2**60 + second), registers("etl", epoch=second % 2 * 10)]
@@ -599,10 +599,10 @@ def test_a_message_under_another_key_than_a_coordinators_does_not_count(key: byt
     assert [message for message, _ in found.values()] == [answer]
 
 
-def test_a_message_of_an_epoch_that_cannot_be_is_deleted(
+def test_a_message_with_an_impossible_epoch_is_deleted(
     coordinator: Coordinator, ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Readers would believe it before any real one; whom it is for is waited for all the same."""
+    """Readers would prefer it to any real one; its member is waited for all the same."""
     coordinator._partitions = 1
     del coordinator._shards[0]
     share = StartFetcher(group="etl", member="a", tenure="a", epoch=5, generation=1, places={"t": [0]})

@@ -1,6 +1,7 @@
 """The checks of an asset of claimed batches, each passed and failed."""
 
 import time
+import uuid
 from collections.abc import Sequence
 from functools import partialmethod
 from types import ModuleType
@@ -8,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationPlanned
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +31,8 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.ops.metadata import ranges_table
 from marshal_dagster.protocol.messages import ClaimingPartition
+from marshal_dagster.protocol.open_plans import OpenPlan
+from marshal_dagster.runs.exhausted_plans import exhausted_plans_evaluation, has_failed
 from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_assets import Shop, own_instance, shop
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
@@ -106,8 +110,27 @@ def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Sh
     assert [(one.check_name, one.passed) for one in found] == [("exhausted_plans", False)]  # type: ignore[union-attr]
 
 
-def test_the_checks_of_an_op_are_of_what_its_batches_materialize() -> None:
-    """Of the asset of its own name, or of the one that it was given."""
+def test_a_failed_check_is_seen_after_many_that_were_only_planned() -> None:
+    """Each run that fails before its checks begin leaves one."""
+    key = dg.AssetKey("work")
+    planned = dg.DagsterEvent(
+        dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED.value,
+        "job",
+        event_specific_data=AssetCheckEvaluationPlanned(asset_key=key, check_name="exhausted_plans"),
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert not has_failed(instance, key)
+        plan = OpenPlan(GROUP, TOPIC, 0, 0, 10, 5)
+        instance.report_runless_asset_event(exhausted_plans_evaluation(key, [plan], "text"))
+        for _ in range(12):
+            instance.report_dagster_event(planned, run_id=str(uuid.uuid4()))
+        assert has_failed(instance, key)
+        instance.report_runless_asset_event(exhausted_plans_evaluation(key, [], ""))
+        assert not has_failed(instance, key)
+
+
+def test_the_checks_of_an_op_belong_to_the_asset_of_its_batches() -> None:
+    """The asset of its own name, or the one that it was given."""
     own = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
     other = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, asset_key=dg.AssetKey(["a", "b"]))
     for op, key in ((own, ["work"]), (other, ["a", "b"])):
@@ -284,7 +307,7 @@ def test_checks_go_with_a_prefix_that_dagster_adds_to_keys(shop: Shop) -> None:
     shop.stand.scene.data.append(0, 1)
     result = dg.materialize([asset, checks], instance=shop.instance, resources=shop.resources())  # type: ignore[list-item]
     found = result.get_asset_check_evaluations()
-    assert len(found) == 4
+    assert len(found) == 5
     assert {one.asset_key for one in found} == {dg.AssetKey(["eu", "work"])}
     assert all(one.passed for one in found)
 

@@ -599,7 +599,7 @@ def test_a_tick_of_a_topic_whose_cluster_is_down_fails_with_one_line(shop: Shop)
 
 
 def test_a_tick_of_a_topic_that_is_not_there_says_so(shop: Shop) -> None:
-    """It may be misspelt, so the tick fails; or it is made yet, which an option says."""
+    """It may be misspelt, so the tick fails; an option allows a topic that is created later."""
     shop.stand.scene.data.delete()
     with pytest.raises(TopicNotFoundError, match=f"topic {TOPIC!r} does not exist"):
         shop.tick()

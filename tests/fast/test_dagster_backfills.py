@@ -79,7 +79,7 @@ def backfill(shop: Shop, partitions: list[str], monkeypatch: pytest.MonkeyPatch)
 def test_a_backfill_with_an_idle_partition_succeeds(
     stand: Stand, launching: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The partition without messages is materialized as such: what had nothing to do has neither failed nor waits."""
+    """The partition without messages is materialized, so that the backfill does not wait for it."""
     stand.instance = launching
     shop = Shop(stand, launching, per_partition=True)
     shop.observe()
@@ -101,7 +101,7 @@ def test_a_backfill_with_an_idle_partition_succeeds(
 def test_a_backfill_of_a_paused_group_fails_and_says_why(
     stand: Stand, launching: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was not done because the group is paused is not shown as done; the backfill ends."""
+    """Partitions of a paused group are not shown as done; the backfill ends."""
     stand.instance = launching
     shop = Shop(stand, launching, per_partition=True)
     shop.observe()

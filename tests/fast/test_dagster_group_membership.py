@@ -230,8 +230,8 @@ def test_it_is_told_what_came_to_a_member_last() -> None:
 
 
 @pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63), 1_795_438_800_000_000_000])
-def test_a_time_that_no_calendar_has_stops_no_reader(at_ms: int) -> None:
-    """As of a record in nanoseconds: it is shown as the number that it is."""
+def test_a_time_beyond_the_calendar_stops_no_reader(at_ms: int) -> None:
+    """Such as a time in nanoseconds: it is shown as a number."""
     place = frozenset({("parcels", 1)})
     share = MemberAssignment("east", "t", 2, 1, place, SESSION_MS, place, at_ms)
     found = assigned_partitions(

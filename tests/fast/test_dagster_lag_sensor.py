@@ -197,7 +197,7 @@ def test_the_age_is_counted_back_from_now(watch: Watch) -> None:
 
 
 def test_a_time_in_the_future_hides_no_old_record(watch: Watch) -> None:
-    """Of what follows such a record no age is known: it counts as old, and is named with partition and offset."""
+    """The age of later records is unknown: they count as old, and the record is named with partition and offset."""
     watch.settings = {"max_lag_age_s": 600}
     watch.scene.work(watch.scene.delivery(), max_records=12)
     watch.data.young = {0: 4, 1: 2, 2: 4}
@@ -207,12 +207,12 @@ def test_a_time_in_the_future_hides_no_old_record(watch: Watch) -> None:
     watch.hold((0, 1, 2))
     told = watch.skipped()
     assert "1 partitions have an unread record older than" in told
-    assert "behind a record with a time in the future: partition 1, offset 2. Correct the sender's clock" in told
+    assert "count as that old, as their age is unknown: partition 1, offset 2. Correct the sender's clock" in told
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_old_records_are_found_before_one_of_the_future(watch: Watch, start: int) -> None:
-    """Unread, and before it: whether they are old is known."""
+def test_old_records_before_one_with_a_time_in_the_future_are_found(watch: Watch, start: int) -> None:
+    """The age of unread records before it is known."""
     watch.settings = {"max_lag_age_s": 600}
     if start:
         watch.scene.work(watch.scene.delivery(), max_records=9)
@@ -220,8 +220,8 @@ def test_old_records_are_found_before_one_of_the_future(watch: Watch, start: int
     assert len(watch.requests()) == 1
 
 
-def test_a_topic_that_is_not_there_fails_the_tick_unless_allowed(watch: Watch) -> None:
-    """It may be misspelt, and then no run would ever be requested; or it is made later, which an option says."""
+def test_a_missing_topic_fails_the_tick_unless_allowed(watch: Watch) -> None:
+    """It may be misspelt, and then no run would ever be requested; an option allows a topic that is created later."""
     watch.data.delete()
     with pytest.raises(TopicNotFoundError, match=f"topic '{TOPIC}' does not exist"):
         watch.skipped()

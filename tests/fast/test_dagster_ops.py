@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -20,6 +20,7 @@ from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
     DecodeError,
+    SinkRejectedError,
     TopicNotFoundError,
     UnavailableError,
 )
@@ -29,6 +30,8 @@ from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
 from marshal_dagster.ops.config import ClaimedBatchConfig
 from marshal_dagster.ops.execution import BatchExecution
 from marshal_dagster.ops.metadata import BatchesResult, ExecutionOutcome
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
@@ -157,7 +160,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 class Frame(list[Any]):
-    """What stands for a frame: a list of places, with the columns that a run looks at."""
+    """A stand-in for a frame: a list of places, with the columns that a run checks."""
 
     columns = ["partition", "offset"]  # noqa: RUF012 - as a DataFrame's
 
@@ -316,7 +319,7 @@ def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
 
 @pytest.mark.parametrize(("mode", "plan"), [(AT_LEAST_ONCE, 10), (EFFECTIVELY_ONCE, None)])
 def test_the_claim_comes_before_the_session(stand: Stand, mode: DeliveryMode, plan: int | None) -> None:
-    """When the session is asked for, the partitions are held; a batch with a sink is planned before that is called."""
+    """The partitions are held when the session starts; a batch with a sink is planned before the sink is called."""
     stand.mode = mode
     held: list[tuple[bool, int | None]] = []
 
@@ -487,11 +490,9 @@ def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: 
     assert not result.success
     assert stand.sessions == sessions
     error = _error(result)
-    assert (
-        f"{TOPIC}/0 [0, 10) of group '{GROUP}' was tried 6 times, the last error, in run {failed[-1].run_id}: " in error
-    )
+    assert f"{TOPIC}/0 [0, 10) of group '{GROUP}' was tried 6 times, last in run {failed[-1].run_id}: " in error
     assert "ZeroDivisionError: carrier 'XX' is unknown" in error
-    assert f"Fix the cause, then request one more attempt: marshal-dagster retry {GROUP} {TOPIC}" in error
+    assert f"Fix the cause, then run: marshal-dagster retry {GROUP} {TOPIC}" in error
     assert not [event for event in stand.instance.all_logs(result.run_id) if "retry" in str(event.step_key)]
     assert stand.tags(result)["marshal/outcome"] == "given_up"
     assert stand.tags(result)["dagster/retry_on_asset_or_op_failure"] == "false"
@@ -517,7 +518,7 @@ def test_a_run_that_did_other_work_beside_exhausted_plans_warns_and_fails_its_ch
     assert [stand.scene.key(n).offset for n in range(3)] == [10, 0, 10]
     (warning,) = [line for line in stand.lines(result) if "was tried 3 times" in line]
     assert warning.startswith(f"{TOPIC}/1 [0, 10) of group '{GROUP}' was tried 3 times, ")
-    assert warning.endswith(f". Fix the cause, then request one more attempt: marshal-dagster retry {GROUP} {TOPIC} 1")
+    assert warning.endswith(f". Fix the cause, then run: marshal-dagster retry {GROUP} {TOPIC} 1")
     assert [check.passed for check in _evaluations(stand, result)] == [False]
 
 
@@ -837,7 +838,7 @@ def test_a_failing_function_commits_nothing_and_releases(stand: Stand) -> None:
 
 
 def test_an_interrupt_releases_at_once(stand: Stand) -> None:
-    """Cancellation, which is no ordinary exception, leaves the batch released and uncommitted; it is no attempt."""
+    """Cancellation, which is not an ordinary exception, releases the batch without a commit; it is not an attempt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -889,7 +890,7 @@ _MISTAKES = {
 def test_a_result_that_no_sink_can_take_is_no_attempt(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
-    """It is one line that names the function, before any Spark job; mended after many runs, all is done at once."""
+    """One line names the function, before any Spark job; once it is fixed after many runs, all is done at once."""
     result, text = _MISTAKES[mistake]
     stand.process = lambda *_: result
 
@@ -959,13 +960,13 @@ async def _waits(_context: object, _batch: object, _frame: object) -> None: ...
     [
         (
             _two,
-            r"function '_two' \(.*test_dagster_ops.py:\d+\) takes .*, a run calls it with \(context, batch, frame\)",
+            r"function '_two' \(.*test_dagster_ops.py:\d+\) takes .*, but a run calls it with \(context, batch, f",
         ),
         (_four, "missing a required argument: '_more'"),
         (_named, "too many positional arguments"),
         (_yields, "has a yield"),
         (_waits, "is async"),
-        ("rows", "'rows' is no function"),
+        ("rows", "'rows' is not a function"),
     ],
 )
 def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
@@ -978,7 +979,7 @@ def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text:
 
 @pytest.mark.parametrize(
     ("sink", "text"),
-    [(lambda: None, r"a run calls it with \(context\)"), (MemorySink, "sink is the class MemorySink")],
+    [(lambda: None, r"but a run calls it with \(context\)"), (MemorySink, "sink is the class MemorySink")],
 )
 def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
     """A function without the argument that it gets, and a class."""
@@ -986,8 +987,8 @@ def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) ->
         build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, sink=sink)
 
 
-def test_a_sink_that_is_none_at_the_runs_start_is_named(stand: Stand) -> None:
-    """The function that makes it forgot its return: one line, before anything is claimed."""
+def test_a_function_that_makes_no_sink_is_named(stand: Stand) -> None:
+    """The function has no return: one line says so, before anything is claimed."""
     error = _error(stand.run(sink=lambda _: None))
     assert "which makes the sink, returned None" in error
     assert "ClaimingPartition" not in "".join(stand.scene.values())
@@ -1218,7 +1219,7 @@ def test_a_sink_may_be_made_for_each_run(stand: Stand) -> None:
 def test_an_outage_or_a_mistake_ends_the_run_before_other_parts_lose_an_attempt(
     stand: Stand, error: Exception, tried: list[int]
 ) -> None:
-    """Only what may come from the records is continued past; the sink's outage would meet every part."""
+    """A run continues only past errors that may come from the records; an outage of the sink would fail every part."""
     stand.mode = AT_LEAST_ONCE
 
     def fail(*_: object) -> None:
@@ -1244,3 +1245,35 @@ def test_parts_count_as_one_batch_and_keep_to_the_time_budget(stand: Stand) -> N
     assert _offsets(stand, 3) == [10, 10, 10]
     assert stand.run().success
     assert _offsets(stand, 3) == [15, 10, 10]
+
+
+def test_a_partition_that_the_sink_refuses_keeps_no_other_from_being_done(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink may refuse ranges before they are read, with no plan yet: that is an attempt, so parts are tried."""
+    stand.mode = EFFECTIVELY_ONCE
+    stand.scene.data.make(partitions=4, messages=10)
+    verdicts = stand.scene.sink.verdicts
+
+    def refuse(ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
+        if any(range_.partition == 2 for range_ in ranges):
+            raise SinkRejectedError("the output is ahead of the log")
+        return verdicts(ranges)
+
+    monkeypatch.setattr(stand.scene.sink, "verdicts", refuse)
+    for _ in range(6):
+        assert "the output is ahead of the log" in _error(stand.run())
+    assert _offsets(stand) == [10, 10, 0, 10]
+    assert f"{TOPIC}/2 [0, 10) of group '{GROUP}' was tried 6 times" in _error(stand.run())
+
+
+def test_parts_that_are_not_tried_count_as_no_batch(stand: Stand) -> None:
+    """In a paused group a run for one batch ends as paused, not as if its batch were done."""
+    stand.process = _fail
+    for _ in range(2):
+        stand.run()
+    stand.scene.pause(60)
+    result = stand.run(max_batches=1)
+    assert stand.tags(result)["marshal/outcome"] == "paused"
+    (told,) = stand.recorded_observations(result)
+    assert "is paused" in str(told.metadata["reason"].value)

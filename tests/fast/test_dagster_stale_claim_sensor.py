@@ -336,7 +336,7 @@ def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch
         keys.add(request.run_key)
         die(watch.was_asked(request, dg.DagsterRunStatus.STARTED))
     assert len(keys) == 3
-    assert "left alone after 3" in watch.skipped()
+    assert f"left alone after {'3 runs' if before_plan else '4 attempts'}" in watch.skipped()
 
 
 @pytest.mark.parametrize(
@@ -509,8 +509,7 @@ def test_a_plan_that_was_tried_too_often_is_left_alone_and_named(watch: Watch) -
         watch.die(f"dead-{number}", partitions=(0,))
     told = watch.skipped()
     assert f"{TOPIC}/0: plan [0, 10)" in told
-    assert "left alone after 2 attempts" in told
-    assert "retry_exhausted" in told
+    assert f"left alone after 3 attempts. Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`, or" in told
 
 
 def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
@@ -1014,7 +1013,7 @@ def test_runs_that_announce_after_others_were_deleted_are_found(watch: Watch, al
     for number, run_id in enumerate(runs[2:]):
         _run(watch, run_id)
         _announce(watch, {0: 200 + number}, number + 1, start=number, run_id=run_id)
-    found = [event.metadata["run"].value for event in _observed(watch.tick())]
+    found = [str(event.metadata["run"].value) for event in _observed(watch.tick())]
     assert sorted(found) == sorted(runs[2:])
     assert not _observed(watch.tick())
 
@@ -1536,7 +1535,7 @@ def test_a_range_that_was_redone_is_not_asked_for_again(watch: Watch) -> None:
     (again,) = watch.requests()
     assert _seen(again) == [(1, 5, 8)]
     watch.settings["max_attempts"] = 1
-    assert "orders/1: plan [5, 8), held by nobody: left alone after 1 attempts" in watch.skipped()
+    assert "orders/1: plan [5, 8), held by nobody: left alone after 2 attempts" in watch.skipped()
 
 
 def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: DeadRunWatch) -> None:

@@ -63,8 +63,8 @@ def test_a_message_that_is_cut_is_bad_wherever_it_can_be_seen() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"\x0a\x03M\xfcl", b"\x12\x01a\x12\x01\xff", b"\x1a\x06\x0a\x01\xff\x12\x01a"])
-def test_a_text_of_proto2_that_is_none_is_bad(payload: bytes) -> None:
-    """Of a field, among several, as a key of a map: proto2 checks none of them."""
+def test_a_proto2_string_that_is_not_utf8_is_bad(payload: bytes) -> None:
+    """In a field, a repeated field, or the key of a map: proto2 checks none of them."""
     pairs = DescriptorProto(
         name="PairsEntry",
         field=[

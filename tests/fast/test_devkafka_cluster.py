@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -324,7 +324,7 @@ def test_a_cluster_of_another_size_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("inner", ["", "broker-1"])
 @pytest.mark.parametrize("act", ["up", "down", "wipe", "start"])
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, inner: str, act: str) -> None:
-    """They could put a link there, through which a file of this user's would be overwritten."""
+    """They could put a link there, through which a file of this user would be overwritten."""
     directory = tmp_path / "kafka"
     (directory / inner).mkdir(parents=True)
     write_state(directory, ClusterState(new_cluster_id(), (Node(1, 9092, 9093),), {}))
@@ -334,7 +334,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, inner: str
     (directory / inner / "cluster.new").symlink_to(precious)
     (directory / ".lock").symlink_to(tmp_path / "made")
     cluster = KafkaCluster(directory)
-    acts = {"up": cluster.up, "down": cluster.down, "start": lambda: cluster.start(1)}
+    acts: dict[str, Callable[[], object]] = {"up": cluster.up, "down": cluster.down, "start": lambda: cluster.start(1)}
     with pytest.raises(DevKafkaError, match=r"^all users may write into .*such as ~/kafka") as refused:
         acts.get(act, lambda: cluster.down(wipe=True))()
     assert "\n" not in str(refused.value)
@@ -343,7 +343,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, inner: str
 
 
 def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is one that is a link to nothing; a new one is for this user alone."""
+    """A link to nothing is refused too; only this user may enter a new directory."""
     broken = tmp_path / "broken"
     broken.symlink_to(tmp_path / "nowhere")
     assert why_not_own(broken) == f"{broken} is a link to nothing"
@@ -357,7 +357,9 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EACCES], ids=errno.errorcode.get)
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
     """Wherever it happens: at the directory itself, or when a broker's files are written on a full disk."""
 
     def fail(*_: object, **__: object) -> None:

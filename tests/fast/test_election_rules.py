@@ -258,8 +258,8 @@ def test_timing_has_room_for_ten_polls_in_a_deadline() -> None:
         Timing(1_000, 0)
 
 
-def test_a_later_term_begins_with_a_beat_of_another_behind_the_own_one() -> None:
-    """Where such a beat lies is a fence that there can be; any other number is none."""
+def test_a_later_term_begins_with_a_beat_of_another_after_the_own_one() -> None:
+    """Only the offset of such a beat can be a fence."""
     candidacy = leader(fence=7)
     for offset, name in ((5, "other"), (9, "other"), (10, "id0"), (12, "third")):
         assert candidacy.receive(Beat(name, 1_000), offset, 10) == []
@@ -269,7 +269,7 @@ def test_a_later_term_begins_with_a_beat_of_another_behind_the_own_one() -> None
     assert not candidacy.may_have_successor(9)
 
 
-def test_of_many_beats_of_others_the_newest_are_remembered() -> None:
+def test_only_the_newest_beats_of_others_are_remembered() -> None:
     """They are few within a deadline."""
     candidacy = leader(fence=7)
     for offset in range(8, 10_000):

@@ -1,4 +1,4 @@
-"""What a file sink takes of options and types, without Spark's part."""
+"""Which options and types a file sink accepts, without Spark."""
 
 import pytest
 from pyspark.sql import types as t
@@ -28,7 +28,7 @@ def test_options_that_would_lose_values_are_refused(format_name: str, name: str)
 
 @pytest.mark.parametrize("separator", ["", '"', "\n", "a\r"])
 def test_a_separator_cannot_be_a_quote_or_a_line_break(separator: str) -> None:
-    """A row would not be told from a field."""
+    """Rows and fields could not be distinguished."""
     with pytest.raises(ConfigurationError, match="give a separator without quotes and line breaks"):
         FileSink("/nowhere", "csv", {"sep": separator})
 
@@ -62,7 +62,7 @@ SEEN = t.ArrayType(t.StructType().add("at", t.TimestampType()))
         ("parquet", SEEN, None, None),
     ],
 )
-def test_files_that_may_have_lost_something_are_known(
+def test_files_that_may_have_lost_values_are_recognised(
     format_name: str, kind: t.DataType, options: dict[str, str] | None, words: str | None
 ) -> None:
     """By their format, types, and whether options were kept."""
@@ -71,7 +71,7 @@ def test_files_that_may_have_lost_something_are_known(
 
 
 def test_types_are_compared_as_they_are_read() -> None:
-    """Null may stand anywhere in what Spark's readers give."""
+    """Spark's readers allow null anywhere."""
     strict = t.StructType().add("x", t.StructType().add("a", t.ArrayType(t.LongType(), False), False), False)
     loose = t.StructType().add("x", t.StructType().add("a", t.ArrayType(t.LongType())))
     assert as_nullable(strict) == loose

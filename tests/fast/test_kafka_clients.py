@@ -306,7 +306,7 @@ class Noting(ElectingClient):
 
 
 def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known of a topic's leaders is why its offsets cannot be asked for; it is forgotten, and topics grow."""
+    """The look-up of leaders shows why offsets cannot be read; it is repeated after a time, and as topics grow."""
     client = Noting(without_leader=2)
     with topics_of(client, monkeypatch) as asked:
         asked.offsets("orders", [0, 1])
@@ -398,7 +398,7 @@ def test_a_setting_that_the_library_does_not_know_is_refused(kind: str) -> None:
 def test_a_setting_that_the_library_stumbles_over_is_refused(
     kind: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it raises of a value that is none of its kind is a configuration error too."""
+    """The error that it raises for a value of another kind is a configuration error too."""
     name = {"producer": "Producer", "consumer": "Consumer", "admin": "AdminClient"}[kind]
 
     def stumble(_: object) -> None:

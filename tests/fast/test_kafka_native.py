@@ -1,4 +1,4 @@
-"""What the native client library does with answers that a broker gives rarely: it must not end the process."""
+"""Rare answers of a broker must not make the native client library end the process."""
 
 import re
 import subprocess
@@ -57,7 +57,7 @@ def test_an_answer_that_lists_no_brokers_ends_no_process() -> None:
     """)
     for line in lines[:-1]:
         assert line.startswith("UnavailableError: Kafka at 127.0.0.1:")
-        assert "what answers there lists no broker that is alive" in line
+        assert "the answer from there lists no live broker" in line
         assert "look at the brokers' logs" in line
     assert lines[-1] == "1 OffsetBounds(start=3, end=68)"
 
@@ -71,7 +71,7 @@ def test_each_client_names_a_cluster_without_brokers(kind: str) -> None:
             client, log = clients.{kind}(connection_to(broker), client_id="a"{arguments})
             print(told(lambda: clients.reach(client, log, timeout_s=0.7)))
     """)
-    assert "what answers there lists no broker that is alive (tried for 0.7 s); look at the brokers' logs" in line
+    assert "the answer from there lists no live broker (tried for 0.7 s); look at the brokers' logs" in line
 
 
 def test_leaders_that_come_and_go_end_no_process() -> None:
@@ -131,7 +131,7 @@ UNSAFE = re.compile(r"\.(describe_cluster|list_offsets|list_consumer_group_offse
 """Of the admin client: an assertion fails, memory is used after it was freed, an assertion fails (librdkafka #4605)."""
 
 
-def test_nothing_asks_what_may_end_the_process() -> None:
+def test_no_code_calls_what_may_end_the_process() -> None:
     """The tree has other ways: metadata, and consumers that read nothing."""
     sources = [path for path in Path(marshal_dagster.__file__).parent.rglob("*.py") if UNSAFE.search(path.read_text())]
     assert sources == []

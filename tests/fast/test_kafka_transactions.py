@@ -152,18 +152,18 @@ FOREIGN = (None, b"", b"{}", b"no note")
 
 
 @pytest.mark.parametrize("value", FOREIGN)
-def test_a_record_that_is_no_note_replaces_none(
+def test_a_record_that_is_not_a_note_replaces_no_note(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: bytes | None
 ) -> None:
-    """The warning names where it lies; alone it is given, so that its reader sees that a note may have been lost."""
+    """The warning names its offset; without a note it is returned, so the caller sees that one may have been lost."""
     found, _ = noted(monkeypatch, (b"a", b"1"), (b"a", value), (b"b", value), (None, value), (b"b", b"2"))
     assert (found["a"], found["b"], found[""]) == (b"1", b"2", value or b"")
-    assert "topic 'notes', partition 0, offset 1: this record, with the key 'a', is no note" in caplog.text
+    assert "topic 'notes', partition 0, offset 1: the record with key 'a' is not a note" in caplog.text
     assert len(caplog.records) == 3
 
 
 def test_the_note_is_looked_for_before_the_last_offsets_if_those_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many records of others lie there."""
+    """However many other records are there."""
     found, reads = noted(monkeypatch, (b"a", b"1"), *[(b"a", b"no note"), (b"x", b"2")] * 5, last=4)
     assert found["a"] == b"1"
     assert reads == [7, 0]

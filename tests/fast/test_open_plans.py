@@ -26,14 +26,14 @@ def plans(*attempts: int, group: str = "etl", topic: str = "orders") -> list[Ope
 def test_parts_are_ever_smaller_and_single_before_the_last_attempt(
     attempts: list[int], parts: list[tuple[int, ...]]
 ) -> None:
-    """What was tried once is no part; those with the fewest attempts come first."""
+    """A plan that was tried once is in no part; parts with the fewest attempts come first."""
     assert parts_to_retry(plans(*attempts)) == parts
 
 
 @pytest.mark.parametrize("bad", [{0}, {63}, {3, 40}, {0, 1, 2, 3}])
 @pytest.mark.parametrize("max_attempts", [1, 2, 3, 5, 8])
 def test_no_good_partition_is_given_up_for_a_bad_one(bad: set[int], max_attempts: int) -> None:
-    """Run after run, of 64 partitions, each attempt counted for its part alone; one batch has all that is fresh."""
+    """Over several runs of 64 partitions: each attempt counts only for its part, and one batch takes all new plans."""
     left = dict.fromkeys(range(64), 0)
     for _ in range(max_attempts + 1):
         now = [OpenPlan("etl", "orders", number, 0, 10, count) for number, count in left.items()]

@@ -75,7 +75,7 @@ class Ports:
 
 
 def is_meant(found: Row, of: RowReference) -> bool:
-    """Tell whether a row is the one that was taken before, as the statements of `PostgresStore` do."""
+    """Return whether a row is the one that was taken before, as the statements of `PostgresStore` do."""
     return found.id == of.id and of.created_from_us <= found.created_us <= of.created_until_us
 
 
@@ -261,7 +261,7 @@ def test_a_row_that_was_given_an_id_again_is_published(way: str, created_us: int
     assert ports.outbox.rows == []
 
 
-def test_a_row_that_was_given_the_id_of_one_to_be_set_aside_is_not() -> None:
+def test_a_row_with_the_id_of_a_refused_one_is_not_set_aside() -> None:
     """It was never refused."""
     ports = Ports(None, row(1, created_us=10), row(2, created_us=11))
     harvest = begun(ports, max_attempts=1)
@@ -308,8 +308,8 @@ def test_a_row_that_was_given_the_id_of_one_to_be_set_aside_is_not() -> None:
         b'{"version":1,"rows":[[1,1]],"created_until_us":0,"created_from_us":"0"}',
     ],
 )
-def test_what_no_harvester_wrote_is_no_note(value: bytes | None) -> None:
-    """It is passed over, and a session that finds nothing else begins as after no batch."""
+def test_what_no_harvester_wrote_is_not_a_note(value: bytes | None) -> None:
+    """It is ignored, and a session that finds nothing else begins as if there were no batch."""
     assert not is_note(value)
     assert read_note(value) == PublishedBatch()
 
@@ -324,7 +324,7 @@ def test_a_note_names_the_rows_of_its_batch() -> None:
     assert read_note(old).rows == [RowReference(number, -(2**63), 70) for number in (1, 2)]
 
 
-def test_a_note_of_a_newer_version_is_not_passed_over() -> None:
+def test_a_note_of_a_newer_version_is_not_ignored() -> None:
     """Its batch would be published again."""
     note = b'{"version":2}'
     assert is_note(note)
@@ -743,6 +743,6 @@ def test_limits_are_at_least_one(name: str) -> None:
 
 
 def test_a_batch_has_no_more_rows_than_a_note_can_have() -> None:
-    """Readers pass over a note of more."""
+    """Readers ignore a note with more rows."""
     with pytest.raises(ConfigurationError, match="max_in_flight_records: 1000001; give 1 to 1000000"):
         HarvestLimits(max_in_flight_records=1_000_001)

@@ -47,7 +47,7 @@ def test_the_largest_record_there_may_be() -> None:
 
 
 class Cursor:
-    """What takes rows, as psycopg's cursor does, and keeps nothing."""
+    """A cursor that takes rows, as psycopg's does, and keeps nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,14 +94,14 @@ HALF = "half \ud83d"
         (None, "records: NoneType; give objects of OutboxRecord"),
     ],
 )
-def test_a_record_that_cannot_be_is_refused(way: Callable[[Any], int], record: object, said: str) -> None:
+def test_an_invalid_record_is_refused(way: Callable[[Any], int], record: object, said: str) -> None:
     """By each way to write, in one line, before anything reaches the database."""
     with pytest.raises(ConfigurationError, match=f"^{said}"):
         way([record])
 
 
 @pytest.mark.parametrize("way", [by_psycopg, by_sqlalchemy])
-def test_one_record_is_no_list(way: Callable[[Any], int]) -> None:
+def test_a_single_record_is_refused(way: Callable[[Any], int]) -> None:
     """The error says what to give."""
     with pytest.raises(ConfigurationError, match=r"records: one OutboxRecord; give several, such as \[record\]"):
         way(OutboxRecord("t", "v"))
@@ -109,7 +109,7 @@ def test_one_record_is_no_list(way: Callable[[Any], int]) -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["poll_interval_s", "transaction_timeout_s"])
-def test_a_time_of_a_harvester_that_cannot_be_is_refused(name: str, seconds: float) -> None:
+def test_an_invalid_time_of_a_harvester_is_refused(name: str, seconds: float) -> None:
     """Else its thread would end with another error, or never wait."""
     with pytest.raises(ConfigurationError, match=f"{name}: .*; give a time above 0"):
         HarvesterOptions(**{name: seconds})  # type: ignore[arg-type]

@@ -502,7 +502,7 @@ def test_rows_that_are_others_when_they_are_fetched(target: KafkaTarget) -> None
 
 
 def _note_text(**fields: object) -> str:
-    """Give a note of which some fields are others."""
+    """Return a note with some fields replaced."""
     note = PositionNote.after(None, part(0, 0, 3), "id", has_rows=True)
     return json.dumps({**json.loads(note.to_json()), **fields})
 

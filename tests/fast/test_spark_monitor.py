@@ -1,4 +1,4 @@
-"""What is made of errors that Spark raises while it works on a batch."""
+"""How errors that Spark raises while it works on a batch are reported."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ STACK = "\n".join(f"\tat org.apache.spark.Frame{number}(Frame.scala:{number})" f
 
 
 class JvmError(Exception):
-    """An error as the library raises it that speaks to the JVM."""
+    """An error as the library of the JVM's gateway raises it."""
 
     __module__ = "py4j.protocol"
 
@@ -28,8 +28,8 @@ class JvmError(Exception):
         "java.io.IOException: Disk quota exceeded",
     ],
 )
-def test_a_full_disk_is_one_line(line: str) -> None:
-    """Not 900 of the JVM's stack, which is not carried along either."""
+def test_a_full_disk_is_reported_in_one_line(line: str) -> None:
+    """Without the 900 lines of the JVM's stack."""
     error = JvmError(
         f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: ...\n{STACK}\n{line}"
     )
@@ -42,7 +42,7 @@ def test_a_full_disk_is_one_line(line: str) -> None:
     assert "Frame7" not in "".join(traceback.format_exception(aborted.value))
 
 
-def test_so_is_one_that_python_meets() -> None:
+def test_a_full_disk_that_python_reports_is_too() -> None:
     """Its file is named."""
     with pytest.raises(BatchAbortedError, match="No space left on device: '/out/part'"), full_disk_as_abort("g", "t"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/part")
@@ -59,7 +59,7 @@ def test_so_is_one_that_python_meets() -> None:
     ids=repr,
 )
 def test_other_errors_are_left_as_they_are(error: Exception) -> None:
-    """A user's own among them, whatever they say."""
+    """Also a user's own errors, whatever their text."""
     assert full_disk_text(error) is None
     with pytest.raises(type(error)) as raised, full_disk_as_abort("g", "t"):
         raise error

@@ -7,10 +7,10 @@ def test_the_nearest_names_come_first_and_five_are_named() -> None:
     """Letters that are swapped, left out or of another case are near."""
     names = ["payments", "orders.dlq", "Orders", "order", "flights", "orders"]
     assert nearest_names_text("ordres", names) == (
-        "topics that are there, nearest names first: 'Orders', 'orders', 'order', 'orders.dlq', 'payments' and 1 more"
+        "existing topics, nearest names first: 'Orders', 'orders', 'order', 'orders.dlq', 'payments' and 1 more"
     )
 
 
-def test_where_there_is_no_topic_that_is_said() -> None:
-    """The missing one itself is none."""
-    assert nearest_names_text("orders", ["orders"]) == "there is no topic that this user may see"
+def test_no_visible_topic_is_reported() -> None:
+    """The missing name itself is not listed."""
+    assert nearest_names_text("orders", ["orders"]) == "this user can see no topic"

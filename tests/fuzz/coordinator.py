@@ -147,7 +147,7 @@ class _Group:
         hold(keys == own, "a message counts under its own key", keys)
 
     def _look(self) -> None:
-        """See that who looks at the group, and asks what to claim, gets an answer."""
+        """Check that readers of the group, and of what to claim, get an answer."""
         view = view_of(GROUP, [(message, record.at_ms) for message, record in self._newest.values()])
         for member in (*view.shares, "a"):
             for now_ms in (0.0, 1_795_230_000_000.0, float(view.pinged_at_ms or 0)):

@@ -36,7 +36,7 @@ ODD: Final[tuple[Any, ...]] = (
 )
 FIELDS: Final = ("version", "rows", "created_from_us", "created_until_us")
 ROWS_PER_RECORD: Final = 1_000
-"""To list the rows of a note takes as long as a record may for each so many."""
+"""How many rows of a note may take as long to list as one record may take."""
 
 
 def check(data: bytes) -> int:
@@ -49,7 +49,7 @@ def check(data: bytes) -> int:
 
 
 def check_value(value: bytes | None) -> None:
-    """See that a value is a note, or is passed over."""
+    """Check that a value is a note, or is ignored."""
     _check_position(value)
     is_one = in_time("judging a record", lambda: is_note(value))
     allowed = 1 + (MOST_IN_FLIGHT_RECORDS if is_one else 0) // ROWS_PER_RECORD

@@ -28,7 +28,7 @@ class Story:
     was_put_back: bool = False
     is_refused: bool = False
     is_removed: bool = False
-    """Whether a person has deleted the row: it may have been published before, and need not be."""
+    """Whether an operator has deleted the row: it may have been published before, but need not be."""
 
     def is_before(self, other: "Story") -> bool:
         """Tell whether who wrote `other` could know of this row."""
@@ -125,7 +125,7 @@ class Judge:
         self.stories[number].is_refused = True
 
     def removed(self, numbers: list[int]) -> None:
-        """Take note of rows that a person has deleted."""
+        """Record rows that an operator has deleted."""
         for number in numbers:
             self.stories[number].is_removed = True
 

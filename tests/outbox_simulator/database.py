@@ -137,7 +137,7 @@ class Database:
         self._world.judge.put_back(number_of(self.rows[row_id]))
 
     def truncate(self) -> bool:
-        """Empty the tables, as a person does, unless a transaction that uses them keeps it waiting."""
+        """Empty the tables, as an operator does, unless a transaction that uses them blocks that."""
         self._end_idle()
         if self._open:
             return False

@@ -13,7 +13,7 @@ MOST_CALLS: Final = 120
 CONTENDED_PART: Final = 0.4
 """Part of the seeds in which several members take themselves for the leader, and rows are refused."""
 TRUNCATED_PART: Final = 0.1
-"""Part of the seeds in which a person empties the tables."""
+"""Part of the seeds in which an operator empties the tables."""
 TIMING_DEADLINE_MS: Final = 2_000.0
 
 

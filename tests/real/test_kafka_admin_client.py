@@ -85,10 +85,10 @@ def test_a_topic_that_is_missing_is_told(topics: Topics) -> None:
     assert time.monotonic() - start < WITHIN_S
 
 
-def test_a_misspelt_topic_is_told_with_the_nearest_names_first(topics: Topics, topic: MakeTopic) -> None:
-    """A person sees at once which one was meant."""
+def test_a_misspelt_topic_is_reported_with_the_nearest_names_first(topics: Topics, topic: MakeTopic) -> None:
+    """The error shows at once which one was meant."""
     name = topic(1)
-    with pytest.raises(TopicNotFoundError, match=f"topics that are there, nearest names first: '{name}'"):
+    with pytest.raises(TopicNotFoundError, match=f"existing topics, nearest names first: '{name}'"):
         topics.describe(f"{name[:-1]}")
 
 

@@ -1,4 +1,4 @@
-"""A session's settings change no result of a conversion of ours, or such a session is refused in one line."""
+"""Session settings do not change the results of conversions, or such a session is refused in one line."""
 
 import json
 from collections.abc import Iterator
@@ -118,7 +118,7 @@ def test_json_is_decoded_the_same_in_every_session(spark: "SparkSession", name: 
 
 
 def test_a_time_without_a_zone_is_utc(spark: "SparkSession") -> None:
-    """Unless the options name a zone: the session's counts in no case."""
+    """Unless the options name a zone; the session's zone never counts."""
     frame = batch(spark, '{"t": "2024-03-31T02:30:00"}')
 
     def micros(options: dict[str, str]) -> int:
@@ -156,7 +156,7 @@ def test_json_is_not_decoded_where_the_session_would_change_it(spark: "SparkSess
 
 
 def test_a_schema_is_inferred_from_objects_with_names_that_come_once(spark: "SparkSession") -> None:
-    """As in each session, or not at all."""
+    """The same as in any other session, or refused."""
     with (
         setting(spark, "spark.sql.variant.allowDuplicateKeys", "true"),
         pytest.raises(ConfigurationError, match=r"^infer_json_schema: with spark.sql.variant.allowDuplicateKeys=true"),
@@ -222,7 +222,7 @@ def test_avro_is_decoded_the_same_in_every_session(spark: "SparkSession", name: 
 
 
 def test_avro_is_not_decoded_where_the_session_would_change_it(spark: "SparkSession") -> None:
-    """Types that only look alike would be read as one another."""
+    """Incompatible types would be read as one another."""
     with (
         setting(spark, "spark.sql.legacy.avro.allowIncompatibleSchema", "true"),
         pytest.raises(
@@ -341,7 +341,7 @@ def test_delta_refuses_a_session_that_would_write_other_values(spark: "SparkSess
 
 
 def test_a_date_is_one_in_every_session(spark: "SparkSession") -> None:
-    """The example of the report: a month 13 is no date."""
+    """The example of the report: there is no month 13."""
     good, bad = decode_json(batch(spark, JSONS[0], JSONS[1]), "d date, t timestamp").split()
     assert [row["value"]["d"] for row in good.collect()] == [date(2024, 2, 29)]
     assert [row["offset"] for row in bad.collect()] == [0]

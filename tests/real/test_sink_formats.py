@@ -1,4 +1,4 @@
-"""Files of each format give back what was put in, for every type of Spark's, or refuse it before the commit."""
+"""Files of each format give back what was written, for every type of Spark, or it is refused before the commit."""
 
 import json
 import shutil
@@ -330,7 +330,7 @@ def test_a_value_that_is_not_given_back_is_refused(
 
 
 def test_a_file_cannot_begin_with_a_byte_order_mark(spark: "SparkSession", tmp_path: Path) -> None:
-    """Where its first column is no text, or the text is no file's first, the mark is given back."""
+    """If the first column is not text, or the text is not at the start of a file, the mark is given back."""
     row = f"{text(chr(0xFEFF) + 'x')} AS kept"
     with pytest.raises(SinkRejectedError, match="column 'kept': a text that begins with a byte order mark"):
         FileSink(tmp_path, "csv").write(spark.sql(f"SELECT {row}, 0 AS partition"), [part(0, 0, 1)], never)
@@ -364,16 +364,16 @@ def as_old(folder: Path) -> None:
         ("json", "0 AS partition, array(TIMESTAMP'2024-01-01Z') AS kept", "in which times have no microseconds"),
     ],
 )
-def test_files_of_the_old_way_are_refused(
+def test_files_of_older_versions_are_refused(
     spark: "SparkSession", tmp_path: Path, format_name: str, columns: str, words: str
 ) -> None:
-    """Neither read nor written: the line says how to go on, before a batch is processed."""
+    """They are neither read nor extended: the error says how to continue, before a batch is processed."""
     frame = spark.sql(f"SELECT {columns}")
     FileSink(tmp_path, format_name).write(frame, [part(0, 0, 1)], never)
     as_old(tmp_path)
     sink = FileSink(tmp_path, format_name)
     refused = f"{format_name} files of an older marshal-dagster, {words}: nothing was"
-    with pytest.raises(SinkRejectedError, match=f"{refused} written. Go on in a new folder"):
+    with pytest.raises(SinkRejectedError, match=f"{refused} written. Continue in a new folder"):
         sink.verdicts([part(0, 1, 2)])
     with pytest.raises(SinkRejectedError, match=f"{refused} written"):
         sink.write(frame, [part(0, 1, 2)], never)
@@ -381,7 +381,7 @@ def test_files_of_the_old_way_are_refused(
         sink.read(spark)
 
 
-def test_json_of_the_old_way_without_times_goes_on(spark: "SparkSession", tmp_path: Path) -> None:
+def test_older_json_without_times_is_extended(spark: "SparkSession", tmp_path: Path) -> None:
     """Nothing was lost in it."""
     frame = spark.sql("SELECT 0 AS partition, 'a' AS kept")
     FileSink(tmp_path, "json").write(frame, [part(0, 0, 1)], never)
@@ -402,7 +402,7 @@ def test_a_column_that_the_session_takes_for_the_sinks_own_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_where_the_session_minds_case_so_does_the_sink(spark: "SparkSession", tmp_path: Path) -> None:
+def test_the_sink_is_case_sensitive_if_the_session_is(spark: "SparkSession", tmp_path: Path) -> None:
     """The column is the user's own there; a session that cannot hold both of two columns refuses to read them."""
     sink = FileSink(tmp_path)
     with setting(spark, "spark.sql.caseSensitive", "true"):
@@ -415,7 +415,7 @@ def test_where_the_session_minds_case_so_does_the_sink(spark: "SparkSession", tm
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_a_column_whose_case_changes_is_one_column(spark: "SparkSession", tmp_path: Path, format_name: str) -> None:
-    """As to the session; JSON's own names are exact."""
+    """As in the session; names in JSON itself are exact."""
     sink = FileSink(tmp_path, format_name)
     sink.write(spark.sql("SELECT 0 AS partition, 'a' AS name"), [part(0, 0, 1)], never)
     sink.write(spark.sql("SELECT 0 AS partition, 'b' AS Name"), [part(0, 1, 2)], never)
@@ -447,7 +447,7 @@ SETTINGS = [
 def test_a_session_that_would_write_other_values_is_refused(
     spark: "SparkSession", tmp_path: Path, format_name: str, name: str, value: str
 ) -> None:
-    """In one line, which names the setting and what to set."""
+    """In one line, which names the setting and its right value."""
     with (
         setting(spark, name, value),
         pytest.raises(
@@ -495,8 +495,8 @@ def test_other_settings_change_no_value(spark: "SparkSession", format_name: str,
         check_round_trip(spark, format_name, [kept], {})
 
 
-def test_a_missing_file_is_never_passed_over(spark: "SparkSession", tmp_path: Path) -> None:
-    """Also in a session that reads around missing and broken files."""
+def test_a_missing_file_is_never_ignored(spark: "SparkSession", tmp_path: Path) -> None:
+    """Also in a session that skips missing and broken files."""
     sink = FileSink(tmp_path)
     sink.write(spark.sql("SELECT 0 AS partition"), [part(0, 0, 1)], never)
     [path] = sink.committed_files()

@@ -259,7 +259,7 @@ def test_a_partition_that_is_not_there(output: KafkaOutput, spark: "SparkSession
         output.open().write(frame, [part(0, 0, 3)], never)
 
 
-def test_a_header_whose_name_is_no_text_is_refused(output: KafkaOutput, spark: "SparkSession") -> None:
+def test_a_header_whose_name_is_not_utf8_is_refused(output: KafkaOutput, spark: "SparkSession") -> None:
     """Its message is named before a record is sent; a value may be any bytes."""
     headers = "array(named_struct('key', IF(id = 1, string(X'FF41'), 'name'), 'value', X'FF')) AS headers"
     frame = spark.range(3).selectExpr("0 AS partition", "id AS offset", "string(X'FF') AS value", headers)

@@ -402,7 +402,7 @@ UNSAFE = [
             "CREATE TABLE q (LIKE results)",
             "CREATE RULE aside AS ON INSERT TO p DO INSTEAD INSERT INTO q SELECT NEW.*",
         ],
-        "p has the rule 'aside'",
+        "p has the INSTEAD rule 'aside'",
     ),
 ]
 
@@ -414,6 +414,16 @@ def test_a_table_that_would_lose_rows_is_refused(output: PostgresOutput, stateme
     sink = FakePostgresSink(output.dsn, "p", schema=output.schema)
     with pytest.raises(ConfigurationError, match=match):
         sink.write(output.poison(), [part(0, 0, 2)], never)  # type: ignore[arg-type]
+
+
+def test_what_is_not_a_table_is_refused(output: PostgresOutput) -> None:
+    """A sequence has a table's columns, too."""
+    execute(output, "CREATE SEQUENCE numbers")
+    with (
+        Database(output.dsn).connect() as connection,
+        pytest.raises(ConfigurationError, match="numbers is not a table"),
+    ):
+        check_tables_keep_rows(connection, output.schema, ["numbers"])
 
 
 def test_a_temporary_table_is_refused(output: PostgresOutput) -> None:

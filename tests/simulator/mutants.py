@@ -161,6 +161,11 @@ MUTANTS: Final = (
                 "        self.drop_all_if_log_changed()\n        for claim in",
                 "        if not self._reader.is_certain:\n            return\n        for claim in",
             ),
+            (
+                CLAIM_SET,
+                "        self.drop_all_if_log_changed()\n        read, instance",
+                "        if not self._reader.is_certain:\n            return\n        read, instance",
+            ),
         ),
     ),
     Mutant(
@@ -251,6 +256,12 @@ MUTANTS: Final = (
         WHOLE,
         "        plans = {number: keys[number].plan_end for number in self.positions}",
         "        plans = dict.fromkeys(self.positions)",
+    ),
+    Mutant(
+        "a result is written before its plan",
+        BATCH,
+        "        self.plan()\n        self.check()\n        began_s",
+        "        self.check()\n        began_s",
     ),
     Mutant(
         "the output takes a range again",
@@ -663,6 +674,18 @@ MUTANTS: Final = (
         "at most once, what is done is processed beside a Go consumer",
         RANGE_CLAIMER,
         "            self._claim_set.require_valid(ends)\n",
+        "",
+    ),
+    Mutant(
+        "what a reading has shown that failed does not count",
+        CLAIM_SET,
+        "            if claim.epoch < read and not claim.is_held(",
+        "            if False and not claim.is_held(",
+    ),
+    Mutant(
+        "claims are kept by a reader that went on from a newer snapshot",
+        CLAIM_SET,
+        "        if self._reader.began_at > self._began_at:\n            return _OVERTAKEN\n",
         "",
     ),
     Mutant(

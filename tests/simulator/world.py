@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from marshal_dagster.batches import Advice, BatchRequest, BatchSession, ClaimedBatch, RangeOptions
+from marshal_dagster.batches.batch import BatchEvent
 from marshal_dagster.coordination import (
     claims as coordination_claims,
 )
@@ -25,7 +26,7 @@ from marshal_dagster.coordination.claims import Claim, RangeClaim
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
-from marshal_dagster.errors import GoGroupError, MarshalError, SettingsMismatchError
+from marshal_dagster.errors import GoGroupError, MarshalError, SchemaDriftError, SettingsMismatchError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol import messages, world
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -388,6 +389,7 @@ class Simulation:
         )
         has_sink = self.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE
         sink = SimulatedSink(self.output, wait, lambda: self._hesitate(run, chance)) if has_sink else None
+        request = replace(request, late_plan=has_sink and chance.random() < 0.5)
         try:
             rounds = 1 if request.partitions else chance.randint(2, 24)
             while rounds > 0 or (self._is_judged_soon() and not request.partitions):
@@ -457,12 +459,10 @@ class Simulation:
 
     def _process(self, run: Run, batch: ClaimedBatch, chance: random.Random) -> None:
         """Process the messages one by one; what has lost its claim is cancelled, as Spark's jobs are."""
-        batch.begin_processing()
         if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
-            found = self.data.read(batch.ranges)
-            self._take_time(batch, chance.random() * self._slow_ms() * len(found))
-            batch.write(cast("DataFrame", found))
+            self._process_for_sink(batch, chance)
             return
+        batch.begin_processing()
         self._check_permission(batch)
         for range_ in batch.ranges:
             began_at = self.cluster.broker.bounds(self.home).end
@@ -480,6 +480,20 @@ class Simulation:
                     self.fail("no work without a lease", f"{range_} by {batch.batch_id} at {offset}")
             if self.scenario.rule_set is RuleSet.GO:
                 self._touch_an_output(batch, attempt, chance)
+
+    def _process_for_sink(self, batch: ClaimedBatch, chance: random.Random) -> None:
+        """Make a result and hand it to the sink; what makes it fails sometimes, as a function of the user does."""
+        if batch.request.late_plan and batch.ranges:  # as `batch.read` does, which has no plan yet
+            batch._take_permission()
+            batch._move(BatchEvent.READ)
+        else:
+            batch.begin_processing()
+        found = self.data.read(batch.ranges)
+        self._take_time(batch, chance.random() * self._slow_ms() * len(found))
+        if chance.random() < 0.05 and self.scheduler.now_ms < self.scenario.faulty_ms:
+            self.befallen["function that fails"] += 1
+            raise SchemaDriftError("by the dice")
+        batch.write(cast("DataFrame", found))
 
     def _sender_of(self, run: Run, batch: ClaimedBatch) -> str:
         """Give a tenure's instance id, unless others speak in its name."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, ok, problem, warning
 from marshal_dagster.cli.world_view import WorldView, listed, world_view
@@ -69,12 +70,11 @@ def _exhausted_plans(world: World, at_ms: int) -> Finding:
     plans = exhausted(open_plans(world, at_ms))
     if not plans:
         return ok("exhausted plans", "no plan was tried too often")
-    shown = "; ".join(f"{plan} was tried {plan.tries} times" for plan in plans[:_MOST_SHOWN])
     return problem(
         "exhausted plans",
-        shown + (f" and {len(plans) - _MOST_SHOWN} more" if len(plans) > _MOST_SHOWN else ""),
-        "no run tries these offsets again by itself, and what comes after them waits: fix the cause, which the last "
-        "failed run names",
+        first_few([plan.tried for plan in plans], _MOST_SHOWN, "; "),
+        "runs do not retry these offsets any more, and later messages of the partition wait: fix the cause, which the "
+        "last failed run reports",
         retry_commands(plans),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks import acls
 from marshal_dagster.cli.doctor_checks.finding import Finding, alter_topic, not_checked, ok, problem, warning
@@ -19,6 +20,7 @@ from marshal_dagster.protocol.world import World
 
 RETIRED_MS: Final = 32 * 86_400_000
 """How old the last heartbeat of a retired group is at least: longer than a monthly job is silent."""
+_MOST_NAMED: Final = 5
 _SET_POSITION: Final = "look at what was done, then set the position: marshal-dagster position reset"
 
 
@@ -30,9 +32,6 @@ class Position:
     partition: int
     offset: int | None = None
     topic_id: str | None = None
-
-
-_MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class DataTopic:
     ends: Mapping[int, int]
     young_from: Mapping[int, int | None] = field(default_factory=dict)
     hidden: Mapping[int, int] = field(default_factory=dict)
-    """Where `young_from` is a record with a time in the future: its offset."""
+    """By partition, the offset of `young_from` where that record has a time in the future."""
 
     @property
     def name(self) -> str:
@@ -221,14 +220,13 @@ def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[
         )
     yield from _soon_lost(topic, known, servers)
     if topic.hidden and known:
-        some = list(topic.hidden.items())[:_MOST_NAMED]
-        where = ", ".join(f"partition {number}, offset {offset}" for number, offset in some)
+        where = [f"partition {number}, offset {offset}" for number, offset in topic.hidden.items()]
         yield warning(
             topic.title,
-            f"{len(topic.hidden)} partitions have a record with a time in the future: {where}",
-            "a time is found by the first record that has it or a later one, so no age is known of what follows these; "
-            "and retention by age keeps them until that time has passed",
-            "correct the sender's clock or unit (Kafka has milliseconds); have brokers refuse such records by "
+            f"{len(where)} partitions have a record with a time in the future: {first_few(where, _MOST_NAMED)}",
+            "Kafka finds a time by the first record of that time or later, so the age of later records is unknown; "
+            "retention by age keeps these records until that time has passed",
+            "correct the sender's clock or unit of time (Kafka uses milliseconds); let brokers reject such records: "
             f"{alter_topic(topic.name, 'message.timestamp.after.max.ms=3600000', servers)}",
         )
     yield from _unsafe_settings(topic, servers)

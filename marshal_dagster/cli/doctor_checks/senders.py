@@ -4,11 +4,12 @@ It is advice: no rule uses a sender's time, and a member that is configured othe
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from marshal_dagster._internal.texts import first_few
 from marshal_dagster.cli import output
 from marshal_dagster.cli.doctor_checks.finding import Finding, ok, problem, warning
 from marshal_dagster.cli.world_view import listed, settings_text
@@ -83,7 +84,7 @@ def check_senders(sent: Collection[SentRecord], world: World, at_ms: int) -> Ite
         return
     yield warning(
         "members",
-        _first_few(differences),
+        first_few(differences, _SHOWN, "; "),
         "a member that is configured otherwise than its group claims nothing; one whose heartbeats come too seldom is "
         "taken for stale, and its partitions are taken over; a Go consumer continues with what others took over",
         "marshal-dagster status (shows the settings in force); give all members of the group the same, and a group "
@@ -125,7 +126,7 @@ def _clocks(sent: Collection[SentRecord], world: World) -> Finding:
         return ok("clocks", f"{len(sent)} records of the last day: their senders' clocks and the brokers' agree")
     return warning(
         "clocks",
-        _first_few([_difference_text(client, where) for client, where in sorted(differences.items())]),
+        first_few([_difference_text(*difference) for difference in sorted(differences.items())], _SHOWN, "; "),
         "a sender's clock, or that of the broker that leads these coordination partitions, is wrong: the end of a "
         "pause is set by the one and judged by the other; leases depend on neither",
         "on those members' machines and on the brokers: timedatectl status (the clock must be synchronised)",
@@ -200,8 +201,3 @@ def _other_rules(world: World, at_ms: int) -> Iterator[str]:
             f"group {name}: client {client} holds {count} partitions and names no data topic: it is a consumer of the "
             "Go library, or of an older version, in a group of the rule set native"
         )
-
-
-def _first_few(texts: Sequence[str]) -> str:
-    rest = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return "; ".join(texts[:_SHOWN]) + rest

@@ -114,12 +114,12 @@ def _escaped(column: "Column") -> "Column":
 
 
 def _date_text(date: "Column") -> "Column":
-    """Render a date as PostgreSQL reads it; no setting of Spark's session takes part, as it does in a cast."""
+    """Render a date as PostgreSQL reads it; unlike a cast, this depends on no setting of Spark's session."""
     return f.concat(_day(date), _era(date))
 
 
 def _timestamp_text(instant: "Column") -> "Column":
-    """Render an instant in UTC, by its number of microseconds: no zone of a session takes part."""
+    """Render an instant in UTC from its number of microseconds, whatever zone the session has."""
     date, time = _in_utc(instant)
     return f.concat(_day(date), f.lit(" "), _time(time), f.lit("+00"), _era(date))
 
@@ -177,7 +177,7 @@ def _padded(number: "Column", width: int) -> "Column":
 def _with_times_as_text(value: "Column", data_type: "DataType") -> "Column":
     """Return `value` with its dates and times as texts of ISO 8601, instants in UTC, for `to_json`.
 
-    What `to_json` itself makes of them depends on the session's zone and settings, and has no microseconds.
+    The texts of `to_json` itself depend on the session's zone and settings, and have no microseconds.
     """
     if isinstance(data_type, t.DateType):
         return _iso_date(value)
@@ -212,7 +212,7 @@ def _has_time(data_type: "DataType") -> bool:
 
 
 def _iso_date(date: "Column") -> "Column":
-    """Render a date; years before 1 and after 9999 have a sign, as ISO 8601 has them."""
+    """Render a date; years before 0 and after 9999 have a sign, as in ISO 8601."""
     year = f.year(date)
     sign = f.when(year < 0, f.lit("-")).when(year > 9999, f.lit("+")).otherwise(f.lit(""))  # noqa: PLR2004 - digits
     digits = f.when(f.abs(year) > 9999, f.abs(year).cast("string")).otherwise(_padded(f.abs(year), 4))  # noqa: PLR2004

@@ -208,7 +208,7 @@ class RangeTables:
 
 
 def check_row_count(executed: "Cursor[Any]", expected: int, table: str) -> None:
-    """Raise `SinkRejectedError` unless a statement had an effect on as many rows of `table` as it must."""
+    """Raise `SinkRejectedError` unless a statement affected as many rows of `table` as expected."""
     if executed.rowcount != expected:
         raise SinkRejectedError(
             f"table {table}: a statement for {expected} rows had an effect on {executed.rowcount}, so a trigger or "

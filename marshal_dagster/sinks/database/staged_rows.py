@@ -1,4 +1,4 @@
-"""A batch's rows in a temporary table: copied there, moved to the output, and the row named that cannot be."""
+"""A batch's rows in a temporary table: copies them there, moves them to the output, and names a row that is refused."""
 
 import itertools
 import re
@@ -40,7 +40,7 @@ class StagedRows:
         ids: Mapping[int, int],
         columns: Sequence[str],
     ) -> None:
-        """Take what executes statements with the tables' names, and what gives an error's text without secrets.
+        """Name the output and its columns; nothing is copied yet.
 
         Args:
             execute: Executes a statement with the tables' names put in.
@@ -96,7 +96,7 @@ class StagedRows:
         check_row_count(moved, sum(counts.get(partition, 0) for partition in taken.values()), self._output)
 
     def _rejected_line(self, error: "psycopg.Error", lines: FrameLines) -> RejectedRow | None:
-        """Return the row of the line that COPY refused: PostgreSQL names it, and the rows are gone through again."""
+        """Return the row that COPY refused: PostgreSQL names its line, which is looked up by reading the rows again."""
         if (found := _COPY_LINE.search(error.diag.context or "")) is None:
             return None
         row = next(itertools.islice(lines, int(found["line"]) - 1, None), None)
@@ -104,7 +104,7 @@ class StagedRows:
             return None
         partition, line = row
         fields = line.split("\t")
-        # A column's name can have colons and commas; that of the longest match is meant.
+        # A column's name can have colons and commas, so the longest match is the column.
         named = [name for name in self._columns if found["rest"].startswith(f", column {RENAMED.get(name, name)}")]
         with_nul = [name for name, field in zip(self._columns, fields, strict=False) if "\0" in field]
         offset = fields[self._columns.index(OFFSET_COLUMN)] if OFFSET_COLUMN in self._columns else NULL
@@ -120,8 +120,8 @@ class StagedRows:
     ) -> RejectedRow | None:
         """Return the first row that the table refuses, found by moving ever smaller parts of the rows.
 
-        Parts that the table takes stay until the transaction is undone, so a key that occurs twice is found too.
-        None if the table takes all rows this time, or the search fails.
+        Parts that the table accepts stay until the transaction is rolled back, so a duplicate key is found too. None if
+        the table accepts all rows this time, or the search fails.
         """
         import psycopg
         from psycopg import sql
@@ -153,7 +153,7 @@ class StagedRows:
                 offset=identifier("kafka_offset") if OFFSET_COLUMN in self._columns else sql.NULL,
             ).fetchone()
         except psycopg.Error:
-            # What the table said of the rows says more than a time-out of the search.
+            # The error about the rows is more useful than a time-out of the search.
             return None
         if row is None:
             return None
@@ -180,7 +180,7 @@ class StagedRows:
 
 
 def _copy_statement(columns: Iterable[str]) -> "Composed":
-    """Return the statement that copies to the temporary table; it takes no parameters, so a percent sign stays one."""
+    """Return the statement that copies to the temporary table, without parameters: percent signs are not doubled."""
     from psycopg import sql
 
     names = sql.SQL(", ").join(map(sql.Identifier, column_names(columns)))

@@ -97,7 +97,7 @@ class DeltaTable:
         if not ranges or not self._history(" LIMIT 1"):
             return []
         table = self._spark.read.format("delta").load(self._path)
-        columns = {name.lower(): name for name in table.columns}  # Delta compares no case, whatever the session does
+        columns = {name.lower(): name for name in table.columns}  # Delta ignores case, whatever the session does
         if MARSHAL_COLUMN not in columns:
             return []
         offset = f.col(quoted(columns[OFFSET_COLUMN])) if OFFSET_COLUMN in columns else f.lit(None)

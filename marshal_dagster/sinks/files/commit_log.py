@@ -64,8 +64,8 @@ class Entry:
 class Commit:
     """What one writer added in one step.
 
-    `schema` is the rows' Spark schema as JSON, its columns in the order of the files. `options` are the user's, with
-    which files of a text format must be read; None in what was written before they were kept.
+    `schema` is the rows' Spark schema as JSON, its columns in the order of the files. `options` are the user's options
+    with which files of a text format must be read; None in commits from before these were kept.
     """
 
     attempt: str

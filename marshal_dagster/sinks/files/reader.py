@@ -123,7 +123,7 @@ def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int,
 
 
 def _interval_schema() -> "StructType":
-    """Return it without SQL: `end` is a reserved word in some sessions."""
+    """Return the schema as types, not as DDL: `end` is a reserved word in some sessions."""
     kinds = {"partition": t.IntegerType(), "start": t.LongType(), "end": t.LongType()}
     return t.StructType([t.StructField(name, kind) for name, kind in kinds.items()])
 
@@ -133,7 +133,7 @@ def _bucket(offset: "Column") -> "Column":
 
 
 def _schemas(view: CommitView) -> dict[str, "StructType"]:
-    """Return the columns by a commit's text of them, the newest first; those that are read alike are one object."""
+    """Return the columns by the schema text of commits, newest first; equal columns are one object."""
     known: dict[str, StructType] = {}
     texts = dict.fromkeys(commit.schema for commit in reversed(view.commits))
     read = {text: _schema_from(text) for text in texts}
@@ -141,13 +141,13 @@ def _schemas(view: CommitView) -> dict[str, "StructType"]:
 
 
 def _schema_from(text: str) -> "StructType":
-    """Return the columns of a commit as they are read: null may stand anywhere."""
+    """Return the columns of a commit as they are read: any value may be null."""
     columns = t.StructType.fromJson(json.loads(text)).fields
     return t.StructType([t.StructField(column.name, as_nullable(column.dataType), nullable=True) for column in columns])
 
 
 def _columns(schemas: Mapping[str, "StructType"], *, case_sensitive: bool) -> dict[str, "StructField"]:
-    """Return the columns of all commits, by how the session compares names: in the order of `schemas`, newest first."""
+    """Return the columns of all commits by the session's key of their name, in the order of `schemas`: newest first."""
     columns: dict[str, t.StructField] = {}
     for schema in schemas.values():
         check_names(schema.names, case_sensitive=case_sensitive, what="a commit's columns")

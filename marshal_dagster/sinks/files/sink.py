@@ -153,9 +153,9 @@ class FileSink(Steps):
     ) -> WriteResult:
         """Write the rows of each range that is not yet there, in one commit (`Sink.write`).
 
-        The frame is evaluated once, and not at all when every range is there. `rows` are told for Parquet alone. Raises
-        `ConfigurationError` for columns that the format does not give back, and for session settings with which it
-        would not (docs/sinks.md); `SinkRejectedError` for such a value.
+        The frame is evaluated once, and not at all when every range is there. `rows` are counted for Parquet only.
+        Raises `ConfigurationError` for columns that the format cannot give back, and for session settings that would
+        change values (docs/sinks.md); `SinkRejectedError` for a value that it cannot give back.
         """
         spark = session_of(frame)
         check_columns(frame.schema, {_RANGE_COLUMN}, case_sensitive=is_case_sensitive(spark))
@@ -252,13 +252,13 @@ class FileSink(Steps):
         return verdicts
 
     def _refuse_lossy(self, view: CommitView, done: str) -> None:
-        """Refuse files that were written with Spark's own options for text, with which values were lost."""
+        """Refuse text files that were written with Spark's own options, which lost values."""
         for commit in view.commits:
             if reason := formats.lost_in(commit.format, commit.schema, commit.options):
                 raise SinkRejectedError(
                     f"path: {self.path} holds {commit.format} files of an older marshal-dagster, {reason}: nothing was "
-                    f'{done}. Go on in a new folder (docs/sinks.md, "A new folder"), and read the old one\'s files by '
-                    "committed_files() with Spark's own reader"
+                    f'{done}. Continue in a new folder (docs/sinks.md, "A new folder"), and read the files of the old '
+                    "one by committed_files() with Spark's own reader"
                 )
 
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:

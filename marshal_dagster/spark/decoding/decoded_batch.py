@@ -22,7 +22,7 @@ _VALUE = "_marshal_value"
 _REASON = "_marshal_reason"
 _READ = "_marshal_read"
 ADDED: Final = "_marshal_both"
-"""The column of what a function gives that reads value and reason at once."""
+"""The column with the result of a function that reads value and reason at once."""
 # A letter is larger than its record, which may be of any size that its topic takes; the dead letters' topic judges it.
 _LARGE_LETTERS: Final = {"kafka.max.request.size": str(128 * 1024**2), "kafka.buffer.memory": str(128 * 1024**2)}
 _OF_A_RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
