@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from marshal_dagster.errors import DataLossError as DataLossError
     from marshal_dagster.errors import DataTopicChangedError as DataTopicChangedError
     from marshal_dagster.errors import DecodeError as DecodeError
+    from marshal_dagster.errors import FailingRecordError as FailingRecordError
     from marshal_dagster.errors import GoGroupError as GoGroupError
     from marshal_dagster.errors import GroupPausedError as GroupPausedError
     from marshal_dagster.errors import IncompleteLogError as IncompleteLogError
@@ -134,9 +135,10 @@ _NAMES: Final = {
     "coordinator.client": "CoordinatedMember",
     "errors": (
         "AuthorizationError BadRecord BatchAbortedError ClaimLostError CommitFailedError ConfigurationError "
-        "CoordinationLogChangedError DataLossError DataTopicChangedError DecodeError GoGroupError GroupPausedError "
-        "IncompleteLogError MarshalError PlanRejectedError SchemaDriftError SettingsMismatchError SettingsNotSetError "
-        "SinkRejectedError StartPositionError TimestampTypeError TopicNotFoundError UnavailableError UnsafeTopicError"
+        "CoordinationLogChangedError DataLossError DataTopicChangedError DecodeError FailingRecordError GoGroupError "
+        "GroupPausedError IncompleteLogError MarshalError PlanRejectedError SchemaDriftError SettingsMismatchError "
+        "SettingsNotSetError SinkRejectedError StartPositionError TimestampTypeError TopicNotFoundError "
+        "UnavailableError UnsafeTopicError"
     ),
     "jobs.admin": (
         "ImportPositionsConfig PauseConfig ReprocessRangeConfig ResumeConfig RetryConfig RevokeConfig "

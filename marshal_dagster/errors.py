@@ -106,6 +106,10 @@ class SinkRejectedError(MarshalError):
     """A sink refused a range: lower token or generation, or a position that does not fit."""
 
 
+class FailingRecordError(MarshalError):
+    """Spark fails at a record of the batch; the message names its partition and offset, and how to continue."""
+
+
 @dataclass(frozen=True, slots=True)
 class BadRecord:
     """A record that could not be decoded, and why."""

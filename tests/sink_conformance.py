@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
@@ -35,6 +36,7 @@ __all__ = [
     "never",
     "part",
     "rows_of",
+    "shared",
 ]
 
 Frame = Any
@@ -90,6 +92,12 @@ def deliver(
     read = rows_of(value, *ranges, without=without)
     written = read if rows is None else rows
     return sink.write(output.frame(written), ranges, lambda: intervals(read))
+
+
+def shared(sink: Any) -> Any:  # noqa: ANN401 - each of the library's
+    """Make a sink as with `shared_by_groups=True`."""
+    sink._groups = replace(sink._groups, shared_by_groups=True)
+    return sink
 
 
 class SinkConformance:
@@ -661,13 +669,13 @@ class AnyOrderConformance:
         assert values == "bbbbb" + "aaaaa" + "bbbbb" + "c" * 20
 
     def test_groups_and_topics_do_not_meet(self, output: Output) -> None:
-        """Groups with ranges and without have ranges of their own in one output."""
-        deliver(output, "a", ahead(0, 20, 30))
-        deliver(output, "b", part(0, 0, 10, group="h", epoch=3))
-        deliver(output, "b", part(0, 10, 25, group="h", epoch=3))
-        deliver(output, "c", ahead(0, 15, 25, topic="u", epoch=4))
-        deliver(output, "c", ahead(1, 15, 25))
-        assert deliver(output, "a", ahead(0, 10, 20)).taken
+        """Groups that share an output, with ranges and without, have ranges of their own."""
+        deliver(output, "a", ahead(0, 20, 30), sink=shared(output.sink()))
+        deliver(output, "b", part(0, 0, 10, group="h", epoch=3), sink=shared(output.sink()))
+        deliver(output, "b", part(0, 10, 25, group="h", epoch=3), sink=shared(output.sink()))
+        deliver(output, "c", ahead(0, 15, 25, topic="u", epoch=4), sink=shared(output.sink()))
+        deliver(output, "c", ahead(1, 15, 25), sink=shared(output.sink()))
+        assert deliver(output, "a", ahead(0, 10, 20), sink=shared(output.sink())).taken
         assert len(output.rows()) == 65
 
     def test_a_range_without_offsets_is_there_already(self, output: Output) -> None:

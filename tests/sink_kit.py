@@ -1,13 +1,18 @@
 """The conformance kit, put to the library's own sinks: which cases take long, and a target of a stand-in output."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from marshal_dagster.sinks import Sink
+from marshal_dagster.errors import SinkRejectedError
+from marshal_dagster.sinks import Sink, WriteResult
 from marshal_dagster.sinks.conformance import CASES, Row, Target
-from tests.sink_conformance import Output
+from marshal_dagster.sinks.conformance.cases import race
+from marshal_dagster.sinks.conformance.target import deliver, part, rows_of
+from tests.sink_conformance import Output, shared
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,6 +25,85 @@ ALL_CASES = [
 ]
 
 
+def following(target: Target, group: str) -> Target:
+    """Return the target with sinks as with `previous_group`."""
+
+    def sink() -> Any:  # noqa: ANN401 - as above
+        made: Any = target.sink()
+        made._groups = replace(made._groups, previous_group=group)
+        return made
+
+    renamed = copy(target)
+    renamed.sink = sink  # type: ignore[method-assign]
+    return renamed
+
+
+def a_second_group_is_named(target: Target) -> None:
+    """The refusal names both groups, the output, and what to do."""
+    deliver(target, "a", part(0, 0, 5))
+    said = "has ranges of topic 't' from group 'g': group 'h' would .*import h t --consumer-group g.*previous_group='g'"
+    for wanted in (part(0, 0, 5, group="h"), part(3, 0, 5, group="h")):
+        with pytest.raises(SinkRejectedError, match=said):
+            target.sink().verdicts([wanted])
+        assert "shared_by_groups=True" in (target.sink().can_replace([wanted]) or "")
+    with pytest.raises(SinkRejectedError, match="group 'g': group 'h'"):
+        following(target, "another").sink().verdicts([part(0, 0, 5, group="h")])
+
+
+def a_renamed_group_takes_over(target: Target) -> None:
+    """It goes on behind the rows of the group before it, may not repeat these, and shuts the other out."""
+    deliver(target, "old", part(0, 0, 10), part(1, 0, 5))
+    renamed = following(target, "g")
+    with pytest.raises(SinkRejectedError, match=r"t/0 \[8, 12\) of group 'h': .* has rows of group 'g'"):
+        deliver(renamed, "new", part(0, 8, 12, group="h"))
+    deliver(renamed, "new", part(0, 10, 20, group="h"))
+    deliver(target, "new", part(0, 20, 25, group="h"))
+    assert "has rows of group 'g'" in (target.sink().can_replace([part(0, 0, 5, group="h")]) or "")
+    assert target.sink().can_replace([part(0, 25, 30, group="h")]) is None
+    with pytest.raises(SinkRejectedError, match="has rows of group 'h' at these offsets"):
+        deliver(target, "old", part(0, 10, 15))
+    assert deliver(target, "old", part(0, 0, 10)).skipped
+    expected = rows_of("old", part(0, 0, 10), part(1, 0, 5)) + rows_of("new", part(0, 10, 25))
+    assert target.found() == sorted(expected)
+
+
+def a_group_that_runs_on_beside_its_successor(target: Target) -> None:
+    """Whoever is first with an offset has it, also when both are under way."""
+    deliver(target, "a", part(0, 0, 10))
+    for start in (10, 20):
+        mine = {"a": part(0, start, start + 10), "b": part(0, start, start + 10, group="h")}
+        results = race(following(target, "g"), {value: [range_] for value, range_ in mine.items()})
+        taken = [value for value, result in results.items() if isinstance(result, WriteResult)]
+        assert len(taken) <= 1, results
+        rows = [row for row in target.found() if row[1] >= start]
+        assert rows == [row for value in taken for row in rows_of(value, mine[value])]
+        if not taken or taken == ["b"]:
+            return
+
+
+def an_output_without_such_a_record(target: Target) -> None:
+    """Where two groups have ranges, as of before there was the rule, it is of both; none repeats the other's rows."""
+    for group in ("g", "h"):
+        deliver(target, group, part(0, 0, 5, group=group), sink=shared(target.sink()))
+    deliver(target, "g", part(0, 5, 10))
+    with pytest.raises(SinkRejectedError, match=r"t/0 \[5, 10\) of group 'h': .* has rows of group 'g'"):
+        deliver(target, "h", part(0, 5, 10, group="h"))
+    with pytest.raises(SinkRejectedError, match="from group 'g', 'h': group 'i'"):
+        deliver(target, "i", part(1, 0, 5, group="i"))
+    assert deliver(target, "h", part(1, 0, 5, group="h")).taken
+    deliver(target, "h", part(0, 5, 10, group="h"), sink=shared(target.sink()))
+    assert len(target.found()) == 4 * 5 + 5
+
+
+GROUP_CHECKS = [
+    a_second_group_is_named,
+    a_renamed_group_takes_over,
+    a_group_that_runs_on_beside_its_successor,
+    an_output_without_such_a_record,
+]
+"""What the library's own sinks do with another group, beyond the kit."""
+
+
 class OutputTarget(Target):
     """A sink that is written by stand-ins for Spark."""
 
@@ -29,6 +113,10 @@ class OutputTarget(Target):
     def sink(self) -> Sink:
         """Another process's sink."""
         return self.output.sink()
+
+    def shared_sink(self) -> Sink:
+        """Another process's sink, for several groups."""
+        return shared(self.output.sink())  # type: ignore[no-any-return]
 
     def rows(self) -> list[Row]:
         """What the output has, read without the sink."""

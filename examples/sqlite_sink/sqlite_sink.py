@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 
 from pyspark.sql import DataFrame
 
@@ -11,6 +12,7 @@ from marshal_dagster.sinks import (
     BeforeCommit,
     Intervals,
     OffsetsRead,
+    OutputGroups,
     TakenRanges,
     Verdict,
     check_columns,
@@ -35,9 +37,10 @@ class SqliteSink(Sink):
 
     supports_unordered_ranges = True
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, shared_by_groups: bool = False, previous_group: str | None = None) -> None:
         """Name the output."""
         self.path = path
+        self._groups = OutputGroups(f"file {path}", shared_by_groups, previous_group)
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
         """Judge each range by those taken before."""
@@ -96,7 +99,19 @@ class SqliteSink(Sink):
             ):
                 taken.add(ClaimedRange(*row))
             verdicts[wanted] = judge_ranges(taken.beside(wanted), wanted)
+        undone = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        groups = database.execute('SELECT DISTINCT "group" FROM taken WHERE topic = ?', (ranges[0].topic,))
+        self._groups.check(undone, [group for (group,) in groups], partial(self._held, database))
         return verdicts
+
+    def _held(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
+        """Return the ranges at which there are rows of their group."""
+        rows = (
+            'SELECT 1 FROM result WHERE "group" = ? AND topic = ? AND data_topic_id = ? AND partition = ?'
+            ' AND "offset" >= ? AND "offset" < ?'
+        )
+        places = {each: (each.group, each.topic, each.data_topic_id, each.partition) for each in ranges}
+        return [each for each, at in places.items() if database.execute(rows, (*at, each.start, each.end)).fetchone()]
 
     def _check_offsets(self, rows: Sequence[tuple[int, int | None, str]]) -> None:
         if any(offset is None for _, offset, _ in rows):

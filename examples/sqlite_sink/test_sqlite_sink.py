@@ -20,6 +20,10 @@ class SqliteOutput(Target):
         """Open it as another process would."""
         return SqliteSink(self.path)
 
+    def shared_sink(self) -> SqliteSink:
+        """Open it as a process of several groups would."""
+        return SqliteSink(self.path, shared_by_groups=True)
+
     def rows(self) -> list[Row]:
         """Read the table as it is."""
         with closing(sqlite3.connect(self.path)) as database:

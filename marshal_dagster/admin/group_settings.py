@@ -153,10 +153,13 @@ class GroupSettingsAdmin(LogUser):
     ) -> Mapping[int, PartitionSettings]:
         """Give the group `settings`, pausing it meanwhile, and return those then in force.
 
-        Raises `GoGroupError` as `require_allowed`; as `SettingsChanger.set_settings`.
+        Ranges that are in force and not wanted are switched off first, by the steps that this takes. Raises
+        `GoGroupError` as `require_allowed`; as `SettingsChanger.set_settings` and `switch_ranges_off`.
         """
         found = self.look(new_group=True)
         self.require_allowed()
+        if RANGES not in settings.features and any(part.has_ranges for part in found.values()):
+            found = self.switch_ranges_off(wait_s=wait_s)
         with self._changer([settings, *(part.settings for part in found.values())]) as changer:
             changer.set_settings(settings, wait_ms=wait_s * 1_000, is_dead=is_dead)
         return self.look()

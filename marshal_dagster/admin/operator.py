@@ -98,6 +98,34 @@ class GroupAdmin(GroupWriter):
         a Go group, where a late release would move the offset: see `set_go_positions`. Raises `IncompleteLogError`,
         `UnavailableError`, `CoordinationLogChangedError`.
         """
+        self._change_positions(
+            topic, offsets, wait_ms, is_dead, lambda claimer, wanted: claimer.set_positions(wanted, topic_id)
+        )
+
+    def end_plans(
+        self,
+        topic: str,
+        partitions: Collection[int],
+        *,
+        wait_ms: float,
+        is_dead: Callable[[Owner], bool] = assume_alive,
+    ) -> None:
+        """Set partitions of `topic` to where they are once their owners have left: their plans and attempts end.
+
+        Acts and raises as `set_positions`; what an owner does before it leaves stays done.
+        """
+        offsets = dict.fromkeys(partitions, 0)
+        self._change_positions(topic, offsets, wait_ms, is_dead, lambda claimer, _: claimer.confirm_positions())
+
+    def _change_positions(
+        self,
+        topic: str,
+        offsets: Mapping[int, int],
+        wait_ms: float,
+        is_dead: Callable[[Owner], bool],
+        set_claimed: Callable[[Claimer, Mapping[int, int]], frozenset[int]],
+    ) -> None:
+        """Pause the group, claim the partitions in `offsets`, and have `set_claimed` set those that were won."""
         require_certain(self.rationalizer.follow_all(), topic)
         if self.group(topic).is_go:
             raise GoGroupError(
@@ -111,7 +139,7 @@ class GroupAdmin(GroupWriter):
         def attempt(member: Member) -> bool:
             change.pause(member)
             with self._claimers(member, [topic], (ClaimLostError, GroupPausedError)) as (claimer,):
-                self._set(change, claimer, unset, lambda wanted: claimer.set_positions(wanted, topic_id))
+                self._set(change, claimer, unset, lambda wanted: set_claimed(claimer, wanted))
             return not unset
 
         if not change.repeat(attempt):

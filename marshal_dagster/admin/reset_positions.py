@@ -21,11 +21,13 @@ from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.errors import ConfigurationError, DataTopicChangedError, MarshalError, PositionNotSetError
 from marshal_dagster.kafka.record_times import hidden_by_future
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, GroupSettings, RuleSet
 from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Ranges
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
+    from marshal_dagster.sinks.sink import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class PositionResetter(LogUser):
 
     `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
     `settings` are those that the group's members are configured with, where that is known. `go_consumers_stopped`: a
-    person says that all consumers of the group are stopped, Go's and those of this library.
+    person says that all consumers of the group are stopped, Go's and those of this library. `sink` is the group's
+    output, where that is known: it is asked whether it can replace what it holds.
     """
 
     topics: "Topics"
@@ -81,6 +84,7 @@ class PositionResetter(LogUser):
     clock: Clock = field(default_factory=SystemClock)
     settings: GroupSettings | None = None
     go_consumers_stopped: bool = False
+    sink: "Sink | None" = None
     _topic_id: str = field(default="", init=False)
     _hidden: Mapping[int, int] = field(default_factory=dict, init=False)
     """By partition, the record that the last look-up by time found only because its time is in the future."""
@@ -141,8 +145,8 @@ class PositionResetter(LogUser):
             for n in numbers
         ]
 
-    def warnings(self) -> Sequence[str]:
-        """Say what a person should know of the group before positions are set."""
+    def warnings(self, changes: Sequence[PositionChange]) -> Sequence[str]:
+        """Say what a person should know of the group before these positions are set."""
         settings = self.settings_in_force()
         warnings = [
             f"{self.topic}/{partition}: the first record of that time or later, offset {offset}, has a time in the "
@@ -155,12 +159,39 @@ class PositionResetter(LogUser):
                 f"Go consumers share group {self.group!r}: the next heartbeat of one that is not stopped moves the "
                 "position again"
             )
-        if settings.delivery is DeliveryMode.EFFECTIVELY_ONCE:
+        if self.sink is not None:
+            warnings += self._refusals(self.sink, changes)
+        elif settings.delivery is DeliveryMode.EFFECTIVELY_ONCE:
             warnings.append(
                 f"group {self.group!r} delivers effectively once: at the offsets read again its output must replace "
-                "what it holds; one that cannot refuses"
+                "what it holds; one that cannot refuses. It could not be asked: name it as module:name (--sink, or "
+                "sink in a run config)"
             )
         return warnings
+
+    def _refusals(self, sink: "Sink", changes: Sequence[PositionChange]) -> list[str]:
+        """Ask the sink whether it could replace what it holds from the new positions on."""
+        ranges = [
+            ClaimedRange(
+                coordination_topic_id="",
+                group=self.group,
+                topic=self.topic,
+                data_topic_id=self._topic_id,
+                partition=change.partition,
+                generation=change.key.generation + 1,
+                epoch=0,
+                start=change.offset,
+                end=change.extent.end,
+                first_readable=max(change.offset, change.extent.start),
+            )
+            for change in changes
+            if max(change.offset, change.extent.start) < change.extent.end
+        ]
+        try:
+            reason = sink.can_replace(ranges) if ranges else None
+        except Exception as error:  # noqa: BLE001 - a sink's, which may be a user's own
+            return [f"the sink could not be asked whether it can replace what it holds: {error}"]
+        return [] if reason is None else [f"the sink would refuse what is read again: {reason}"]
 
     def carry_out(
         self, moves: Sequence[PositionChange], *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive

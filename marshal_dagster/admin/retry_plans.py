@@ -1,27 +1,30 @@
 """One more attempt at plans that were tried too often: their positions are set to where they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from marshal_dagster.admin.log_access import require_certain
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.position_spec import ToOffsets
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.coordination.pause_text import paused_group_text
+from marshal_dagster.errors import ConfigurationError, GoGroupError
 from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, exhausted, open_plans
+from marshal_dagster.protocol.state import Owner, Phase
 
 
 class PlanRetrier(PositionResetter):
     """Ends exhausted plans of one group in one data topic, so that its members plan and try the offsets again.
 
     Only an operator can end a plan (protocol.md, section 4): by setting the position of its key, here to the offset
-    where it is. That begins a new generation, in which attempts count from 0.
+    where it is once the owners have left. That begins a new generation, in which attempts count from 0.
     """
 
     def exhausted(self, partition: int | None = None, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[OpenPlan]:
         """Read on, and give the plans that no member tries again; of `partition`, each that no live member holds.
 
         Raises `ConfigurationError` for a group that the log does not name, and for a partition without such a plan;
-        `TopicNotFoundError`, `IncompleteLogError`, `AuthorizationError`, `UnavailableError`.
+        `GoGroupError` where there is one in a group that Go consumers share; `TopicNotFoundError`,
+        `IncompleteLogError`, `AuthorizationError`, `UnavailableError`.
         """
         self.topics.describe(self.topic)
         world = self.reader.follow_all()
@@ -29,18 +32,51 @@ class PlanRetrier(PositionResetter):
         require_certain(world, self.topic)
         with self.reader.lock:
             plans = open_plans(world, self.clock.wall_ms(), group=self.group, topic=self.topic)
-        if partition is None:
-            return exhausted(plans, max_attempts)
-        found = [plan for plan in plans if plan.partition == partition]
-        if not found:
-            raise ConfigurationError(
-                f"group {self.group!r} has no plan in {self.topic}/{partition} that no member holds: there is nothing "
-                "to try again"
+            is_go = world.group_of(self.group, self.topic).is_go
+        found = exhausted(plans, max_attempts) if partition is None else [p for p in plans if p.partition == partition]
+        if partition is not None and not found:
+            raise ConfigurationError(self._nothing_to_retry(partition))
+        if found and is_go:
+            raise GoGroupError(
+                f"Go consumers share group {self.group!r}, or may because it has no settings, so nothing was written: "
+                "a plan there ends only with another position. Fix the cause, then launch the job with "
+                "`retry_exhausted: true` in its run config, which takes the same plan once more"
             )
         return found
+
+    def _nothing_to_retry(self, partition: int) -> str:
+        """Say why there is no plan of a partition to try again."""
+        key, place = self.keys([partition])[partition], f"{self.topic}/{partition}"
+        planned = [range_ for range_ in key.ranges if range_.phase is Phase.PLANNED]
+        held = key.owners if key.plan_end is not None or planned else ()
+        if not held:
+            return f"group {self.group!r} has no plan in {place}: there is nothing to try again"
+        instances = ", ".join(sorted({repr(owner.instance) for owner in held}))
+        return (
+            f"the plan of group {self.group!r} in {place} is held by {instances}, which is at work on it: nothing was "
+            "written. Wait until its run has ended"
+        )
+
+    def warnings(self, changes: Sequence[PositionChange]) -> Sequence[str]:
+        """Say what a person should know of the group before its plans end, a pause too."""
+        with self.reader.lock:
+            group = self.reader.world.group_of(self.group, self.topic)
+            until_s, now_ms = (
+                group.paused_until_s,
+                self.reader.world.advice_time_ms(self.group, self.topic, self.clock.wall_ms()),
+            )
+        is_paused = group.is_paused(now_ms)
+        paused = [f"{paused_group_text(self.group, until_s)}: nothing is tried again before"] if is_paused else []
+        return [*super().warnings(changes), *paused]
 
     def look_at_plans(self, plans: Sequence[OpenPlan]) -> Sequence[PositionChange]:
         """Give what is to be set, by partition; nothing is written. Raises what `look` raises."""
         keys = self.keys({plan.partition for plan in plans})
         offsets = tuple((number, key.offset) for number, key in sorted(keys.items()) if key.offset is not None)
         return self.look(ToOffsets(by_partition=offsets), allow_out_of_range=True)
+
+    def _set(
+        self, offsets: Mapping[int, int], interval_ms: int, wait_ms: float, is_dead: Callable[[Owner], bool]
+    ) -> None:
+        with self._admin(interval_ms) as admin:
+            admin.end_plans(self.topic, offsets, wait_ms=wait_ms, is_dead=is_dead)

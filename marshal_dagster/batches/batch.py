@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 from marshal_dagster.batches.claim_guard import ClaimGuard
 from marshal_dagster.batches.context import BatchContext
 from marshal_dagster.batches.early_commit import EarlyCommit
+from marshal_dagster.batches.failing_record import find_failing_record
 from marshal_dagster.batches.partition_source import PartitionSource
 from marshal_dagster.batches.range_source import RangeSource
 from marshal_dagster.batches.request import Advice
@@ -23,6 +24,7 @@ from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
     CoordinationLogChangedError,
+    FailingRecordError,
     GroupPausedError,
     MarshalError,
     PlanRejectedError,
@@ -148,6 +150,9 @@ class ClaimedBatch:
         self._early = EarlyCommit()
         self._to_do: tuple[ClaimedRange, ...] = ()
         self._entered_s = self._left_s = 0.0
+        self._frame: DataFrame | None = None
+        """What was read last."""
+        self._written: DataFrame | None = None
 
     # What it is
 
@@ -241,7 +246,7 @@ class ClaimedBatch:
             self._move(BatchEvent.LEAVE)
             self._left_s = time.monotonic()
             self.phases.processing_s += self._left_s - self._entered_s - self.phases.reading_s
-            self._end_block(error)
+            named = self._end_block(error)
         finally:
             try:
                 self._log_dropped()
@@ -258,6 +263,8 @@ class ClaimedBatch:
         lost, is_told = self._guard.lost, isinstance(error, ClaimLostError | BatchAbortedError)
         if lost is not None and isinstance(error, Exception) and not is_told:
             raise self._guard.with_present_owner(lost, self._numbers) from error
+        if named is not None:
+            raise named from error
 
     # In the block
 
@@ -302,6 +309,7 @@ class ClaimedBatch:
         frame = self._read_ranges(spark, min_partitions)
         self.phases.reading_s += time.monotonic() - began_s
         self._move(BatchEvent.READ)
+        self._frame = frame
         return frame
 
     def plan(self) -> None:
@@ -325,6 +333,7 @@ class ClaimedBatch:
             raise ConfigurationError("write() was called before: the sink takes the result of a batch in one piece")
         self.plan()
         self.check()
+        self._written = frame
         began_s = time.monotonic()
         try:
             self.outcome = self._sink.write(frame, self.ranges, self._offsets_read, self.check)
@@ -449,16 +458,31 @@ class ClaimedBatch:
     def _log_dropped(self) -> None:
         self._early.log_dropped(self.dropped, was_read=self._state.was_read)
 
-    def _end_block(self, error: BaseException | None) -> None:
-        """Commit what a clean block has done, or end the work of another; tell Kafka, while this is still the owner."""
+    def _end_block(self, error: BaseException | None) -> FailingRecordError | None:
+        """Commit what a clean block has done, or end the work of another; tell Kafka, while this is still the owner.
+
+        Return the error that names the record at fault, where one is found.
+        """
+        named = None
         if error is None:
             self._finish()
             self._move(BatchEvent.COMPLETE)
         else:
-            self._guard.cancel_jobs(f"the batch was left: {type(error).__name__}")
             self._count_attempt(error)
+            named = self._find_failing_record(error)
+            self._guard.cancel_jobs(f"the batch was left: {type(error).__name__}")
         if self.committed and (error is None or isinstance(error, Exception)):  # an interrupt waits for no broker
             self._commit_to_kafka()
+        return named
+
+    def _find_failing_record(self, error: BaseException) -> FailingRecordError | None:
+        """Look for the record by which Spark failed; not in at most once, which evaluates no record twice."""
+        if not isinstance(error, Exception) or isinstance(error, MarshalError):
+            return None
+        if self._frame is None or self.mode is DeliveryMode.AT_MOST_ONCE:
+            return None
+        check = self._check_heartbeats
+        return find_failing_record(error, self._frame, self.ranges, self._read_part, check, written=self._written)
 
     def _count_attempt(self, error: BaseException) -> None:
         """Write a late plan down after all, so that the failure counts; not for mistakes of code, nor an interrupt."""
@@ -517,6 +541,11 @@ class ClaimedBatch:
         if spark is None:
             return {range_.partition: [(range_.first_readable, range_.end)] for range_ in self.ranges}
         return reader.offsets_read(self._read_ranges(spark))
+
+    def _read_part(self, offsets: Mapping[int, tuple[int, int]]) -> "DataFrame":
+        options = self._delivery.connection.spark_options()
+        spark: SparkSession = self._guard.spark  # type: ignore[assignment] # the batch was read in it
+        return reader.read_part(spark, options, self.request.topic, offsets)
 
     def _read_ranges(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
         return reader.read_ranges(

@@ -53,6 +53,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, and 
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+SinkName = Annotated[
+    str | None,
+    typer.Option(
+        "--sink",
+        metavar="MODULE:NAME",
+        help="The group's sink: it is asked whether it can replace what it holds.",
+        show_default=False,
+    ),
+]
 NewGroup = Annotated[
     bool, typer.Option("--new-group", help="The group is one that the log does not name yet; else that is an error.")
 ]

@@ -9,6 +9,7 @@ import typer
 
 from marshal_dagster.admin.go_groups import Way, are_stopped
 from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
+from marshal_dagster.admin.named_sink import named_sink
 from marshal_dagster.admin.pause import require_known
 from marshal_dagster.admin.position_spec import TargetOptions, outside_text, partitions_of
 from marshal_dagster.admin.reset_positions import PositionChange, PositionResetter
@@ -32,6 +33,7 @@ from marshal_dagster.cli.options import (
     GroupName,
     NewGroup,
     Partitions,
+    SinkName,
     TopicArgument,
     Wait,
     Yes,
@@ -69,6 +71,7 @@ class SettingOptions(DataLogOptions):
     group: GroupName
     topic: TopicArgument
     wait: Wait = "5m"
+    sink: SinkName = None
     dry_run: DryRun = False
     yes: Yes = False
 
@@ -86,6 +89,7 @@ class SettingOptions(DataLogOptions):
         """Check the options, and connect in the name of a command while the block lasts. Raises `MarshalError`."""
         self.check()
         stopped = are_stopped(go_consumers_stopped, self.group)
+        sink = None if self.sink is None else named_sink(self.sink, "--sink")
         connection = connection_of(self)
         rights = READING if self.dry_run else WRITING
         client_id = f"marshal-dagster-{command}"
@@ -105,6 +109,7 @@ class SettingOptions(DataLogOptions):
                     operator_name(),
                     SystemClock(),
                     go_consumers_stopped=stopped,
+                    sink=sink,
                 )
             ) as resetter,
         ):
@@ -211,7 +216,7 @@ def reset(
     wanted, named = target.target("--"), options.named()
     with options.opened("position", PositionResetter, options.go_consumers_stopped) as resetter:
         changes = resetter.look(wanted, named, allow_out_of_range=options.allow_out_of_range, new_group=new_group)
-        _write_notes(resetter.warnings())
+        _write_notes(resetter.warnings(changes))
         return _confirm_and_set(options, resetter, changes, "Set these positions?")
 
 
@@ -259,7 +264,7 @@ def import_(
         changes = importer.look_at(source, named, others=begin_at, allow_out_of_range=options.allow_out_of_range)
         if not options.dry_run:
             source.require_at_rest()
-        _write_notes((*source.notes, *importer.warnings()))
+        _write_notes((*source.notes, *importer.warnings(changes)))
         return _confirm_and_set(options, importer, changes, "Begin at these positions?")
 
 

@@ -49,7 +49,7 @@ def reprocess(
     with options.opened("redo", PositionResetter) as resetter:
         reprocessor = RangeReprocessor(resetter)
         plan = reprocessor.look(partition, start, end)
-        for warning in resetter.warnings():
+        for warning in resetter.warnings([plan.back]):
             output.write_note(warning)
         if not options.as_json:
             _show(options, partition, plan)

@@ -62,7 +62,7 @@ def retry(
 def _carry_out(options: SettingOptions, retrier: PlanRetrier, plans: Sequence[OpenPlan]) -> bool:
     """Show the plans and warnings, ask, and end the plans; return whether the user agreed."""
     changes = retrier.look_at_plans(plans)
-    for warning in retrier.warnings():
+    for warning in retrier.warnings(changes):
         output.write_note(warning)
     for change in changes:
         for range_ in change.ahead:

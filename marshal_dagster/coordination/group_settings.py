@@ -1,5 +1,6 @@
 """What the members of a group must agree on before one claims: its settings (protocol.md, section 6, "Settings")."""
 
+import shlex
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,7 +17,7 @@ from marshal_dagster.protocol.messages import (
     GroupSettingsRecord,
     RuleSet,
 )
-from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group
+from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, without_ranges
 from marshal_dagster.protocol.world import World
 
 KNOWN_FEATURES: Final = frozenset({RANGES})
@@ -66,7 +67,7 @@ def require_settings(name: str, group: Group, settings: GroupSettings) -> None:
         raise SettingsMismatchError(_difference(name, settings, group.settings))
     raise SettingsMismatchError(
         f"group {name!r} has no settings yet and could not be given any: it has live owners or open plans from before. "
-        f"Let them end, or give it settings with `marshal-dagster settings set {name}` or the job of build_settings_job"
+        f"Let them end, or give it settings: {_how_to_set(name, settings, group.settings)}"
     )
 
 
@@ -150,8 +151,29 @@ def _difference(name: str, ours: GroupSettings, theirs: GroupSettings) -> str:
         ("features", ",".join(ours.features) or "-", ",".join(theirs.features) or "-"),
     )
     differing = ", ".join(f"{what} {here!r} here, {there!r} in force" for what, here, there in pairs if here != there)
-    return (
-        f"group {name!r} works under other settings than this member is configured with: {differing}. Configure it "
-        f"alike, or change the group's settings with `marshal-dagster settings set {name}` or the job of "
-        "build_settings_job: it pauses the group, waits until nothing is claimed, and sets them"
-    )
+    text = f"group {name!r} works under other settings than this member is configured with: {differing}. "
+    unknown = sorted(set(theirs.features) - KNOWN_FEATURES)
+    if unknown:
+        return f"{text}Features {unknown} are not known to this version: use the version of the group's other members"
+    if theirs.rule_set is RuleSet.GO:
+        text += f"Go consumers share the group: configure this member alike (rule_set {str(RuleSet.GO)!r}), or stop "
+        return f"{text}them for good, then change the group's settings: {_how_to_set(name, ours, theirs)}"
+    return f"{text}Configure it alike, or change the group's settings: {_how_to_set(name, ours, theirs)}"
+
+
+def _how_to_set(name: str, wanted: GroupSettings, in_force: GroupSettings) -> str:
+    """Return the commands, and the job, that give group `name` the settings `wanted`."""
+    commands = []
+    after = in_force
+    if RANGES in in_force.features and RANGES not in wanted.features:
+        commands.append(["settings", "disable-ranges", name])
+        after = without_ranges(in_force)
+    if after != wanted or not commands:
+        interval_s = str(wanted.heartbeat_interval_ms / 1_000).removesuffix(".0")
+        options = {"--heartbeat-interval": interval_s, "--rules": wanted.rule_set, "--delivery": wanted.delivery}
+        ranges = ["--ranges"] if RANGES in wanted.features else []
+        stopped = ["--go-consumers-stopped", name] if in_force.rule_set is RuleSet.GO else []
+        given = [str(word) for option in options.items() for word in option]
+        commands.append(["settings", "set", name, *given, *ranges, *stopped])
+    text = " and then ".join(f"`marshal-dagster {shlex.join(command)}`" for command in commands)
+    return f"{text}, or the job of build_settings_job, pauses the group, waits until nothing is claimed, and sets them"

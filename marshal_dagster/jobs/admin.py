@@ -26,6 +26,7 @@ from marshal_dagster.admin.go_groups import are_stopped
 from marshal_dagster.admin.group_settings import GroupSettingsAdmin
 from marshal_dagster.admin.import_positions import PositionImporter, PositionSourceOptions
 from marshal_dagster.admin.log_access import LOOKING_MS
+from marshal_dagster.admin.named_sink import named_sink
 from marshal_dagster.admin.pause import GroupPauser
 from marshal_dagster.admin.position_spec import TargetOptions, partitions_of
 from marshal_dagster.admin.reprocess import RangeReprocessor
@@ -46,6 +47,12 @@ from marshal_dagster.runs.status import EndedRunDetector
 _Resetter = TypeVar("_Resetter", bound=PositionResetter)
 _SECOND_MS: Final = 1_000
 _WAIT_S: Final[Any] = Field(default=300.0, ge=0, description="Seconds that those who hold partitions have to leave.")
+
+
+_SINK: Final[Any] = Field(
+    default=None,
+    description="The group's sink as module:name, which is asked whether it can replace what it holds.",
+)
 
 
 class AdminConfig(Config):
@@ -109,6 +116,7 @@ class PositionsConfig(PartitionsConfig):
     """How a group is given positions in a data topic."""
 
     wait_s: float = _WAIT_S
+    sink: str | None = _SINK
     allow_out_of_range: bool = Field(
         default=False, description="Also take offsets that the topic does not hold; else these are refused."
     )
@@ -165,12 +173,14 @@ class ReprocessRangeConfig(AdminConfig):
         description="Seconds that the group's own runs have for it; then it is given up.",
     )
     wait_s: float = _WAIT_S
+    sink: str | None = _SINK
 
 
 class RetryConfig(PartitionsConfig):
     """Which exhausted plans of a data topic are retried: those of all partitions, or of some."""
 
     wait_s: float = _WAIT_S
+    sink: str | None = _SINK
     max_attempts: int = Field(
         default=DEFAULT_MAX_ATTEMPTS, ge=1, description="How often a plan is taken over before it is exhausted."
     )
@@ -296,8 +306,11 @@ class _Action:
         return stopped
 
     @contextmanager
-    def opened(self, kind: type[_Resetter], topic: str, *, stopped: bool = False) -> Iterator[_Resetter]:
-        """Give what sets positions in a data topic, as long as the block lasts."""
+    def opened(
+        self, kind: type[_Resetter], topic: str, sink: str | None, *, stopped: bool = False
+    ) -> Iterator[_Resetter]:
+        """Give what sets positions in a data topic, as long as the block lasts. Raises `ConfigurationError`."""
+        asked = None if sink is None else named_sink(sink, "sink")
         claimer = self.claimer
         with (
             claimer.open_data() as topics,
@@ -311,6 +324,7 @@ class _Action:
                     SystemClock(),
                     settings=claimer.settings,
                     go_consumers_stopped=stopped,
+                    sink=asked,
                 )
             ) as work,
         ):
@@ -394,9 +408,9 @@ def _set_position(action: _Action, config: SetPositionConfig) -> TableMetadataVa
         config.to_offset, config.to_datetime, config.to_earliest, config.to_latest, config.shift_by
     ).target()
     stopped = action.require_allowed(config, config.go_consumers_stopped)
-    with action.opened(PositionResetter, config.topic, stopped=stopped) as work:
+    with action.opened(PositionResetter, config.topic, config.sink, stopped=stopped) as work:
         moves = work.look(target, chosen, allow_out_of_range=config.allow_out_of_range, new_group=True)
-        action.warn(work.warnings())
+        action.warn(work.warnings(moves))
         return _move(action, config, work, moves)
 
 
@@ -405,10 +419,10 @@ def _import_positions(action: _Action, config: ImportPositionsConfig) -> TableMe
     options = PositionSourceOptions(config.consumer_group, config.checkpoint, config.others)
     others = options.begin_at()
     stopped = action.require_allowed(config, config.go_consumers_stopped)
-    with action.opened(PositionImporter, config.topic, stopped=stopped) as work:
+    with action.opened(PositionImporter, config.topic, config.sink, stopped=stopped) as work:
         source = options.source(work.topics, config.topic)
         moves = work.look_at(source, chosen, others=others, allow_out_of_range=config.allow_out_of_range)
-        action.warn([*source.notes, *work.warnings()])
+        action.warn([*source.notes, *work.warnings(moves)])
         if not config.dry_run:
             source.require_at_rest()
         return _move(action, config, work, moves)
@@ -417,7 +431,7 @@ def _import_positions(action: _Action, config: ImportPositionsConfig) -> TableMe
 def _retry(action: _Action, config: RetryConfig) -> TableMetadataValue:
     chosen = config.chosen()
     action.require_allowed(config)
-    with action.opened(PlanRetrier, config.topic) as work:
+    with action.opened(PlanRetrier, config.topic, config.sink) as work:
         plans = [
             plan
             for plan in work.exhausted(max_attempts=config.max_attempts)
@@ -425,8 +439,9 @@ def _retry(action: _Action, config: RetryConfig) -> TableMetadataValue:
         ]
         if not plans:
             raise Failure(f"group {work.group!r} has no exhausted plan in topic {config.topic!r}", allow_retries=False)
-        action.warn(work.warnings())
-        return _move(action, config, work, work.look_at_plans(plans))
+        moves = work.look_at_plans(plans)
+        action.warn(work.warnings(moves))
+        return _move(action, config, work, moves)
 
 
 def _move(
@@ -469,10 +484,10 @@ def _reprocess_range(action: _Action, config: ReprocessRangeConfig) -> TableMeta
     log = action.context.log
     require_topic_name("topic", config.topic)
     action.require_allowed(config)
-    with action.opened(PositionResetter, config.topic) as positions:
+    with action.opened(PositionResetter, config.topic, config.sink) as positions:
         work = RangeReprocessor(positions)
         redo = work.look(config.partition, config.start, config.end)
-        action.warn(positions.warnings())
+        action.warn(positions.warnings([redo.back]))
         if config.dry_run:
             return redo_table(redo, None)
         redone = work.carry_out(

@@ -62,6 +62,8 @@ _NOT_ITS_FAULT: Final = frozenset(
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
     }
 )
+_FOR_ANOTHER: Final = KafkaError._INVALID_DIFFERENT_RECORD  # noqa: SLF001
+"""The broker refused a batch of records for another one of them."""
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 _ITS_FAULT: Final = _TOO_LARGE | {KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 
@@ -107,15 +109,18 @@ class Transaction:
         topics: Sequence[str],
         timeout_s: float,
         partitioner: str,
+        sends_alone: bool = False,
     ) -> None:
         """Connect in the background.
 
-        The broker aborts the transaction `timeout_s` seconds after its first record. `topics` are those that it writes
+        With `sends_alone` each record is a request of its own, so that the one is known that a broker refuses. The
+        broker aborts the transaction `timeout_s` seconds after its first record. `topics` are those that it writes
         to, the first of which is known to exist; `id_prefix` is what ids for which a right is granted begin with.
         Raises `ConfigurationError` when the client library refuses the settings.
         """
         self._connection = connection
         self._timeout_s = timeout_s
+        self._sends_alone = sends_alone
         self._topics = tuple(topics)
         self._rights = Needed((Right.WRITE,), transactional_ids=id_prefix)
         self._began_s: float | None = None
@@ -133,6 +138,7 @@ class Transaction:
             "message.timeout.ms": timeout_ms,
             "partitioner": partitioner,
             "delivery.report.only.error": True,
+            **({"batch.num.messages": 1} if sends_alone else {}),
         }
         defaults = {"linger.ms": 20, "batch.size": 1_000_000, "queue.buffering.max.kbytes": 65_536}
         self._producer: Producer | None
@@ -293,8 +299,10 @@ class Transaction:
             threading.Thread(target=id, args=(client,), name=f"close {CLIENT_ID}", daemon=True).start()
 
     def _note(self, name: str, error: KafkaError | None, _: object) -> None:
-        """Keep the first record that was not taken; those purged behind it are no news."""
-        if error is not None and self._refused is None and error.code() not in _PURGED:
+        """Keep the first record that was not taken; those purged behind it, or refused for it, are no news."""
+        if error is None or error.code() in _PURGED:
+            return
+        if self._refused is None or self._refused[1].code() == _FOR_ANOTHER != error.code():
             self._refused = name, error
 
     def _poll(self, timeout_s: float) -> None:
@@ -319,7 +327,8 @@ class Transaction:
         code = error.code()
         if code not in _ITS_FAULT and (code in _NOT_ITS_FAULT or error.retriable()):
             raise self._failure(error) from None
-        raise RecordRejectedError(name, error.str(), is_too_large=code in _TOO_LARGE) from None
+        is_too_large, is_sure = code in _TOO_LARGE, self._sends_alone
+        raise RecordRejectedError(name, error.str(), is_too_large=is_too_large, is_sure=is_sure) from None
 
     def _check_time(self) -> None:
         if self._took_s > self._timeout_s:

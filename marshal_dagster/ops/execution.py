@@ -22,6 +22,7 @@ from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import (
     ConfigurationError,
     DecodeError,
+    FailingRecordError,
     GroupPausedError,
     MarshalError,
     SchemaDriftError,
@@ -73,7 +74,7 @@ class _IdleResult:
 def _is_of_the_data(error: Exception) -> bool:
     """Return whether the records of a batch may have caused an error: another batch may then succeed."""
     if isinstance(error, MarshalError):
-        return isinstance(error, DecodeError | SchemaDriftError | SinkRejectedError)
+        return isinstance(error, DecodeError | FailingRecordError | SchemaDriftError | SinkRejectedError)
     return not isinstance(error, RetryRequested)
 
 
@@ -250,8 +251,8 @@ class BatchExecution:
         allowed = wanted if advice is None else advice.partitions
         plans = [plan for plan in plans if allowed is None or plan.partition in allowed]
         if not self.config.retry_exhausted:
-            tired = {plan.partition for plan in exhausted(plans, most)}
-            plans = [plan for plan in plans if plan.partition not in tired]
+            tired = exhausted(plans, most)
+            plans = [plan for plan in plans if plan not in tired]
         size = self.spec.max_claims
         parts = parts_to_retry(plans, most)
         if size is None:

@@ -1,5 +1,6 @@
 """Which offsets a batch takes: where it starts, how far its plan goes (protocol.md, section 6, "Where to start")."""
 
+import shlex
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,6 +125,17 @@ class ClaimedRange:
     def lost(self) -> tuple[int, int] | None:
         """The part [start, end) that retention deleted before it was read, or None."""
         return (self.start, self.first_readable) if self.first_readable > self.start else None
+
+
+def skip_text(range_: ClaimedRange, first: int, end: int) -> str:
+    """Return the command by which a group skips offsets [first, end) of a range, and what of it that skips beside."""
+    place = ["marshal-dagster", "position", "reset", range_.group, range_.topic]
+    command = f"`{shlex.join([*place, '--to-offset', f'{range_.partition}={end}'])}`"
+    before = first - range_.start
+    if before <= 0:
+        return command
+    skipped, them = ("the one offset", "it") if before == 1 else (f"the {before} offsets", "them")
+    return f"{command}, which skips {skipped} of the batch before it too: have {them} done first (docs/reprocess.md)"
 
 
 def plan_ends(

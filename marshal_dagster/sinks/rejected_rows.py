@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import SinkRejectedError
-from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, quoted
 from marshal_dagster.spark.lazy_pyspark import functions as f
-from marshal_dagster.spark.text_check import any_text, has_nul, has_text, is_not_utf8
+from marshal_dagster.spark.nested_values import any_value, has_nul, holds, is_not_utf8, text_kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row
@@ -32,14 +32,14 @@ class RejectedRow:
         """Return the error that names the row's message, and how to continue."""
         range_ = next(range_ for range_ in ranges if range_.partition == self.partition)
         if self.offset is None:
-            message, following = f"offsets {range_.start} to {range_.end - 1} (the row has no offset)", range_.end
+            message = f"offsets {range_.start} to {range_.end - 1} (the row has no offset)"
+            skip = skip_text(range_, range_.start, range_.end)
         else:
-            message, following = f"offset {self.offset}", self.offset + 1
+            message, skip = f"offset {self.offset}", skip_text(range_, self.offset, self.offset + 1)
         column = "" if self.column is None else f", column {self.column!r}"
         return SinkRejectedError(
             f"{output} does not take the row of topic {range_.topic!r}, partition {self.partition}, {message}{column}: "
-            f"{self.reason}; nothing was written. Correct the code that makes the row, or skip the message: "
-            f"`marshal-dagster position reset {range_.group} {range_.topic} --to-offset {self.partition}={following}`"
+            f"{self.reason}; nothing was written. Correct the code that makes the row, or skip the message: {skip}"
         )
 
 
@@ -63,12 +63,13 @@ class TextCheck:
 def text_check(schema: "StructType", *, refuse_nul: bool) -> TextCheck:
     """Return the check of all texts in the columns of `schema`, also of those within arrays, maps and structs."""
     problems: list[tuple[str, str]] = []
+    texts = text_kinds()
     number = f.lit(None).cast("int")
     for column in schema.fields:
-        if not has_text(column.dataType):
+        if not holds(column.dataType, texts):
             continue
         for reason, is_bad in ((NOT_UTF8, is_not_utf8), (NUL, has_nul)) if refuse_nul else ((NOT_UTF8, is_not_utf8),):
-            bad = any_text(f.col(quoted(column.name)), column.dataType, is_bad)
+            bad = any_value(f.col(quoted(column.name)), column.dataType, texts, is_bad)
             number = f.coalesce(number, f.when(bad, f.lit(len(problems))))
             problems.append((column.name, reason))
     offset = f.col(OFFSET_COLUMN) if OFFSET_COLUMN in schema.names else f.lit(None)

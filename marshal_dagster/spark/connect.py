@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 
@@ -100,6 +100,35 @@ def tagged(spark: "SparkSession", tag: str) -> Iterator[None]:
         session.getTags().discard(tag)
         with _lock:
             _at_work.pop(tag, None)
+
+
+def frame_of_writer(writer: object) -> "DataFrame | None":
+    """Return the frame that a writer of this session kind writes; None for anything else."""
+    if not type(writer).__module__.startswith("pyspark.sql.connect."):
+        return None
+    from pyspark.sql.connect.dataframe import DataFrame
+    from pyspark.sql.connect.plan import LogicalPlan
+
+    plan, session = getattr(writer, "_df", None), getattr(writer, "_spark", None)
+    return DataFrame(plan, session) if isinstance(plan, LogicalPlan) and session is not None else None
+
+
+@contextmanager
+def reading(read: "DataFrame", part: "DataFrame") -> Iterator[None]:
+    """Have what is made of `read` read what `part` reads, while the block lasts; both are a reader's frames."""
+    source, other = _source(read), _source(part)
+    before, source._options = source._options, other._options  # noqa: SLF001 - a plan has no public name
+    try:
+        yield
+    finally:
+        source._options = before  # noqa: SLF001
+
+
+def _source(frame: "DataFrame") -> Any:  # noqa: ANN401 - PySpark's
+    plan: Any = frame._plan  # noqa: SLF001
+    while plan._child is not None:  # noqa: SLF001
+        plan = plan._child  # noqa: SLF001
+    return plan
 
 
 def stages_of(tag: str) -> list[tuple[int, int, bool]]:

@@ -61,6 +61,20 @@ def read_ranges(
     wanted = {partition: bounds for partition, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
     if not wanted:
         return spark.createDataFrame([], read_schema())
+    frame = read_part(spark, kafka_options, topic, wanted, min_partitions=min_partitions, topic_id=topic_id)
+    return run_once(frame) if runs_tasks_once(spark) else frame
+
+
+def read_part(
+    spark: "SparkSession",
+    kafka_options: Mapping[str, str],
+    topic: str,
+    wanted: Mapping[int, tuple[int, int]],
+    *,
+    min_partitions: int | None = None,
+    topic_id: str | None = None,
+) -> "DataFrame":
+    """Return the messages at ranges of at least one partition, as `read_ranges`; these may be empty."""
     for name in kafka_options:
         if not name.startswith("kafka.") or name in _OURS:
             raise ConfigurationError(
@@ -75,7 +89,7 @@ def read_ranges(
     reader = spark.read.format("kafka").options(**consumer)
     if min_partitions is not None:
         reader = reader.option("minPartitions", min_partitions)
-    frame = (
+    return (
         reader.option("assign", json.dumps({topic: list(wanted)}))
         .option("startingOffsets", _offsets(topic, {partition: start for partition, (start, _) in wanted.items()}))
         .option("endingOffsets", _offsets(topic, {partition: end for partition, (_, end) in wanted.items()}))
@@ -84,7 +98,6 @@ def read_ranges(
         .load()
         .drop("timestampType")  # leaves what `read_schema` has, in less time than naming that
     )
-    return run_once(frame) if runs_tasks_once(spark) else frame
 
 
 def run_once(frame: "DataFrame") -> "DataFrame":

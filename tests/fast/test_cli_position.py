@@ -1,6 +1,8 @@
 """`position get` and `position reset` as their user calls them, on a log in memory."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,7 +17,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, DeliveryMode, GroupSettings, RuleSet
 from tests.admin_fixtures import END, START, WRITTEN, FakeTopics, act, at_work_on, site_now, write_first_settings
-from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, Site, about
+from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, TOPIC_ID, Site, about
 
 ELSEWHERE = "orders-10"
 SET = ("position", "reset", GROUP, TOPIC)
@@ -453,3 +455,90 @@ def test_what_a_group_is_like_is_warned_of(
     is_go = settings.rule_set is RuleSet.GO
     says = ("--go-consumers-stopped", GROUP) if is_go else ()
     assert warning in act(capsys, *SET, "--to-offset", "0=30", "--dry-run", *says).error
+
+
+SINKS = """
+class Output:
+    asked = []
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def can_replace(self, ranges):
+        self.asked.extend(ranges)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+can = Output(None)
+cannot = Output("rows there have no offsets")
+lost = Output(OSError("the disk is gone"))
+number = 7
+
+def make():
+    return cannot
+
+def fail():
+    return 1 // 0
+"""
+
+
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A group that delivers effectively once, and sinks in a module of the working folder."""
+    site = site_now()
+    at_work_on(site, monkeypatch, position, topics=FakeTopics())
+    site.owner_of(0, 1, at=50, settings=GroupSettings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE)).release()
+    (tmp_path / "sinks_here.py").write_text(SINKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "sinks_here", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("can", ""),
+        ("cannot", "the sink would refuse what is read again: rows there have no offsets"),
+        ("make", "the sink would refuse what is read again: rows there have no offsets"),
+        ("lost", "the sink could not be asked whether it can replace what it holds: the disk is gone"),
+    ],
+)
+@pytest.mark.usefixtures("once")
+def test_a_sink_that_is_named_is_asked(capsys: pytest.CaptureFixture[str], name: str, said: str) -> None:
+    """Of all that will be read again, in each partition."""
+    offsets = ("--to-offset", "0=30,1=10,2=100", "--allow-out-of-range", "--dry-run")
+    answer = act(capsys, *SET, *offsets, "--sink", f"sinks_here:{name}")
+    assert (answer.code, answer.err.strip().removeprefix("marshal-dagster: ")) == (0, said)
+    asked = sys.modules["sinks_here"].Output.asked
+    assert [str(range_) for range_ in asked] == [f"{TOPIC}/0 [30, {END})", f"{TOPIC}/1 [10, {END})"]
+    assert [(range_.group, range_.data_topic_id, range_.first_readable) for range_ in asked] == [
+        (GROUP, TOPIC_ID, 30),
+        (GROUP, TOPIC_ID, START),
+    ]
+
+
+@pytest.mark.usefixtures("once")
+def test_a_sink_that_is_not_named_could_not_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """A person is to know that."""
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--dry-run")
+    assert "must replace what it holds; one that cannot refuses. It could not be asked: name it" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sinks_here", "--sink: 'sinks_here'; write module:name"),
+        ("sinks here:can", "--sink: 'sinks here:can'; write module:name"),
+        ("sinks_there:can", "--sink: 'sinks_there:can' cannot be had: ModuleNotFoundError: No module named"),
+        ("sinks_here:might", "cannot be had: AttributeError: "),
+        ("sinks_here:fail", "cannot be had: ZeroDivisionError: "),
+        ("sinks_here:number", "--sink: 'sinks_here:number' is no sink: name an object with `can_replace`"),
+        ("sinks_here:Output", "--sink: 'sinks_here:Output' is no sink: name an object with `can_replace`"),
+    ],
+)
+@pytest.mark.usefixtures("once")
+def test_what_is_no_sink_is_refused(capsys: pytest.CaptureFixture[str], name: str, said: str) -> None:
+    """Before anything is looked at."""
+    answer = act(capsys, *SET, "--to-offset", "0=30", "--dry-run", "--sink", name)
+    assert answer.code == 2
+    assert said in answer.error

@@ -6,6 +6,8 @@ from marshal_dagster.cli import output, position, world_reader
 from marshal_dagster.cli.doctor_checks.coordination_log import check_world
 from marshal_dagster.cli.doctor_checks.finding import CheckState
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.protocol.messages import WITHOUT_SETTINGS
+from marshal_dagster.protocol.state import Phase
 from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, TOPIC, Site
 
@@ -59,7 +61,84 @@ def test_the_plan_of_one_partition_is_tried_again_though_it_failed_once(
     assert act(capsys, "retry", GROUP, TOPIC, 2, "--yes").code == 0
     assert attempts(site) == [(50, None, 0), (50, 80, 5), (50, None, 0)]
     answer = act(capsys, "retry", GROUP, TOPIC, 0, "--yes")
-    assert (answer.code, f"no plan in {TOPIC}/0 that no member holds" in answer.error) == (2, True)
+    assert (answer.code, f"has no plan in {TOPIC}/0: there is nothing to try again" in answer.error) == (2, True)
+
+
+def test_a_plan_that_a_live_member_holds_is_left_to_it(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the member; without a partition the plan is none that is exhausted."""
+    holder = site.member()
+    assert holder.claim([1])
+    before = site.values()
+    answer = act(capsys, "retry", GROUP, TOPIC, 1, "--yes")
+    assert answer.code == 2
+    assert f"the plan of group '{GROUP}' in {TOPIC}/1 is held by '{holder.member.instance}'" in answer.error
+    assert (act(capsys, "retry", GROUP, TOPIC, "--yes").code, site.values()) == (1, before)
+
+
+def test_what_a_member_does_meanwhile_stays_done(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A member takes the plan and commits it while the operator is asked: the position is not set back."""
+
+    def commit_meanwhile(*_: object, **__: object) -> bool:
+        member = site.member()
+        assert member.claim([2])
+        member.commit({2: 70})
+        member.release()
+        return True
+
+    monkeypatch.setattr("typer.confirm", commit_meanwhile)
+    assert act(capsys, "retry", GROUP, TOPIC, 2).code == 0
+    assert attempts(site) == [(50, None, 0), (50, 80, 5), (70, None, 0)]
+
+
+def test_a_pause_stays_in_force(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plans of a paused group end too; it is tried again once it is resumed, which a note says."""
+    site.pause(600)
+    answer = act(capsys, "retry", GROUP, TOPIC, "--yes")
+    assert (answer.code, attempts(site)[1]) == (0, (50, None, 0))
+    assert f"group '{GROUP}' is paused until" in answer.err
+    assert all(
+        group.is_paused(site.clock.wall_ms())
+        for world in site.world().partitions.values()
+        for group in world.groups.values()
+    )
+
+
+def test_a_plan_in_a_go_group_is_taken_once_more_by_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No record that Go knows ends a plan at the same position: the error names what a run can do."""
+    site = site_now()
+    at_work_on(site, monkeypatch, position, topics=FakeTopics())
+    monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
+    owner = site.owner_of(0, settings=WITHOUT_SETTINGS, at=50)
+    owner.plan({0: 80})
+    owner.release()
+    before = site.values()
+    answer = act(capsys, "retry", GROUP, TOPIC, 0, "--yes")
+    assert (answer.code, site.values()) == (1, before)
+    assert "`retry_exhausted: true` in its run config" in answer.error
+
+
+def test_plans_of_ranges_are_tried_again(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan ahead of the offset ends; what is done beyond it is done again, as a note says."""
+    ranged = site_now()
+    site.broker, site.clock = ranged.broker, ranged.clock
+    site.begin(*ALL, at=50)
+    for start in (60, 70):
+        holder = site.holder_of({1: (start, start + 10)}, plans=True)
+        if start == 70:
+            holder.commit({1: 80})
+        holder.release()
+    for _ in range(5):
+        again = site.range_claimer()
+        assert again.claim({1: (60, 70)})
+        again.release()
+    assert [range_.attempts for range_ in site.key(1).ranges if range_.phase is Phase.PLANNED] == [5]
+    answer = act(capsys, "retry", GROUP, TOPIC, "--yes")
+    assert (answer.code, site.key(1).offset, site.ranges(1)) == (0, 50, [])
+    assert f"{TOPIC}/1 [70, 80) is done: it is done again too" in answer.err
 
 
 def test_a_dry_run_and_json_write_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

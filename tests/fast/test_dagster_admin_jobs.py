@@ -37,6 +37,7 @@ from marshal_dagster.jobs.admin import (
     build_settings_job,
 )
 from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import ClaimingPartition
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
@@ -264,6 +265,35 @@ def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
     assert {(row["log_start"], row["log_end"]) for row in table} == {(START, END)}
     assert (stand.offsets(), stand.is_paused(), stand.topics.committed) == ([30, 50, 40], {False}, {0: 30, 2: 40})
     assert stand.intervals[-1] == HI_MS
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("set_position", {"topic": TOPIC, "to_offset": "0=30"}),
+        ("reprocess_range", {"topic": TOPIC, "partition": 0, "start": 30, "end": 50}),
+    ],
+)
+def test_a_sink_that_is_named_in_the_config_is_asked(
+    stand: Stand, capfd: pytest.CaptureFixture[str], name: str, config: dict[str, Any]
+) -> None:
+    """What it answers is a warning of the run; one that cannot be imported fails it."""
+    sink = f"{__name__}:{Unable.__name__.lower()}"
+    assert stand.run(name, **config, dry_run=True, sink=sink).success
+    assert "the sink would refuse what is read again: not 1" in capfd.readouterr().err
+    said = failure(stand.run(name, **config, dry_run=True, sink=f"{__name__}:nothing")).step_failure_data.error
+    assert "cannot be had: AttributeError" in str(said)
+
+
+class Unable:
+    """An output that replaces nothing."""
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str:
+        """Say how many it cannot."""
+        return f"not {len(ranges)}"
+
+
+unable = Unable()
 
 
 @pytest.mark.parametrize(

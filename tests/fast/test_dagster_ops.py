@@ -14,12 +14,13 @@ from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
 from marshal_dagster.assets.decorator import marshal_asset
-from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, RangeOptions
 from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
     DecodeError,
+    FailingRecordError,
     SinkRejectedError,
     TopicNotFoundError,
     UnavailableError,
@@ -33,6 +34,7 @@ from marshal_dagster.ops.metadata import BatchesResult, ExecutionOutcome
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
+from marshal_dagster.protocol.state import Phase
 from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.resources.connection import KafkaConnectionConfig
 from marshal_dagster.runs.abandoned_work import ExpectedKeyState
@@ -56,6 +58,8 @@ class Stand:
     mode: DeliveryMode = EFFECTIVELY_ONCE
     sessions: int = 0
     on_session: Callable[[], object] = lambda: None
+    ranges: bool = False
+    """Whether the group claims ranges."""
     log: FaultyLog | None = None
     """The log of the op's delivery, if it is to fail."""
     seen: list[Any] = field(default_factory=list)
@@ -70,7 +74,7 @@ class Stand:
                 if opened is None:
                     stack = ExitStack()
                     stack.enter_context(logs_to_run(context))
-                    opened = stand.scene.delivery(stand.mode, log=stand.log)
+                    opened = stand.scene.delivery(stand.mode, log=stand.log, ranges=stand.ranges)
                     opened.announce = announcer(context)
                     self._open.update(delivery=opened, stack=stack)
                 return cast("BatchSession", opened)
@@ -578,6 +582,85 @@ def test_what_failed_twice_is_tried_in_halves_until_only_the_bad_partition_is_le
     assert _offsets(stand) == [15, 13, 0, 10]
     assert "was tried 6 times" in _error(stand.run())
     assert max(rows.values()) == 1
+
+
+@pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
+def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: DeliveryMode) -> None:
+    """One bad record in a range: all other ranges are done, of its own partition too, and that one is given up."""
+    stand.mode, stand.ranges = mode, True
+    stand.scene.data.make(partitions=4, messages=10)
+    rows: Counter[Any] = Counter()
+
+    def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        if (2, 1) in frame:
+            raise ZeroDivisionError("a bad record")
+        rows.update(frame)
+        return frame if mode is EFFECTIVELY_ONCE else None
+
+    stand.process = process
+    options: dict[str, Any] = {"ranges": RangeOptions(size=5)}
+    for attempts in (0, 1):
+        assert not stand.run(**options).success
+        assert (_offsets(stand), _range_attempts(stand)) == ([0] * 4, [[attempts]] * 4)
+    error = _error(stand.run(**options))
+    assert "all else was done. partitions [2, 3]: ZeroDivisionError" in error
+    assert (_offsets(stand), _range_attempts(stand)) == ([10, 10, 0, 0], [[], [], [2], [2]])
+    assert "partitions [2]: ZeroDivisionError" in _error(stand.run(**options))
+    for attempts in (3, 4):
+        assert (_offsets(stand), _range_attempts(stand)) == ([10, 10, 0, 10], [[], [], [attempts], []])
+        assert not stand.run(**options).success
+    result = stand.run(**options)
+    assert result.success
+    assert f"marshal-dagster retry {GROUP} {TOPIC} 2" in "".join(stand.lines(result))
+    assert set(rows) == stand.scene.data.all_messages() - {(2, n) for n in range(5)}
+    assert max(rows.values()) == 1
+    assert "was tried 6 times" in _error(stand.run(**options))
+
+
+def test_a_range_that_is_given_up_keeps_no_other_of_its_partition_from_being_tried_by_itself(stand: Stand) -> None:
+    """A second range of the partition fails too: it is tried in parts of its own, and given up by itself."""
+    stand.mode, stand.ranges = AT_LEAST_ONCE, True
+    stand.scene.data.make(partitions=2, messages=10)
+
+    def process(_context: object, _batch: object, frame: Any) -> None:  # noqa: ANN401 - a stand-in
+        if {(0, 1), (0, 6)} & set(frame):
+            raise ZeroDivisionError("a bad record")
+
+    stand.process = process
+    options: dict[str, Any] = {"ranges": RangeOptions(size=5), "max_attempts": 2}
+    for _ in range(8):
+        stand.run(**options)
+        stand.scene.data.append(1, 1)
+    assert _range_attempts(stand, 2) == [[2, 2], []]
+    assert _offsets(stand, 2)[1] == 17
+
+
+def _range_attempts(stand: Stand, partitions: int = 4) -> list[list[int]]:
+    """Give the attempts at each open plan of a range, by partition."""
+    keys = [stand.scene.key(n) for n in range(partitions)]
+    return [[range_.attempts for range_ in key.ranges if range_.phase is Phase.PLANNED] for key in keys]
+
+
+@pytest.mark.parametrize("mode", list(DeliveryMode))
+def test_the_record_that_fails_is_in_the_runs_error(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, mode: DeliveryMode
+) -> None:
+    """It is looked for while the claims are held, but not in at most once; a run that gives up names it too."""
+    owners: list[bool] = []
+
+    def find(error: Exception, frame: Any, *_: object, **__: object) -> FailingRecordError:  # noqa: ANN401 - a stand-in
+        owners.append(stand.scene.key().owner is not None)
+        return FailingRecordError(f"offset {frame[0][1]} fails: {error}")
+
+    monkeypatch.setattr(batch_module, "find_failing_record", find)
+    stand.mode, stand.process = mode, lambda *_: 1 / 0
+    errors = [_error(stand.run(max_attempts=1)) for _ in range(1 if mode is AT_MOST_ONCE else 3)]
+    assert owners == [True] * (len(errors) - 1)
+    for error in errors[: len(owners)]:
+        assert "FailingRecordError: offset 0 fails: division by zero" in error
+    if owners:
+        assert "the last error, in run" in errors[-1]
+        assert "FailingRecordError: offset 0 fails: division by zero" in errors[-1]
 
 
 def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:

@@ -21,7 +21,8 @@ from marshal_dagster.sinks.delta import sink as delta_sink
 from marshal_dagster.sinks.delta.commit import Commit
 from marshal_dagster.sinks.delta.table import DeltaTable, alone_on_this_machine
 from marshal_dagster.sinks.sink import Intervals
-from tests.sink_kit import ALL_CASES
+from tests.sink_conformance import shared
+from tests.sink_kit import ALL_CASES, GROUP_CHECKS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -171,6 +172,10 @@ class DeltaTarget(Target):
         """Another process's sink."""
         return FakeSink(self.table.path)
 
+    def shared_sink(self) -> DeltaSink:
+        """Another process's sink, for several groups."""
+        return shared(self.sink())  # type: ignore[no-any-return]
+
     def rows(self) -> list[Row]:
         """The table as it is."""
         with self.table.opened() as database:
@@ -187,6 +192,12 @@ def target(tmp_path: Path) -> DeltaTarget:
 def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
     """Every case of the kit holds, also at each line of the sink where a writer may die or stall."""
     case.check(target)
+
+
+@pytest.mark.parametrize("check", GROUP_CHECKS)
+def test_another_group(check: Callable[[Target], None], target: DeltaTarget) -> None:
+    """An output is one group's, and those that follow on it."""
+    check(target)
 
 
 class Told(FakeTable):

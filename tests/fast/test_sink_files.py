@@ -254,6 +254,39 @@ def test_an_attempt_that_can_still_count_is_not_swept(output: FileOutput) -> Non
     }
 
 
+@pytest.mark.parametrize("gap", [1, 2])
+@pytest.mark.parametrize("is_done", [True, False], ids=["delivers", "begins"])
+def test_who_comes_while_a_sweep_looks_loses_nothing(output: FileOutput, gap: int, *, is_done: bool) -> None:
+    """Whatever was looked at first: what another does behind the first or second look is not taken for left over."""
+    sweeper, looks = output.sink(), list[str]()
+    lists, settles = sweeper._storage.names, sweeper._log.settled
+
+    def looked(what: str) -> None:
+        looks.append(what)
+        if len(looks) == gap and is_done:
+            deliver(output, "new", part(0, 0, 4))
+        elif len(looks) == gap:
+            write_and_die(output, "rows written", "new", [part(0, 0, 4)])
+
+    def names(folder: str) -> list[str]:
+        found = lists(folder)
+        if folder == "attempts":
+            looked(folder)
+        return found
+
+    def settled() -> CommitView:
+        view = settles()
+        looked("commits")
+        return view
+
+    sweeper._storage.names, sweeper._log.settled = names, settled  # type: ignore[method-assign]
+    assert sweeper.sweep() == 0
+    assert len(looks) > gap
+    rows = [name for name in everything(output) if name.endswith(".json") and "marshal_range" in name]
+    assert len(rows) >= 2
+    assert output.rows() == (rows_of("new", part(0, 0, 4)) if is_done else [])
+
+
 def test_what_a_killed_writer_added_is_kept_and_the_rest_swept(output: FileOutput) -> None:
     """One that died between its commit and clearing up loses only what does not count."""
     write_and_die(output, "linked", "a", [part(0, 0, 4)])

@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -32,14 +33,15 @@ from marshal_dagster.kafka.transactions import (
 )
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import StoredPosition
-from marshal_dagster.sinks import KafkaSink, NewGeneration
+from marshal_dagster.sinks import KafkaSink, NewGeneration, WriteResult
 from marshal_dagster.sinks.conformance import Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
 from marshal_dagster.sinks.kafka.notes import PositionNote
 from marshal_dagster.sinks.kafka.records import Record, check_record_columns
 from marshal_dagster.sinks.kafka.sink import _Place
 from tests.kafka_outputs import FakeKafkaSink, FakeRecords
-from tests.sink_kit import ALL_CASES
+from tests.sink_conformance import shared
+from tests.sink_kit import ALL_CASES, GROUP_CHECKS, following
 
 MAKE = """
 CREATE TABLE IF NOT EXISTS producers (id TEXT PRIMARY KEY, epoch INT);
@@ -189,6 +191,10 @@ class KafkaTarget(Target):
         """Another process's sink."""
         return self.kind(self.broker, **self.options)
 
+    def shared_sink(self) -> FakeSink:
+        """Another process's sink, for several groups."""
+        return shared(self.sink())  # type: ignore[no-any-return]
+
     def rows(self) -> list[Row]:
         """What is committed."""
         found = [(key.decode().split("/"), value) for key, value in self.broker.committed(OUTPUT)]
@@ -206,6 +212,12 @@ def test_the_sink_conforms(case: Case, target: KafkaTarget, monkeypatch: pytest.
     """Every case of the kit holds, also at each line of the sink where a writer may die or stall."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     case.check(target)
+
+
+@pytest.mark.parametrize("check", GROUP_CHECKS)
+def test_another_group(check: Callable[[Target], None], target: KafkaTarget) -> None:
+    """An output is one group's, and those that follow on it."""
+    check(target)
 
 
 # Wrong sinks
@@ -320,10 +332,11 @@ def test_a_note_behind_an_open_transaction_is_waited_for(target: KafkaTarget, mo
 
 def test_the_note_comes_last(target: KafkaTarget) -> None:
     """What is open in the topic of notes holds up all who read it, so it is for as short a time as can be."""
-    deliver(target, "a", part(0, 0, 3))
+    deliver(target, "a", part(0, 0, 0))  # whose group is noted first
+    deliver(target, "a", part(1, 0, 3))
     with target.broker.opened() as database:
         topics = [topic for (topic,) in database.execute("SELECT topic FROM records ORDER BY place")]
-    assert topics == [OUTPUT] * 3 + [f"{OUTPUT}_marshal_ranges"]
+    assert topics[2:] == [OUTPUT] * 3 + [f"{OUTPUT}_marshal_ranges"]
 
 
 def test_offsets_of_which_there_are_no_records_are_free(target: KafkaTarget) -> None:
@@ -335,8 +348,39 @@ def test_offsets_of_which_there_are_no_records_are_free(target: KafkaTarget) -> 
     assert deliver(target, "b", free).taken == (free,)
 
 
+def test_a_group_that_is_followed_while_it_writes_is_fenced(target: KafkaTarget) -> None:
+    """Its successor ends what it has open at the same offsets, which no note shows yet."""
+    deliver(target, "old", part(0, 0, 5))
+    mine, theirs = part(0, 5, 9), part(0, 5, 9, group="h")
+    late = hooked(target, "sent", lambda: expect_taken(deliver(following(target, "g"), "new", theirs)))
+    with pytest.raises(SinkRejectedError, match="another run has taken the partition over"):
+        deliver(target, "late", mine, sink=late)
+    assert target.found() == rows_of("old", part(0, 0, 5)) + rows_of("new", theirs)
+
+
+def test_of_two_groups_that_begin_one_is_noted(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note of the group is decided before any record: who is fenced finds the other there."""
+    monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
+    mine, theirs = part(0, 0, 5), part(1, 0, 5, group="h")
+    late = hooked(target, "group noted", lambda: expect_taken(deliver(target, "new", theirs)))
+    with pytest.raises(UnavailableError, match="group 'g': another run begins to write to topic output too"):
+        deliver(target, "late", mine, sink=late)
+    with pytest.raises(SinkRejectedError, match="from group 'h': group 'g'"):
+        deliver(target, "late", mine)
+    assert target.found() == rows_of("new", theirs)
+
+
+def expect_taken(outcome: WriteResult) -> None:
+    """Fail unless something was taken."""
+    assert outcome.taken
+
+
+BEFORE = part(0, 0, 3)
+
+
 def answering(target: KafkaTarget, answer: Callable[[Callable[[], None]], None]) -> FakeSink:
-    """A sink whose first commit is answered so."""
+    """A sink whose first commit is answered so, behind a range [0, 3) that is there: its note is not the one meant."""
+    deliver(target, "before", BEFORE)
     sink = target.sink()
     sink._is_tried = True  # else the first commits nothing
     plain, answered = sink._transaction, list[str]()
@@ -363,9 +407,9 @@ def test_a_commit_whose_answer_was_lost_counts(target: KafkaTarget, error: Excep
         commit()
         raise error
 
-    mine = part(0, 0, 3)
+    mine = part(0, 3, 6)
     assert deliver(target, "a", mine, sink=answering(target, lost)).taken == (mine,)
-    assert target.found() == rows_of("a", mine)
+    assert target.found() == rows_of("before", BEFORE) + rows_of("a", mine)
 
 
 def test_a_commit_that_fails_is_an_error(target: KafkaTarget) -> None:
@@ -376,12 +420,12 @@ def test_a_commit_that_fails_is_an_error(target: KafkaTarget) -> None:
         late.append(commit)
         raise UnavailableError("no answer")
 
-    mine = part(0, 0, 3)
+    mine = part(0, 3, 6)
     with pytest.raises(UnavailableError, match="no answer"):
         deliver(target, "a", mine, sink=answering(target, fails))
     with pytest.raises(ProducerFencedError):
         late[0]()
-    assert target.found() == []
+    assert target.found() == rows_of("before", BEFORE)
     assert deliver(target, "b", mine).taken == (mine,)
 
 
@@ -395,9 +439,9 @@ def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None
     def gone(_: object) -> None:
         raise UnavailableError("Kafka cannot be reached")
 
-    mine, sink = part(0, 0, 3), answering(target, lost)
+    mine, sink = part(0, 3, 6), answering(target, lost)
     sink._end_open = gone  # type: ignore[method-assign,assignment]
-    with pytest.raises(UnavailableError, match=r"reached\. Whether the commit of t/0 \[0, 3\) .* at the next attempt"):
+    with pytest.raises(UnavailableError, match=r"reached\. Whether the commit of t/0 \[3, 6\) .* at the next attempt"):
         sink.write(target.frame(rows_of("a", mine)), [mine], never)
     assert deliver(target, "b", mine).skipped == (mine,)
 
@@ -408,14 +452,14 @@ def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None
         (ProducerFencedError(0.5), SinkRejectedError, "another run has taken the partition over"),
         (ProducerFencedError(121), UnavailableError, "not sent within transaction_timeout_s=120: take smaller batches"),
         (
-            RecordRejectedError("t/0 offset 2", "Message size too large", is_too_large=True),
+            RecordRejectedError("t/0 offset 2", "Message size too large", is_too_large=True, is_sure=True),
             SinkRejectedError,
             "t/0 offset 2 of group 'g': topic output does not take .* raise max.message.bytes",
         ),
         (
-            RecordRejectedError("t/0 offset 2", "bad", is_too_large=False),
+            RecordRejectedError("t/0 offset 2", "bad", is_too_large=False, is_sure=True),
             SinkRejectedError,
-            "bad; nothing of .* was written$",
+            "bad; nothing of .* was written. Correct .* skip the message: `marshal-dagster position reset g t .* 0=3`",
         ),
     ],
 )
@@ -529,6 +573,22 @@ def test_notes_of_a_newer_version_are_refused(target: KafkaTarget) -> None:
             transaction.commit()
         with pytest.raises(SinkRejectedError, match=said):
             target.sink().verdicts([part(0, 0, 3)])
+
+
+def test_a_note_of_groups_of_a_newer_version_is_refused(target: KafkaTarget) -> None:
+    """Nor is what is none taken for no group."""
+    wanted = part(0, 0, 3)
+    key = target.sink()._key(replace(wanted, group="", partition=-1)).encode()
+    for text, said in (
+        (json.dumps({"version": 2}), "has version 2, this marshal-dagster knows 1"),
+        ("x", "is damaged"),
+        (json.dumps({"version": 1, "groups": [7]}), "is damaged"),
+    ):
+        with FakeTransaction(target.broker, "another") as transaction:
+            transaction.send(f"{OUTPUT}_marshal_ranges", text.encode(), key)
+            transaction.commit()
+        with pytest.raises(SinkRejectedError, match=said):
+            target.sink().verdicts([wanted])
 
 
 def test_what_a_note_says_is_read_back() -> None:

@@ -1,7 +1,7 @@
 """The conformance kit: the example's right sink passes all of it, and each wrong one is caught."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.sinks import BeforeCommit, OffsetsRead, WriteResult
 from marshal_dagster.sinks.conformance import CASES, Case, LocalFrame, Target
 from sqlite_sink import SqliteSink
-from tests.sink_kit import ALL_CASES, SHORT_CASES, OutputTarget
+from tests.sink_kit import ALL_CASES, GROUP_CHECKS, SHORT_CASES, OutputTarget
 from tests.sink_outputs import FileOutput
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ def test_the_example_passes(case: Case, tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_file_sink_passes(case: Case, tmp_path: Path) -> None:
     """So does the library's own sink of files, which dies and meets others in `test_sink_rules_files`."""
     case.check(OutputTarget(FileOutput(tmp_path / "output")))
+
+
+@pytest.mark.parametrize("check", GROUP_CHECKS)
+def test_another_group(check: Callable[[Target], None], tmp_path: Path) -> None:
+    """An output is one group's, and those that follow on it."""
+    check(OutputTarget(FileOutput(tmp_path / "output")))
 
 
 # Wrong sinks
@@ -195,6 +201,22 @@ class MixesGroups(SqliteSink):
 
     def _insert(self, database: sqlite3.Connection, taken: ClaimedRange, rows: Sequence[tuple[int, int, str]]) -> None:
         super()._insert(database, replace(taken, group="g"), rows)
+
+
+class TakesEveryGroup(SqliteSink):
+    """Asks nothing of groups."""
+
+    def __init__(self, path: str, *, shared_by_groups: bool = True) -> None:  # noqa: ARG002
+        super().__init__(path, shared_by_groups=True)
+
+
+class ChecksGroupsEarly(SqliteSink):
+    """Asks which group has the output in `verdicts` alone."""
+
+    def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        verdicts = super()._judge(database, ranges)
+        self._groups = replace(self._groups, shared_by_groups=True)
+        return verdicts
 
 
 class DropsForeignRows(SqliteSink):
@@ -382,6 +404,8 @@ WRONG: Mapping[type[SqliteSink], str] = {
     ForgetsEmptyRanges: "ranges_without_rows",
     CountsRows: "lost_and_missing_offsets",
     MixesGroups: "groups_and_topics_apart",
+    TakesEveryGroup: "another_group",
+    ChecksGroupsEarly: "two_groups_at_once",
     DropsForeignRows: "foreign_rows",
     NeverAsksTheBatch: "batch_says_no",
     AsksTheBatchFirst: "batch_says_no",

@@ -22,11 +22,11 @@ import pytest
 from dagster_pyspark import LazyPySparkResource
 
 from marshal_dagster.admin.revoke import ClaimRevoker
-from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch
+from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, failing_record
 from marshal_dagster.coordination.claimer import assume_alive
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ClaimLostError
+from marshal_dagster.errors import ClaimLostError, FailingRecordError
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
@@ -208,6 +208,16 @@ def write_into(work: Work, sink: Sink) -> None:
     spark = session(work.where)
     with claimed(work, sink) as batch:
         batch.write(values(batch.read(spark)))
+
+
+def fail_at_a_message(work: Work) -> str:
+    """Give the error of a batch that fails at message 33."""
+    failing_record.SEARCH_S = 600.0  # type: ignore[misc] # a machine may be busy
+    spark = session(work.where)
+    value = "IF(CAST(value AS string) = 'message 33', raise_error('no good'), 1) AS value"
+    with pytest.raises(FailingRecordError) as raised, claimed(work, FileSink(work.output)) as batch:
+        batch.write(batch.read(spark).selectExpr("partition", "offset", value))
+    return str(raised.value)
 
 
 def rows_of_table(work: Work) -> list[Row]:

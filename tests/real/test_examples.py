@@ -3,6 +3,7 @@
 import importlib
 import re
 import runpy
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.main import run
 from marshal_dagster.ops import execution
 
@@ -68,3 +70,36 @@ def test_the_tutorial_counts_each_order_once(
         assert sum(totals(shop, capsys).values()) == 80_000
         assert job.execute_in_process(instance=instance).success
         assert totals(shop, capsys) == {"north": 40_000, "south": 40_000, "west": 40_000}
+
+
+def test_a_bug_ends_in_a_red_run_that_says_what_to_do(
+    shop: ModuleType, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six red runs, a seventh red one though the bug is fixed, with the command; after that command a green one."""
+    monkeypatch.setattr(execution, "start_session", lambda _: spark)
+    job = shop.defs.resolve_job_def("orders_per_shop_job")
+    with dg.DagsterInstance.ephemeral() as instance:
+        write_orders(shop)
+        monkeypatch.setattr(shop, "time", SimpleNamespace(sleep=lambda _: 1 / 0))
+        for _ in range(6):
+            assert "ZeroDivisionError" in error_of(job.execute_in_process(instance=instance, raise_on_error=False))
+        monkeypatch.setattr(shop, "time", SimpleNamespace(sleep=lambda _: None))
+        error = error_of(job.execute_in_process(instance=instance, raise_on_error=False))
+        named = r"orders/(.) \[\d+, \d+\) of group .shops. was tried 6 times, the last error, in run .*?: ZeroDivision"
+        assert re.findall(named, error.splitlines()[0]) == ["0", "1", "2", "3"]
+        found = re.search(r"Fix the cause, then request one more attempt: marshal-dagster (.*)$", error, re.MULTILINE)
+        assert found is not None
+        assert run(["status", "--check"]) == ExitCode.PROBLEMS
+        assert run([*shlex.split(found[1]), "--yes"]) == 0
+        assert run(["status", "--check"]) == 0
+        assert job.execute_in_process(instance=instance).success
+        assert totals(shop, capsys) == {"north": 20_000, "south": 20_000, "west": 20_000}
+
+
+def error_of(result: dg.ExecuteInProcessResult) -> str:
+    """Give the error of a run that failed."""
+    assert not result.success
+    failed = result.failure_data_for_node("orders_per_shop")
+    assert failed is not None
+    assert failed.error is not None
+    return failed.error.to_string()

@@ -15,6 +15,8 @@ from marshal_dagster.sinks.conformance import CASES, Case, Target
 from marshal_dagster.sinks.conformance.target import deliver, intervals, never, part, rows_of
 from marshal_dagster.sinks.delta.commit import APPLICATION, Commit
 from marshal_dagster.sinks.delta.table import alone_on_this_machine
+from tests.sink_conformance import shared
+from tests.sink_kit import a_renamed_group_takes_over
 from tests.sink_outputs import DELTA_STEPS
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ ON_A_TABLE = (
     "ranges_without_rows",
     "inside_an_older_range",
     "rows_without_offsets",
+    "two_groups_at_once",
 )
 
 
@@ -40,6 +43,10 @@ class DeltaTarget(Target):
     def sink(self) -> DeltaSink:
         """Another process's sink."""
         return DeltaSink(str(self.path), session=self._session)
+
+    def shared_sink(self) -> DeltaSink:
+        """Another process's sink, for several groups."""
+        return shared(self.sink())  # type: ignore[no-any-return]
 
     def rows(self) -> list[tuple[int, int | None, str]]:
         """Read the table as anybody would."""
@@ -64,6 +71,11 @@ def target(spark: "SparkSession", tmp_path: Path) -> DeltaTarget:
 def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
     """Those cases in which Spark and Delta have a part."""
     case.check(target)
+
+
+def test_a_renamed_group_takes_over(target: DeltaTarget) -> None:
+    """By the commits and the rows of a real table."""
+    a_renamed_group_takes_over(target)
 
 
 def slow_append(spark: "SparkSession", path: Path, commit: Commit, begun: threading.Event, value: str) -> None:

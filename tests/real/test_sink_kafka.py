@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,13 @@ from marshal_dagster.protocol.messages import DeliveryMode, GroupSettings, RuleS
 from marshal_dagster.sinks import KafkaSink
 from marshal_dagster.sinks.conformance import CASES, Case, Row, Target
 from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
-from tests.kafka_outputs import KafkaOutput, committed
+from marshal_dagster.sinks.kafka.records import Record
+from tests.kafka_outputs import FakeRecords, KafkaOutput, committed
 from tests.real import sink_worker
 from tests.real.conftest import MakeTopic
 from tests.real.test_takeover_sinks import HEARTBEAT_INTERVAL_MS, PARTITIONS, Site, input_rows, site
+from tests.sink_conformance import shared
+from tests.sink_kit import GROUP_CHECKS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +42,8 @@ ON_A_BROKER = (
     "overtaken_at_any_step",
     "two_at_once",
     "batches_that_share_ranges",
+    "another_group",
+    "two_groups_at_once",
     "over_older_ranges",
 )
 """Those cases in which Kafka has a part that a stand-in may play otherwise."""
@@ -56,6 +62,10 @@ class KafkaTarget(Target):
         """Another process's sink."""
         return self.output.sink()
 
+    def shared_sink(self) -> KafkaSink:
+        """Another process's sink, for several groups."""
+        return shared(self.sink())  # type: ignore[no-any-return]
+
     def rows(self) -> list[Row]:
         """What readers see; what a dead writer has open they do not."""
         return self.output.rows(patience_s=1)
@@ -71,6 +81,12 @@ def output(connection: KafkaConnection) -> KafkaOutput:
 def test_the_sink_conforms(case: Case, output: KafkaOutput) -> None:
     """The cases of the kit hold on a broker."""
     case.check(KafkaTarget(output))
+
+
+@pytest.mark.parametrize("check", GROUP_CHECKS)
+def test_another_group(check: Callable[[Target], None], output: KafkaOutput) -> None:
+    """An output is one group's, and those that follow on it."""
+    check(KafkaTarget(output))
 
 
 # Processes that are killed or stopped
@@ -248,6 +264,37 @@ def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnec
     assert output.rows() == []
     assert deliver(KafkaTarget(output), "b", wanted).taken == (wanted,)
     assert output.rows() == rows_of("b", wanted)
+
+
+def test_a_record_without_a_key_for_a_compacted_topic_is_named(
+    connection: KafkaConnection, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker refuses all records of a request for it: that one is named, and the command that skips its message."""
+    output = KafkaOutput(connection, topic(1, {"cleanup.policy": "compact"}))
+    assert output.open().create_notes()
+    records = FakeRecords.__iter__
+
+    def without_a_key(rows: FakeRecords) -> Iterator[Record]:
+        return (replace(record, key=None) if record.source_offset == 2 else record for record in records(rows))
+
+    monkeypatch.setattr(FakeRecords, "__iter__", without_a_key)
+    with pytest.raises(SinkRejectedError, match=r"t/0 offset 2 of group 'g'.*--to-offset 0=3`, which skips the 2 off"):
+        deliver(KafkaTarget(output), "a", part(0, 0, 4))
+
+
+def test_records_that_are_too_large_together_are_sent_one_by_one(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """A topic takes smaller requests than the client makes; of a record that is too large the message is named."""
+    output = KafkaOutput(connection, topic(1, {"max.message.bytes": "10000"}))
+    assert output.open().create_notes()
+    wanted, rows = part(0, 0, 30), [(0, offset, "x" * 1_000) for offset in range(30)]
+    assert deliver(KafkaTarget(output), "a", wanted, rows=rows).taken == (wanted,)
+    assert output.rows() == rows
+    wanted, rows[7] = part(0, 30, 60), (0, 37, "x" * 20_000)
+    rows = [(0, 30 + index, value) for index, (_, _, value) in enumerate(rows)]
+    with pytest.raises(
+        SinkRejectedError, match=r"t/0 offset 37 of group 'g'.*--to-offset 0=38`, which skips the 7 off"
+    ):
+        deliver(KafkaTarget(output), "a", wanted, rows=rows)
 
 
 def test_a_partition_that_is_not_there(output: KafkaOutput, spark: "SparkSession") -> None:

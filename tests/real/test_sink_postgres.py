@@ -423,7 +423,7 @@ def test_a_batch_of_very_many_partitions_takes_few_locks(output: PostgresOutput)
         assert len(deliver(output, "a", *batch, sink=output.sink(reached)).taken) == 65
         assert deliver(output, "b", *batch).skipped
     assert deliver(output, "a", ahead(0, 5, 7), ahead(1, 5, 7), sink=output.sink(reached)).taken
-    assert most == [0, 0, 4]
+    assert most == [1, 1, 5]  # one is that of the topic's groups
 
 
 def test_ranges_that_meet_under_a_key_on_message_offsets(output: PostgresOutput) -> None:

@@ -1,11 +1,15 @@
 """The Postgres sink by its rules, on a real PostgreSQL, with rows of plain Python in place of Spark's."""
 
+import threading
 from collections.abc import Callable, Sequence
 
+import psycopg
 import pytest
 
+from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
-from marshal_dagster.sinks.conformance import Case
+from marshal_dagster.sinks.conformance import Case, Target
+from tests.conditions import wait_until
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
@@ -14,8 +18,11 @@ from tests.sink_conformance import (
     Output,
     ReplacingConformance,
     SinkConformance,
+    deliver,
+    part,
+    rows_of,
 )
-from tests.sink_kit import SHORT_CASES, OutputTarget
+from tests.sink_kit import GROUP_CHECKS, SHORT_CASES, OutputTarget, following
 from tests.sink_outputs import PostgresOutput, own_schema
 from tests.sink_process import write_and_die
 
@@ -36,6 +43,49 @@ def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
 def test_the_sink_passes_the_kit(case: Case, output: PostgresOutput) -> None:
     """What users' sinks must do, the library's own does."""
     case.check(OutputTarget(output))
+
+
+@pytest.mark.parametrize("check", GROUP_CHECKS)
+def test_another_group(check: Callable[[Target], None], output: PostgresOutput) -> None:
+    """An output is one group's, and those that follow on it."""
+    check(OutputTarget(output))
+
+
+def test_a_group_waits_for_the_one_that_it_follows_on(output: PostgresOutput) -> None:
+    """What the other has under way is seen before the first range of the successor is judged."""
+    deliver(output, "old", part(0, 0, 5))
+    results: list[object] = []
+
+    def take_over() -> None:
+        target = following(OutputTarget(output), "g")
+        results.append(captured(lambda: deliver(output, "new", part(0, 5, 9, group="h"), sink=target.sink())))
+
+    thread = threading.Thread(target=take_over)
+
+    def reached(step: str) -> None:
+        if step == "moved":
+            thread.start()
+            wait_until(lambda: is_waiting(output), "a writer that waits for a lock of groups")
+
+    assert deliver(output, "late", part(0, 5, 9), sink=output.sink(reached)).taken
+    thread.join(60)
+    assert "has rows of group 'g' at these offsets" in str(results[0])
+    assert output.rows() == rows_of("old", part(0, 0, 5)) + rows_of("late", part(0, 5, 9))
+
+
+def captured(call: Callable[[], object]) -> object:
+    """Return what a call returns or raises."""
+    try:
+        return call()
+    except SinkRejectedError as error:
+        return error
+
+
+def is_waiting(output: PostgresOutput) -> bool:
+    """Whether a session waits for an advisory lock."""
+    with psycopg.connect(output.dsn) as connection:
+        found = connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        return found.fetchone() != (0,)
 
 
 class TestTaking(SinkConformance):

@@ -40,6 +40,7 @@ from tests.real.spark_driver import (
     Where,
     Work,
     claimed,
+    fail_at_a_message,
     lose_a_batch,
     messages,
     rows_in,
@@ -236,6 +237,13 @@ def test_what_a_batch_writes_itself(driver: Driver, work: Work, mode: DeliveryMo
     """At most once too, for the server was started with what that asks for."""
     driver.call(write_oneself, replace(work, mode=mode))
     assert rows_in(work.output.glob("part-*")) == messages()
+
+
+def test_the_message_that_fails_is_named(driver: Driver, work: Work) -> None:
+    """The plan that failed is evaluated again by the server, over parts of what was read."""
+    error = driver.call(fail_at_a_message, work)
+    assert "partition 1, offset 8 fails in Spark: [USER_RAISED_EXCEPTION] no good" in error
+    assert "--to-offset 1=9`, which skips the 8 offsets of the batch before it too" in error
 
 
 def test_decoding(driver: Driver, work: Work, topic: MakeTopic) -> None:

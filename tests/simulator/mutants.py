@@ -260,8 +260,8 @@ MUTANTS: Final = (
     Mutant(
         "a result is written before its plan",
         BATCH,
-        "        self.plan()\n        self.check()\n        began_s",
-        "        self.check()\n        began_s",
+        "        self.plan()\n        self.check()\n        self._written",
+        "        self.check()\n        self._written",
     ),
     Mutant(
         "the output takes a range again",
@@ -400,8 +400,8 @@ MUTANTS: Final = (
     Mutant(
         "what another generation has done counts as the range's commit",
         CLAIMS,
-        "            is_same = key.generation == self.generation\n",
-        "            is_same = True\n",
+        "may_be_done and key.generation == self.generation and",
+        "may_be_done and",
     ),
     Mutant(
         "a range left behind is taken up in another size",

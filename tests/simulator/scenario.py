@@ -311,8 +311,9 @@ def _begun(drawn: Scenario) -> Scenario:
             is_early = kind is EventKind.SENDERS_TIME and drawn.ranges is not None
             drawn = _with_event(drawn, kind, 0 if is_early and at_ms < drawn.hi_ms else at_ms, chance)
     has_senders_time = any(event.kind is EventKind.SENDERS_TIME for event in drawn.events)
-    if chance.random() < FAILING_READINGS_PART * (3 if has_senders_time else 1):
-        drawn = replace(drawn, failing_part=chance.choice((0.02, 0.1, 0.3)))
+    is_go = drawn.rule_set is RuleSet.GO
+    if chance.random() < FAILING_READINGS_PART * (3 if has_senders_time or is_go else 1):
+        drawn = replace(drawn, failing_part=chance.choice((0.1, 0.2, 0.4) if is_go else (0.02, 0.1, 0.3)))
     return drawn
 
 

@@ -638,16 +638,21 @@ class Simulation:
             self.fail("an observing reader never claims", f"{batch.batch_id} holds {held} partitions")
 
     def _check_told(self, batch: ClaimedBatch) -> None:
-        """Who has read what no promise holds after holds nothing any more.
+        """Who has read what no promise holds after holds nothing any more, nor has who skipped a part of the log.
 
-        That is a record of its own with its sender's timestamp, or one of a Go consumer in a native group.
+        No promise holds after a record of its own with its sender's timestamp, or one of a Go consumer in a native
+        group.
         """
         claims, rationalizer = batch._claimer._claim_set.claims, batch._claimer.rationalizer
         log = cast("SimulatedLog", rationalizer.log)
         told_ms = log.told_sender_timed_ms
         if told_ms is not None and told_ms < self.scheduler.now_ms and claims and not self.is_cut:
             self.fail("who reads a sender's timestamp holds nothing", f"{batch.batch_id} was told at {told_ms:.0f} ms")
-        if not self.has_intruder or self.is_cut or cast("SimulatedRLock", rationalizer.lock).is_held:
+        if cast("SimulatedRLock", rationalizer.lock).is_held:
+            return
+        if any(claim.epoch < rationalizer.began_at(self.home) for claim in claims.values()):
+            self.fail("who goes on from a newer snapshot holds nothing", batch.batch_id)
+        if not self.has_intruder or self.is_cut:
             return
         partition, offset = self.judge.unplanned.get(GROUP, (self.home, inf))
         is_read = rationalizer.world.partitions[partition].next_offset > offset

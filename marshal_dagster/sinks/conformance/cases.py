@@ -22,6 +22,7 @@ from marshal_dagster.sinks.conformance.target import (
     never,
     part,
     rows_of,
+    shared_target,
 )
 from marshal_dagster.sinks.sink import WriteResult
 
@@ -150,14 +151,38 @@ def judged_when_written(target: Target) -> None:
 
 @case
 def groups_and_topics_apart(target: Target) -> None:
-    """Two groups, and two topics, have positions of their own in one output, whatever their names."""
-    odd = "h'; \\' \"%s\" `x` \u00e9"
-    ours = [part(0, 0, 5), part(0, 0, 5, group=odd, epoch=3), part(0, 7, 9, topic="u", epoch=4)]
+    """Two groups that share an output, and two topics, have positions of their own there, whatever their names."""
+    ours = [part(0, 0, 5), part(0, 7, 9, topic="u", epoch=4)]
+    if (shared := shared_target(target)) is not None:
+        target = shared
+        ours.append(part(0, 0, 5, group="h'; \\' \"%s\" `x` \u00e9", epoch=3))
     for our in ours:
         outcome = deliver(target, our.group + our.topic, our)
         expect(outcome.taken == (our,), f"{our} of group {our.group} was not taken beside the others")
     expected = [row for our in ours for row in rows_of(our.group + our.topic, our)]
     expect_rows(target, expected, "with three groups and topics")
+
+
+@case
+def another_group(target: Target) -> None:
+    """Where one group has taken ranges of a topic another is refused, by name, and the first goes on."""
+    deliver(target, "a", part(0, 0, 5))
+    for wanted in (part(0, 0, 5, group="h", epoch=99), part(1, 7, 9, group="h", epoch=99)):
+        expect_refused(target, "b", wanted, why="a second group")
+    deliver(target, "b", part(0, 0, 5, group="h", topic="u"))
+    deliver(target, "a", part(0, 5, 7, epoch=20))
+    expected = rows_of("a", part(0, 0, 7)) + rows_of("b", part(0, 0, 5))
+    expect_rows(target, expected, "after a second group was refused")
+
+
+@case
+def two_groups_at_once(target: Target) -> None:
+    """Of two groups that begin with a topic together one takes its range, and no row of the other is there."""
+    mine = {"a": part(0, 0, 5, group="g"), "b": part(0, 0, 5, group="h"), "c": part(1, 0, 5, group="i")}
+    results = race(target, {value: [range_] for value, range_ in mine.items()})
+    taken = [value for value, result in results.items() if isinstance(result, WriteResult)]
+    expect(len(taken) == 1, f"of three groups that began at once {taken} were told that they wrote: {results}")
+    expect_rows(target, rows_of(taken[0], mine[taken[0]]), "after three groups began at once")
 
 
 @case

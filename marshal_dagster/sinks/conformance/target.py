@@ -3,6 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -80,6 +81,10 @@ class Target(ABC):
     def sink(self) -> Sink:
         """Return a new sink of this output, as another process would make one."""
 
+    def shared_sink(self) -> Sink | None:
+        """Return a new sink of this output with `shared_by_groups=True`, None for a sink that groups never share."""
+        return None
+
     @abstractmethod
     def rows(self) -> Iterable[tuple[int, int | None, str]]:
         """Return partition, offset and value of all rows that count in the output; read them without the sink."""
@@ -105,6 +110,15 @@ class Target(ABC):
     def found(self) -> list[Row]:
         """Return the rows as the cases compare them."""
         return sorted((partition, -1 if at is None else at, value) for partition, at, value in self.rows())
+
+
+def shared_target(target: Target) -> Target | None:
+    """Return the target with sinks that groups share, None where there are none."""
+    if target.shared_sink() is None:
+        return None
+    shared = copy(target)
+    shared.sink = target.shared_sink  # type: ignore[method-assign,assignment] # it returns sinks, as was seen
+    return shared
 
 
 def part(

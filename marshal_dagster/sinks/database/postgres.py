@@ -9,7 +9,7 @@ what.
 """
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
@@ -39,6 +39,7 @@ from marshal_dagster.sinks.database.postgres_ranges import (
     may_share_lock,
 )
 from marshal_dagster.sinks.database.staged_rows import RANGE_COLUMN, RENAMED, StagedRows, column_names
+from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.sink import (
     OFFSET_COLUMN,
     BeforeCommit,
@@ -185,11 +186,15 @@ class PostgresSink(Steps):
         connect_timeout_s: int = 10,
         lock_timeout_s: float = 60.0,
         statement_timeout_s: float = 600.0,
+        shared_by_groups: bool = False,
+        previous_group: str | None = None,
     ) -> None:
         """Name the output; nothing is connected to before it is used.
 
         `dsn` is a connection string or URI; what it says of time-outs and keepalives comes before the defaults here.
-        `companion` writes more in the same transaction, such as events for an outbox.
+        `companion` writes more in the same transaction, such as events for an outbox. `shared_by_groups` lets several
+        groups write all offsets of a topic, each apart; without it a group is refused where another has ranges, unless
+        that is its `previous_group` (docs/sinks.md, "Another group").
         Raises `ConfigurationError` for values that cannot be.
         """
         self.table, self.schema = table, schema
@@ -207,6 +212,7 @@ class PostgresSink(Steps):
         self._statement_timeout_s = statement_timeout_s
         self._companion = companion
         self._output = f"{schema}.{table}"
+        self._groups = OutputGroups(f"table {self._output}", shared_by_groups, previous_group)
         self._ranges = RangeTables(self._execute, self._output, f"{schema}.{_POSITIONS}")
 
     def __repr__(self) -> str:
@@ -234,7 +240,9 @@ class PostgresSink(Steps):
         """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
         with self._transaction() as connection:
             held = self._held(connection, ranges, only_older=False)
-        return unreplaceable(held, f"table {self._output}")
+            return unreplaceable(held, f"table {self._output}") or self._groups.refusal(
+                *self._of_groups(connection, ranges)
+            )
 
     def write(
         self,
@@ -300,6 +308,8 @@ class PostgresSink(Steps):
         rows = StagedRows(self._execute, self._database.error_text, self._output, ids, columns)
         rows.copy(connection, wanted, lines)
         self._reached("copied")
+        if not self._groups.shared_by_groups:
+            self._ranges.lock_groups(connection, wanted)
         hold = self._ranges.hold_for(connection, wanted)
         judged = self._judge(connection, wanted, hold, own=ids.values())
         self._reached("locked")
@@ -336,7 +346,7 @@ class PostgresSink(Steps):
     ) -> _RangeDecisions:
         """Judge all by what is stored beside the entries `own`, held until the transaction ends.
 
-        Refuses also where older rows could not be replaced.
+        Refuses also where older rows could not be replaced, and ranges that are another group's.
         """
         rows = self._ranges.rows(connection, ranges, hold)
         if hold is LockMode.SHARED:
@@ -346,10 +356,22 @@ class PostgresSink(Steps):
         if hold is LockMode.SHARED and not may_share_lock(rows, ranges):
             raise LocksOutdatedError
         wanted = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        self._groups.check(*self._of_groups(connection, wanted))
         older = self._held(connection, wanted, only_older=True)
         if reason := unreplaceable(older, f"table {self._output}"):
             raise SinkRejectedError(reason)
         return _RangeDecisions(verdicts, tuple(dict.fromkeys(over for over, _, _ in older)))
+
+    def _of_groups(
+        self, connection: "Connection", wanted: Sequence[ClaimedRange]
+    ) -> tuple[Sequence[ClaimedRange], Collection[str], Callable[[Sequence[ClaimedRange]], Iterator[ClaimedRange]]]:
+        """Return what `OutputGroups` judges by."""
+        groups = self._ranges.groups(connection, wanted) if wanted else ()
+
+        def held(ranges: Sequence[ClaimedRange]) -> Iterator[ClaimedRange]:
+            return (range_ for range_, _, _ in self._held(connection, ranges, only_older=False))
+
+        return wanted, groups, held
 
     def _held(
         self, connection: "Connection", ranges: Sequence[ClaimedRange], *, only_older: bool

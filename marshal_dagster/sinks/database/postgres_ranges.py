@@ -6,13 +6,16 @@ keeps the generation as it is: they move their rows at the same time. Such a wri
 so that another with the same range waits, and then passes over it. At the very end, for as long as the commit takes, it
 holds the partition's ranges: it looks once more for what overlaps its own, and nobody else can add any before it is
 seen. Each kind is locked in one order, one kind after the other, so nobody waits in a circle.
+
+Before all that a writer locks the topic's groups: shared with others of its group where no other group has ranges, else
+alone. So of two groups that begin at once the second sees the first one's ranges.
 """
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
@@ -70,6 +73,26 @@ class RangeTables:
     def key(self, ranges: Sequence[ClaimedRange]) -> tuple[str, str, str]:
         """Return output, group and topic, which all entries of a batch's ranges have in common."""
         return self._output, ranges[0].group, ranges[0].topic
+
+    def groups(self, connection: "Connection", ranges: Sequence[ClaimedRange]) -> set[str]:
+        """Return the groups of which the output has ranges of the topic of `ranges`."""
+        output, _, topic = self.key(ranges)
+        found = self._execute(
+            connection,
+            "SELECT DISTINCT member_group FROM {positions} WHERE output = %s AND topic = %s AND generation IS NOT NULL",
+            (output, topic),
+        )
+        return {group for (group,) in found}
+
+    def lock_groups(self, connection: "Connection", ranges: Sequence[ClaimedRange]) -> None:
+        """Keep the groups of the topic as they are until the transaction ends, and others of several from writing."""
+        own = {ranges[0].group}
+        is_alone = self.groups(connection, ranges) == own
+        name = json.dumps([self._output, ranges[0].topic])
+        statement: LiteralString = "SELECT pg_advisory_xact_lock{}(hashtextextended(%s, 0))"
+        connection.execute(statement.format("_shared" if is_alone else ""), (name,))
+        if is_alone and self.groups(connection, ranges) != own:
+            raise LocksOutdatedError
 
     def hold_for(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> LockMode:
         """Choose how to hold the partitions of `wanted`: shared where that leaves all rows as they are."""

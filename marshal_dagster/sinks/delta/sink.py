@@ -8,7 +8,7 @@ none twice: so a commit is a compare-and-set of the number before it, and who lo
 
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.idempotence import Verdict, judge
 from marshal_dagster.sinks.delta.commit import MARSHAL_COLUMN, Commit, DeltaPosition
 from marshal_dagster.sinks.delta.table import DeltaTable, KeptRows
+from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
@@ -60,12 +61,16 @@ class DeltaSink(Steps):
         *,
         session: "Callable[[], SparkSession] | None" = None,
         options: Mapping[str, str] | None = None,
+        shared_by_groups: bool = False,
+        previous_group: str | None = None,
     ) -> None:
         """Name the output; nothing is read or made before it is used.
 
         `session` gives the Spark session; by default it is the active one, which must be there before the batch is
-        claimed, as the table is asked then. `options` are those of Delta's writer, such as `mergeSchema`. Raises
-        `ConfigurationError` for an empty path, and for options that are the sink's own.
+        claimed, as the table is asked then. `options` are those of Delta's writer, such as `mergeSchema`.
+        `shared_by_groups` lets several groups write all offsets of a topic, each apart; without it a group is refused
+        where another has ranges, unless that is its `previous_group` (docs/sinks.md, "Another group").
+        Raises `ConfigurationError` for an empty path, and for options that are the sink's own.
         """
         if not path:
             raise ConfigurationError("path: empty; give the folder of the Delta table")
@@ -75,6 +80,7 @@ class DeltaSink(Steps):
         self.path = path
         self._session = session or partial(active_session, "a Delta table")
         self._options = dict(options or {})
+        self._groups = OutputGroups(f"table {path}", shared_by_groups, previous_group)
 
     def __repr__(self) -> str:
         return f"DeltaSink({self.path!r})"
@@ -93,7 +99,11 @@ class DeltaSink(Steps):
         """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
         table = self._table()
         held = table.held(_readable(ranges), only_older=False)
-        return unreplaceable(held, f"table {self.path}") or (self._append_only(table) if held else None)
+        return (
+            unreplaceable(held, f"table {self.path}")
+            or (self._append_only(table) if held else None)
+            or self._groups.refusal(*_of_groups(table, _newest(table), ranges))
+        )
 
     def write(
         self,
@@ -197,7 +207,11 @@ class DeltaSink(Steps):
     def _refuse_unreplaceable(
         self, table: DeltaTable, ranges: Sequence[ClaimedRange], newest: Commit
     ) -> tuple[ClaimedRange, ...]:
-        """Return which of `ranges` lie over rows of older generations; refuse where these cannot be replaced."""
+        """Return which of `ranges` lie over rows of older generations; refuse where these cannot be replaced.
+
+        Refuses ranges that are another group's too.
+        """
+        self._groups.check(*_of_groups(table, newest, ranges))
         later = [range_ for range_ in _readable(ranges) if _is_later(newest.kept.get(partition_key(range_)), range_)]
         held = table.held(later, only_older=True) if later else []
         refusal = unreplaceable(held, f"table {self.path}") or (self._append_only(table) if held else None)
@@ -235,6 +249,18 @@ def _newest(table: DeltaTable) -> Commit:
 def _judge(newest: Commit, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
     kept = {range_: newest.kept.get(partition_key(range_)) for range_ in ranges}
     return {range_: judge(known.position if known else None, range_) for range_, known in kept.items()}
+
+
+def _of_groups(
+    table: DeltaTable, newest: Commit, wanted: Sequence[ClaimedRange]
+) -> tuple[Sequence[ClaimedRange], Collection[str], Callable[[Sequence[ClaimedRange]], Iterator[ClaimedRange]]]:
+    """Return what `OutputGroups` judges by."""
+    groups = {group for group, topic, _ in newest.kept if wanted and topic == wanted[0].topic}
+
+    def held(ranges: Sequence[ClaimedRange]) -> Iterator[ClaimedRange]:
+        return (range_ for range_, _, _ in table.held(_readable(ranges), only_older=False))
+
+    return wanted, groups, held
 
 
 def _open(verdicts: Mapping[ClaimedRange, Verdict]) -> tuple[ClaimedRange, ...]:

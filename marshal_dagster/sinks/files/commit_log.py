@@ -97,6 +97,10 @@ class CommitView:
             self._entries.setdefault(partition_key(taken), {}).setdefault(taken.generation, []).append(entry)
             files.update(entry.files)
 
+    def groups(self, topic: str) -> set[str]:
+        """Return the groups that have taken ranges of a topic."""
+        return {group for group, of, _ in self._taken if of == topic}
+
     def stored(self, wanted: ClaimedRange) -> StoredRanges | None:
         """Return what the output has of the key of `wanted`."""
         taken = self._taken.get(partition_key(wanted))

@@ -7,12 +7,13 @@ even so is refused: a type before anything is evaluated, a value by the job that
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
+from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, quoted
 from marshal_dagster.spark.column_names import check_nested_names, is_case_sensitive
 from marshal_dagster.spark.conversion_settings import (
@@ -25,6 +26,7 @@ from marshal_dagster.spark.conversion_settings import (
 )
 from marshal_dagster.spark.lazy_pyspark import functions as f
 from marshal_dagster.spark.lazy_pyspark import types as t
+from marshal_dagster.spark.nested_values import Condition, Kinds, any_value, holds, is_not_utf8, parts, text_kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -101,7 +103,7 @@ _NO_TIMES: Final = (
 )
 # As an error shows it; a plan, which other errors may show, has the parts of the text apart.
 _REFUSED: Final = re.compile(
-    r"marshal-dagster refuses (column .+?, partition (?:-?\d+|null), offset (?:-?\d+|null|unknown)) ;"
+    r"marshal-dagster refuses (column .+?, partition (-?\d+|null), offset (-?\d+|null|unknown)) ;"
 )
 
 
@@ -168,8 +170,10 @@ def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
     place = f.concat(f.lit(", partition "), _number(PARTITION_COLUMN), f.lit(", offset "), offset, f.lit(" ;"))
     checked = False
     for index, field in enumerate(frame.schema.fields):
-        for what, is_wrong in _wrong_values(field.dataType, format_name, is_first=not index):
-            is_there = f.coalesce(is_wrong(f.col(quoted(field.name))), f.lit(False))  # noqa: FBT003
+        for what, kinds, is_wrong in _wrong_values(format_name, is_first=not index):
+            if not holds(field.dataType, kinds):
+                continue
+            is_there = any_value(f.col(quoted(field.name)), field.dataType, kinds, is_wrong)
             wrong = f.coalesce(wrong, f.when(is_there, f.lit(f"column {field.name!r}: {what}")))
             checked = True
     if not checked:
@@ -182,14 +186,20 @@ def _number(column: str) -> "Column":
     return f.coalesce(f.col(column).cast("string"), f.lit("null"))
 
 
-def refusal_in(error: Exception, format_name: str) -> SinkRejectedError | None:
+def refusal_in(error: Exception, format_name: str, ranges: Sequence[ClaimedRange]) -> SinkRejectedError | None:
     """Return the refusal of a value (`refusing`) that Spark's error is of, if it is of one."""
     found = _REFUSED.search(str(error))
     if found is None:
         return None
+    offset = int(found[3]) if found[3].isdigit() else None
+    skips = [
+        skip_text(range_, *((range_.start, range_.end) if offset is None else (offset, offset + 1)))
+        for range_ in ranges
+        if found[2] == str(range_.partition)
+    ]
     return SinkRejectedError(
         f"{found[1]}: files of format {format_name} do not give it back, so nothing was written. Clean the value in "
-        "the batch's function, write another format, or set the position past this offset (position reset)"
+        f"the batch's function, write another format, or skip the message: {', '.join(skips)}"
     )
 
 
@@ -199,7 +209,7 @@ def lost_in(format_name: str, schema: str, options: Mapping[str, str] | None) ->
         return None
     if format_name == "csv":
         return "in which '' is null, and a line break ends a row"
-    times = holds(t.StructType.fromJson(json.loads(schema)), t.TimestampType, t.TimestampNTZType)
+    times = holds(t.StructType.fromJson(json.loads(schema)), (t.TimestampType, t.TimestampNTZType))
     return "in which times have no microseconds" if times else None
 
 
@@ -218,11 +228,6 @@ def as_nullable(data_type: "DataType") -> "DataType":
     return data_type
 
 
-def holds(data_type: "DataType", *kinds: type[Any]) -> bool:
-    """Return whether the type is one of `kinds` or has one within it."""
-    return isinstance(data_type, kinds) or any(holds(part, *kinds) for _, part in _parts("", data_type))
-
-
 def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]:
     """Yield what of a column the format does not give back."""
     if format_name == "avro" and not _AVRO_NAME.fullmatch(name):
@@ -234,27 +239,13 @@ def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]
         yield "it has a struct without fields"
     if isinstance(data_type, t.UserDefinedType) and format_name != "parquet":
         yield "it has a type of the user's own"
-    inner = _parts(name, data_type)
+    inner = parts(name, data_type)
     if inner and format_name == "csv":
         yield f"it is of type {data_type.simpleString()}"
     for field, part in inner:
         yield from _unkept(field, part, format_name)
     if not inner and not isinstance(data_type, (*_leaves(format_name), t.StructType)):
         yield f"it has the type {data_type.simpleString()}"
-
-
-def _parts(name: str, data_type: "DataType") -> list[tuple[str, "DataType"]]:
-    """Return the types within a type, each with the name of the field that it is of."""
-    match data_type:
-        case t.StructType():
-            return [(field.name, field.dataType) for field in data_type.fields]
-        case t.ArrayType():
-            return [(name, data_type.elementType)]
-        case t.MapType():
-            return [(name, data_type.keyType), (name, data_type.valueType)]
-        case t.UserDefinedType():
-            return [(name, data_type.sqlType())]
-    return []
 
 
 def _leaves(format_name: str) -> tuple[type[Any], ...]:
@@ -280,7 +271,7 @@ def _leaves(format_name: str) -> tuple[type[Any], ...]:
 
 def _as_stored(schema: "StructType", format_name: str) -> "StructType":
     """Return the columns as Spark must ask for them: Avro has no integers of less than 32 bits."""
-    if format_name != "avro" or not holds(schema, t.ByteType, t.ShortType):
+    if format_name != "avro" or not holds(schema, (t.ByteType, t.ShortType)):
         return schema
     stored = _widened(schema)
     assert isinstance(stored, t.StructType)  # noqa: S101 - what was one is one
@@ -302,27 +293,18 @@ def _widened(data_type: "DataType") -> "DataType":
     return data_type
 
 
-_Condition = Callable[["Column"], "Column"]
-
-
-def _wrong_values(data_type: "DataType", format_name: str, *, is_first: bool) -> Iterator[tuple[str, _Condition]]:
-    """Yield what a column may not hold, in words, and the condition of such a value."""
+def _wrong_values(format_name: str, *, is_first: bool) -> Iterator[tuple[str, Kinds, Condition]]:
+    """Yield what a column may not hold: in words, the kinds of value, and the condition of such a value."""
     if format_name in TEXT_FORMATS:
-        yield from _within(data_type, t.StringType, "a text that is not UTF-8", lambda text: ~f.is_valid_utf8(text))
+        yield "a text that is not UTF-8", text_kinds(), is_not_utf8
     if format_name == "csv":
-        yield from _within(
-            data_type, t.StringType, "the text that stands for null", lambda text: text == f.lit(_NULL_IN_CSV)
-        )
+        yield "the text that stands for null", text_kinds(), lambda text: text == f.lit(_NULL_IN_CSV)
         if is_first:  # of a file that begins with it
-            yield from _within(data_type, t.StringType, "a text that begins with a byte order mark", _begins_with_bom)
+            yield "a text that begins with a byte order mark", text_kinds(), _begins_with_bom
     if format_name == "orc":
         first, last = (f.lit(day).cast(t.DateType()) for day in _NO_DAYS)
-        yield from _within(
-            data_type, t.DateType, f"a day from {_NO_DAYS[0]} to {_NO_DAYS[1]}", lambda day: day.between(first, last)
-        )
-        yield from _within(
-            data_type, t.TimestampType, "a time of October 1582 or of the second before 1970", _is_no_time
-        )
+        yield f"a day from {_NO_DAYS[0]} to {_NO_DAYS[1]}", (t.DateType,), lambda day: day.between(first, last)
+        yield "a time of October 1582 or of the second before 1970", (t.TimestampType,), _is_no_time
 
 
 def _is_no_time(time: "Column") -> "Column":
@@ -332,54 +314,6 @@ def _is_no_time(time: "Column") -> "Column":
 
 def _begins_with_bom(text: "Column") -> "Column":
     return f.substring(text.cast("binary"), 1, 3) == f.lit("\ufeff".encode())
-
-
-def _within(
-    data_type: "DataType", kind: type[Any], what: str, is_wrong: _Condition
-) -> Iterator[tuple[str, _Condition]]:
-    """Yield `what` once, with the condition that one of the values of `kind` in the type is wrong, if it has any."""
-    if holds(data_type, kind):
-        yield what, _any_of(data_type, kind, is_wrong)
-
-
-def _any_of(data_type: "DataType", kind: type[Any], is_wrong: _Condition) -> _Condition:
-    match data_type:
-        case t.StructType():
-            held = [
-                (field.name, _definite(_any_of(field.dataType, kind, is_wrong)))
-                for field in data_type.fields
-                if holds(field.dataType, kind)
-            ]
-
-            def in_struct(column: "Column") -> "Column":
-                found = f.lit(False)  # noqa: FBT003
-                for name, condition in held:
-                    found = found | condition(column.getField(name))
-                return found
-
-            return in_struct
-        case t.ArrayType():
-            of_item = _definite(_any_of(data_type.elementType, kind, is_wrong))
-            return lambda column: f.exists(column, of_item)
-        case t.MapType():
-            sides = [
-                (side, _definite(_any_of(part, kind, is_wrong)))
-                for side, part in ((f.map_keys, data_type.keyType), (f.map_values, data_type.valueType))
-                if holds(part, kind)
-            ]
-
-            def in_map(column: "Column") -> "Column":
-                found = f.lit(False)  # noqa: FBT003
-                for side, condition in sides:
-                    found = found | f.exists(side(column), condition)
-                return found
-
-            return in_map
-    return is_wrong
-
-
-def _definite(condition: _Condition) -> _Condition:
-    return lambda column: f.coalesce(condition(column), f.lit(False))  # noqa: FBT003
 
 
 def _unused_name(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage
 from marshal_dagster.sinks.files.reader import read_committed
 from marshal_dagster.sinks.files.storage import LocalStorage, Storage
 from marshal_dagster.sinks.files.writer import some_files_at_once
+from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.sink import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
@@ -108,12 +109,16 @@ class FileSink(Steps):
         *,
         session: "Callable[[], SparkSession] | None" = None,
         exclusive: Exclusive | None = None,
+        shared_by_groups: bool = False,
+        previous_group: str | None = None,
     ) -> None:
         """Name the output; nothing is read or made before it is used.
 
         `path` is a local path, a `file:` URI, or a URI of a file system that Hadoop's layer knows, such as `hdfs://`.
         `options` are those of Spark's writer and reader for `format`, except for those by which rows are read back as
-        they were written. The others are for such a file system alone:
+        they were written. `shared_by_groups` lets several groups write all offsets of a topic,
+        each apart; without it a group is refused where another has ranges, unless that is its `previous_group`
+        (docs/sinks.md, "Another group"). The others are for such a file system alone:
         `session` gives the Spark session through which it is reached, by default the active one, and with `exclusive`
         the user vouches for one that is not known to keep two writers apart (docs/sinks.md). Raises
         `ConfigurationError` for another kind of path, a format that is not made of files, and options that are the
@@ -126,6 +131,7 @@ class FileSink(Steps):
         self.options = dict(options or {})
         formats.check_options(format, self.options)
         self._log = CommitLog(self._storage)
+        self._groups = OutputGroups(str(self.path), shared_by_groups, previous_group)
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -142,7 +148,8 @@ class FileSink(Steps):
         """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
         with self._lock:
             view = self._log.refresh()
-        return unreplaceable(_held(view, ranges, only_older=False), str(self.path))
+        held = _held(view, ranges, only_older=False)
+        return unreplaceable(held, str(self.path)) or self._groups.refusal(*_of_groups(view, ranges))
 
     def write(
         self,
@@ -174,7 +181,12 @@ class FileSink(Steps):
         try:
             folder = _of_attempt(attempt)
             self._check_place(frame, _note_of(attempt))
-            self._write_rows(frame, folder, done)
+            try:
+                self._write_rows(frame, folder, done)
+            except Exception as error:  # Spark's, in which the JVM's words are
+                if refusal := formats.refusal_in(error, self.format, wanted):
+                    raise refusal from None
+                raise
             self._reached("rows written")
             written = self._collect(folder, wanted)
             before_commit()
@@ -247,6 +259,7 @@ class FileSink(Steps):
             )
         self._refuse_lossy(view, "written")
         undone = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        self._groups.check(*_of_groups(view, undone))
         if reason := unreplaceable(_held(view, undone, only_older=True), str(self.path)):
             raise SinkRejectedError(reason)
         return verdicts
@@ -285,13 +298,8 @@ class FileSink(Steps):
             .options(**formats.write_options(self.format, self.options), **_COMMITTER_OPTIONS)
             .partitionBy(_RANGE_COLUMN)
         )
-        try:
-            with some_files_at_once(frame.sparkSession):
-                writer.save(self._storage.to_write(folder))
-        except Exception as error:  # Spark's, in which the JVM's words are
-            if refusal := formats.refusal_in(error, self.format):
-                raise refusal from None
-            raise
+        with some_files_at_once(frame.sparkSession):
+            writer.save(self._storage.to_write(folder))
 
     def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, _WrittenFiles]:
         """List what Spark has committed below `folder`, by partition, and have the storage hold it."""
@@ -443,6 +451,14 @@ def _held(
     for wanted in ranges:
         for entry in view.at_offsets_of(wanted, below_generation=wanted.generation if only_older else None):
             yield wanted, entry.taken.generation, entry.has_offsets
+
+
+def _of_groups(
+    view: CommitView, wanted: Sequence[ClaimedRange]
+) -> tuple[Sequence[ClaimedRange], Collection[str], Callable[[Sequence[ClaimedRange]], Iterator[ClaimedRange]]]:
+    """Return what `OutputGroups` judges by."""
+    groups = view.groups(wanted[0].topic) if wanted else ()
+    return wanted, groups, lambda ranges: (range_ for range_, _, _ in _held(view, ranges, only_older=False))
 
 
 def _of(written: Mapping[int, _WrittenFiles], taken: ClaimedRange) -> _WrittenFiles:

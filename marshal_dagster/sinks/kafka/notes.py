@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,34 @@ _MOST_INTERVALS: Final = 50
 _DAMAGE: Final = (ValueError, KeyError, TypeError, RecursionError)
 """What the reading of anything else than a note raises."""
 _POSITION_FIELDS: Final = ("coordination_topic_id", "data_topic_id", "generation", "epoch", "position")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsNote:
+    """Which groups have begun to take ranges of a data topic: noted before the first range of each."""
+
+    groups: tuple[str, ...]
+
+    def to_json(self) -> bytes:
+        """Return it as text."""
+        return json.dumps({"version": VERSION, "groups": self.groups}, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes, where: str) -> "GroupsNote":
+        """Return what `to_json` wrote. Raises `SinkRejectedError` for a newer version, and for what is none."""
+        return _read(cls._parse, text, where)
+
+    @classmethod
+    def is_note(cls, text: bytes | None) -> bool:
+        """Return whether a sink can have written this, be it one of a newer version."""
+        return _is_read(cls._parse, text)
+
+    @classmethod
+    def _parse(cls, text: bytes) -> "GroupsNote | int":
+        """Read a note; return the version of a newer one. Raises one of `_DAMAGE` for anything else."""
+        fields: dict[str, Any] = json.loads(text)
+        version = _known_version(fields)
+        return cls(tuple(_typed(str, group) for group in fields["groups"])) if version == VERSION else version
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,34 +76,19 @@ class PositionNote:
     @classmethod
     def from_json(cls, text: bytes, where: str) -> "PositionNote":
         """Return what `to_json` wrote. Raises `SinkRejectedError` for a newer version, and for what is none."""
-        try:
-            found = cls._parse(text)
-        except _DAMAGE as error:
-            raise SinkRejectedError(
-                f"{where} is damaged ({error!r}): nothing was written; somebody else writes to that topic"
-            ) from None
-        if isinstance(found, int):
-            raise newer_version(where, found, VERSION)
-        return found
+        return _read(cls._parse, text, where)
 
     @classmethod
     def is_note(cls, text: bytes | None) -> bool:
         """Return whether a sink can have written this, be it one of a newer version."""
-        try:
-            cls._parse(text or b"")
-        except _DAMAGE:
-            return False
-        return True
+        return _is_read(cls._parse, text)
 
     @classmethod
     def _parse(cls, text: bytes) -> "PositionNote | int":
         """Read a note; return the version of a newer one. Raises one of `_DAMAGE` for anything else."""
         fields: dict[str, Any] = json.loads(text)
-        version = _typed(int, fields["version"])
-        if version > VERSION:
+        if (version := _known_version(fields)) != VERSION:
             return version
-        if version < VERSION:
-            raise ValueError(f"version {version}")
         covered = tuple((_typed(int, start), _typed(int, end)) for start, end in fields["covered"])
         position = StoredPosition(
             _typed(str, fields["coordination_topic_id"]),
@@ -107,6 +120,35 @@ class PositionNote:
         return self.is_of(wanted, output_topic_id) and any(
             start < wanted.end and end > wanted.first_readable for start, end in self.covered
         )
+
+
+def _read(parse: Callable[[bytes], T | int], text: bytes, where: str) -> T:
+    """Return the note in `text`. Raises `SinkRejectedError` for one of a newer version, and for anything else."""
+    try:
+        found = parse(text)
+    except _DAMAGE as error:
+        raise SinkRejectedError(
+            f"{where} is damaged ({error!r}): nothing was written; somebody else writes to that topic"
+        ) from None
+    if isinstance(found, int):
+        raise newer_version(where, found, VERSION)
+    return found
+
+
+def _is_read(parse: Callable[[bytes], object], text: bytes | None) -> bool:
+    try:
+        parse(text or b"")
+    except _DAMAGE:
+        return False
+    return True
+
+
+def _known_version(fields: Mapping[str, Any]) -> int:
+    """Return a note's version. Raises `ValueError` for one that never was."""
+    version = _typed(int, fields["version"])
+    if version < VERSION:
+        raise ValueError(f"version {version}")
+    return version
 
 
 def _typed(kind: type[T], value: object) -> T:

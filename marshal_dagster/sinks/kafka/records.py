@@ -130,16 +130,11 @@ def _bytes(value: bytearray | None) -> bytes | None:
 def _header(header: "Row", partition: int | None, offset: int | None) -> tuple[str, bytes | None]:
     """Return a header's name and value. Raises `SinkRejectedError` for a name that a header cannot have."""
     if header[0] is None:
-        wrong = "a header without a name"
-    else:
-        try:
-            return bytes(header[0]).decode(), _bytes(header[1])
-        except UnicodeDecodeError:
-            wrong = f"a header whose name is not UTF-8 ({bytes(header[0])!r})"
-    raise SinkRejectedError(
-        f"column {HEADERS!r}, partition {partition}, offset {offset}: {wrong}, which Kafka's records cannot have: its "
-        "range was not written; give each header a name that is text"
-    )
+        raise SinkRejectedError(
+            f"column {HEADERS!r}, partition {partition}, offset {offset}: a header without a name, which Kafka's "
+            "records cannot have: its range was not written; give each header a name"
+        )
+    return header[0], _bytes(header[1])
 
 
 def _columns(names: Sequence[str]) -> "list[Column]":
@@ -148,19 +143,13 @@ def _columns(names: Sequence[str]) -> "list[Column]":
         column = f.col(name) if name in names else f.lit(None)
         return column.cast(kind).alias(name)
 
-    headers = f.lit(None)
-    if HEADERS in names:  # names as bytes: on their way to Python those that are no text would be changed
-        headers = f.transform(
-            HEADERS,
-            lambda header: f.struct(header["key"].cast("binary").alias("key"), header["value"].alias("value")),
-        )
     milliseconds = f.unix_millis(f.col(TIMESTAMP)) if TIMESTAMP in names else f.lit(None).cast("bigint")
     return [
         given(PARTITION_COLUMN, "bigint"),  # as wide as it may be: cut to an int, another's row would be one's own
         given(OFFSET_COLUMN, "bigint"),
         given(VALUE, "binary"),
         given(KEY, "binary"),
-        headers.cast("array<struct<key:binary,value:binary>>").alias(HEADERS),
+        given(HEADERS, "array<struct<key:string,value:binary>>"),
         milliseconds.alias(TIMESTAMP),
         given(OUTPUT_PARTITION, "int"),
     ]

@@ -11,8 +11,9 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -28,10 +29,11 @@ from marshal_dagster.errors import (
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.partitioner import Partitioner
-from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
 from marshal_dagster.protocol.idempotence import Verdict, judge
-from marshal_dagster.sinks.kafka.notes import PositionNote
+from marshal_dagster.sinks.kafka.notes import GroupsNote, PositionNote
 from marshal_dagster.sinks.kafka.records import FrameRecords, Record, check_record_columns, evaluated
+from marshal_dagster.sinks.output_groups import OutputGroups
 from marshal_dagster.sinks.sink import (
     BeforeCommit,
     OffsetsRead,
@@ -63,10 +65,19 @@ NOTES_SETTINGS: Final[Mapping[str, str]] = {
     "min.cleanable.dirty.ratio": "0.1",
 }
 """Compaction keeps each partition's newest note for ever, and small segments let it work soon."""
+_OFFSET: Final = " offset "
 _GLANCE_S: Final = 0.5
 """How long another's commit is waited for before one's own dead predecessors are seen to."""
 _MORE_PATIENCE_S: Final = 15.0
 """How often a broker looks for transactions that are out of time, and some seconds more."""
+
+
+def _how_to_skip(name: str, range_: ClaimedRange) -> str:
+    """Return how to skip the message that a record is named for, if it has an offset."""
+    _, _, offset = name.rpartition(_OFFSET)
+    if not offset.isdigit():
+        return ""
+    return f". Correct the code that makes it, or skip the message: {skip_text(range_, int(offset), int(offset) + 1)}"
 
 
 class NewGeneration(StrEnum):
@@ -97,8 +108,13 @@ class _Queue:
     """The records of one call, partition after partition."""
 
     def __init__(self, records: FrameRecords) -> None:
+        self._records = records
         self._groups = itertools.groupby(records, key=attrgetter("source_partition"))
         self._next: tuple[int, Iterator[Record]] | None = None
+
+    def again(self) -> "_Queue":
+        """Return the same records from the first on."""
+        return _Queue(self._records)
 
     def of(self, partition: int) -> Iterator[Record]:
         """Give the records of a partition; those of lower ones are passed over."""
@@ -132,13 +148,17 @@ class KafkaSink(Steps):
         transaction_timeout_s: float = 120.0,
         partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM,
         on_new_generation: NewGeneration | str = NewGeneration.REFUSE,
+        shared_by_groups: bool = False,
+        previous_group: str | None = None,
     ) -> None:
         """Name the output; nothing is connected to before it is used.
 
         `connection` is that of the cluster with the output topic; `notes_topic` is by default the topic's name with
         `_marshal_ranges` behind it, and the same for all who write to the output. `transaction_timeout_s` (seconds) is
         how long the records of one range may take to be sent, and how long the topic's readers wait at the most for a
-        run that has died. `partitioner` is one of librdkafka's; those of `murmur2` choose as Java's clients do. Raises
+        run that has died. `partitioner` is one of librdkafka's; those of `murmur2` choose as Java's clients do.
+        `shared_by_groups` lets several groups write all offsets of a topic, each apart; without it a group is refused
+        where another has ranges, unless that is its `previous_group` (docs/sinks.md, "Another group"). Raises
         `ConfigurationError` for values that cannot be.
         """
         if not topic:
@@ -155,11 +175,12 @@ class KafkaSink(Steps):
         self.transaction_timeout_s = transaction_timeout_s
         self.partitioner = Partitioner.of(partitioner)
         self.on_new_generation = enum_member(NewGeneration, "on_new_generation", on_new_generation)
+        self._groups = OutputGroups(f"Kafka topic {topic}", shared_by_groups, previous_group)
         self._connection = connection
         self._id_prefix = f"{ID_PREFIX}{topic}/"
         self._patience_s = transaction_timeout_s + _MORE_PATIENCE_S
         """How long a transaction can stay open whose writer has died."""
-        self._is_checked = self._is_tried = False
+        self._is_checked = self._is_tried = self._sends_alone = False
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.topic!r})"
@@ -197,14 +218,12 @@ class KafkaSink(Steps):
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
         """Return None if the records of a new generation would be taken, else why not (`Sink.can_replace`)."""
-        if self.on_new_generation is NewGeneration.APPEND:
-            return None
         with self._place() as place:
-            for wanted in ranges:
-                note = self._note(place, wanted)
-                if note is not None and note.covers(wanted, place.topic_id):
-                    return self._unreplaceable(wanted)
-        return None
+            notes = place.notes.newest(self._patience_s)
+            covered = self._covered(place, notes, ranges)
+        if covered and self.on_new_generation is NewGeneration.REFUSE:
+            return self._unreplaceable(covered[0])
+        return self._groups.refusal(ranges, self._groups_in(notes, ranges), partial(self._covered, place, notes))
 
     def write(
         self,
@@ -238,6 +257,7 @@ class KafkaSink(Steps):
                     raise records.rejected.error(f"Kafka topic {self.topic}", wanted)
                 self._reached("evaluated")
                 before_commit()
+                self._enter_group(place, wanted[0])
                 queue = _Queue(records)
                 steps = {range_: self._take(place, range_, counts[range_], queue, before_commit) for range_ in wanted}
         taken = tuple(range_ for range_ in ranges if steps.get(range_))
@@ -257,25 +277,26 @@ class KafkaSink(Steps):
 
     def _take(
         self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
-    ) -> "_Step | None":
-        """Write the records of a range in one transaction; None where another has taken it meanwhile."""
+    ) -> _Step | None:
+        """Write the records of a range in one transaction; None where another has taken it meanwhile.
+
+        A broker that refuses a record refuses all that came in one request with it. Then they are sent once more, each
+        by itself.
+        """
         from marshal_dagster.kafka.transactions import ProducerFencedError, RecordRejectedError
 
         try:
-            with self._transaction(wanted) as transaction:
-                self._reached("fenced")
-                before = self._note(place, wanted)
-                if self._judge(place, wanted, before) is Verdict.SKIP:
-                    return None
-                note = PositionNote.after(before, wanted, place.topic_id, has_rows=count > 0)
-                transaction.begin()
-                self._send(transaction, queue.of(wanted.partition), wanted, count)
-                self._reached("sent")
-                before_commit()
-                self._send_note(transaction, wanted, note)
-                self._reached("noted")
-                self._commit(transaction, place, wanted, note)
-                self._reached("committed")
+            try:
+                step = self._write(place, wanted, count, queue, before_commit)
+            except RecordRejectedError as refused:
+                if refused.is_sure:
+                    raise
+                logger.warning("topic %s refuses records of %s: each is sent by itself now", self.topic, wanted)
+                self._sends_alone = True
+                try:
+                    step = self._write(place, wanted, count, queue.again(), before_commit)
+                finally:
+                    self._sends_alone = False
         except ProducerFencedError as fenced:
             raise self._fenced_error(wanted, fenced.took_s) from None
         except RecordRejectedError as refused:
@@ -286,18 +307,43 @@ class KafkaSink(Steps):
             raise SinkRejectedError(
                 f"{refused.name} of group {wanted.group!r}: topic {self.topic} does not take the record made of it: "
                 f"{refused.reason}; nothing of {wanted} was written{hint if refused.is_too_large else ''}"
+                f"{_how_to_skip(refused.name, wanted)}"
             ) from None
-        if before is None or not before.covers(wanted, place.topic_id):
-            return _Step.TAKEN
-        logger.warning(
-            "%s of group %r: topic %s has records of an older generation of these offsets, which stay; those of "
-            "generation %d stand behind them",
-            wanted,
-            wanted.group,
-            self.topic,
-            wanted.generation,
-        )
-        return _Step.APPENDED
+        if step is _Step.APPENDED:
+            logger.warning(
+                "%s of group %r: topic %s has records of an older generation of these offsets, which stay; those of "
+                "generation %d stand behind them",
+                wanted,
+                wanted.group,
+                self.topic,
+                wanted.generation,
+            )
+        return step
+
+    def _write(
+        self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
+    ) -> _Step | None:
+        """Write a range in one transaction; None where another has taken it."""
+        with self._transaction(wanted) as transaction:
+            self._reached("fenced")
+            notes = place.notes.newest(self._patience_s)
+            if others := self._groups.others(wanted, self._groups_in(notes, [wanted])):
+                # Of two groups with these offsets each ends what the other has open, and then sees its note.
+                self._end_open([replace(wanted, group=other) for other in others])
+                notes = place.notes.newest(self._patience_s)
+            if self._judge_by(place, notes, [wanted])[wanted] is Verdict.SKIP:
+                return None
+            before = self._found(notes, wanted)
+            note = PositionNote.after(before, wanted, place.topic_id, has_rows=count > 0)
+            transaction.begin()
+            self._send(transaction, queue.of(wanted.partition), wanted, count)
+            self._reached("sent")
+            before_commit()
+            self._send_note(transaction, wanted, note)
+            self._reached("noted")
+            self._commit(transaction, place, wanted, note)
+            self._reached("committed")
+        return _Step.APPENDED if before is not None and before.covers(wanted, place.topic_id) else _Step.TAKEN
 
     def _send(self, transaction: "Transaction", rows: Iterator[Record], wanted: ClaimedRange, count: int) -> None:
         sent = 0
@@ -306,7 +352,7 @@ class KafkaSink(Steps):
                 self.topic,
                 row.value,
                 row.key,
-                name=f"{wanted.topic}/{wanted.partition} offset {row.source_offset}",
+                name=f"{wanted.topic}/{wanted.partition}{_OFFSET}{row.source_offset}",
                 partition=row.partition,
                 headers=row.headers,
                 timestamp_ms=row.timestamp_ms,
@@ -360,9 +406,63 @@ class KafkaSink(Steps):
         try:
             notes = place.notes.newest(_GLANCE_S)
         except TransactionStillOpenError:
-            self._end_open(ranges)
+            self._end_open([*ranges, *map(_entry_of, ranges[:1])])
             notes = place.notes.newest(self._patience_s)
-        return {range_: self._judge(place, range_, self._found(notes, range_)) for range_ in ranges}
+        return self._judge_by(place, notes, ranges)
+
+    def _judge_by(
+        self, place: _Place, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]
+    ) -> dict[ClaimedRange, Verdict]:
+        verdicts = {range_: self._judge(place, range_, self._found(notes, range_)) for range_ in ranges}
+        undone = [range_ for range_, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        self._groups.check(undone, self._groups_in(notes, undone), partial(self._covered, place, notes))
+        return verdicts
+
+    def _groups_in(self, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]) -> set[str]:
+        """Return the groups that have begun to take ranges of the topic of `ranges`, by these notes."""
+        if not ranges:
+            return set()
+        entry = self._key(_entry_of(ranges[0]))
+        places = [key.removeprefix(self._id_prefix).rsplit("/", 2) for key in notes if key.startswith(self._id_prefix)]
+        groups = {place[0] for place in places if place[1:-1] == [ranges[0].topic]} - {""}
+        if entry in notes:
+            groups.update(GroupsNote.from_json(notes[entry], self._note_name(entry)).groups)
+        return groups
+
+    def _covered(self, place: _Place, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
+        """Return those of the ranges at which the output may have records of their group."""
+        found = ((range_, self._found(notes, range_)) for range_ in ranges)
+        return [range_ for range_, note in found if note is not None and note.covers(range_, place.topic_id)]
+
+    def _enter_group(self, place: _Place, wanted: ClaimedRange) -> None:
+        """Note that a group takes ranges of the topic, before its first; one writer at a time can, of all groups."""
+        from marshal_dagster.kafka.transactions import NOTES_PARTITION, ProducerFencedError
+
+        if self._groups.shared_by_groups or self._is_entered(place, wanted):
+            return
+        entry = _entry_of(wanted)
+        key = self._key(entry)
+        try:
+            with self._transaction(entry) as transaction:
+                notes = place.notes.newest(self._patience_s)
+                self._judge_by(place, notes, [wanted])
+                groups = self._groups_in(notes, [wanted])
+                note = GroupsNote(tuple(sorted({*groups, wanted.group}))).to_json()
+                transaction.begin()
+                transaction.send(
+                    self.notes_topic, note, key.encode(), name=f"the note of {key}", partition=NOTES_PARTITION
+                )
+                self._reached("group noted")
+                transaction.commit()
+        except ProducerFencedError:
+            if not self._is_entered(place, wanted):
+                raise UnavailableError(
+                    f"{wanted} of group {wanted.group!r}: another run begins to write to topic {self.topic} too, and "
+                    "nothing was written: try again"
+                ) from None
+
+    def _is_entered(self, place: _Place, wanted: ClaimedRange) -> bool:
+        return wanted.group in self._groups_in(place.notes.newest(self._patience_s), [wanted])
 
     def _end_open(self, ranges: Sequence[ClaimedRange]) -> None:
         for range_ in ranges:
@@ -397,7 +497,10 @@ class KafkaSink(Steps):
         key = self._key(wanted)
         if key not in notes:
             return None
-        return PositionNote.from_json(notes[key], f"the note of {key} in topic {self.notes_topic}")
+        return PositionNote.from_json(notes[key], self._note_name(key))
+
+    def _note_name(self, key: str) -> str:
+        return f"the note of {key} in topic {self.notes_topic}"
 
     def _key(self, wanted: ClaimedRange) -> str:
         """Return the transactional id of the range's partition; no name but the last part's has a slash."""
@@ -413,6 +516,7 @@ class KafkaSink(Steps):
             topics=[self.topic, self.notes_topic],
             timeout_s=self.transaction_timeout_s,
             partitioner=self.partitioner,
+            sends_alone=self._sends_alone,
         )
 
     @contextmanager
@@ -422,9 +526,7 @@ class KafkaSink(Steps):
 
         with (
             self._topics() as topics,
-            NotesReader(
-                self._connection, self.notes_topic, topics, is_note=lambda _, text: PositionNote.is_note(text)
-            ) as notes,
+            NotesReader(self._connection, self.notes_topic, topics, is_note=_is_note) as notes,
         ):
             described = topics.describe(self.topic)
             if not self._is_checked:
@@ -449,3 +551,13 @@ class KafkaSink(Steps):
         from marshal_dagster.kafka.admin_client import Topics
 
         return Topics(self._connection, client_id="marshal-dagster-sink")
+
+
+def _entry_of(wanted: ClaimedRange) -> ClaimedRange:
+    """Return what stands in a key for the groups of a topic: no group is without a name, no partition below 0."""
+    return replace(wanted, group="", partition=-1)
+
+
+def _is_note(key: str, text: bytes | None) -> bool:
+    kind = GroupsNote if key.endswith("/-1") else PositionNote
+    return kind.is_note(text)

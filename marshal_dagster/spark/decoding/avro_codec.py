@@ -11,7 +11,7 @@ from marshal_dagster.spark.decoding.decoded_batch import NOT_UTF8, DecodedBatch,
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.lazy_pyspark import functions as f
-from marshal_dagster.spark.text_check import any_text, is_not_utf8
+from marshal_dagster.spark.nested_values import any_value, is_not_utf8, text_kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -71,7 +71,7 @@ def decode_avro(
         is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
         decoded = f.when(is_there, value.dropFields(_READ_WHOLE))
         # Spark keeps the bytes of a string as they are, and whatever reads them replaces them without a word.
-        has_bad_text = any_text(value, read.schema[-1].dataType, is_not_utf8)
+        has_bad_text = any_value(value, read.schema[-1].dataType, text_kinds(), is_not_utf8)
         reason = reason.when(is_there & ~is_whole, not_whole).when(is_there & has_bad_text, f.lit(NOT_UTF8))
         return DecodedBatch(read, decoded, reason, columns=frame.columns)
     except MarshalError:

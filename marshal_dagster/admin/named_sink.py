@@ -1,0 +1,44 @@
+"""The sink that a person names as `module:name`, to be asked before a group's positions are set."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks.sink import Sink
+
+
+def named_sink(text: str, source: str) -> Sink:
+    """Return the sink, or what the function of that name without arguments makes.
+
+    Raises `ConfigurationError`, in which `source` is the option's name.
+    """
+    module, colon, name = text.rpartition(":")
+    if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ConfigurationError(f"{source}: {text!r}; write module:name")
+    try:
+        with _working_folder_first():
+            found: Any = getattr(import_module(module), name)
+            made = found() if callable(found) and not hasattr(found, "can_replace") else found
+    except Exception as error:
+        raise ConfigurationError(f"{source}: {text!r} cannot be had: {type(error).__name__}: {error}") from error
+    if isinstance(made, type) or not callable(getattr(made, "can_replace", None)):
+        raise ConfigurationError(
+            f"{source}: {text!r} is no sink: name an object with `can_replace`, or a function without arguments that "
+            "returns one"
+        )
+    return made  # type: ignore[no-any-return] # as far as it is asked here
+
+
+@contextmanager
+def _working_folder_first() -> Iterator[None]:
+    """Find modules in the working folder, as `python -m` does."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

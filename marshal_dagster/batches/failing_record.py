@@ -1,0 +1,78 @@
+"""The record by which a batch fails, looked for while the batch is still held, and named."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from marshal_dagster.errors import FailingRecordError, MarshalError
+from marshal_dagster.protocol.batch_planning import ClaimedRange, skip_text
+from marshal_dagster.spark.record_search import FailingPart, Offsets, find_failing_part
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
+
+SEARCH_S: Final = 60.0
+"""For how many seconds a search may begin to evaluate one more part of a batch."""
+
+
+def find_failing_record(
+    error: Exception,
+    read: "DataFrame",
+    ranges: Sequence[ClaimedRange],
+    read_part: "Callable[[Offsets], DataFrame]",
+    check: Callable[[], None],
+    *,
+    written: "DataFrame | None" = None,
+) -> FailingRecordError | None:
+    """Return the error that names the record of `ranges` by which Spark failed with `error`; None if none is found.
+
+    `check` raises when the batch is to end; `written` are the rows that were given to a sink.
+    """
+    offsets = {range_.partition: (range_.first_readable, range_.end) for range_ in ranges}
+    offsets = {number: bounds for number, bounds in offsets.items() if bounds[0] < bounds[1]}
+    until_s = time.monotonic() + SEARCH_S
+
+    def may_continue() -> bool:
+        check()
+        return time.monotonic() < until_s
+
+    try:
+        found = None
+        if offsets:
+            found = find_failing_part(error, read, offsets, read_part, may_continue, written=written)
+    except MarshalError as ended:
+        logger.info("the record that fails is not looked for any more: %s", ended)
+        return None
+    except Exception:
+        logger.warning("the record that fails could not be looked for", exc_info=True)
+        return None
+    return None if found is None else FailingRecordError(_text(found, ranges))
+
+
+def _text(found: FailingPart, ranges: Sequence[ClaimedRange]) -> str:
+    """Say which records fail, how, and how to continue."""
+    named = [range_ for range_ in ranges if range_.partition in found.offsets]
+    group, topic = named[0].group, named[0].topic
+    places = [f"partition {range_.partition}, {_offsets(*found.offsets[range_.partition])}" for range_ in named]
+    place = f"topic {topic!r}, {'; '.join(places)}"
+    if sum(end - first for first, end in found.offsets.values()) == 1:
+        reads, hint = (
+            ("cannot be read by Spark", "its sender") if found.is_unreadable else ("fails in Spark", "the code")
+        )
+        why = " (its time is beyond what a timestamp of Spark holds)" if "long overflow" in found.error else ""
+        text, which = f"the message of {place} {reads}: {found.error}{why}. Correct {hint}", "it"
+    elif found.is_smallest:
+        text = f"it is not one message that fails: those of {place} fail together, and no half of them alone"
+        text, which = f"{text}: {found.error}. Correct the code", "them"
+    else:
+        text = f"one of the messages of {place} fails in Spark; the search for it was ended after {SEARCH_S:.0f} s"
+        text, which = f"{text}: {found.error}. Correct the code", "them"
+    skip = " and ".join(skip_text(range_, *found.offsets[range_.partition]) for range_ in named)
+    return f"group {group!r}: {text}, or skip {which}: {skip}"
+
+
+def _offsets(first: int, end: int) -> str:
+    return f"offset {first}" if end - first == 1 else f"offsets {first} to {end - 1}"

@@ -1,0 +1,242 @@
+"""The record by which a Spark job fails, found by reading ever smaller parts of what the job read."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from marshal_dagster.spark import connect
+from marshal_dagster.spark.error_text import first_line
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark.sql import DataFrame
+
+Offsets = Mapping[int, tuple[int, int]]
+"""For each partition the offsets [start, end)."""
+
+_KIND: Final = re.compile(r"\[[\w.]+\]|[\w.$]+")
+_PYTHON_LOGGER: Final = "SQLQueryContextLogger"
+_JAVA_LOGGERS: Final = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.datasources.v2",
+    "org.apache.spark.util.Utils",
+)
+_SPARK: Final = ("pyspark.errors.exceptions.captured", "pyspark.errors.exceptions.connect", "py4j.protocol")
+
+
+@dataclass(frozen=True, slots=True)
+class FailingPart:
+    """The smallest part that was seen to fail by itself."""
+
+    offsets: Offsets
+    error: str
+    """The error's own line."""
+    is_smallest: bool
+    """Whether it has one offset, or neither half of it fails by itself; else the search was ended before."""
+    is_unreadable: bool = False
+    """Whether reading it fails, whatever is done with it."""
+
+
+def find_failing_part(
+    error: Exception,
+    read: "DataFrame",
+    offsets: Offsets,
+    read_part: "Callable[[Offsets], DataFrame]",
+    may_continue: Callable[[], bool],
+    *,
+    written: "DataFrame | None" = None,
+) -> FailingPart | None:
+    """Evaluate what failed with parts of what `read` has in its place; None if `error` is not of the records.
+
+    Nothing is written, and nothing is asked of the user's code but the expressions of the frame that failed: these may
+    be evaluated more than once in any case. What fails without a single record is not of the records.
+
+    Args:
+        error: What an action on a frame raised.
+        read: The frame over `offsets`, of which the frame that failed was made.
+        offsets: What was read.
+        read_part: Returns a frame as `read`, over other offsets of the same topic.
+        may_continue: Returns whether there is time for one more part.
+        written: The rows that a sink was to write. What it does with them may be evaluated without what failed: rows
+            that were kept are counted, say.
+    """
+    failed = _spark_error(error)
+    if failed is None:
+        return None
+    kind, candidates = _kind(first_line(failed)), (written, _failed_frame(failed), read)
+    with _without_stacks(read.sparkSession):
+        for rows in candidates:
+            if rows is not None and (found := _Search(rows, read, read_part, may_continue).run(offsets, kind)):
+                return found
+    return None
+
+
+@dataclass(slots=True)
+class _Search:
+    rows: "DataFrame"
+    read: "DataFrame"
+    read_part: "Callable[[Offsets], DataFrame]"
+    may_continue: Callable[[], bool]
+    failing: Offsets = field(default_factory=dict, init=False)
+    """The smallest part that was seen to fail, and its error's line."""
+    error: str = field(default="", init=False)
+    good: Offsets | None = field(default=None, init=False)
+    """The last part that did not fail."""
+
+    def run(self, offsets: Offsets, kind: str) -> FailingPart | None:
+        """Search in `offsets`; an error of another `kind` counts only while a part that did not fail still does not."""
+        nothing = {number: (start, start) for number, (start, _) in offsets.items()}
+        if not self.may_continue() or self._error(nothing) or not self._fails(offsets):
+            return None
+        # Mostly one record fails: then half of the questions are enough.
+        is_smallest = self._narrow(offsets, assumes=True) or self._narrow(self.failing, assumes=False)
+        part = self.failing
+        if not (_kind(self.error) == kind or self._is_good_still()):
+            return None
+        is_unreadable = self.rows is self.read or (self.may_continue() and self._error(part, self.read) is not None)
+        return FailingPart(part, self.error, is_smallest, is_unreadable)
+
+    def _narrow(self, part: Offsets, *, assumes: bool) -> bool:
+        """Go on with the half that fails, or is assumed to if the other does not; return whether none is smaller."""
+        while self.may_continue():
+            halves = _halves(part)
+            if not halves:
+                return part is self.failing or self._fails(part)
+            first, second = halves
+            if self._fails(first):
+                part = first
+            elif assumes or self._fails(second):
+                part = second
+            else:
+                return part is self.failing
+        return False
+
+    def _fails(self, part: Offsets) -> bool:
+        error = self._error(part)
+        if error is None:
+            self.good = part
+            return False
+        self.failing, self.error = part, error
+        return True
+
+    def _error(self, part: Offsets, rows: "DataFrame | None" = None) -> str | None:
+        """Return the line of the error that a part ends in, None for one that does not fail."""
+        try:
+            with _over(rows or self.rows, self.read, self.read_part(part)) as frame:
+                frame.write.format("noop").mode("overwrite").save()
+        except Exception as error:
+            if _spark_error(error) is None:
+                raise
+            return first_line(error)
+        return None
+
+    def _is_good_still(self) -> bool:
+        """Return whether a part that was good is so now: if not, it is something else that fails."""
+        return self.good is not None and self._error(self.good) is None
+
+
+@contextmanager
+def _without_stacks(spark: Any) -> Iterator[None]:  # noqa: ANN401 - its JVM half has no public name
+    """Spare the log the same stack for each part that fails; a server's log stays as it is."""
+    logger: Any = logging.root.manager.loggerDict.get(
+        _PYTHON_LOGGER, SimpleNamespace(disabled=False)
+    )  # PySpark makes it
+    was_disabled = logger.disabled
+    levels: list[tuple[str, Any]] = []
+    with suppress(Exception):  # a session with another way to log
+        log4j = spark._jvm.org.apache.logging.log4j  # noqa: SLF001
+        configurator = log4j.core.config.Configurator
+        levels = [(name, log4j.LogManager.getLogger(name).getLevel()) for name in _JAVA_LOGGERS]
+        for name in _JAVA_LOGGERS:
+            configurator.setLevel(name, log4j.Level.OFF)
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
+        with suppress(Exception):
+            for name, level in levels:
+                configurator.setLevel(name, level)
+
+
+def _halves(part: Offsets) -> list[Offsets]:
+    """Return both halves of a part; none of a single offset."""
+    if len(part) > 1:
+        numbers = sorted(part)
+        middle = len(numbers) // 2
+        return [{n: part[n] for n in half} for half in (numbers[:middle], numbers[middle:])]
+    ((number, (start, end)),) = part.items()
+    middle = (start + end) // 2
+    return [{number: (start, middle)}, {number: (middle, end)}] if end - start > 1 else []
+
+
+def _kind(line: str) -> str:
+    """Return an error's class or condition."""
+    found = _KIND.match(line)
+    return found[0] if found else line
+
+
+def _spark_error(error: BaseException | None) -> BaseException | None:
+    """Return the error of an action of Spark's that `error` is or comes from."""
+    while error is not None and not type(error).__module__.startswith(_SPARK):
+        error = error.__cause__
+    return None if error is None or type(error).__name__ == "AnalysisException" else error
+
+
+def _failed_frame(error: BaseException) -> "DataFrame | None":
+    """Return the frame on which PySpark's innermost call was made that raised `error`."""
+    from pyspark.sql import DataFrame
+
+    found, step = None, error.__traceback__
+    while step is not None:
+        if str(step.tb_frame.f_globals.get("__name__")).startswith("pyspark.sql"):
+            caller = step.tb_frame.f_locals.get("self")
+            frame = caller if isinstance(caller, DataFrame) else getattr(caller, "_df", None)
+            found = frame if isinstance(frame, DataFrame) else connect.frame_of_writer(caller) or found
+        step = step.tb_next
+    return found
+
+
+@contextmanager
+def _over(rows: "DataFrame", read: "DataFrame", part: "DataFrame") -> "Iterator[DataFrame]":
+    """Give `rows` with `part` in the place of `read`, of which they were made."""
+    if connect.is_connect(read.sparkSession):
+        with connect.reading(read, part):
+            yield rows
+        return
+    from pyspark.sql import DataFrame
+
+    spark: Any = read.sparkSession
+    plan = _replaced(spark, _plan(rows), _source(_plan(read)).relation(), _source(_plan(part)).relation())
+    dataset = spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan)  # noqa: SLF001
+    yield DataFrame(dataset, spark)
+
+
+def _plan(frame: Any) -> "JavaObject":  # noqa: ANN401 - a classic frame, whose JVM half has no public name
+    plan: JavaObject = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
+    return plan
+
+
+def _source(plan: Any) -> Any:  # noqa: ANN401 - JVM objects
+    return plan.collectLeaves().apply(0)
+
+
+def _replaced(spark: Any, plan: Any, relation: Any, other: Any) -> Any:  # noqa: ANN401 - JVM objects
+    """Return a plan that reads `other` in the place of `relation`."""
+    children = plan.children()
+    if children.size():
+        made = [_replaced(spark, children.apply(index), relation, other) for index in range(children.size())]
+        return plan.withNewChildren(spark._jvm.org.apache.spark.api.python.PythonUtils.toSeq(made))  # noqa: SLF001
+    if plan.getClass().getSimpleName() != "LogicalRelation" or not plan.relation().equals(relation):
+        return plan
+    gateway = spark.sparkContext._gateway  # noqa: SLF001
+    fields = gateway.new_array(gateway.jvm.java.lang.Object, plan.productArity())
+    fields[0] = other
+    for index in range(1, plan.productArity()):
+        fields[index] = plan.productElement(index)
+    return plan.makeCopy(fields)

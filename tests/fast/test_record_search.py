@@ -1,0 +1,129 @@
+"""Which part of what was read fails, by a search that asks of few parts; Spark is a function here."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from marshal_dagster.spark import record_search
+from marshal_dagster.spark.error_text import first_line
+from marshal_dagster.spark.record_search import FailingPart, Offsets, _Search
+
+Place = tuple[int, int]
+READ: Any = object()
+
+
+def places(part: Offsets) -> set[Place]:
+    """Give partition and offset of all that a part has."""
+    return {(number, offset) for number, (start, end) in part.items() for offset in range(start, end)}
+
+
+def search(
+    offsets: Offsets, fails: Callable[[set[Place]], object], *, most: int = 10**6, kind: str = "ValueError"
+) -> tuple[FailingPart | None, list[Offsets]]:
+    """Search where `fails` gives the error of a part, with at most so many parts; give those asked of too."""
+    asked: list[Offsets] = []
+
+    class Search(_Search):
+        def _error(self, part: Offsets, rows: object = None) -> str | None:
+            asked.append(part)
+            found = fails(places(part)) if rows is None else None
+            return f"{found}: no number" if found else None
+
+    work = Search(cast("Any", object()), READ, READ, lambda: len(asked) < most)
+    return work.run(offsets, kind), asked
+
+
+OFFSETS = st.dictionaries(st.integers(0, 6), st.tuples(st.integers(0, 50), st.integers(1, 60)), min_size=1).map(
+    lambda found: {number: (start, start + width) for number, (start, width) in found.items()}
+)
+
+
+@given(OFFSETS, st.data())
+def test_a_record_that_fails_is_found(offsets: Offsets, data: st.DataObject) -> None:
+    """One of those that fail, by about as many parts as there are digits in the number of records."""
+    bad = data.draw(st.sets(st.sampled_from(sorted(places(offsets))), min_size=1))
+    found, asked = search(offsets, lambda part: part & bad and "ValueError")
+    assert found is not None
+    assert found.is_smallest
+    assert places(found.offsets) <= bad
+    assert len(places(found.offsets)) == 1
+    assert len(asked) <= 2 + 3 + 6 + 1
+
+
+@given(OFFSETS, st.data())
+def test_what_fails_together_only_is_narrowed_down(offsets: Offsets, data: st.DataObject) -> None:
+    """No half of what is found fails by itself; all of it does."""
+    records = sorted(places(offsets))
+    together = set(records[:1]) | data.draw(st.sets(st.sampled_from(records), min_size=1))
+    assume(len(together) > 1)
+    found, _ = search(offsets, lambda part: together <= part and "ValueError")
+    assert found is not None
+    assert together <= places(found.offsets)
+    assert found.is_smallest
+
+
+def test_what_fails_without_records_is_of_none() -> None:
+    """One part is enough to know."""
+    assert search({0: (0, 9)}, lambda _: "ValueError") == (None, [{0: (0, 0)}])
+
+
+def test_what_fails_by_something_else_meanwhile_is_of_no_record() -> None:
+    """An outage that begins during the search: a part that was good fails too by then."""
+    asked = 0
+
+    def fails(part: set[Place]) -> str:
+        nonlocal asked
+        asked += bool(part)
+        return "KafkaException" if asked > 2 else ""
+
+    assert search({0: (0, 64)}, fails)[0] is None
+    found, _ = search({0: (0, 64)}, lambda part: (0, 9) in part and "KeyError")
+    assert found is not None
+    assert found.offsets == {0: (9, 10)}
+
+
+def test_a_search_that_takes_too_long_gives_what_it_has() -> None:
+    """The smallest part that was seen to fail; nothing where none was."""
+    found, _ = search({0: (0, 1024)}, lambda part: (0, 5) in part and "ValueError", most=4)
+    assert found == FailingPart({0: (0, 256)}, "ValueError: no number", is_smallest=False)
+    found, _ = search({0: (0, 1024)}, lambda part: (0, 1023) in part and "ValueError", most=4)
+    assert found == FailingPart({0: (0, 1024)}, "ValueError: no number", is_smallest=False)
+
+
+OVERFLOW = "java.lang.ArithmeticException: long overflow"
+LOST = (
+    "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 in stage"
+)
+UDF = "An exception was thrown from the worker.\nTraceback (most recent call last):\n  File 'a', line 1\n    int(x)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"{UDF}ValueError: no number: 'x'\n", "ValueError: no number: 'x'"),
+        (f"An error occurred while calling o1.save.\n: {OVERFLOW}\n\tat java.base", OVERFLOW),
+        (f"{LOST} 1.0 (TID 1) (localhost executor driver): {OVERFLOW}\n\tat java", OVERFLOW),
+        ("[CAST_INVALID_INPUT] The value 'x'.\n== SQL ==\n^^^", "[CAST_INVALID_INPUT] The value 'x'."),
+        ("", "ValueError"),
+    ],
+)
+def test_an_error_of_sparks_in_one_line(text: str, line: str) -> None:
+    """Python's own line, or Java's."""
+    assert first_line(ValueError(text)) == line
+
+
+def test_only_what_an_action_of_spark_raised_is_looked_into() -> None:
+    """Also where the user's function raises another error for it."""
+    captured = type("PythonException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})("x")
+    analysis = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})("x")
+    other = RuntimeError("mine")
+    other.__cause__ = captured
+    assert [record_search._spark_error(each) for each in (captured, other, analysis, ValueError())] == [
+        captured,
+        captured,
+        None,
+        None,
+    ]

@@ -1,0 +1,198 @@
+# ruff: noqa: PT012 - what raises is the block of a batch
+"""The record by which Spark fails is named, with the command that skips it, whatever the batch does with it."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import functions as f
+
+from marshal_dagster.batches import BatchRequest, BatchSession, failing_record
+from marshal_dagster.errors import FailingRecordError
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.sinks import DeltaSink, FileSink, PostgresSink, Sink
+from tests.kafka_outputs import KafkaOutput
+from tests.real.conftest import MakeTopic
+from tests.real.test_batches import Group
+from tests.sink_outputs import TABLE, PostgresOutput, own_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BAD_PARTITION, BAD_OFFSET = 1, 13
+NANOSECONDS = 1_764_000_000_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search ends by itself on a busy machine, too."""
+    monkeypatch.setattr(failing_record, "SEARCH_S", 600.0)
+
+
+@pytest.fixture(scope="module")
+def group(connection: KafkaConnection, topics: Topics) -> Iterator[Group]:
+    """A group for all tests here, each of which has a data topic of its own."""
+    name = f"coordination-{time.time_ns()}"
+    topics.create(name, 1, 1, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"})
+    group = Group(connection, name, topics)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def session(group: Group) -> BatchSession:
+    """A member of the group."""
+    return group.open(DeliveryMode.EFFECTIVELY_ONCE)
+
+
+def write(kafka: str, topic: str, *, time_ms: int = 0) -> None:
+    """Write 20 numbers into each of three partitions; one is none, or has the time `time_ms`."""
+    producer = Producer({"bootstrap.servers": kafka})
+    for number in range(60):
+        partition, offset = number % 3, number // 3
+        is_bad = (partition, offset) == (BAD_PARTITION, BAD_OFFSET)
+        value = "x" if is_bad and not time_ms else str(number)
+        given: dict[str, Any] = {"timestamp": time_ms} if is_bad and time_ms else {}
+        producer.produce(topic, value, partition=partition, on_delivery=_require, **given)
+    assert producer.flush(30) == 0
+
+
+def _require(error: object, _: object) -> None:
+    assert error is None, error
+
+
+def number(value: bytes) -> int:
+    """Read a number."""
+    return int(value)
+
+
+def by_udf(frame: "DataFrame") -> "DataFrame":
+    """Rows by a function of Python's."""
+    return frame.select("partition", "offset", f.udf(number, "int")(f.col("value").cast("string")).alias("n"))
+
+
+def by_cast(frame: "DataFrame") -> "DataFrame":
+    """Rows by a cast, which raises in a session with ANSI rules."""
+    return frame.selectExpr("partition", "offset", "CAST(CAST(value AS string) AS int) AS n")
+
+
+def by_total(frame: "DataFrame") -> "DataFrame":
+    """One row for each partition, without an offset."""
+    return by_cast(frame).groupBy("partition").agg(f.sum("n").alias("n"))
+
+
+def by_itself(frame: "DataFrame") -> "DataFrame":
+    """Rows by a join of the batch with itself."""
+    other = by_cast(frame).select(f.col("offset").alias("o"), "n").groupBy("o").agg(f.max("n").alias("most"))
+    return frame.select("partition", "offset").join(other, f.col("offset") == f.col("o")).drop("o")
+
+
+def as_it_is(frame: "DataFrame") -> "DataFrame":
+    """Rows of the messages."""
+    return frame.selectExpr("partition", "offset", "CAST(value AS string) AS value")
+
+
+SKIP = f"`marshal-dagster position reset {{group}} {{topic}} --to-offset {BAD_PARTITION}={BAD_OFFSET + 1}`, which skips"
+CASES = [
+    pytest.param(by_udf, "ValueError: invalid literal for int", id="udf"),
+    pytest.param(by_cast, "[CAST_INVALID_INPUT] The value 'x'", id="cast"),
+    pytest.param(by_total, "[CAST_INVALID_INPUT] The value 'x'", id="aggregation"),
+    pytest.param(by_itself, "[CAST_INVALID_INPUT] The value 'x'", id="self-join"),
+]
+
+
+@pytest.mark.parametrize(("rows", "error"), CASES)
+def test_the_record_that_fails_is_named(  # noqa: PLR0917 - fixtures
+    session: BatchSession,
+    group: Group,
+    spark: "SparkSession",
+    topic: MakeTopic,
+    tmp_path: Path,
+    rows: Callable[["DataFrame"], "DataFrame"],
+    error: str,
+) -> None:
+    """In one line: group, topic, partition, offset, the error's own line and the command; nothing is written."""
+    name = topic(3)
+    write(group.kafka, name)
+    sink = FileSink(tmp_path / "output")
+    with (
+        pytest.raises(FailingRecordError) as raised,
+        session.claimed_batch(BatchRequest(topic=name), sink) as batch,
+    ):
+        batch.write(rows(batch.read(spark)))
+    text = str(raised.value)
+    place = f"group '{group.name}': the message of topic '{name}', partition {BAD_PARTITION}, offset {BAD_OFFSET} "
+    assert text.startswith(f"{place}fails in Spark: {error}")
+    assert f"skip it: {SKIP.format(group=group.name, topic=name)} the {BAD_OFFSET} offsets of the batch" in text
+    assert "\n" not in text
+    assert raised.value.__cause__ is not None
+    assert group.key(name, BAD_PARTITION).plan_end == 20
+
+
+@pytest.mark.parametrize("kind", ["postgres", "kafka", "delta"])
+def test_the_record_that_fails_is_named_whatever_the_sink(  # noqa: PLR0917 - fixtures
+    session: BatchSession, group: Group, topic: MakeTopic, tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """Each sink evaluates the rows in its own way."""
+    spark: SparkSession = request.getfixturevalue("spark")
+    name = topic(3)
+    write(group.kafka, name)
+    if kind == "postgres":
+        output = PostgresOutput(request.getfixturevalue("postgres"), own_schema())
+        sink: Sink = PostgresSink(output.dsn, TABLE, schema=output.schema)
+    elif kind == "kafka":
+        sink = KafkaOutput(group.connection).open()
+    else:
+        sink = DeltaSink(str(tmp_path / "table"), session=lambda: spark)
+    with (
+        pytest.raises(
+            FailingRecordError, match=f"partition {BAD_PARTITION}, offset {BAD_OFFSET} fails in Spark: Value"
+        ),
+        session.claimed_batch(BatchRequest(topic=name), sink) as batch,
+    ):
+        batch.write(by_udf(batch.read(spark)).selectExpr("partition", "offset", "CAST(n AS string) AS value"))
+
+
+def test_a_time_that_spark_cannot_hold_is_named(group: Group, spark: "SparkSession", topic: MakeTopic) -> None:
+    """A time in nanoseconds: the message cannot be read at all, whatever is done with it, without a sink too."""
+    name = topic(3, {"message.timestamp.after.max.ms": str(2**63 - 1)})
+    write(group.kafka, name, time_ms=NANOSECONDS)
+    other = Group(group.connection, group.coordination_topic, group.topics)
+    with (
+        pytest.raises(FailingRecordError) as raised,
+        other.open().claimed_batch(BatchRequest(topic=name)) as batch,
+    ):
+        batch.read(spark).count()
+    other.close()
+    assert f"partition {BAD_PARTITION}, offset {BAD_OFFSET} cannot be read by Spark: " in str(raised.value)
+    assert "long overflow (its time is beyond what a timestamp of Spark holds). Correct its sender" in str(raised.value)
+
+
+def test_what_is_of_no_record_stays_as_it_is(
+    session: BatchSession, group: Group, spark: "SparkSession", topic: MakeTopic, tmp_path: Path
+) -> None:
+    """A failure without records too, and one of the records together: the first is not touched, the second said so."""
+    name = topic(3)
+    write(group.kafka, name)
+    with (
+        pytest.raises(Exception, match="of no record") as raised,
+        session.claimed_batch(BatchRequest(topic=name), FileSink(tmp_path / "a")) as batch,
+    ):
+        frame = as_it_is(batch.read(spark))
+        batch.write(
+            frame.unionByName(spark.sql("SELECT 0 AS partition, 0L AS offset, raise_error('of no record') AS value"))
+        )
+    assert not isinstance(raised.value, FailingRecordError)
+    many = "IF(count(*) > 15, raise_error('too many'), count(*)) AS n"
+    with (
+        pytest.raises(
+            FailingRecordError, match=r"it is not one message that fails: those of .*, offsets 0 to 19 fail tog"
+        ),
+        session.claimed_batch(BatchRequest(topic=name), FileSink(tmp_path / "b")) as batch,
+    ):
+        batch.write(as_it_is(batch.read(spark)).groupBy("partition").agg(f.expr(many)))
