@@ -313,11 +313,16 @@ def keep_newest(found: NewestMessages, record: ReceivedRecord) -> None:
 
 def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> Iterator[ReceivedRecord]:
     """Read up to `ends`, even if the last offsets before them hold no records (compacted away, or markers)."""
-    quiet_s, position = 0.0, dict.fromkeys(ends, 0)
-    while any(max(position[number], reader.ends.get(number, 0)) < end for number, end in ends.items()):
+    heard_s, position = time.monotonic(), dict.fromkeys(ends, 0)
+
+    def is_open(number: int) -> bool:
+        return max(position[number], reader.ends.get(number, 0)) < ends[number]
+
+    while any(map(is_open, ends)):
         records = list(reader.read(0.1))
-        quiet_s = 0.0 if records else quiet_s + 0.1
-        if quiet_s > timeout_s:
+        if any(is_open(record.partition) for record in records):
+            heard_s = time.monotonic()
+        elif time.monotonic() - heard_s > timeout_s:
             raise UnavailableError(f"the coordinator's orders were not read to their ends within {timeout_s:g} s")
         for record in records:
             position[record.partition] = max(position[record.partition], record.offset + 1)

@@ -84,11 +84,10 @@ class OffsetReader:
                 if error_in(raised).code() not in PASSING:
                     self.is_spent = True
                 raise
-            else:
-                self.log.clear()
-                return found
             finally:
                 self._client.poll(0)  # hands out what the client has logged: closing goes by it
+            self.log.clear()
+            return found
         finally:
             self._lock.release()
 

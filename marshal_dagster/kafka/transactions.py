@@ -14,7 +14,13 @@ from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from marshal_dagster.errors import ConfigurationError, CoordinationLogChangedError, MarshalError, UnavailableError
+from marshal_dagster.errors import (
+    AuthorizationError,
+    ConfigurationError,
+    CoordinationLogChangedError,
+    MarshalError,
+    UnavailableError,
+)
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.acls import Needed, Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
@@ -366,6 +372,23 @@ def _unwrapped() -> Iterator[None]:
         if not isinstance(cause, KafkaException):
             raise
         raise cause from None
+
+
+def check_notes_are_kept(topics: Topics, topic: str) -> None:
+    """Raise `ConfigurationError` if a topic of notes loses them in time; passes if its settings may not be seen.
+
+    Raises `TopicNotFoundError`, `UnavailableError`.
+    """
+    try:
+        policy = topics.settings(topic).get("cleanup.policy")
+    except AuthorizationError as missing:
+        logger.info("the settings of topic %s are not checked: %s", topic, missing)
+        return
+    if policy != "compact":
+        raise ConfigurationError(
+            f"topic {topic!r} has cleanup.policy {policy}, so it forgets in time what was written, which would be "
+            "written twice: set it to compact alone"
+        )
 
 
 class NotesReader:

@@ -15,6 +15,7 @@ from marshal_dagster.errors import ConfigurationError, MarshalError, TopicNotFou
 from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.transactions import check_notes_are_kept
 from marshal_dagster.outbox.harvest import Harvest, HarvestCounts, LeadershipLostError
 from marshal_dagster.outbox.interfaces import BatchUnsettledError, PublisherFencedError, SessionSupersededError
 from marshal_dagster.outbox.metrics import metrics_recorded
@@ -160,8 +161,8 @@ class Harvester:
         return self.counts.published - before
 
     def _stand(self, registration: OutboxRegistration, is_over: Callable[[], bool]) -> None:
-        elector = self._elector(registration)
         try:
+            elector = self._elector(registration)
             with metrics_recorded(self._tables, self.counts, lambda: self.term is not None), elector:
                 while not self._is_stopped and not is_over():
                     self._alive_at_s = time.monotonic()
@@ -195,11 +196,13 @@ class Harvester:
             return self._tables.registration(connection)
 
     def _elector(self, registration: OutboxRegistration) -> Elector:
-        leader_topic, group = OutboxTopics.of(registration.uid).leader, f"marshal-outbox-{registration.uid}"
+        topics = OutboxTopics.of(registration.uid)
+        with Topics(self._connection) as asking:
+            check_notes_are_kept(asking, topics.notes)
         return Elector(
             self._connection,
-            leader_topic,
-            group,
+            topics.leader,
+            f"marshal-outbox-{registration.uid}",
             timing=self._options.timing,
             is_alive=lambda: self.idle_s <= IDLE_AFTER_S,
         )

@@ -1,5 +1,6 @@
 """How a coordinator's process is, and what it measures, without a broker."""
 
+import itertools
 import json
 import math
 import threading
@@ -11,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -36,7 +37,14 @@ from marshal_dagster.coordinator.messages import (
 )
 from marshal_dagster.coordinator.metrics import GroupMetrics
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
-from marshal_dagster.coordinator.transport import CoordinatorTopics, ReceivedRecord, keep_newest, partition_of
+from marshal_dagster.coordinator.transport import (
+    CoordinatorTopics,
+    Reader,
+    ReceivedRecord,
+    _read_up_to,
+    keep_newest,
+    partition_of,
+)
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.kafka import clients
@@ -667,3 +675,25 @@ def test_a_recovery_that_cannot_be_is_refused(recovery_ms: float) -> None:
     """With what to give instead."""
     with pytest.raises(ConfigurationError, match=r"recovery_ms: .*; give 0 or more"):
         CoordinatorOptions(recovery_ms=recovery_ms)
+
+
+class BusyReader:
+    """A reader of two partitions: the second one gets ever more records, and the first one's broker is away."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, int] = {}
+        self.offsets = itertools.count()
+
+    def read(self, timeout_s: float) -> list[ReceivedRecord]:
+        """Return a record of the second partition."""
+        assert timeout_s < 1
+        offset = next(self.offsets)
+        assert offset < 10_000, "it reads for ever"
+        time.sleep(0.001)
+        return [ReceivedRecord(1, offset, b"", None, 0)]
+
+
+def test_reading_up_to_an_end_does_not_wait_for_ever_beside_a_busy_partition() -> None:
+    """What comes of a partition after its end is no progress."""
+    with pytest.raises(UnavailableError, match=r"not read to their ends within 0.2 s"):
+        list(_read_up_to(cast("Reader", BusyReader()), {0: 5, 1: 3}, 0.2))

@@ -6,10 +6,11 @@ from typing import Any, ClassVar, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from marshal_dagster.errors import UnavailableError
+from marshal_dagster.errors import AuthorizationError, ConfigurationError, UnavailableError
 from marshal_dagster.kafka import clients, transactions
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.transactions import NotesReader, ProducerFencedError, Transaction
+from marshal_dagster.kafka.transactions import NotesReader, ProducerFencedError, Transaction, check_notes_are_kept
 from marshal_dagster.protocol.state import OffsetBounds
 
 
@@ -166,3 +167,34 @@ def test_the_note_is_looked_for_before_the_last_offsets_if_those_have_none(monke
     found, reads = noted(monkeypatch, (b"a", b"1"), *[(b"a", b"no note"), (b"x", b"2")] * 5, last=4)
     assert found["a"] == b"1"
     assert reads == [7, 0]
+
+
+class _Topics:
+    """Stands for `Topics`."""
+
+    def __init__(self, policy: str | None) -> None:
+        self.policy = policy
+
+    def settings(self, _: str) -> dict[str, str]:
+        """Return the policy; without one the settings may not be seen."""
+        if self.policy is None:
+            raise AuthorizationError("grant DESCRIBE_CONFIGS")
+        return {"cleanup.policy": self.policy}
+
+
+def topics_with(policy: str | None) -> Topics:
+    """Return topics with this policy."""
+    return cast("Topics", _Topics(policy))
+
+
+@pytest.mark.parametrize("policy", ["compact", None])
+def test_a_topic_of_notes_that_keeps_them_passes(policy: str | None) -> None:
+    """So does one whose settings may not be seen."""
+    check_notes_are_kept(topics_with(policy), "notes")
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_topic_of_notes_that_forgets_in_time_is_refused(policy: str) -> None:
+    """What was written before would be written again."""
+    with pytest.raises(ConfigurationError, match=rf"'notes' has cleanup.policy {policy}, .* set it to compact alone"):
+        check_notes_are_kept(topics_with(policy), "notes")

@@ -742,6 +742,16 @@ def test_a_foreign_record_among_the_notes_stops_no_harvester(
     assert values(site.read(goal)) == ["0", "1", "2", "late"]
 
 
+def test_a_topic_of_notes_that_forgets_in_time_is_refused(site: Site) -> None:
+    """What is published and not struck yet would be published again; which harvester leads may be forgotten."""
+    with Topics(site.connection) as topics:
+        topics.delete(site.topics.notes)
+        topics.create(site.topics.notes, 1, 1, {"cleanup.policy": "compact,delete"})
+    for begin in (site.harvester().run, site.harvester().drain):
+        with pytest.raises(ConfigurationError, match=rf"{site.topics.notes}' has cleanup.policy compact,delete, so it"):
+            begin()
+
+
 def test_a_zombie_can_do_nothing(site: Site, topic: MakeTopic) -> None:
     """Once a later session has begun: neither strike nor take rows, nor publish what it has taken."""
     goal = topic()

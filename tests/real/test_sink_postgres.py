@@ -260,6 +260,13 @@ def test_rows_that_do_not_come_in_time_are_told(output: PostgresOutput) -> None:
     assert output.rows() == []
 
 
+def test_a_server_that_is_read_only_is_unavailable(output: PostgresOutput) -> None:
+    """As one is that was a standby a moment ago: it is no fault of the rows."""
+    dsn = psycopg.conninfo.make_conninfo(output.dsn, options="-c default_transaction_read_only=on")
+    with pytest.raises(UnavailableError, match=r"cannot execute \w+ in a read-only transaction"):
+        deliver(output, "a", part(0, 0, 3), sink=FakePostgresSink(dsn, TABLE, schema=output.schema))
+
+
 @pytest.mark.parametrize("step", ["copied", "locked", "moved", "committing"])
 def test_a_lost_connection_is_told(output: PostgresOutput, step: str) -> None:
     """When the server ends the session anywhere in the transaction, nothing is written and the next attempt works."""

@@ -94,6 +94,7 @@ MISFITS = [
     ("regclass", t.StringType(), "text"),
     ("oid", t.StringType(), "text"),
     ("xid", t.StringType(), "text"),
+    ("xid8", t.StringType(), "text"),
     ("cid", t.StringType(), "text"),
     ("name", t.StringType(), "text"),
     ("numeric(9,2)", t.DecimalType(9, 3), r"numeric\(9,3\)"),

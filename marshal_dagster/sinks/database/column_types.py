@@ -66,7 +66,7 @@ def table_columns(connection: "Connection", schema: str, table: str) -> dict[str
 
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 _JSON: Final = frozenset({"json", "jsonb"})
-_CHANGING_TEXT: Final = frozenset({"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "cid"})
+_CHANGING_TEXT: Final = frozenset({"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "xid8", "cid"})
 """What reads another value from a text than the text has, or cuts it."""
 
 _COMPOUND: Final = frozenset({"A", "C", "D", "G", "P", "R", "T", "Z"})

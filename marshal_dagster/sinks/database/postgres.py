@@ -603,9 +603,8 @@ class PostgresSink(Steps):
             return ConfigurationError(f"table {self._output}: {said}: `create_tables` makes what is missing")
         if isinstance(error, errors.InsufficientPrivilege) and "row-level security" in said:
             return ConfigurationError(f"table {self._output}: {said}: {_WITHOUT_POLICIES}")
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(
-            error, errors.ProgramLimitExceeded
-        ):
+        outages = psycopg.OperationalError | psycopg.InterfaceError | errors.ReadOnlySqlTransaction
+        if isinstance(error, outages) and not isinstance(error, errors.ProgramLimitExceeded):
             return UnavailableError(
                 f"Postgres of table {self._output}: {said or 'the connection was lost'}. Whether a commit that was "
                 "under way took effect is seen at the next attempt, which skips what is there"

@@ -536,24 +536,16 @@ class KafkaSink(Steps):
             yield _Place(described.topic_id, notes)
 
     def _check_notes(self, topics: "Topics") -> None:
+        from marshal_dagster.kafka.transactions import check_notes_are_kept
+
         try:
             topics.require(on_topic(self.notes_topic, Right.READ, Right.WRITE))
-            policy = topics.settings(self.notes_topic).get("cleanup.policy")
+            check_notes_are_kept(topics, self.notes_topic)
         except TopicNotFoundError as missing:
             raise TopicNotFoundError(
                 f"{missing}. It holds what KafkaSink({self.topic!r}) has taken: `create_notes()` makes it, once; if it "
                 "was deleted, restore it or begin a new output"
             ) from None
-        except AuthorizationError as missing:
-            if Right.DESCRIBE_CONFIGS.name not in str(missing):
-                raise
-            logger.info("the settings of topic %s are not checked: %s", self.notes_topic, missing)
-            return
-        if policy != "compact":
-            raise ConfigurationError(
-                f"notes_topic: {self.notes_topic} has cleanup.policy {policy}, so it forgets in time what was taken, "
-                "which would be taken twice: set it to compact alone"
-            )
 
     def _topics(self) -> "Topics":
         from marshal_dagster.kafka.admin_client import Topics
