@@ -477,9 +477,7 @@ class ClaimedBatch:
 
     def _find_failing_record(self, error: BaseException) -> FailingRecordError | None:
         """Look for the record by which Spark failed; not in at most once, which evaluates no record twice."""
-        if not isinstance(error, Exception) or isinstance(error, MarshalError):
-            return None
-        if self._frame is None or self.mode is DeliveryMode.AT_MOST_ONCE:
+        if not isinstance(error, Exception) or self._frame is None or self.mode is DeliveryMode.AT_MOST_ONCE:
             return None
         check = self._check_heartbeats
         return find_failing_record(error, self._frame, self.ranges, self._read_part, check, written=self._written)

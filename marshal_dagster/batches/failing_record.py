@@ -31,6 +31,8 @@ def find_failing_record(
 
     `check` raises when the batch is to end; `written` are the rows that were given to a sink.
     """
+    if isinstance(error, MarshalError):
+        return None
     offsets = {range_.partition: (range_.first_readable, range_.end) for range_ in ranges}
     offsets = {number: bounds for number, bounds in offsets.items() if bounds[0] < bounds[1]}
     until_s = time.monotonic() + SEARCH_S

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from marshal_dagster._internal.processes import ProcessMark, is_alive
-from marshal_dagster.errors import BatchAbortedError, ConfigurationError
+from marshal_dagster.batches.failing_record import find_failing_record
+from marshal_dagster.errors import BatchAbortedError, ConfigurationError, FailingRecordError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.sinks import Sink, WriteResult
 from marshal_dagster.spark import job_control, reader
@@ -125,6 +126,9 @@ class SubmittedBatch:
         self._stack = stack
         self._spark: SparkSession | None = None
         self._is_read = False
+        self._frame: DataFrame | None = None
+        """What was read last."""
+        self._written: DataFrame | None = None
 
     def check(self) -> None:
         """Have the run look whether the claims hold and the data topic is the same: call it before touching an output.
@@ -165,7 +169,8 @@ class SubmittedBatch:
             self._stack.callback(over.set)
             threading.Thread(target=self._watch, args=(spark, over), name="watch the claim", daemon=True).start()
         self._is_read = True
-        return self._read(spark, min_partitions)
+        self._frame = frame = self._read(spark, min_partitions)
+        return frame
 
     def begin_processing(self) -> None:
         """Say that a reader of your own reads the ranges, instead of `read`. Raises what `check` raises."""
@@ -191,6 +196,7 @@ class SubmittedBatch:
             raise ConfigurationError("write() before read(): there is no result of this batch yet")
         spark = self._spark
         self.check()
+        self._written = frame
         outcome = sink.write(frame, self.ranges, lambda: reader.offsets_read(self._read(spark)), self.check)
         told = {
             "taken": [asdict(each) for each in outcome.taken],
@@ -200,6 +206,18 @@ class SubmittedBatch:
         }
         write_private(self._folder / _OUTCOME_FILE, json.dumps(told))
         return outcome
+
+    def failing_record(self, error: Exception) -> FailingRecordError | None:
+        """Return the error that names the record by which Spark failed with `error`; None if none is found."""
+        spark, frame = self._spark, self._frame
+        if spark is None or frame is None:
+            return None
+
+        def read_part(offsets: Mapping[int, tuple[int, int]]) -> "DataFrame":
+            return reader.read_part(spark, self._kafka_options, self.topic, offsets)
+
+        check = self._check_handed_over
+        return find_failing_record(error, frame, self.ranges, read_part, check, written=self._written)
 
     def _read(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
         offsets = {range_.partition: (range_.first_readable, range_.end) for range_ in self.ranges}
@@ -226,8 +244,9 @@ def submitted_batch(environment: Mapping[str, str] = os.environ) -> Iterator[Sub
     """Give the batch that the run handed over to this script; its Spark jobs belong to it until the block ends.
 
     The run commits only what a script has read (`read`, `begin_processing`) in a block that ended well.
-    Raises `ConfigurationError` outside of such a script, `BatchAbortedError` when the run does not hold it any more:
-    also at the end of the block, so that the script fails whose batch was lost meanwhile, or was not read.
+    Raises `FailingRecordError` in place of an error of Spark's that comes of a record. Raises `ConfigurationError`
+    outside of such a script, `BatchAbortedError` when the run does not hold it any more: also at the end of the block,
+    so that the script fails whose batch was lost meanwhile, or was not read.
     """
     folder = environment.get(BATCH_VARIABLE)
     if folder is None:
@@ -238,5 +257,10 @@ def submitted_batch(environment: Mapping[str, str] = os.environ) -> Iterator[Sub
     handed = BatchManifest.read(Path(folder))
     with ExitStack() as stack:
         batch = SubmittedBatch(Path(folder), handed, stack)
-        yield batch
+        try:
+            yield batch
+        except Exception as error:
+            if named := batch.failing_record(error):
+                raise named from error
+            raise
         batch.finish()

@@ -1,7 +1,5 @@
 """Spark, watched while it works on a batch."""
 
-import errno
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from dagster import Failure, OpExecutionContext, RetryRequested
 
 from marshal_dagster.errors import BatchAbortedError, MarshalError
+from marshal_dagster.spark.error_text import full_disk_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,26 +16,6 @@ if TYPE_CHECKING:
 
 PROGRESS_EVERY_S: Final = 5.0
 """Seconds between two looks at how far Spark is; a line is logged when something has changed."""
-
-
-_NO_ROOM: Final = re.compile(
-    r"No space left on device|Disk quota exceeded|Read-only file system|Mkdirs failed to create"
-    r"|Failed to create (?:a temp directory|local dir|directory)|Unable to create directory|Cannot create directory"
-)
-_NO_ROOM_CODES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-_JVM_MODULES: Final = ("py4j", "pyspark")
-
-
-def full_disk_text(error: BaseException) -> str | None:
-    """Return in one line that a disk is full, or that a folder cannot be made; None for another error.
-
-    Of what the JVM reports that is one line among hundreds.
-    """
-    if isinstance(error, OSError):
-        return str(error) if error.errno in _NO_ROOM_CODES else None
-    if not type(error).__module__.startswith(_JVM_MODULES):
-        return None
-    return next((line.strip() for line in str(error).splitlines() if _NO_ROOM.search(line)), None)
 
 
 @contextmanager

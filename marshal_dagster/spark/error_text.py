@@ -1,10 +1,18 @@
 """Saying in one line what went wrong in Spark."""
 
+import errno
 import re
 from typing import Final
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _LOST_TASK: Final = re.compile(r"Job aborted due to stage failure: .*? \(TID \d+\) \([^)]*\): ")
+
+_NO_ROOM: Final = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|Mkdirs failed to create"
+    r"|Failed to create (?:a temp directory|local dir|directory)|Unable to create directory|Cannot create directory"
+)
+_NO_ROOM_CODES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_JVM_MODULES: Final = ("py4j", "pyspark")
 
 
 def first_line(error: BaseException) -> str:
@@ -16,3 +24,15 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip(": ") for line in text.splitlines() if line.strip()] or [type(error).__name__]
     line = lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]
     return _LOST_TASK.sub("", line)
+
+
+def full_disk_text(error: BaseException) -> str | None:
+    """Return in one line that a disk is full, or that a folder cannot be made; None for another error.
+
+    Of what the JVM reports that is one line among hundreds.
+    """
+    if isinstance(error, OSError):
+        return str(error) if error.errno in _NO_ROOM_CODES else None
+    if not type(error).__module__.startswith(_JVM_MODULES):
+        return None
+    return next((line.strip() for line in str(error).splitlines() if _NO_ROOM.search(line)), None)

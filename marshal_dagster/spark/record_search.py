@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.spark import connect
-from marshal_dagster.spark.error_text import first_line
+from marshal_dagster.spark.error_text import first_line, full_disk_text
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -19,6 +19,11 @@ Offsets = Mapping[int, tuple[int, int]]
 """For each partition the offsets [start, end)."""
 
 _KIND: Final = re.compile(r"\[[\w.]+\]|[\w.$]+")
+_NOT_OF_RECORDS: Final = re.compile(
+    r"\borg\.apache\.kafka\.|KafkaIllegalStateException|OutOfMemoryError|ExecutorLostFailure|FetchFailed"
+    r"|Timeout|Connect(?:ion)?Exception|SocketException|UnknownHost"
+)
+"""What fails beside the records, as an error's line shows it."""
 _PYTHON_LOGGER: Final = "SQLQueryContextLogger"
 _JAVA_LOGGERS: Final = (
     "org.apache.spark.executor.Executor",
@@ -66,7 +71,7 @@ def find_failing_part(
             that were kept are counted, say.
     """
     failed = _spark_error(error)
-    if failed is None:
+    if failed is None or _is_of_no_record(failed):
         return None
     kind, candidates = _kind(first_line(failed)), (written, _failed_frame(failed), read)
     with _without_stacks(read.sparkSession):
@@ -130,7 +135,7 @@ class _Search:
             with _over(rows or self.rows, self.read, self.read_part(part)) as frame:
                 frame.write.format("noop").mode("overwrite").save()
         except Exception as error:
-            if _spark_error(error) is None:
+            if _spark_error(error) is None or _is_of_no_record(error):
                 raise
             return first_line(error)
         return None
@@ -173,6 +178,11 @@ def _halves(part: Offsets) -> list[Offsets]:
     ((number, (start, end)),) = part.items()
     middle = (start + end) // 2
     return [{number: (start, middle)}, {number: (middle, end)}] if end - start > 1 else []
+
+
+def _is_of_no_record(error: BaseException) -> bool:
+    """Return whether a disk, a broker or an executor fails, which more than one record can meet."""
+    return full_disk_text(error) is not None or _NOT_OF_RECORDS.search(first_line(error).partition(": ")[0]) is not None
 
 
 def _kind(line: str) -> str:

@@ -13,9 +13,11 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
+from marshal_dagster.admin.operator import GroupAdmin
 from marshal_dagster.assets.decorator import marshal_asset
 from marshal_dagster.batches import BatchRequest, BatchSession, ClaimedBatch, RangeOptions
 from marshal_dagster.batches import batch as batch_module
+from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
     ClaimLostError,
     ConfigurationError,
@@ -661,6 +663,34 @@ def test_the_record_that_fails_is_in_the_runs_error(
     if owners:
         assert "the last error, in run" in errors[-1]
         assert "FailingRecordError: offset 0 fails: division by zero" in errors[-1]
+
+
+@pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
+def test_one_message_is_skipped_by_the_steps_of_the_docs(stand: Stand, mode: DeliveryMode) -> None:
+    """End the plan, have done what comes before the message, set the position past it (docs/reprocess.md)."""
+    stand.mode = mode
+    rows: Counter[Any] = Counter()
+
+    def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        if (1, 4) in frame:
+            raise ZeroDivisionError("a message that cannot be processed")
+        rows.update(frame)
+        return frame if mode is EFFECTIVELY_ONCE else None
+
+    stand.process = process
+    for _ in range(3):
+        assert not stand.run().success
+    operator = GroupAdmin(
+        Rationalizer(stand.scene.log(), clock=stand.scene.clock), GROUP, "ops", clock=stand.scene.clock
+    )
+    operator.end_plans(TOPIC, [1], wait_ms=0)
+    assert stand.run(ClaimedBatchConfig(partitions=[1], max_records=4, max_batches=1)).success
+    operator.set_positions(TOPIC, {1: 5}, stand.scene.data.describe(TOPIC).topic_id, wait_ms=0)
+    assert stand.run().success
+    assert _offsets(stand, 3) == [10, 10, 10]
+    assert rows == Counter(stand.scene.data.all_messages() - {(1, 4)})
+    if mode is EFFECTIVELY_ONCE:
+        assert stand.scene.sink.counts() == rows
 
 
 def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:

@@ -50,7 +50,7 @@ def test_a_record_that_fails_is_found(offsets: Offsets, data: st.DataObject) -> 
     assert found.is_smallest
     assert places(found.offsets) <= bad
     assert len(places(found.offsets)) == 1
-    assert len(asked) <= 2 + 3 + 6 + 1
+    assert len(asked) <= 2 + 3 + 6 + 2
 
 
 @given(OFFSETS, st.data())
@@ -113,6 +113,27 @@ UDF = "An exception was thrown from the worker.\nTraceback (most recent call las
 def test_an_error_of_sparks_in_one_line(text: str, line: str) -> None:
     """Python's own line, or Java's."""
     assert first_line(ValueError(text)) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "is_of_none"),
+    [
+        ("org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired", True),
+        (
+            "An error occurred while calling o1.save.\n: org.apache.spark.sql.kafka010.KafkaIllegalStateException: S",
+            True,
+        ),
+        ("ValueError: a Timeout is missing", False),
+        ("java.lang.OutOfMemoryError: Java heap space", True),
+        ("Task failed\njava.io.IOException: No space left on device", True),
+        (f"{OVERFLOW}\n\tat org.apache.spark.sql.kafka010.KafkaRecordToRowConverter", False),
+        ("[CAST_INVALID_INPUT] The value 'x'", False),
+    ],
+)
+def test_what_a_disk_or_a_broker_comes_to_is_of_no_record(text: str, *, is_of_none: bool) -> None:
+    """Any record would meet it, and the first would be named."""
+    error = type("SparkException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})(text)
+    assert record_search._is_of_no_record(error) is is_of_none
 
 
 def test_only_what_an_action_of_spark_raised_is_looked_into() -> None:

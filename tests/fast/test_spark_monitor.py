@@ -7,7 +7,8 @@ import traceback
 import pytest
 
 from marshal_dagster.errors import BatchAbortedError
-from marshal_dagster.ops.spark_monitor import full_disk_as_abort, full_disk_text
+from marshal_dagster.ops.spark_monitor import full_disk_as_abort
+from marshal_dagster.spark.error_text import full_disk_text
 
 STACK = "\n".join(f"\tat org.apache.spark.Frame{number}(Frame.scala:{number})" for number in range(900))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
@@ -16,7 +17,13 @@ import pytest
 from marshal_dagster._internal.processes import mark_of
 from marshal_dagster.batches import ClaimedBatch, submitted
 from marshal_dagster.batches.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
-from marshal_dagster.errors import BatchAbortedError, ClaimLostError, ConfigurationError, UnavailableError
+from marshal_dagster.errors import (
+    BatchAbortedError,
+    ClaimLostError,
+    ConfigurationError,
+    FailingRecordError,
+    UnavailableError,
+)
 from marshal_dagster.kafka.connection import KafkaConnection, SecretText
 from marshal_dagster.pipes import Submission, handed_over
 from marshal_dagster.protocol.messages import DeliveryMode
@@ -245,6 +252,28 @@ def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pyte
     assert done.committed
     assert done.outcome is not None
     assert done.outcome == WriteResult(taken=done.ranges, skipped=(), rows={1: 5}, note="read it so")
+
+
+@pytest.mark.usefixtures("fake_spark")
+def test_a_script_names_the_record_that_fails(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what it has read and was about to write; an error before it has read anything stays as it is."""
+    looked: list[tuple[Any, ...]] = []
+
+    def find(error: Exception, *given: Any, written: object) -> FailingRecordError:  # noqa: ANN401 - a stand-in
+        looked.append((*given[:2], written))
+        return FailingRecordError(f"offset 3: {error}")
+
+    def script(theirs: SubmittedBatch) -> None:
+        frame = theirs.read(cast("Any", object()))
+        theirs.write(cast("Any", SimpleNamespace(write=lambda *_: 1 / 0)), frame)
+
+    monkeypatch.setattr(submitted, "find_failing_record", find)
+    with pytest.raises(FailingRecordError, match="offset 3: division by zero"):
+        _work(scene, script)
+    ((frame, ranges, written),) = looked
+    assert (frame, len(ranges), written) == ("frame", 3, "frame")
+    with pytest.raises(ZeroDivisionError):
+        _work(scene, lambda _: 1 / 0)
 
 
 @pytest.mark.usefixtures("fake_spark")
