@@ -1,4 +1,4 @@
-"""The sink that a person names as `module:name`, to be asked before a group's positions are set."""
+"""The sink that an operator names as `module:name`, which is asked before a group's positions are set."""
 
 import sys
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ def named_sink(text: str, source: str) -> Sink:
             found: Any = getattr(import_module(module), name)
             made = found() if callable(found) and not hasattr(found, "can_replace") else found
     except Exception as error:
-        raise ConfigurationError(f"{source}: {text!r} cannot be had: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"{source}: {text!r} failed to load: {type(error).__name__}: {error}") from error
     if isinstance(made, type) or not callable(getattr(made, "can_replace", None)):
         raise ConfigurationError(
-            f"{source}: {text!r} is no sink: name an object with `can_replace`, or a function without arguments that "
+            f"{source}: {text!r} is not a sink: name an object with `can_replace`, or a function without arguments that "
             "returns one"
         )
     return made  # type: ignore[no-any-return] # as far as it is asked here

@@ -110,7 +110,7 @@ class GroupAdmin(GroupWriter):
         wait_ms: float,
         is_dead: Callable[[Owner], bool] = assume_alive,
     ) -> None:
-        """Set partitions of `topic` to where they are once their owners have left: their plans and attempts end.
+        """Set partitions of `topic` to their present offsets once their owners have left: plans and attempts end.
 
         Acts and raises as `set_positions`; what an owner does before it leaves stays done.
         """

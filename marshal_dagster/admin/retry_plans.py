@@ -1,4 +1,4 @@
-"""One more attempt at plans that were tried too often: their positions are set to where they are."""
+"""Retry of exhausted plans: their positions are set to the present offsets, which ends the plans."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,12 +15,12 @@ from marshal_dagster.protocol.state import Owner, Phase
 class PlanRetrier(PositionResetter):
     """Ends exhausted plans of one group in one data topic, so that its members plan and try the offsets again.
 
-    Only an operator can end a plan (protocol.md, section 4): by setting the position of its key, here to the offset
-    where it is once the owners have left. That begins a new generation, in which attempts count from 0.
+    Only an operator can end a plan (protocol.md, section 4): by setting the position of its key, here to the present
+    offset once the owners have left. That begins a new generation, in which attempts count from 0.
     """
 
     def exhausted(self, partition: int | None = None, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[OpenPlan]:
-        """Read on, and give the plans that no member tries again; of `partition`, each that no live member holds.
+        """Read the log to its end and return the exhausted plans; of `partition`, all plans that no live member holds.
 
         Raises `ConfigurationError` for a group that the log does not name, and for a partition without such a plan;
         `GoGroupError` where there is one in a group that Go consumers share; `TopicNotFoundError`,
@@ -45,12 +45,12 @@ class PlanRetrier(PositionResetter):
         return found
 
     def _nothing_to_retry(self, partition: int) -> str:
-        """Say why there is no plan of a partition to try again."""
+        """Return why there is no plan of a partition to retry."""
         key, place = self.keys([partition])[partition], f"{self.topic}/{partition}"
         planned = [range_ for range_ in key.ranges if range_.phase is Phase.PLANNED]
         held = key.owners if key.plan_end is not None or planned else ()
         if not held:
-            return f"group {self.group!r} has no plan in {place}: there is nothing to try again"
+            return f"group {self.group!r} has no plan in {place}: there is nothing to retry"
         instances = ", ".join(sorted({repr(owner.instance) for owner in held}))
         return (
             f"the plan of group {self.group!r} in {place} is held by {instances}, which is at work on it: nothing was "
@@ -58,7 +58,7 @@ class PlanRetrier(PositionResetter):
         )
 
     def warnings(self, changes: Sequence[PositionChange]) -> Sequence[str]:
-        """Say what a person should know of the group before its plans end, a pause too."""
+        """Return what an operator should know before the plans end, including a pause."""
         with self.reader.lock:
             group = self.reader.world.group_of(self.group, self.topic)
             until_s, now_ms = (
@@ -66,11 +66,11 @@ class PlanRetrier(PositionResetter):
                 self.reader.world.advice_time_ms(self.group, self.topic, self.clock.wall_ms()),
             )
         is_paused = group.is_paused(now_ms)
-        paused = [f"{paused_group_text(self.group, until_s)}: nothing is tried again before"] if is_paused else []
+        paused = [f"{paused_group_text(self.group, until_s)}: nothing is retried before that"] if is_paused else []
         return [*super().warnings(changes), *paused]
 
     def look_at_plans(self, plans: Sequence[OpenPlan]) -> Sequence[PositionChange]:
-        """Give what is to be set, by partition; nothing is written. Raises what `look` raises."""
+        """Return the position changes that end `plans`; nothing is written. Raises what `look` raises."""
         keys = self.keys({plan.partition for plan in plans})
         offsets = tuple((number, key.offset) for number, key in sorted(keys.items()) if key.offset is not None)
         return self.look(ToOffsets(by_partition=offsets), allow_out_of_range=True)

@@ -483,7 +483,7 @@ class ClaimedBatch:
         return find_failing_record(error, self._frame, self.ranges, self._read_part, check, written=self._written)
 
     def _count_attempt(self, error: BaseException) -> None:
-        """Write a late plan down after all, so that the failure counts; not for mistakes of code, nor an interrupt."""
+        """Write a late plan, so that a failure counts as an attempt; not after a mistake in code or an interrupt."""
         is_mistake = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
         if is_mistake or not self.request.late_plan or self.idle is not None or not self._state.was_read:
             return

@@ -23,7 +23,7 @@ app = command_group("Retry plans that failed too often.")
 @command(
     app,
     "retry",
-    "Retry plans that failed so often that members do not try them any more. Fix the cause first. Shows the exhausted "
+    "Retry plans that failed too often. Members do not try these any more. Fix the cause first. Shows the exhausted "
     "plans of a group in a data topic, asks, and sets the position of each of their partitions to its present offset. "
     "That ends the plan, and the group's next run makes a new one. The group is paused meanwhile, and a pause that was "
     "in force is restored. With PARTITION, retries the plan of that partition even if it failed less often. The exit "

@@ -179,7 +179,7 @@ class PostgresStore(OutboxConnection):
         return TransactionResult(taken, _count(struck), set_aside)
 
     def _check_struck(self, connection: "Connection", turn: BatchTransaction) -> None:
-        """Raise `ConfigurationError` if a published row is still there, not if another session has deleted it."""
+        """Raise `ConfigurationError` if a published row still exists; another session may have deleted the others."""
         left = connection.execute(self._named(_LEFT), _columns(turn.done.rows)).fetchone()
         if left is not None and left[0]:
             connection.rollback()

@@ -23,7 +23,7 @@ def text_kinds() -> Kinds:
 
 
 def is_not_utf8(text: "Column") -> "Column":
-    """Return whether a text has bytes that are not UTF-8: Spark keeps such, and what reads it replaces them."""
+    """Return whether a text has bytes that are not UTF-8: Spark keeps them, and readers replace them."""
     return ~f.is_valid_utf8(text)
 
 

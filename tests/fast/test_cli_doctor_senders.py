@@ -275,4 +275,4 @@ def test_a_few_of_many_are_shown(broker: MemoryBroker, clock: ManualClock) -> No
     """A log full of wrong clocks gives a line that can be read."""
     for number in range(8):
         send(broker, replace(CLAIM, client=f"c{number}"), ahead_ms=60_000)
-    assert findings(broker, clock)["clocks"].found.endswith("; and 3 more")
+    assert findings(broker, clock)["clocks"].found.endswith(" and 3 more")

@@ -61,7 +61,7 @@ def test_the_plan_of_one_partition_is_tried_again_though_it_failed_once(
     assert act(capsys, "retry", GROUP, TOPIC, 2, "--yes").code == 0
     assert attempts(site) == [(50, None, 0), (50, 80, 5), (50, None, 0)]
     answer = act(capsys, "retry", GROUP, TOPIC, 0, "--yes")
-    assert (answer.code, f"has no plan in {TOPIC}/0: there is nothing to try again" in answer.error) == (2, True)
+    assert (answer.code, f"has no plan in {TOPIC}/0: there is nothing to retry" in answer.error) == (2, True)
 
 
 def test_a_plan_that_a_live_member_holds_is_left_to_it(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +138,7 @@ def test_plans_of_ranges_are_tried_again(site: Site, capsys: pytest.CaptureFixtu
     assert [range_.attempts for range_ in site.key(1).ranges if range_.phase is Phase.PLANNED] == [5]
     answer = act(capsys, "retry", GROUP, TOPIC, "--yes")
     assert (answer.code, site.key(1).offset, site.ranges(1)) == (0, 50, [])
-    assert f"{TOPIC}/1 [70, 80) is done: it is done again too" in answer.err
+    assert f"{TOPIC}/1 [70, 80) is done: it will be processed again too" in answer.err
 
 
 def test_a_dry_run_and_json_write_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

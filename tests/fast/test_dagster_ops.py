@@ -661,7 +661,7 @@ def test_the_record_that_fails_is_in_the_runs_error(
     for error in errors[: len(owners)]:
         assert "FailingRecordError: offset 0 fails: division by zero" in error
     if owners:
-        assert "the last error, in run" in errors[-1]
+        assert ", last in run " in errors[-1]
         assert "FailingRecordError: offset 0 fails: division by zero" in errors[-1]
 
 

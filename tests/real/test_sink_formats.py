@@ -285,7 +285,7 @@ REFUSED = [
     ("json", "parse_json('1')", "it has the type variant"),
     ("json", "make_interval(1)", "it has the type interval"),
     ("avro", "map(1, 2)", "it has a map whose keys are of type int"),
-    ("avro", "named_struct('a b', 1)", "'a b' is no name of Avro's"),
+    ("avro", "named_struct('a b', 1)", "'a b' is not a valid name in Avro"),
     ("orc", "array(NULL)", "it has the type void"),
     ("orc", "parse_json('1')", "it has the type variant"),
     ("parquet", "NULL", "it has the type void"),
@@ -306,7 +306,7 @@ def test_a_type_that_is_not_given_back_is_refused(
 
 LOST = [
     ("csv", "CAST(X'FF41' AS string)", "a text that is not UTF-8"),
-    ("csv", text("\0marshal-dagster null\0"), "the text that stands for null"),
+    ("csv", text("\0marshal-dagster null\0"), "the text that represents null"),
     ("json", "CAST(X'FF41' AS string)", "a text that is not UTF-8"),
     ("json", "array(map('k', CAST(X'FF41' AS string)))", "a text that is not UTF-8"),
     ("json", "map(CAST(X'FF41' AS string), 1)", "a text that is not UTF-8"),

@@ -181,7 +181,7 @@ def two_groups_at_once(target: Target) -> None:
     mine = {"a": part(0, 0, 5, group="g"), "b": part(0, 0, 5, group="h"), "c": part(1, 0, 5, group="i")}
     results = race(target, {value: [range_] for value, range_ in mine.items()})
     taken = [value for value, result in results.items() if isinstance(result, WriteResult)]
-    expect(len(taken) == 1, f"of three groups that began at once {taken} were told that they wrote: {results}")
+    expect(len(taken) == 1, f"of three groups that began at once {taken} reported that they wrote: {results}")
     expect_rows(target, rows_of(taken[0], mine[taken[0]]), "after three groups began at once")
 
 
@@ -329,7 +329,7 @@ def two_at_once(target: Target) -> None:
         mine = part(0, start, start + 20)
         results = race(target, {"a": [mine], "b": [mine]})
         takers = [value for value, result in results.items() if isinstance(result, WriteResult) and result.taken]
-        expect(len(takers) == 1, f"of two writers of {mine} {takers} were told that they wrote it: {results}")
+        expect(len(takers) == 1, f"of two writers of {mine} {takers} reported that they wrote it: {results}")
         rows = [row for row in target.found() if row[1] >= start]
         expect(rows == rows_of(takers[0], mine), f"{takers[0]} wrote {mine}, and the output has {rows}")
 

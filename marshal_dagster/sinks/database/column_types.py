@@ -1,4 +1,4 @@
-"""Which PostgreSQL types hold the values of a Spark type as they are, whatever settings a session has."""
+"""Which PostgreSQL types hold the values of a Spark type unchanged, whatever settings a session has."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _COLUMNS: Final = """
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A table's column by its type, below any domain."""
+    """The type of a table's column, below any domain."""
 
     shown: str
     """The declared type, as PostgreSQL shows it."""
@@ -59,7 +59,7 @@ class TableColumn:
 
 
 def table_columns(connection: "Connection", schema: str, table: str) -> dict[str, TableColumn]:
-    """Read the columns of a table by name; without those that the role has no right to, and empty if it is missing."""
+    """Read a table's columns by name, without those that the role has no right to; empty if the table is missing."""
     found = connection.execute(_COLUMNS, (schema, table))
     return {name: TableColumn(*described) for name, *described in found}
 
@@ -67,7 +67,7 @@ def table_columns(connection: "Connection", schema: str, table: str) -> dict[str
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 _JSON: Final = frozenset({"json", "jsonb"})
 _CHANGING_TEXT: Final = frozenset({"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "xid8", "cid"})
-"""What reads another value from a text than the text has, or cuts it."""
+"""Types that parse a text to another value than it states, or cut it."""
 
 _COMPOUND: Final = frozenset({"A", "C", "D", "G", "P", "R", "T", "Z"})
 """Categories of arrays, rows, dates and times, figures, pseudo-types, ranges, intervals and internal types."""
@@ -86,9 +86,9 @@ def _holds_micros(column: TableColumn) -> bool:
 
 
 def _reads_text(column: TableColumn) -> bool:
-    """Return whether PostgreSQL takes a text for this type as the value that it names, or refuses it.
+    """Return whether PostgreSQL parses a text for this type to the value that it states, or refuses it.
 
-    PostgreSQL may drop the zone of a time, and rounds numbers to a column's scale. It looks up names of objects.
+    Of other types it may drop the zone of a time, round a number to the column's scale, or look up an object's name.
     """
     if column.category in _COMPOUND or column.type in _CHANGING_TEXT:
         return False
@@ -123,7 +123,7 @@ def check_column_types(
 ) -> None:
     """Raise `ConfigurationError` unless each column of `there` holds the values of its type in `types` as they are.
 
-    `types` are by the table's names. Every type's text goes into a column of text, except that of bytes. `own` are the
+    `types` are by the table's names. A text column holds the text of every type except binary. `own` are the
     columns by which the sink finds rows: they have whole numbers.
     """
     wrong = [

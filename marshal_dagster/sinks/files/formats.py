@@ -57,7 +57,7 @@ _CSV_OPTIONS: Final = {
     "ignoreTrailingWhiteSpace": "false",
 }
 _NULL_IN_CSV: Final = "\0marshal-dagster null\0"
-"""What Spark's reader is made to put in the place of an unquoted nothing; no text may be equal to it."""
+"""The text that Spark's reader gives for an unquoted empty field; no value may be equal to it."""
 _MOST_CSV_COLUMNS: Final = 20_480  # Spark's own limit, where a row has no more
 _WRITE_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "json": {**_TEXT_OPTIONS, "ignoreNullFields": "true"},
@@ -77,7 +77,7 @@ _READ_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "enforceSchema": "true",
     },
 }
-# Of the other options of Spark's for a format, those that would have it write or read other values.
+# Other options of Spark's formats that would change the values that are written or read.
 _NOT_FOR_USERS: Final[Mapping[str, frozenset[str]]] = {
     "json": frozenset({"charset", "columnnameofcorruptrecord", "primitivesasstring", "pretty", "singlevariantcolumn"}),
     "csv": frozenset(
@@ -101,7 +101,7 @@ _NO_TIMES: Final = (
     ("1582-10-04T00:00:00Z", "1582-10-16T00:00:00Z"),  # in whatever zone the executor's JVM is
     ("1969-12-31T23:59:59.000001Z", "1969-12-31T23:59:59.999999Z"),
 )
-# As an error shows it; a plan, which other errors may show, has the parts of the text apart.
+# As an error's message has it; in a query plan, which other errors show, the parts of the text are separate.
 _REFUSED: Final = re.compile(
     r"marshal-dagster refuses (column .+?, partition (-?\d+|null), offset (-?\d+|null|unknown)) ;"
 )
@@ -130,7 +130,7 @@ def check_writable(spark: "SparkSession | None", format_name: str, schema: "Stru
         check_nested_names(column.name, column.dataType, case_sensitive=case_sensitive)
         for what in _unkept(column.name, column.dataType, format_name):
             raise ConfigurationError(
-                f"column {column.name!r}: {what}, which files of format {format_name} do not give back: cast it, or "
+                f"column {column.name!r}: {what}, which files of format {format_name} cannot give back: cast it, or "
                 "write another format"
             )
 
@@ -142,7 +142,7 @@ def check_readable(spark: "SparkSession", format_name: str) -> None:
 
 
 def write_options(format_name: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of Spark's writer: the user's, and behind them those that are fixed."""
+    """Return the options of Spark's writer: the user's, and the fixed ones."""
     return {**options, **_WRITE_OPTIONS.get(format_name, {})}
 
 
@@ -163,7 +163,7 @@ def read_files(
 
 
 def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
-    """Return `name`, but an error in rows that hold a value which the format does not give back (`refusal_in`)."""
+    """Return `name`; it raises an error for a row with a value that the format cannot give back (`refusal_in`)."""
     wrong = f.lit(None).cast("string")
     has_offset = OFFSET_COLUMN in frame.columns
     offset = _number(OFFSET_COLUMN) if has_offset else f.lit("unknown")
@@ -178,8 +178,8 @@ def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
             checked = True
     if not checked:
         return name
-    words = f.concat(f.lit("marshal-dagster refuses "), wrong, place)
-    return f.when(wrong.isNull(), name).otherwise(f.raise_error(words))
+    text = f.concat(f.lit("marshal-dagster refuses "), wrong, place)
+    return f.when(wrong.isNull(), name).otherwise(f.raise_error(text))
 
 
 def _number(column: str) -> "Column":
@@ -187,7 +187,7 @@ def _number(column: str) -> "Column":
 
 
 def refusal_in(error: Exception, format_name: str, ranges: Sequence[ClaimedRange]) -> SinkRejectedError | None:
-    """Return the refusal of a value (`refusing`) that Spark's error is of, if it is of one."""
+    """Return the refusal of a value (`refusing`) that caused Spark's error; None for another error."""
     found = _REFUSED.search(str(error))
     if found is None:
         return None
@@ -198,13 +198,13 @@ def refusal_in(error: Exception, format_name: str, ranges: Sequence[ClaimedRange
         if found[2] == str(range_.partition)
     ]
     return SinkRejectedError(
-        f"{found[1]}: files of format {format_name} do not give it back, so nothing was written. Clean the value in "
+        f"{found[1]}: files of format {format_name} cannot give it back, so nothing was written. Clean the value in "
         f"the batch's function, write another format, or skip the message: {', '.join(skips)}"
     )
 
 
 def lost_in(format_name: str, schema: str, options: Mapping[str, str] | None) -> str | None:
-    """Return what files of a commit may have lost, None where nothing: `options` is None in commits of the old way."""
+    """Return what files of a commit may have lost; None if nothing. `options` is None in commits of older versions."""
     if options is not None or format_name not in TEXT_FORMATS:
         return None
     if format_name == "csv":
@@ -229,9 +229,9 @@ def as_nullable(data_type: "DataType") -> "DataType":
 
 
 def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]:
-    """Yield what of a column the format does not give back."""
+    """Yield what the format cannot give back of a column."""
     if format_name == "avro" and not _AVRO_NAME.fullmatch(name):
-        yield f"{name!r} is no name of Avro's"
+        yield f"{name!r} is not a valid name in Avro"
     names_keys = format_name in {"json", "avro"}
     if names_keys and isinstance(data_type, t.MapType) and not isinstance(data_type.keyType, t.StringType):
         yield f"it has a map whose keys are of type {data_type.keyType.simpleString()}"
@@ -294,11 +294,11 @@ def _widened(data_type: "DataType") -> "DataType":
 
 
 def _wrong_values(format_name: str, *, is_first: bool) -> Iterator[tuple[str, Kinds, Condition]]:
-    """Yield what a column may not hold: in words, the kinds of value, and the condition of such a value."""
+    """Yield what a column may not hold: as text, the kinds of value, and the condition of such a value."""
     if format_name in TEXT_FORMATS:
         yield "a text that is not UTF-8", text_kinds(), is_not_utf8
     if format_name == "csv":
-        yield "the text that stands for null", text_kinds(), lambda text: text == f.lit(_NULL_IN_CSV)
+        yield "the text that represents null", text_kinds(), lambda text: text == f.lit(_NULL_IN_CSV)
         if is_first:  # of a file that begins with it
             yield "a text that begins with a byte order mark", text_kinds(), _begins_with_bom
     if format_name == "orc":

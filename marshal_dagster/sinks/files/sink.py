@@ -115,8 +115,8 @@ class FileSink(Steps):
         """Name the output; nothing is read or made before it is used.
 
         `path` is a local path, a `file:` URI, or a URI of a file system that Hadoop's layer knows, such as `hdfs://`.
-        `options` are those of Spark's writer and reader for `format`, except for those by which rows are read back as
-        they were written. `shared_by_groups` lets several groups write all offsets of a topic,
+        `options` are those of Spark's writer and reader for `format`, except those that the sink fixes so that rows are
+        read back as they were written. `shared_by_groups` lets several groups write all offsets of a topic,
         each apart; without it a group is refused where another has ranges, unless that is its `previous_group`
         (docs/sinks.md, "Another group"). The others are for such a file system alone:
         `session` gives the Spark session through which it is reached, by default the active one, and with `exclusive`
@@ -183,7 +183,7 @@ class FileSink(Steps):
             self._check_place(frame, _note_of(attempt))
             try:
                 self._write_rows(frame, folder, done)
-            except Exception as error:  # Spark's, in which the JVM's words are
+            except Exception as error:  # Spark's, with the text of the JVM's error
                 if refusal := formats.refusal_in(error, self.format, wanted):
                     raise refusal from None
                 raise

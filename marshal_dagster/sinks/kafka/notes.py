@@ -17,7 +17,7 @@ VERSION: Final = 1
 """The newest of what a note says; a newer one is refused."""
 _MOST_INTERVALS: Final = 50
 _DAMAGE: Final = (ValueError, KeyError, TypeError, RecursionError)
-"""What the reading of anything else than a note raises."""
+"""What parsing anything else than a note raises."""
 _POSITION_FIELDS: Final = ("coordination_topic_id", "data_topic_id", "generation", "epoch", "position")
 
 
@@ -38,7 +38,7 @@ class GroupsNote:
 
     @classmethod
     def is_note(cls, text: bytes | None) -> bool:
-        """Return whether a sink can have written this, be it one of a newer version."""
+        """Return whether a sink can have written this, even one of a newer version."""
         return _is_read(cls._parse, text)
 
     @classmethod
@@ -80,7 +80,7 @@ class PositionNote:
 
     @classmethod
     def is_note(cls, text: bytes | None) -> bool:
-        """Return whether a sink can have written this, be it one of a newer version."""
+        """Return whether a sink can have written this, even one of a newer version."""
         return _is_read(cls._parse, text)
 
     @classmethod
@@ -152,9 +152,9 @@ def _known_version(fields: Mapping[str, Any]) -> int:
 
 
 def _typed(kind: type[T], value: object) -> T:
-    """Return a value if it is of a type; true and false are no numbers. Raises `TypeError`."""
+    """Return a value if it is of a type; `true` is not a number. Raises `TypeError`."""
     if type(value) is not kind:
-        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+        raise TypeError(f"{value!r:.100} is not of type {kind.__name__}")
     return value
 
 

@@ -74,7 +74,7 @@ class FrameRecords:
 
     counts: Mapping[int | None, int]
     rejected: RejectedRow | None
-    """The first row with a header whose name is no text."""
+    """The first row with a header whose name is not UTF-8."""
     _rows: "DataFrame"
     _size: int
 
@@ -131,8 +131,8 @@ def _header(header: "Row", partition: int | None, offset: int | None) -> tuple[s
     """Return a header's name and value. Raises `SinkRejectedError` for a name that a header cannot have."""
     if header[0] is None:
         raise SinkRejectedError(
-            f"column {HEADERS!r}, partition {partition}, offset {offset}: a header without a name, which Kafka's "
-            "records cannot have: its range was not written; give each header a name"
+            f"column {HEADERS!r}, partition {partition}, offset {offset}: a header without a name, which a Kafka "
+            "record cannot have: its range was not written; give each header a name"
         )
     return header[0], _bytes(header[1])
 
@@ -145,7 +145,7 @@ def _columns(names: Sequence[str]) -> "list[Column]":
 
     milliseconds = f.unix_millis(f.col(TIMESTAMP)) if TIMESTAMP in names else f.lit(None).cast("bigint")
     return [
-        given(PARTITION_COLUMN, "bigint"),  # as wide as it may be: cut to an int, another's row would be one's own
+        given(PARTITION_COLUMN, "bigint"),  # not int: a number that was cut could be that of another partition
         given(OFFSET_COLUMN, "bigint"),
         given(VALUE, "binary"),
         given(KEY, "binary"),

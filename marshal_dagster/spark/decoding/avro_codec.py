@@ -70,7 +70,7 @@ def decode_avro(
         read, value = read_once(frame, value)
         is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
         decoded = f.when(is_there, value.dropFields(_READ_WHOLE))
-        # Spark keeps the bytes of a string as they are, and whatever reads them replaces them without a word.
+        # Spark keeps the bytes of a string as they are, and readers replace them silently.
         has_bad_text = any_value(value, read.schema[-1].dataType, text_kinds(), is_not_utf8)
         reason = reason.when(is_there & ~is_whole, not_whole).when(is_there & has_bad_text, f.lit(NOT_UTF8))
         return DecodedBatch(read, decoded, reason, columns=frame.columns)

@@ -115,7 +115,7 @@ class DecodedBatch:
         writer = letters.write.format("kafka").options(**{**_LARGE_LETTERS, **options})
         try:
             writer.option("topic", topic).option("includeHeaders", "true").save()
-        except Exception as error:  # Spark's, in which the JVM's words are
+        except Exception as error:  # Spark's, with the text of the JVM's error
             if looped in str(error):
                 raise ConfigurationError(looped) from error
             raise
