@@ -27,8 +27,8 @@ def named_sink(text: str, source: str) -> Sink:
         raise ConfigurationError(f"{source}: {text!r} failed to load: {type(error).__name__}: {error}") from error
     if isinstance(made, type) or not callable(getattr(made, "can_replace", None)):
         raise ConfigurationError(
-            f"{source}: {text!r} is not a sink: name an object with `can_replace`, or a function without arguments that "
-            "returns one"
+            f"{source}: {text!r} is not a sink: name an object with `can_replace`, or a function without arguments "
+            "that returns one"
         )
     return made  # type: ignore[no-any-return] # as far as it is asked here
 

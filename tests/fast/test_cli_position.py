@@ -529,11 +529,11 @@ def test_a_sink_that_is_not_named_could_not_be_asked(capsys: pytest.CaptureFixtu
     [
         ("sinks_here", "--sink: 'sinks_here'; write module:name"),
         ("sinks here:can", "--sink: 'sinks here:can'; write module:name"),
-        ("sinks_there:can", "--sink: 'sinks_there:can' cannot be had: ModuleNotFoundError: No module named"),
-        ("sinks_here:might", "cannot be had: AttributeError: "),
-        ("sinks_here:fail", "cannot be had: ZeroDivisionError: "),
-        ("sinks_here:number", "--sink: 'sinks_here:number' is no sink: name an object with `can_replace`"),
-        ("sinks_here:Output", "--sink: 'sinks_here:Output' is no sink: name an object with `can_replace`"),
+        ("sinks_there:can", "--sink: 'sinks_there:can' failed to load: ModuleNotFoundError: No module named"),
+        ("sinks_here:might", "failed to load: AttributeError: "),
+        ("sinks_here:fail", "failed to load: ZeroDivisionError: "),
+        ("sinks_here:number", "--sink: 'sinks_here:number' is not a sink: name an object with `can_replace`"),
+        ("sinks_here:Output", "--sink: 'sinks_here:Output' is not a sink: name an object with `can_replace`"),
     ],
 )
 @pytest.mark.usefixtures("once")

@@ -282,7 +282,7 @@ def test_a_sink_that_is_named_in_the_config_is_asked(
     assert stand.run(name, **config, dry_run=True, sink=sink).success
     assert "the sink would refuse what is read again: not 1" in capfd.readouterr().err
     said = failure(stand.run(name, **config, dry_run=True, sink=f"{__name__}:nothing")).step_failure_data.error
-    assert "cannot be had: AttributeError" in str(said)
+    assert "failed to load: AttributeError" in str(said)
 
 
 class Unable:
