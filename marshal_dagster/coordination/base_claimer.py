@@ -138,6 +138,7 @@ class BaseClaimer(ABC, Generic[H]):
                 self._read_claims()
             except UnavailableError as error:
                 logger.warning("the coordination log could not be looked at, the lease runs on: %s", error)
+                self._claim_set.require()
 
     def lease_left_ms(self) -> float | None:
         """Return the time that is left on the shortest lease held, in ms, or None when nothing is held.

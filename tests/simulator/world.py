@@ -133,6 +133,7 @@ class Run:
     clock: SimulatedClock
     settings: GroupSettings | None = None
     """How it is configured."""
+    delivery: BatchSession | None = None
     batch: ClaimedBatch | None = None
     leases: list[Lease] = field(default_factory=list)
     """Those it was seen to hold last."""
@@ -372,7 +373,7 @@ class Simulation:
         def wait() -> None:
             self.scheduler.sleep(chance.random() * 4 * member.slowness)
 
-        delivery = BatchSession(
+        delivery = run.delivery = BatchSession(
             log=self.cluster.open(run.process, member.slowness),
             data=cast("Topics", ProcessTopics(self.data, wait)),
             connection=_CONNECTION,
@@ -677,7 +678,7 @@ class Simulation:
             return
         if self.is_refused:
             self.fail("nothing is written before a person decides", records[0].value.decode())
-        in_force = self.judge.settings_in_force(self.home, GROUP, log.read.get(self.home))
+        in_force = self.judge.settings_in_force(self.home, GROUP, self._read_to(run))
         if in_force != _settings_in_words(run.settings) and not self.is_cut:
             claims = [each for _, each in records if each.startswith((b"ClaimingPartition/", b"ClaimingRange/"))]
             if claims:
@@ -700,7 +701,7 @@ class Simulation:
     def _check_stand_in_go_group(self, log: SimulatedLog, run: Run, value: str) -> None:
         """Judge a record by what its sender has read."""
         kind, _, _, instance, client, _, _, partition, *_ = value.split("/")
-        read_to = log.read.get(self.home, 0)
+        read_to = self._read_to(run)
         state = self.judge.state(self.home, (GROUP, TOPIC, int(partition)), read_to)
         if kind != "ClaimingPartition":
             if state[0] != instance:
@@ -715,6 +716,11 @@ class Simulation:
         is_late = run.process.runs_from_ms <= log.looked_ms and self.scheduler.now_ms > looked_until_ms
         if kind == "Heartbeat" and is_late:
             self.fail("a heartbeat in a Go group follows a look", f"{value}, looked at {log.looked_ms:.0f} ms")
+
+    def _read_to(self, run: Run) -> int:
+        """Give up to where a run has read the log, whatever it looks at once more."""
+        reader = run.delivery._followed if run.delivery is not None else None
+        return 0 if reader is None else reader.world.partitions[self.home].next_offset
 
     def _is_used_by_go(self, client: str, read_to: int) -> bool:
         """Tell whether a Go consumer with that client id holds a key, by the records below `read_to`."""
