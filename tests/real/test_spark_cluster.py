@@ -166,7 +166,7 @@ def test_a_session_with_retries_is_refused_at_most_once(driver: Driver, work: Wo
     assert not key_of(once).offset
     again = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group="again")
     assert driver.call(fail_in_a_task, again) == ["not committed"] * PARTITIONS
-    assert work.output.read_text() == "ran\n" * 4
+    assert work.output.read_text().startswith("ran\n" * 4), "and then smaller parts, to find the message that fails"
 
 
 def test_a_failing_task_is_not_retried_at_most_once(driver: Driver, work: Work) -> None:
