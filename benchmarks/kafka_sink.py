@@ -36,7 +36,7 @@ class Sides:
     def ours(self) -> float:
         """Through the sink, as a group that has written nothing yet."""
         self.rounds += 1
-        sink = KafkaSink(self.messages.connection, OUTPUT)
+        sink = KafkaSink(self.messages.connection, OUTPUT, shared_by_groups=True)
         began_s = time.perf_counter()
         outcome = sink.write(self.messages.rows("partition", "offset"), self.messages.ranges(self._group), dict)
         written = sum(outcome.rows.values())
