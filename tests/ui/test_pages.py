@@ -129,7 +129,7 @@ def test_the_asset_graph_shows_checks_and_the_asset_its_plots(page: Page, shoot:
     """An asset is materialized from the graph, which then has its checks; its numbers are plotted over the batches."""
     page.goto("/asset-groups")
     page.get_by_role("button", name="Materialize (1)").click()
-    passed = page.get_by_role("link", name="5 / 5 Passed")
+    passed = page.get_by_role("link", name="6 / 6 Passed")
     expect(passed).to_be_visible(timeout=RUN_MS)
     shoot("graph")
     passed.click()
