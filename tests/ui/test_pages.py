@@ -38,8 +38,12 @@ def ranges_shown(page: Page) -> list[tuple[int, int, int]]:
 
 
 def expect_plots(page: Page) -> None:
-    """Wait until an asset's lag is plotted, as a line over several batches; a plot that is not drawn is opened anew."""
-    for timeout_s in (20, 30, 60):
+    """Wait until an asset's lag is plotted, as a line over several batches.
+
+    A plot that is not drawn is drawn in a window of another width, which has the page draw it again.
+    """
+    for width, timeout_s in ((1_440, 20), (1_400, 30), (1_420, 60)):
+        page.set_viewport_size({"width": width, "height": 1_000})
         with suppress(AssertionError):
             _expect_line(page, timeout_s)
             return
