@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.errors import MarshalError, TopicNotFoundError, UnavailableError
 from marshal_dagster.kafka.acls import Needed, Right, on_topic
-from marshal_dagster.kafka.clients import ClientLog, admin, close_client, error_in, reach
+from marshal_dagster.kafka.clients import ClientLog, admin, close_client, error_in, list_brokers, reach
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.connection_errors import NO_BROKERS
 from marshal_dagster.kafka.errors import MISSING, PASSING, Request, failure, right_missing
@@ -367,18 +367,8 @@ class Topics:
         return len(self._broker_ids())
 
     def _broker_ids(self) -> list[int]:
-        """Return the numbers of the brokers, by metadata.
-
-        `describe_cluster` ends the process if an answer lists no broker (librdkafka 2.16).
-        """
-
-        def listed(client: AdminClient, left_s: float) -> list[int]:
-            brokers = sorted(client.list_topics(timeout=left_s).brokers)
-            if not brokers:
-                raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - the library's own name
-            return brokers
-
-        return self._ask(Request("look up the brokers", Needed((Right.DESCRIBE,))), listed)
+        """Return the numbers of the brokers."""
+        return self._ask(Request("look up the brokers", Needed((Right.DESCRIBE,))), list_brokers)
 
     def _await_usable(self, topic: str, partitions: int) -> None:
         request = Request(f"look whether topic {topic!r} can be used", on_topic(topic, Right.DESCRIBE), topic)

@@ -275,23 +275,24 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
 
 
 def _ask(client: Client, log: ClientLog, topic: str | None, timeout_s: float) -> None:
-    """Ask for the brokers by metadata; a broker that starts, or is fenced, may list none.
+    """Ask for the brokers; a broker that starts, or is fenced, may list none."""
+    try:
+        list_brokers(client, max(_SHORTEST_REQUEST_S, timeout_s), topic)
+    except KafkaException as raised:
+        if error_in(raised).code() == KafkaError._PARTIAL:  # noqa: SLF001 - the library's own name
+            log.consider(NO_BROKERS)
+        raise
+
+
+def list_brokers(client: Client, timeout_s: float, topic: str | None = None) -> list[int]:
+    """Return the numbers of the brokers, by metadata; an answer without brokers raises `_PARTIAL`.
 
     The admin client's `describe_cluster` ends the process if an answer lists no broker (librdkafka 2.16).
     """
-    timeout_s = max(_SHORTEST_REQUEST_S, timeout_s)
-    try:
-        listed = (
-            client.list_topics(timeout=timeout_s) if topic is None else client.list_topics(topic, timeout=timeout_s)
-        )
-        brokers = listed.brokers
-    except KafkaException as raised:
-        if error_in(raised).code() != KafkaError._PARTIAL:  # noqa: SLF001 - no brokers, and no topics either
-            raise
-        brokers = {}
-    if not brokers:
-        log.consider(NO_BROKERS)
-        raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001
+    listed = client.list_topics(timeout=timeout_s) if topic is None else client.list_topics(topic, timeout=timeout_s)
+    if not listed.brokers:
+        raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - the library's own name
+    return sorted(listed.brokers)
 
 
 def _poll(client: Client, log: ClientLog, timeout_s: float, topic: str | None) -> None:

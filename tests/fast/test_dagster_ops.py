@@ -539,6 +539,18 @@ def _bad_records_in(*bad: int) -> Callable[[dg.OpExecutionContext, ClaimedBatch,
     return process
 
 
+def _counting_but(bad: tuple[int, int], rows: Counter[Any], mode: DeliveryMode) -> Callable[..., Any]:
+    """Give a function that counts its messages in `rows`, and fails at the one of this partition and offset."""
+
+    def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        if bad in frame:
+            raise ZeroDivisionError("a bad record")
+        rows.update(frame)
+        return frame if mode is EFFECTIVELY_ONCE else None
+
+    return process
+
+
 def _offsets(stand: Stand, partitions: int = 4) -> list[int | None]:
     return [stand.scene.key(n).offset for n in range(partitions)]
 
@@ -592,14 +604,7 @@ def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: De
     stand.mode, stand.ranges = mode, True
     stand.scene.data.make(partitions=4, messages=10)
     rows: Counter[Any] = Counter()
-
-    def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
-        if (2, 1) in frame:
-            raise ZeroDivisionError("a bad record")
-        rows.update(frame)
-        return frame if mode is EFFECTIVELY_ONCE else None
-
-    stand.process = process
+    stand.process = _counting_but((2, 1), rows, mode)
     options: dict[str, Any] = {"ranges": RangeOptions(size=5)}
     for attempts in (0, 1):
         assert not stand.run(**options).success
@@ -670,14 +675,7 @@ def test_one_message_is_skipped_by_the_steps_of_the_docs(stand: Stand, mode: Del
     """End the plan, have done what comes before the message, set the position past it (docs/reprocess.md)."""
     stand.mode = mode
     rows: Counter[Any] = Counter()
-
-    def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
-        if (1, 4) in frame:
-            raise ZeroDivisionError("a message that cannot be processed")
-        rows.update(frame)
-        return frame if mode is EFFECTIVELY_ONCE else None
-
-    stand.process = process
+    stand.process = _counting_but((1, 4), rows, mode)
     for _ in range(3):
         assert not stand.run().success
     operator = GroupAdmin(

@@ -174,7 +174,7 @@ class FakeSink(FakeKafkaSink):
     def _place(self) -> Iterator[_Place]:
         yield _Place(self.topic_id, cast("Any", FakeNotesReader(self.broker)))
 
-    def _transaction(self, wanted: ClaimedRange) -> Transaction:
+    def _transaction(self, wanted: ClaimedRange, *, sends_alone: bool = False) -> Transaction:  # noqa: ARG002
         return cast("Transaction", FakeTransaction(self.broker, self._key(wanted)))
 
 
@@ -254,7 +254,7 @@ class JudgesBefore(FakeSink):
 class FencesNobody(FakeSink):
     """Each writer has a transactional id of its own."""
 
-    def _transaction(self, wanted: ClaimedRange) -> Transaction:
+    def _transaction(self, wanted: ClaimedRange, *, sends_alone: bool = False) -> Transaction:  # noqa: ARG002
         return cast("Transaction", FakeTransaction(self.broker, f"{self._key(wanted)}/{time.monotonic_ns()}"))
 
 
@@ -385,8 +385,8 @@ def answering(target: KafkaTarget, answer: Callable[[Callable[[], None]], None])
     sink._is_tried = True  # else the first commits nothing
     plain, answered = sink._transaction, list[str]()
 
-    def transaction(wanted: ClaimedRange) -> Transaction:
-        found = plain(wanted)
+    def transaction(wanted: ClaimedRange, *, sends_alone: bool = False) -> Transaction:
+        found = plain(wanted, sends_alone=sends_alone)
         if not answered:
             answered.append("once")
             commit = found.commit

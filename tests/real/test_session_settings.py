@@ -1,8 +1,6 @@
 """Session settings do not change the results of conversions, or such a session is refused in one line."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,23 +22,13 @@ from marshal_dagster.spark.decoding import (
 from marshal_dagster.spark.reader import offsets_read, read_schema
 from tests.avro_bytes import long
 from tests.protobuf_bytes import framed_message, orders_file
+from tests.session_settings import session_settings
 from tests.sink_conformance import never, part
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
-
-
-@contextmanager
-def setting(spark: "SparkSession", name: str, value: str) -> Iterator[None]:
-    """The session with another value of a setting."""
-    before = spark.conf.get(name, None)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
 
 def batch(spark: "SparkSession", *values: bytes | str | None) -> "DataFrame":
@@ -113,7 +101,7 @@ def test_json_is_decoded_the_same_in_every_session(spark: "SparkSession", name: 
     """What is good, what is bad, and each value of a good one."""
     frame = batch(spark, *JSONS)
     expected = shown(decode_json(frame, JSON_SCHEMA))
-    with setting(spark, name, value):
+    with session_settings(spark, {name: value}):
         assert shown(decode_json(frame, JSON_SCHEMA)) == expected
 
 
@@ -126,7 +114,7 @@ def test_a_time_without_a_zone_is_utc(spark: "SparkSession") -> None:
         return int(good.selectExpr("unix_micros(value.t)").collect()[0][0])
 
     utc = int(datetime(2024, 3, 31, 2, 30, tzinfo=UTC).timestamp() * 1_000_000)
-    with setting(spark, "spark.sql.session.timeZone", "Asia/Kolkata"):
+    with session_settings(spark, {"spark.sql.session.timeZone": "Asia/Kolkata"}):
         assert micros({}) == utc
         assert micros({"TimeZone": "+01:00"}) == utc - 3_600_000_000
 
@@ -147,7 +135,7 @@ def test_json_is_not_decoded_where_the_session_would_change_it(spark: "SparkSess
     """In one line, before anything is planned: with LEGACY month 13 and day 45 were 2025-02-14, and micros lost."""
     frame = batch(spark, *JSONS)
     with (
-        setting(spark, name, value),
+        session_settings(spark, {name: value}),
         pytest.raises(ConfigurationError, match=f"^decode_json: with {name}={value} ") as e,
     ):
         decode_json(frame, JSON_SCHEMA)
@@ -158,7 +146,7 @@ def test_json_is_not_decoded_where_the_session_would_change_it(spark: "SparkSess
 def test_a_schema_is_inferred_from_objects_with_names_that_come_once(spark: "SparkSession") -> None:
     """The same as in any other session, or refused."""
     with (
-        setting(spark, "spark.sql.variant.allowDuplicateKeys", "true"),
+        session_settings(spark, {"spark.sql.variant.allowDuplicateKeys": "true"}),
         pytest.raises(ConfigurationError, match=r"^infer_json_schema: with spark.sql.variant.allowDuplicateKeys=true"),
     ):
         infer_json_schema(batch(spark, '{"a": 1, "a": "x"}'))
@@ -169,7 +157,7 @@ def test_fields_that_the_session_cannot_tell_apart_are_refused(spark: "SparkSess
     frame = batch(spark, '{"id": 1, "ID": 2}')
     with pytest.raises(ConfigurationError, match="column 'value': its fields 'id' and 'ID' are one name"):
         decode_json(frame, "id int, ID int")
-    with setting(spark, "spark.sql.caseSensitive", "true"):
+    with session_settings(spark, {"spark.sql.caseSensitive": "true"}):
         good, _ = decode_json(frame, "id int NOT NULL, ID int").split()
         assert [tuple(row) for row in good.select("value.*").collect()] == [(1, 2)]
 
@@ -217,14 +205,14 @@ def test_avro_is_decoded_the_same_in_every_session(spark: "SparkSession", name: 
 
     expected = found()
     assert expected[:2] == [(0, -62135596800000000, -719162), (1, 1, 2)]
-    with setting(spark, name, value):
+    with session_settings(spark, {name: value}):
         assert found() == expected
 
 
 def test_avro_is_not_decoded_where_the_session_would_change_it(spark: "SparkSession") -> None:
     """Incompatible types would be read as one another."""
     with (
-        setting(spark, "spark.sql.legacy.avro.allowIncompatibleSchema", "true"),
+        session_settings(spark, {"spark.sql.legacy.avro.allowIncompatibleSchema": "true"}),
         pytest.raises(
             ConfigurationError, match=r"^decode_avro: with spark.sql.legacy.avro.allowIncompatibleSchema=true"
         ),
@@ -261,7 +249,7 @@ def test_protobuf_is_decoded_the_same_in_every_session(
         return [str(row["value"]) for row in good.collect()] + [str(row["reason"]) for row in bad.collect()]
 
     expected = found()
-    with setting(spark, name, value):
+    with session_settings(spark, {name: value}):
         assert found() == expected
 
 
@@ -282,7 +270,7 @@ def test_headers_of_the_source_are_the_same_in_every_session(spark: "SparkSessio
     )
     frame = frame.drop("headers").withColumnRenamed("own", "headers")
     expected = with_source_headers(frame, [part(0, 0, 2)]).orderBy("offset").collect()
-    with setting(spark, name, value):
+    with session_settings(spark, {name: value}):
         assert with_source_headers(frame, [part(0, 0, 2)]).orderBy("offset").collect() == expected
 
 
@@ -297,7 +285,7 @@ def test_headers_of_the_source_replace_no_column_of_another_case(spark: "SparkSe
 def test_a_partition_beyond_an_int_is_not_cut_to_one(spark: "SparkSession", ansi: str) -> None:
     """Without ANSI it would be another partition's row."""
     frame = spark.createDataFrame([(2**32, 0, b"x")], "partition long, offset long, value binary")
-    with setting(spark, "spark.sql.ansi.enabled", ansi), records.evaluated(frame, []) as found:
+    with session_settings(spark, {"spark.sql.ansi.enabled": ansi}), records.evaluated(frame, []) as found:
         assert dict(found.counts) == {2**32: 1}
 
 
@@ -313,7 +301,10 @@ def headers_of(spark: "SparkSession", name: str) -> "DataFrame":
 @pytest.mark.parametrize("ansi", ["true", "false"])
 def test_a_header_whose_name_is_no_text_is_found(spark: "SparkSession", ansi: str) -> None:
     """On its way to Python it would be another name."""
-    with setting(spark, "spark.sql.ansi.enabled", ansi), records.evaluated(headers_of(spark, "X'FF'"), []) as found:
+    with (
+        session_settings(spark, {"spark.sql.ansi.enabled": ansi}),
+        records.evaluated(headers_of(spark, "X'FF'"), []) as found,
+    ):
         assert found.rejected is not None
         assert (found.rejected.partition, found.rejected.offset, found.rejected.column) == (0, 41, "headers")
 
@@ -331,7 +322,7 @@ def test_offsets_that_no_message_has_are_left_out_in_every_session(spark: "Spark
     from marshal_dagster.sinks.delta.table import KeptRows
 
     frame = spark.createDataFrame([(0, 2**63 - 1), (0, 5), (0, -1), (0, None)], "partition int, offset long")
-    with setting(spark, "spark.sql.ansi.enabled", ansi):
+    with session_settings(spark, {"spark.sql.ansi.enabled": ansi}):
         assert KeptRows(frame, {0: 4}).offsets() == {0: [(5, 6)]}
         assert offsets_read(frame.where("offset = 5")) == {0: [(5, 6)]}
 
@@ -341,7 +332,7 @@ def test_delta_refuses_a_session_that_would_write_other_values(spark: "SparkSess
     sink = DeltaSink(str(tmp_path / "table"), session=lambda: spark)
     frame = spark.createDataFrame([(0, 0)], "partition int, offset long")
     with (
-        setting(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS"),
+        session_settings(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}),
         pytest.raises(ConfigurationError, match=r"^a Delta sink: with spark.sql.parquet.outputTimestampType"),
     ):
         sink.write(frame, [part(0, 0, 1)], never)

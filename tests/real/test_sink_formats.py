@@ -3,8 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from pyspark.sql import types as t
 
 from marshal_dagster.errors import ConfigurationError, SinkRejectedError
 from marshal_dagster.sinks import FileSink
+from tests.session_settings import session_settings
 from tests.sink_conformance import never, part
 
 if TYPE_CHECKING:
@@ -266,17 +266,6 @@ def test_whatever_is_put_in_is_given_back(spark: "SparkSession", format_name: st
     check()
 
 
-@contextmanager
-def setting(spark: "SparkSession", name: str, value: str) -> Iterator[None]:
-    """The session with another value of a setting."""
-    before = spark.conf.get(name, None)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.unset(name) if before is None else spark.conf.set(name, before)
-
-
 REFUSED = [
     ("csv", "array(1)", "it is of type array<int>"),
     ("csv", "X'00'", "it has the type binary"),
@@ -405,7 +394,7 @@ def test_a_column_that_the_session_takes_for_the_sinks_own_is_refused(
 def test_the_sink_is_case_sensitive_if_the_session_is(spark: "SparkSession", tmp_path: Path) -> None:
     """The column is the user's own there; a session that cannot hold both of two columns refuses to read them."""
     sink = FileSink(tmp_path)
-    with setting(spark, "spark.sql.caseSensitive", "true"):
+    with session_settings(spark, {"spark.sql.caseSensitive": "true"}):
         frame = spark.sql("SELECT 0 AS partition, 'mine' AS Marshal_Range, 1 AS a, 2 AS A")
         sink.write(frame, [part(0, 0, 1)], never)
         assert [tuple(row) for row in sink.read(spark).collect()] == [(0, "mine", 1, 2)]
@@ -449,7 +438,7 @@ def test_a_session_that_would_write_other_values_is_refused(
 ) -> None:
     """In one line, which names the setting and its right value."""
     with (
-        setting(spark, name, value),
+        session_settings(spark, {name: value}),
         pytest.raises(
             ConfigurationError, match=rf"^a file sink of {format_name}: with {name}={value} .*spark.conf.set\("
         ),
@@ -484,9 +473,7 @@ def test_other_settings_change_no_value(spark: "SparkSession", format_name: str,
     """Written and read in such a session, all is given back."""
     plain = [(f"c{number}", Kind(ddl, values)) for number, (ddl, values) in enumerate(VALUES.items())]
     kept = [(column, kind) for column, kind in plain if kind.ddl != "binary"]
-    with ExitStack() as changed:
-        for name, value in others.items():
-            changed.enter_context(setting(spark, name, value))
+    with session_settings(spark, others):
         check_round_trip(spark, format_name, [kept], {})
 
 
@@ -496,8 +483,8 @@ def test_a_missing_file_is_never_ignored(spark: "SparkSession", tmp_path: Path) 
     sink.write(spark.sql("SELECT 0 AS partition"), [part(0, 0, 1)], never)
     [path] = sink.committed_files()
     with (
-        setting(spark, "spark.sql.files.ignoreMissingFiles", "true"),
-        setting(spark, "spark.sql.files.ignoreCorruptFiles", "true"),
+        session_settings(spark, {"spark.sql.files.ignoreMissingFiles": "true"}),
+        session_settings(spark, {"spark.sql.files.ignoreCorruptFiles": "true"}),
     ):
         path.write_bytes(b"no parquet")
         with pytest.raises(Exception, match=r"not a Parquet file|CANNOT_READ_FILE|FAILED_READ_FILE"):

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from marshal_dagster.errors import SinkRejectedError
 from marshal_dagster.sinks import PostgresSink
+from tests.session_settings import session_settings
 from tests.sink_conformance import never, part
 from tests.sink_outputs import TABLE, own_schema
 
@@ -29,12 +30,8 @@ SESSIONS = [
 @pytest.fixture(params=SESSIONS, ids=lambda settings: " ".join(settings.values()))
 def any_session(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterator["SparkSession"]:
     """The session with settings of a user's."""
-    before = {name: spark.conf.get(name, None) for name in request.param}
-    for name, value in request.param.items():
-        spark.conf.set(name, value)
-    yield spark
-    for name, value in before.items():
-        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+    with session_settings(spark, request.param):
+        yield spark
 
 
 def written(dsn: str, frame: "DataFrame", *what: str) -> list[tuple[Any, ...]]:

@@ -153,8 +153,13 @@ def _parts(local: "Column") -> "tuple[Column, Column]":
 def _day(date: "Column") -> "Column":
     year = f.year(date)
     of_era = f.when(year > 0, year).otherwise(1 - year)
-    long = f.when(of_era > 9999, of_era.cast("string")).otherwise(_padded(of_era, 4))  # noqa: PLR2004 - digits
-    return f.concat(long, f.lit("-"), _padded(f.month(date), 2), f.lit("-"), _padded(f.dayofmonth(date), 2))
+    return _with_month_and_day(of_era, date)
+
+
+def _with_month_and_day(year: "Column", date: "Column") -> "Column":
+    """Render a year above -1, of four digits or more, with the month and the day of `date`."""
+    digits = f.when(year > 9999, year.cast("string")).otherwise(_padded(year, 4))  # noqa: PLR2004 - digits
+    return f.concat(digits, f.lit("-"), _padded(f.month(date), 2), f.lit("-"), _padded(f.dayofmonth(date), 2))
 
 
 def _era(date: "Column") -> "Column":
@@ -215,8 +220,7 @@ def _iso_date(date: "Column") -> "Column":
     """Render a date; years before 0 and after 9999 have a sign, as in ISO 8601."""
     year = f.year(date)
     sign = f.when(year < 0, f.lit("-")).when(year > 9999, f.lit("+")).otherwise(f.lit(""))  # noqa: PLR2004 - digits
-    digits = f.when(f.abs(year) > 9999, f.abs(year).cast("string")).otherwise(_padded(f.abs(year), 4))  # noqa: PLR2004
-    return f.concat(sign, digits, f.lit("-"), _padded(f.month(date), 2), f.lit("-"), _padded(f.dayofmonth(date), 2))
+    return f.concat(sign, _with_month_and_day(f.abs(year), date))
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ class KafkaSink(Steps):
         self._id_prefix = f"{ID_PREFIX}{topic}/"
         self._patience_s = transaction_timeout_s + _MORE_PATIENCE_S
         """How long a transaction can stay open whose writer has died."""
-        self._is_checked = self._is_tried = self._sends_alone = False
+        self._is_checked = self._is_tried = False
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.topic!r})"
@@ -292,11 +292,7 @@ class KafkaSink(Steps):
                 if refused.is_sure:
                     raise
                 logger.warning("topic %s refuses records of %s: each is sent by itself now", self.topic, wanted)
-                self._sends_alone = True
-                try:
-                    step = self._write(place, wanted, count, queue.again(), before_commit)
-                finally:
-                    self._sends_alone = False
+                step = self._write(place, wanted, count, queue.again(), before_commit, sends_alone=True)
         except ProducerFencedError as fenced:
             raise self._fenced_error(wanted, fenced.took_s) from None
         except RecordRejectedError as refused:
@@ -321,10 +317,17 @@ class KafkaSink(Steps):
         return step
 
     def _write(
-        self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
+        self,
+        place: _Place,
+        wanted: ClaimedRange,
+        count: int,
+        queue: "_Queue",
+        before_commit: BeforeCommit,
+        *,
+        sends_alone: bool = False,
     ) -> _Step | None:
         """Write a range in one transaction; None where another has taken it."""
-        with self._transaction(wanted) as transaction:
+        with self._transaction(wanted, sends_alone=sends_alone) as transaction:
             self._reached("fenced")
             notes = place.notes.newest(self._patience_s)
             if others := self._groups.others(wanted, self._groups_in(notes, [wanted])):
@@ -381,7 +384,7 @@ class KafkaSink(Steps):
             try:
                 if not isinstance(error, ProducerFencedError):
                     self._end_open([wanted])
-                newest = self._note(place, wanted)
+                newest = self._found(place.notes.newest(self._patience_s), wanted)
             except MarshalError as unknown:
                 raise UnavailableError(
                     f"{unknown}. Whether the commit of {wanted} of group {wanted.group!r} took effect is seen at the "
@@ -490,9 +493,6 @@ class KafkaSink(Steps):
             f"behind the old ones (on_new_generation={NewGeneration.APPEND.value!r})"
         )
 
-    def _note(self, place: _Place, wanted: ClaimedRange) -> PositionNote | None:
-        return self._found(place.notes.newest(self._patience_s), wanted)
-
     def _found(self, notes: Mapping[str, bytes], wanted: ClaimedRange) -> PositionNote | None:
         key = self._key(wanted)
         if key not in notes:
@@ -506,7 +506,7 @@ class KafkaSink(Steps):
         """Return the transactional id of the range's partition; no name but the last part's has a slash."""
         return f"{self._id_prefix}{wanted.group}/{wanted.topic}/{wanted.partition}"
 
-    def _transaction(self, wanted: ClaimedRange) -> "Transaction":
+    def _transaction(self, wanted: ClaimedRange, *, sends_alone: bool = False) -> "Transaction":
         from marshal_dagster.kafka.transactions import Transaction
 
         return Transaction(
@@ -516,7 +516,7 @@ class KafkaSink(Steps):
             topics=[self.topic, self.notes_topic],
             timeout_s=self.transaction_timeout_s,
             partitioner=self.partitioner,
-            sends_alone=self._sends_alone,
+            sends_alone=sends_alone,
         )
 
     @contextmanager
