@@ -63,6 +63,8 @@ class FaultyLog:
     """Called before records are appended: to let time pass, or to raise."""
     after_append: Callable[[], None] = lambda: None
     """Called when records are in the log, before the sender hears of it."""
+    after_bounds: Callable[[], None] = lambda: None
+    """Called when the bounds were looked up, before who asked is told."""
     before_read: Callable[[], None] = lambda: None
     after_read: Callable[[], None] = lambda: None
     """Called when all that was wanted is read."""
@@ -84,7 +86,8 @@ class FaultyLog:
         """Let nothing fail any more."""
         self._faults.clear()
         self.is_down = False
-        self.before_append = self.after_append = self.before_read = self.after_read = lambda: None
+        self.before_append = self.after_append = lambda: None
+        self.after_bounds = self.before_read = self.after_read = lambda: None
 
     def arrive(self) -> None:
         """Let what was late reach the log."""
@@ -103,7 +106,9 @@ class FaultyLog:
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask the log, unless it is down."""
         self._require_up()
-        return self.log.bounds(partitions)
+        bounds = self.log.bounds(partitions)
+        self.after_bounds()
+        return bounds
 
     def follow(self, positions: Mapping[int, int]) -> None:
         """Pass on."""

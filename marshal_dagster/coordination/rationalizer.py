@@ -130,13 +130,7 @@ class Rationalizer:
         with self.lock, self._reading():
             self._check_identity()
             bounds = self.log.bounds(self.world.partitions.keys())
-            for partition, at in bounds.items():
-                read = self.world.partitions[partition].next_offset
-                if at.end < read:
-                    raise CoordinationLogChangedError(
-                        f"coordination partition {partition} of {self.identity.topic!r} ends at {at.end}, but was read "
-                        f"up to {read}: the log was truncated; {_SEE_DOCTOR}"
-                    )
+            self._require_not_truncated(bounds)
             self._look_again(bounds)
             self._read({partition: at.end for partition, at in bounds.items()})
             return self.world
@@ -219,6 +213,15 @@ class Rationalizer:
                 f"with {now.partitions} partitions instead of {self.identity.topic_id} with "
                 f"{self.identity.partitions}. It was made anew or repartitioned; {_SEE_DOCTOR}"
             )
+
+    def _require_not_truncated(self, bounds: Mapping[int, OffsetBounds]) -> None:
+        for partition, at in bounds.items():
+            read = self.world.partitions[partition].next_offset
+            if at.end < read:
+                raise CoordinationLogChangedError(
+                    f"coordination partition {partition} of {self.identity.topic!r} ends at {at.end}, but was read "
+                    f"up to {read}: the log was truncated; {_SEE_DOCTOR}"
+                )
 
     def _begin(self, partitions: Collection[int]) -> None:
         """Know nothing of these partitions, and read them from a snapshot, or else from the log's start."""
@@ -319,7 +322,7 @@ class Rationalizer:
         if not read:
             return
         bounds = self.log.bounds(read.keys())
-        read = {number: world for number, world in read.items() if world.next_offset <= bounds[number].end}
+        self._require_not_truncated(bounds)
         for number, last in foreign_snapshots(self.log, bounds, self._timeout_s, read):
             raise CoordinationLogChangedError(
                 f"coordination partition {number} of {self.identity.topic!r} holds something else at offset "

@@ -453,6 +453,25 @@ def fail_next_reading(member: BaseClaimer[Any], when: str = "before_read") -> No
     setattr(log, when, fail_once)
 
 
+def test_a_log_truncated_as_a_failed_reading_goes_on_ends_every_claim(site: Site) -> None:
+    """The reading that goes on asks for the log's ends twice; simulator seed 13141."""
+    member = site.owner_of(0)
+    log = faulty(member)
+    site.say(Mark(instance="m.0", client="m", group="m", time_s=0))
+    fail_next_reading(member, "after_read")
+    with pytest.raises(UnavailableError):
+        member.ensure_group_settings()
+    end = site.broker.bounds(site.home).end
+    log.after_bounds = lambda: site.broker.truncate(site.home, end - 1)
+
+    with pytest.raises(CoordinationLogChangedError, match=f"ends at {end - 1}, but was read up to {end}"):
+        member.ensure_group_settings()
+
+    assert not member.claims
+    with pytest.raises(ClaimLostError, match="truncated"):
+        member.beat()
+
+
 @pytest.mark.parametrize("step", ["claim", "plan", "commit", "beat", "name", "release"])
 def test_a_record_with_its_senders_timestamp_does_nothing_for_its_member(site: Site, step: str) -> None:
     """It counts in the state, but its member holds nothing from then on, sends nothing more, and names the setting."""

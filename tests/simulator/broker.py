@@ -38,6 +38,7 @@ class ReadFault(StrEnum):
 
     NOTHING = "reading that gets no answer"
     PART = "reading that fails after a part of the records"
+    WHOLE = "reading that fails after the records of a coordination partition"
 
 
 class SimulatedClock:
@@ -87,6 +88,8 @@ class Cluster:
         """Tells a process's unix time in ms, which its records get while the topic has senders' timestamps."""
         self.about_to_append: Callable[[SimulatedLog, Process, Sequence[Append]], None] = lambda *_: None
         """Told the records of each append, before anything befalls them."""
+        self.looking_again: Callable[[SimulatedLog], None] = lambda _: None
+        """Told a log, each time that its bounds are asked for between a reading that failed and the next."""
         self.left_queue: Callable[[object, bytes], None] = lambda *_: None
         """Told what its process was at, and the value, for each record that leaves a sender's queue late."""
         self.faults_end_ms = float("inf")
@@ -166,6 +169,8 @@ class SimulatedLog:
         """When it told its reader that the log ends before what it has given; None if that reads anew from there on."""
         self._ended: dict[int, int] = {}
         """Where it ended as it told so, by partition."""
+        self._failed = False
+        """Whether the last reading failed."""
 
     def identity(self) -> LogIdentity:
         """Ask which log it is."""
@@ -174,6 +179,8 @@ class SimulatedLog:
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
         """Ask for the bounds."""
+        if self._failed:
+            self._cluster.looking_again(self)
         bounds = self._log.bounds(partitions)
         self.looked_ms = self._cluster.scheduler.now_ms
         self._wait()
@@ -192,10 +199,11 @@ class SimulatedLog:
         """Read what is there after a while, unless the answer does not come, or not wholly."""
         self._wait()
         fault = self._cluster.next_read_fault(self._process)
+        self._failed = fault is not None
         if fault is not None:
             self._wait_in_vain(timeout_s)
         for chunk in self._log.read_until(ends, timeout_s) if fault is not ReadFault.NOTHING else ():
-            given = chunk if fault is None else _first_half(chunk)
+            given = _first_half(chunk) if fault is ReadFault.PART else chunk
             self.read[given.partition] = given.position
             if self._appended:
                 self._note_sender_timed(given, ends[given.partition])

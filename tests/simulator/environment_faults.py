@@ -15,7 +15,7 @@ from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, settings_text
 from marshal_dagster.runs.names import run_of
-from tests.simulator.broker import EPOCH_MS, AppendFault, SimulatedClock
+from tests.simulator.broker import EPOCH_MS, AppendFault, SimulatedClock, SimulatedLog
 from tests.simulator.checkers import KeyState, RangeState, ranges_of
 from tests.simulator.data import Attempt
 from tests.simulator.scenario import GROUP, TOPIC, WAITING_FOR_A_PERSON, Event, EventKind, Member
@@ -104,6 +104,7 @@ class Nature:
         world.cluster.broker.is_sender_timed = False
         world.cluster.faults.clear()
         self._at_records.clear()
+        world.cluster.looking_again = lambda _: None
         world.snapshot_faults.clear()
         if world.cluster.jump_ms < 0:
             world.unsure_until_ms = world.scheduler.now_ms - world.cluster.jump_ms + 3 * world.hi_ms
@@ -395,7 +396,12 @@ class Nature:
         return True
 
     def _truncate(self, chance: random.Random) -> bool:
-        """Lose the newest records: now, or when somebody appends whose reader has begun with a snapshot."""
+        """Lose the newest records: now, as a reader goes on that failed, or as one appends that began a snapshot."""
+        if chance.random() < 0.4:
+            cluster = self._world.cluster
+            cluster.failing_part = max(cluster.failing_part, 0.3)
+            cluster.looking_again = lambda log: self._truncate_before_a_look(chance, log)
+            return False
         if self._world.scenario.has_snapshots and chance.random() < 0.7:
             self._at_records.append((b"", self._truncate_before_a_snapshot))
             return False
@@ -404,6 +410,16 @@ class Nature:
             return False
         self._truncate_to(max(0, end - chance.randint(1, 6)))
         return True
+
+    def _truncate_before_a_look(self, chance: random.Random, log: SimulatedLog) -> None:
+        """Lose what that log's reader has read, before one of the looks with which it goes on."""
+        world = self._world
+        read = log.read.get(world.home, 0)
+        if not read or world.scheduler.now_ms > world.scenario.faulty_ms or chance.random() < 0.5:
+            return
+        world.cluster.looking_again = lambda _: None
+        self._truncate_to(max(0, read - chance.randint(1, 6)))
+        self._count(EventKind.TRUNCATION)
 
     def _truncate_before_a_snapshot(self, records: Sequence[Append]) -> None:
         """Lose what the sender's snapshot knows, and as much before it as there are records to be appended."""

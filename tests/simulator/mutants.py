@@ -136,8 +136,15 @@ MUTANTS: Final = (
     Mutant(
         "a truncated log is not noticed",
         "coordination/rationalizer.py",
-        "                if at.end < read:\n",
-        "                if False:\n",
+        "            if at.end < read:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "a log that was truncated as a reading goes on is read on",
+        "coordination/rationalizer.py",
+        "        bounds = self.log.bounds(read.keys())\n        self._require_not_truncated(bounds)\n",
+        "        bounds = self.log.bounds(read.keys())\n"
+        "        read = {n: world for n, world in read.items() if world.next_offset <= bounds[n].end}\n",
     ),
     Mutant(
         "an acknowledgement where something was read before is nothing new",
