@@ -222,8 +222,8 @@ class IncompleteLogError(MarshalError):
         Retention or `kafka-delete-records` deleted the start of the coordination topic before a snapshot was written.
 
     Action:
-        Stop all members of all groups, then run `marshal-dagster recover` and confirm each position. To prevent it, turn
-        off the retention of the coordination topic, and create the topic for snapshots with
+        Stop all members of all groups, then run `marshal-dagster recover` and confirm each position. To prevent it,
+        turn off the retention of the coordination topic. Create the topic for snapshots, too, with
         `marshal-dagster topic create`.
 
     More:
