@@ -24,7 +24,19 @@ class MarshalError(Exception):
 
     Action:
         Follow the message and the entry of the subclass. If the class is `MarshalError` itself, the message is all
-        there is. An exception of another class is not part of this tree: report it as a bug if this library raised it.
+        there is.
+
+    Example:
+        ```python
+        try:
+            with claimer.claimed_batch(context, topic="orders") as batch:
+                if not batch.idle:
+                    process(batch.read(spark))
+        except marshal_dagster.ClaimLostError:
+            pass  # another process repeats the batch
+        except marshal_dagster.MarshalError as error:
+            logger.error("the batch failed: %s", error)
+        ```
     """
 
 
@@ -32,7 +44,8 @@ class ConfigurationError(MarshalError):
     """A setting, an argument or a function given to the library is missing, malformed or contradicts another.
 
     Meaning:
-        The operation was refused. It would fail again with the same configuration.
+        The operation was refused. It would fail again with the same configuration. If the message names your function,
+        the failed run does not count as an attempt at its batch.
 
     Cause:
         A field of a resource, a run config, a command-line option or an argument has a value that cannot work. Or the
