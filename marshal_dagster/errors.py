@@ -1,7 +1,7 @@
 """The exceptions that marshal-dagster raises for its users, as one tree with `MarshalError` at its root.
 
-Each class is public and importable from `marshal_dagster`. Its docstring has a fixed form: one line that says what
-happened, then `Meaning:`, `Cause:` and `Action:`, and `More:` where a page of the documentation has the details.
+Each class is public and importable from `marshal_dagster`. Its docstring has a fixed form: one line that states
+what happened, then `Meaning:`, `Cause:` and `Action:`, and `More:` where a page of the documentation has the details.
 `tools/error_reference.py` writes docs/reference/errors.md from these docstrings; run it after a change.
 """
 
@@ -105,7 +105,7 @@ class AuthorizationError(MarshalError):
     """Kafka does not allow this user an operation on a topic, a group or the cluster.
 
     Meaning:
-        The operation was refused. Runs check their rights before they claim, so no claim is left behind.
+        The operation was refused. Runs check their rights before they claim, so no claim remains.
 
     Cause:
         An ACL is missing. The message names the right and the resource.
@@ -177,8 +177,8 @@ class CoordinationLogChangedError(MarshalError):
         restored from a backup looks the same.
 
     Action:
-        Stop all members and look at `marshal-dagster doctor`, then follow the runbook. If the message says "look
-        again", repeat the command.
+        Stop all members and look at `marshal-dagster doctor`, then follow the runbook. If the message ends with
+        "look again", repeat the command.
 
     More:
         docs/runbook.md#the-coordination-topic-was-deleted-or-truncated
@@ -413,7 +413,7 @@ class DataTopicChangedError(MarshalError):
         `marshal-dagster position reset`.
 
     More:
-        docs/runbook.md#the-data-topic-was-made-anew
+        docs/runbook.md#the-data-topic-was-deleted-and-re-created
         docs/position.md
     """
 
@@ -525,8 +525,8 @@ class DecodeError(MarshalError):
         most once its records are dropped.
 
     Cause:
-        A sender wrote records that do not match the schema, or the schema is wrong. The code asks for an error in this
-        case, by `or_fail()`.
+        A sender wrote records that do not match the schema, or the schema is wrong. The code calls `or_fail()`,
+        which makes this an error.
 
     Action:
         Correct the schema or the sender. Or set the bad records aside with `split()`, `marked()` or
@@ -609,5 +609,6 @@ class PortInUseError(UnavailableError):
         Another process on this machine listens on that port, or no port of the allowed range is free.
 
     Action:
-        Stop the other process, or choose another port. Port 0 picks a free one where the message says so.
+        Stop the other process, or choose another port. If the message mentions port 0, it picks a free
+        port.
     """

@@ -83,7 +83,7 @@ INTERNAL: Final = {
 """Exception classes of the library that are not public, with the reason, by module and name within the package."""
 
 SHOWN: Final = {
-    "dagster.Failure": "a run that found nothing it may process, or did not process everything; the message says why",
+    "dagster.Failure": "a run that found nothing it may process, or did not process everything; the message states why",
     "OSError": "a file system that cannot be read or written, Hadoop's file systems included",
     "RuntimeError": "a call of an object that is closed or not ready yet",
     "ValueError": "an argument that is never right, such as a range that ends before its start",

@@ -59,7 +59,7 @@ class EmptyCauseError(Exception):
 
 class LongSummaryError(Exception):
     """Something happened, and
-    the first line goes on.
+    the first line continues.
 
     Meaning:
         Nothing was lost.
