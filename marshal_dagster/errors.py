@@ -327,7 +327,8 @@ class CommitFailedError(MarshalError):
     """A commit was not found accepted in the coordination log.
 
     Meaning:
-        The commit took no effect for the partitions in the message. The next run repeats their batch.
+        The commit took no effect for the partitions in the message. The next run repeats their batch. If the message is
+        about heartbeats, the claims stay valid until their lease ends.
 
     Cause:
         The brokers did not acknowledge the record in time, or the commit does not fit: it ends elsewhere than the

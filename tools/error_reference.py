@@ -38,6 +38,7 @@ from typing import Final
 
 import marshal_dagster
 from marshal_dagster import errors
+from marshal_dagster.cli.exit_codes import ExitCode, code_of
 from marshal_dagster.devkafka import errors as devkafka_errors
 
 TOP: Final = Path(__file__).resolve().parents[1]
@@ -117,8 +118,8 @@ message names the group, topic and partition concerned, and what to do. `help(ma
 same text as this page.
 
 A run that does no work can also succeed, or fail without an error of this library:
-[What a run can report](../use.md#what-a-run-can-report). The command line exits with a [code](../cli.md#exit-codes) for
-each kind of error. For steps by symptom, see the [runbook](../runbook.md).
+[What a run can report](../use.md#what-a-run-can-report). A command that ends with an error has the [exit
+code](../cli.md#exit-codes) in the table. For steps by symptom, see the [runbook](../runbook.md).
 """
 
 DEVKAFKA: Final = """\
@@ -144,6 +145,8 @@ class ErrorEntry:
     name: str
     base: str
     """Name of the class from which it derives."""
+    exit_code: int
+    """The exit code of a command that ends with this error."""
     summary: str
     meaning: str
     cause: str
@@ -178,6 +181,7 @@ def entry_of(kind: type[Exception]) -> ErrorEntry:
     return ErrorEntry(
         name=kind.__name__,
         base=kind.__bases__[0].__name__,
+        exit_code=code_of(kind.__new__(kind)) or ExitCode.BUG,
         summary=summary,
         meaning=sections["Meaning"],
         cause=sections["Cause"],
@@ -216,8 +220,8 @@ def render() -> str:
 
 
 def _overview(entries: list[ErrorEntry]) -> str:
-    rows = [f"| [`{entry.name}`](#{slug(entry.name)}) | {entry.summary} |" for entry in entries]
-    return "\n".join(["| error | what happened |", "| --- | --- |", *rows]) + "\n"
+    rows = [f"| [`{entry.name}`](#{slug(entry.name)}) | {entry.summary} | {entry.exit_code} |" for entry in entries]
+    return "\n".join(["| error | what happened | exit code |", "| --- | --- | --- |", *rows]) + "\n"
 
 
 def _entry(entry: ErrorEntry, level: str, package: str) -> str:
