@@ -213,8 +213,8 @@ def render() -> str:
     """Return the page."""
     public = [entry_of(kind) for kind in error_classes(errors)]
     local = [entry_of(kind) for kind in error_classes(devkafka_errors)]
-    parts = [INTRODUCTION, _overview(public), *(_entry(entry, "##", "marshal_dagster") for entry in public)]
-    parts += [DEVKAFKA, *(_entry(entry, "###", "marshal_dagster.devkafka") for entry in local)]
+    parts = [INTRODUCTION, _overview(public), *(_entry(entry, "##", "marshal_dagster.errors") for entry in public)]
+    parts += [DEVKAFKA, *(_entry(entry, "###", "marshal_dagster.devkafka.errors") for entry in local)]
     parts.append(OTHERS + "".join(f"| `{name}` | {reason} |\n" for name, reason in SHOWN.items()))
     return "\n".join(parts)
 
@@ -224,9 +224,9 @@ def _overview(entries: list[ErrorEntry]) -> str:
     return "\n".join(["| error | what happened | exit code |", "| --- | --- | --- |", *rows]) + "\n"
 
 
-def _entry(entry: ErrorEntry, level: str, package: str) -> str:
-    # The second line lets the `Raises:` sections of the API reference link to this place (mkdocs-autorefs).
-    parts = [f"[](){{#{package}.{entry.name}}}", f"{level} {entry.name}", entry.summary]
+def _entry(entry: ErrorEntry, level: str, module: str) -> str:
+    # The first line is an anchor to which the `Raises:` sections of the API reference link (mkdocs-autorefs).
+    parts = [f"[](){{#{module}.{entry.name}}}", f"{level} {entry.name}", entry.summary]
     if entry.base not in {"Exception", errors.MarshalError.__name__}:
         parts.append(f"A kind of [`{entry.base}`](#{slug(entry.base)}).")
     parts += [f"**Meaning.** {entry.meaning}", f"**Cause.** {entry.cause}", f"**Action.** {entry.action}"]
