@@ -15,7 +15,7 @@ marshal_dagster/devkafka/errors.py. A docstring has this form, in which `More:` 
         What a user or an operator does about it.
 
     More:
-        docs/page.md#heading
+        docs/runbook.md#claimlosterror
 
     Example:
         Code.
@@ -26,7 +26,6 @@ Every other exception that the library defines or raises is listed here with the
 
 import ast
 import inspect
-import posixpath
 import re
 import sys
 import textwrap
@@ -118,14 +117,14 @@ message names the group, topic and partition concerned, and what to do. `help(ma
 same text as this page.
 
 A run that does no work can also succeed, or fail without an error of this library:
-[What a run can report](../use.md#what-a-run-can-report). A command that ends with an error has the [exit
-code](../cli.md#exit-codes) in the table. For steps by symptom, see the [runbook](../runbook.md).
+[What a run can report](docs/use.md#what-a-run-can-report). A command that ends with an error has the [exit
+code](docs/cli.md#exit-codes) in the table. For steps by symptom, see the [runbook](docs/runbook.md).
 """
 
 DEVKAFKA: Final = """\
 ## The Kafka for one machine
 
-`marshal_dagster.devkafka` and [`marshal-dagster kafka`](../cli.md#a-kafka-for-this-machine) raise these.
+`marshal_dagster.devkafka` and [`marshal-dagster kafka`](docs/cli.md#a-kafka-for-this-machine) raise these.
 """
 
 OTHERS: Final = """\
@@ -216,7 +215,7 @@ def render() -> str:
     parts = [INTRODUCTION, _overview(public), *(_entry(entry, "##", "marshal_dagster.errors") for entry in public)]
     parts += [DEVKAFKA, *(_entry(entry, "###", "marshal_dagster.devkafka.errors") for entry in local)]
     parts.append(OTHERS + "".join(f"| `{name}` | {reason} |\n" for name, reason in SHOWN.items()))
-    return "\n".join(parts)
+    return "\n".join(parts).replace("](docs/", "](../")  # from the top of the repository, or from the page
 
 
 def _overview(entries: list[ErrorEntry]) -> str:
@@ -241,15 +240,14 @@ def _entry(entry: ErrorEntry, level: str, module: str) -> str:
 
 
 def _link(place: str) -> str:
-    """Return a link from the page to a place such as `docs/runbook.md#claimlosterror`, named for its headings."""
+    """Return a link to a place such as `docs/runbook.md#claimlosterror`, named for its headings."""
     path, _, anchor = place.partition("#")
     titles = {slug(title): title for title in _headings((TOP / path).read_text(encoding="utf-8"))}
     if anchor and anchor not in titles:
         raise ValueError(f"{path} has no heading with the anchor {anchor}")
     page = next(iter(titles.values()))
     text = f"{page}: {titles[anchor]}" if anchor else page
-    target = posixpath.relpath(path, PAGE.parent.relative_to(TOP).as_posix())
-    return f"[{text}]({target}{'#' if anchor else ''}{anchor})"
+    return f"[{text}]({place})"
 
 
 def _headings(text: str) -> Iterator[str]:
