@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from marshal_dagster.errors import IncompleteLogError as IncompleteLogError
     from marshal_dagster.errors import MarshalError as MarshalError
     from marshal_dagster.errors import PlanRejectedError as PlanRejectedError
+    from marshal_dagster.errors import PortInUseError as PortInUseError
+    from marshal_dagster.errors import PositionNotSetError as PositionNotSetError
+    from marshal_dagster.errors import RecoveryFailedError as RecoveryFailedError
     from marshal_dagster.errors import SchemaDriftError as SchemaDriftError
     from marshal_dagster.errors import SettingsMismatchError as SettingsMismatchError
     from marshal_dagster.errors import SettingsNotSetError as SettingsNotSetError
@@ -136,9 +139,9 @@ _NAMES: Final = {
     "errors": (
         "AuthorizationError BadRecord BatchAbortedError ClaimLostError CommitFailedError ConfigurationError "
         "CoordinationLogChangedError DataLossError DataTopicChangedError DecodeError FailingRecordError GoGroupError "
-        "GroupPausedError IncompleteLogError MarshalError PlanRejectedError SchemaDriftError SettingsMismatchError "
-        "SettingsNotSetError SinkRejectedError StartPositionError TimestampTypeError TopicNotFoundError "
-        "UnavailableError UnsafeTopicError"
+        "GroupPausedError IncompleteLogError MarshalError PlanRejectedError PortInUseError PositionNotSetError "
+        "RecoveryFailedError SchemaDriftError SettingsMismatchError SettingsNotSetError SinkRejectedError "
+        "StartPositionError TimestampTypeError TopicNotFoundError UnavailableError UnsafeTopicError"
     ),
     "jobs.admin": (
         "ImportPositionsConfig PauseConfig ReprocessRangeConfig ResumeConfig RetryConfig RevokeConfig "
