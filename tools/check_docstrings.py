@@ -5,9 +5,8 @@ and no other. `Returns:` (or `Yields:`) describes what is returned, unless the f
 Return or Yield. A field has a docstring below it, a `description=`, or an entry in the class's `Args:` or
 `Attributes:`.
 
-Ruff's rules complement this: they look only at sections that are there, those of private functions included.
-
-    ruff check --preview --select D417,DOC102,DOC202,DOC403 --config 'lint.pydocstyle.convention = "google"' marshal_dagster
+Ruff's rules D417, DOC102, DOC202 and DOC403 complement this, see `make lint-language`. They look only at sections that
+are there, those of private functions included.
 
 pydoclint, from which ruff's DOC rules come, cannot be installed beside Dagster: both bring a package named
 `docstring_parser`.

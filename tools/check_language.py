@@ -284,7 +284,7 @@ def _line(text: Text, match: re.Match[str]) -> int:
     lines_before = match.string.count("\n", 0, match.start())
     if text.text.count("\n") == len(text.lines) - 1:
         return text.first_line + lines_before
-    # Its pieces are joined, or line ends are escapes: look for the match's first word, if possible with what precedes it.
+    # Its pieces are joined, or line ends are escapes: look for the match's first word, after the text before it.
     first_word = match[0].split()[0]
     before = match.string[max(match.start() - 12, 0) : match.start()].rpartition("}")[2]
     for wanted in (before + first_word, first_word):
