@@ -236,7 +236,7 @@ def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], argum
         (["outbox", "harvest", "--dsn", "host=h", "--name", ""], "name: ''; give a name of 1 to 48 bytes"),
         (["outbox", "harvest", "--dsn", "host=h"], "no Kafka is named: give --bootstrap-servers"),
         (["coordinator", "run"], "no Kafka is named: give --bootstrap-servers"),
-        (["coordinator", "run", "-b", "a:1", "--health", "here"], "--health: 'here' is no address"),
+        (["coordinator", "run", "-b", "a:1", "--health", "here"], "--health: 'here' is not an address"),
         (["coordinator", "init", "-b", "a:1", "--coordinator-topic", "a/b"], "--coordinator-topic: 'a/b' is no name"),
         (["kafka", "up", "--brokers", "2"], "brokers: 2; a cluster on one machine has 1 or 3"),
         (["kafka", "up", "--port", "70000"], "port: 70000"),
