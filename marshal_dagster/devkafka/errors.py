@@ -1,19 +1,19 @@
-"""What can go wrong with a Kafka of one's own; each message is one line that says what to do next."""
+"""Errors of the local Kafka cluster. Each message is one line and includes what to do next."""
 
 from marshal_dagster.errors import MarshalError
 
 
 class DevKafkaError(MarshalError):
-    """Root of the errors of the Kafka for one machine."""
+    """Base class of the errors of the local Kafka cluster."""
 
 
 class BrokerFailedError(DevKafkaError):
-    """A broker could not be set up, ended while it started, or was not ready in time."""
+    """A broker could not be set up, ended during its start, or was not ready in time."""
 
 
 class ClusterMismatchError(DevKafkaError):
-    """The directory holds another cluster than the one asked for, or none."""
+    """The directory holds no cluster, or one that differs from the requested one."""
 
 
 class ClusterLockedError(DevKafkaError):
-    """Another command is at work on the directory."""
+    """Another command is using the directory."""

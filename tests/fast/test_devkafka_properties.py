@@ -64,7 +64,7 @@ def test_extra_settings_come_on_top() -> None:
 @pytest.mark.parametrize("name", ["listeners", "node.id", "log.dirs", "controller.quorum.voters"])
 def test_what_the_cluster_decides_itself_cannot_be_set(name: str) -> None:
     """Ports, folders and roles are refused by name."""
-    with pytest.raises(ConfigurationError, match=f"^broker setting '{name}' is decided by the cluster itself"):
+    with pytest.raises(ConfigurationError, match=f"^broker setting '{name}' is chosen by the cluster itself"):
         check_settings({name: "x"})
 
 
