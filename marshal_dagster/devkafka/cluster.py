@@ -473,7 +473,7 @@ def _check_port(port: int | Sequence[int] | None) -> None:
     ports = [port] if isinstance(port, int) else list(port)
     if not ports or len(set(ports)) != len(ports) or min(ports) < 1 or max(ports) > LARGEST_PORT:
         raise ConfigurationError(
-            f"port: {_listed(ports)}; give different numbers from 1 to {LARGEST_PORT}, or 0 for any free ones"
+            f"port: {_listed(ports)}; give numbers from 1 to {LARGEST_PORT}, each once, or 0 for any free ones"
         )
 
 

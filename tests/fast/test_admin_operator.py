@@ -549,7 +549,7 @@ def test_a_log_of_which_not_even_the_settings_are_known_is_left_alone(site: Site
     """That the feature is off already is told only where it is known."""
     site.begin(0, settings=RANGES)
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
-    with pytest.raises(IncompleteLogError, match="the settings there are not known"):
+    with pytest.raises(IncompleteLogError, match="so the settings there are unknown"):
         operator_on(site).switch_ranges_off(wait_ms=0)
 
 

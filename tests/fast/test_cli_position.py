@@ -527,8 +527,8 @@ def test_a_sink_that_is_not_named_could_not_be_asked(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("sinks_here", "--sink: 'sinks_here'; write module:name"),
-        ("sinks here:can", "--sink: 'sinks here:can'; write module:name"),
+        ("sinks_here", "--sink: 'sinks_here'; give it as module:name"),
+        ("sinks here:can", "--sink: 'sinks here:can'; give it as module:name"),
         ("sinks_there:can", "--sink: 'sinks_there:can' failed to load: ModuleNotFoundError: No module named"),
         ("sinks_here:might", "failed to load: AttributeError: "),
         ("sinks_here:fail", "failed to load: ZeroDivisionError: "),
