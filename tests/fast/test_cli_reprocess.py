@@ -238,7 +238,7 @@ def test_a_position_that_another_sets_meanwhile_stays(
         (("--partition", "1"), "has no position in orders/1"),
         (("--partition", "7"), "has no partition 7"),
         (("--json",), "give --yes too"),
-        (("--within", "x"), "--within: 'x' is no length of time"),
+        (("--within", "x"), "--within: 'x' is not a duration"),
     ],
 )
 def test_what_cannot_be_done_again_is_one_line(

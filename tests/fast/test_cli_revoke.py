@@ -140,7 +140,7 @@ def test_a_group_that_the_log_does_not_name_has_no_owners(site: Site, capsys: py
     """It is most likely misspelt."""
     site.owner_of(0)
     answer = act(capsys, "revoke", "other", TOPIC, "--instance", "x", "--yes")
-    assert (answer.code, "does not name a group 'other'" in answer.error) == (2, True)
+    assert (answer.code, "the log has no group 'other'" in answer.error) == (2, True)
 
 
 def test_nothing_is_revoked_by_a_log_that_shows_no_epochs(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def test_settings_of_a_group_that_is_not_known_are_an_error(site: Site, capsys: 
     """Most likely it is misspelt."""
     site.begin(0)
     answer = act(capsys, "settings", "show", "other")
-    assert (answer.code, "does not name a group 'other'" in answer.error) == (2, True)
+    assert (answer.code, "the log has no group 'other'" in answer.error) == (2, True)
 
 
 def test_ranges_are_switched_off(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,7 +215,7 @@ def test_live_owners_are_waited_for(site: Site, capsys: pytest.CaptureFixture[st
     go_owner(site, 0)
     before = site.values()
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes", "--wait", "5s", *STOPPED)
-    assert (answer.code, "are still held by live members" in answer.err, site.values()) == (1, True, before)
+    assert (answer.code, "are still claimed by live members" in answer.err, site.values()) == (1, True, before)
     assert act(capsys, *SET, "--to-offset", "0=30", "--yes", "--wait", "3m", *STOPPED).code == 0
     assert (site.key(0).offset, types(site) <= GO_TYPES) == (30, True)
 
