@@ -138,7 +138,7 @@ class GroupSettingsAdmin(LogUser):
         with reader.lock:
             world = reader.follow_all()
             if not new_group:
-                require_known(world, self.group, "To give it settings before its first claim, add --new-group")
+                require_known(world, self.group, "For settings before its first claim, give --new-group")
             return settings_by_partition(world, self.group)
 
     def require_allowed(self) -> None:

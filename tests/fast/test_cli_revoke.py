@@ -111,7 +111,7 @@ def test_who_holds_nothing_is_told_with_who_does(
     name = owner.member.instance if "--partitions" in more else "nobody.1"
     answer = act(capsys, *REVOKE, name, *more)
     assert answer.code == 1
-    assert f"{name!r} holds nothing of topic 'orders'" in answer.error
+    assert f"{name!r} has no claim of topic 'orders'" in answer.error
     assert repr(owner.member.instance) in answer.error
     assert site.values() == before
     if "--json" in more:

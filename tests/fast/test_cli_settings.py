@@ -139,7 +139,7 @@ def test_members_that_stay_keep_ranges_on(site: Site, capsys: pytest.CaptureFixt
         "the group is paused for 20 s at least; the owners of partitions have 5s to leave",
     )
     assert lines[-2] == "ranges are still on in coordination partitions 0-3"
-    assert "are still held by live members" in lines[-1]
+    assert "are still claimed by live members" in lines[-1]
 
 
 def test_where_ranges_are_still_on_may_not_be_known(

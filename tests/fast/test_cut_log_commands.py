@@ -146,7 +146,7 @@ def test_who_reprocesses_blames_nobody_for_what_retention_did(site: Site) -> Non
     redo = reprocessing.look(0, 30, 40)
 
     def overtake(text: str) -> None:
-        if "does it again" in text:
+        if "reprocesses from" in text:
             site.overtake()
 
     with pytest.raises(IncompleteLogError):

@@ -280,7 +280,7 @@ def test_a_sink_that_is_named_in_the_config_is_asked(
     """What it answers is a warning of the run; one that cannot be imported fails it."""
     sink = f"{__name__}:{Unable.__name__.lower()}"
     assert stand.run(name, **config, dry_run=True, sink=sink).success
-    assert "the sink would refuse what is read again: not 1" in capfd.readouterr().err
+    assert "the sink would reject the records that are read again: not 1" in capfd.readouterr().err
     said = failure(stand.run(name, **config, dry_run=True, sink=f"{__name__}:nothing")).step_failure_data.error
     assert "failed to load: AttributeError" in str(said)
 
@@ -319,7 +319,7 @@ def test_each_way_to_name_a_position_is_in_the_config(
     [
         ({}, "give one of to_offset, to_datetime, to_earliest, to_latest and shift_by"),
         ({"to_earliest": True, "to_latest": True}, "give one of"),
-        ({"to_offset": "5"}, "outside what the topic holds"),
+        ({"to_offset": "5"}, "offsets outside of the topic"),
         ({"to_earliest": True, "partitions": "x"}, "partitions: 'x' names no partitions"),
     ],
     ids=str,
@@ -492,7 +492,7 @@ def test_a_revocation_of_nothing_fails_the_run(stand: Stand) -> None:
     before = stand.site.values()
     data = failure(stand.run("revoke_claims", topic=TOPIC, instance="nobody")).step_failure_data
     assert data.user_failure_data is not None
-    assert "'nobody' holds nothing of topic 'orders'" in (data.user_failure_data.description or "")
+    assert "'nobody' has no claim of topic 'orders'" in (data.user_failure_data.description or "")
     assert owner.member.instance in (data.user_failure_data.description or "")
     assert stand.site.values() == before
 

@@ -435,7 +435,7 @@ def test_settings_that_were_not_acknowledged_are_completed(site: Site) -> None:
     site.owner_of(0, at=50).release()
     log = site.log()
     log.fail(Fault.FAILED, of_type("GroupSettings"))
-    with pytest.raises(SettingsNotSetError, match="try again, which completes it"):
+    with pytest.raises(SettingsNotSetError, match="try again to complete the change"):
         SettingsChanger(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock).set_settings(
             GroupSettings(20_000), wait_ms=0
         )
