@@ -84,6 +84,9 @@ class Database:
                 transaction with `set_for_transaction`.
             settings: Parameters of psycopg. They override those of the connection string; `options` of both apply.
 
+        Returns:
+            An open connection of psycopg, which the caller closes.
+
         Raises:
             ConfigurationError: The connection string cannot be read.
             psycopg.Error: The database cannot be reached, or refuses the connection.
