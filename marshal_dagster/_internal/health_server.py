@@ -27,7 +27,7 @@ def address_of(given: str) -> tuple[str, int]:
     host, _, port = given.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (port.isascii() and port.isdigit() and int(port) <= _LARGEST_PORT):
-        raise ConfigurationError(f"{given!r} is not an address; use HOST:PORT, or PORT for {LOOPBACK}")
+        raise ConfigurationError(f"{given!r} is not an address; give HOST:PORT, or PORT for {LOOPBACK}")
     return host or LOOPBACK, int(port)
 
 
@@ -72,7 +72,7 @@ class HealthServer:
             self._server = _server_class(self._wanted[0])(self._wanted, _handler(self._health))
         except OSError as error:
             raise ConfigurationError(
-                f"health: cannot listen on {self.address}: {error.strerror or error}; use another address"
+                f"health: cannot listen on {self.address}: {error.strerror or error}; give another address"
             ) from None
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True).start()
         return self

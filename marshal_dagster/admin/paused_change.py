@@ -58,7 +58,7 @@ class PausedChange:
     def __init__(
         self, writer: GroupWriter, topic: str, wait_ms: float, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> None:
-        """Give owners `wait_ms` from now on to leave; those that `is_dead` reports as dead are not waited for."""
+        """Wait at most `wait_ms` from now on for owners to leave; skip those that `is_dead` reports as dead."""
         self.topic = topic
         self.deadline_ms = writer.clock.lease_ms() + wait_ms
         self.done: frozenset[int] = frozenset()

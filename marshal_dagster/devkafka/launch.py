@@ -18,7 +18,7 @@ from marshal_dagster.devkafka.properties import Node, logging_configuration, ser
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\S+ (?P<level>[A-Z]+) ")
 _GRAVE = frozenset({None, "ERROR", "FATAL"})
-_THROWN = re.compile(r'(?:Exception in thread "[^"]*" )?(?:[\w$]+\.)*(?P<words>[\w$]+(?:Exception|Error)\b.*)')
+_THROWN = re.compile(r'(?:Exception in thread "[^"]*" )?(?:[\w$]+\.)*(?P<reason>[\w$]+(?:Exception|Error)\b.*)')
 _TAIL_BYTES = 64 * 1024
 _FORMAT_WITHIN_S = 60.0
 DEFAULT_HEAP_MB = 512
@@ -136,7 +136,7 @@ def reason_in(lines: Iterable[str]) -> str | None:
             continue
         thrown = None if logged else _THROWN.match(line)
         if thrown:
-            return thrown["words"]
+            return thrown["reason"]
         if first_error is None and (logged or line.startswith("Error")):
             first_error = line
     return first_error

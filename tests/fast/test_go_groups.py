@@ -233,7 +233,7 @@ def test_a_position_that_another_takes_back_is_not_set(site: Site, monkeypatch: 
         return append(self, records)
 
     monkeypatch.setattr(FaultyLog, "append", beat_before_a_release)
-    with pytest.raises(PositionNotSetError, match="still held"):
+    with pytest.raises(PositionNotSetError, match="still claimed"):
         operator.set_go_positions(TOPIC, {0: 10}, wait_ms=0)
 
 
@@ -412,7 +412,7 @@ def test_a_person_is_asked_before_settings_change(
 def test_members_that_stay_keep_their_settings(site: Site) -> None:
     """They are named; the group is not paused afterwards. What is known to be dead is revoked."""
     owner = site.owner_of(0, at=50)
-    with pytest.raises(SettingsNotSetError, match="orders/0 is still held"):
+    with pytest.raises(SettingsNotSetError, match="orders/0 is still claimed"):
         operator_on(site).set_settings(GroupSettings(20_000), wait_ms=HI_MS / 2)
     assert in_force(site) == {SETTINGS}
     assert not site.world().group_of(GROUP, TOPIC).is_paused(site.clock.wall_ms())
@@ -470,7 +470,7 @@ def test_where_go_consumers_are_settings_need_a_persons_word(
 def test_nothing_is_revoked_in_a_go_group_before_it_gets_settings(site: Site) -> None:
     """Though it is known that its owner is dead: Go consumers do not know the record."""
     go_owner(site, 0)
-    with pytest.raises(SettingsNotSetError, match="orders/0 is still held"):
+    with pytest.raises(SettingsNotSetError, match="orders/0 is still claimed"):
         operator_on(site).set_settings(SETTINGS, wait_ms=0, is_dead=lambda _: True)
     assert "RevokingClaim" not in types(site)
 
