@@ -256,7 +256,8 @@ def _strings(node: ast.AST, lines: tuple[str, ...], docstrings: set[ast.Constant
 
 def _paragraphs(page: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (number of the first line, lines) of each paragraph and list item."""
-    fence, block, first = "", [], 0
+    fence, first = "", 0
+    block: list[str] = []
     for number, line in enumerate([*page.splitlines(), ""], start=1):
         stripped = line.strip()
         mark = re.match(r"`{3,}|~{3,}", stripped)
