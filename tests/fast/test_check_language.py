@@ -125,7 +125,7 @@ PAGE = """\
 # What it says
 
 It is told. See `told`, e.g. The first sentence has
-[two](told.md) lines.
+[two](#told) lines.
 
 ```text
 nobody
@@ -141,7 +141,7 @@ nobody
 
 def test_pages_are_read_without_code_tables_and_headings() -> None:
     """The prose of a page is its paragraphs and list items."""
-    results = [result for result in findings("docs/page.md", page_texts(PAGE)) if isinstance(result, Finding)]
+    results = [result for result in findings("notes.md", page_texts(PAGE)) if isinstance(result, Finding)]
     assert [(result.line, result.found) for result in results] == [(3, "told"), (11, "goes on")]
 
 
@@ -175,9 +175,9 @@ def test_the_command_reports_counts_and_fails_for_findings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Findings and unused entries make it exit with 1; counts and sentences are reports."""
-    code, page = tmp_path / "marshal_dagster" / "outbox" / "code.py", tmp_path / "docs" / "page.md"
+    code, page = tmp_path / "marshal_dagster" / "outbox" / "code.py", tmp_path / "notes.md"
     for path, text in {code: '"""Read anew, and told."""\n', page: "It says so.\n"}.items():
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.setattr(check_language, "__file__", f"{tmp_path}/tools/check_language.py")
     monkeypatch.setattr(check_language, "files", lambda _: [code, page])
@@ -188,12 +188,12 @@ def test_the_command_reports_counts_and_fails_for_findings(
         "marshal_dagster/outbox/code.py:1",
         "marshal_dagster/outbox/code.py:1",
     ]
-    assert check_language.main(["--docs", "docs"]) == 1
-    assert capsys.readouterr().out.startswith("docs/page.md:1: 'says' in a page: ")
+    assert check_language.main(["--docs", "notes.md"]) == 1
+    assert capsys.readouterr().out.startswith("notes.md:1: 'says' in a page: ")
     assert check_language.main(["--counts"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "     2 marshal_dagster/outbox: tell 1, anew 1"
     assert check_language.main(["--sentences"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["1", "3", "0", "3", "docs/page.md"]
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["1", "3", "0", "3", "notes.md"]
 
     code.write_text('"""Read again."""\n')
     assert check_language.main([]) == 0
