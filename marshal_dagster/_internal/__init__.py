@@ -1,4 +1,5 @@
-"""What several packages use and no one of them owns: file locks, folders of the user, jars, Java's property files.
+"""Helpers that several packages share: file locks, processes, ports, Java and jars, PostgreSQL, a health server.
 
-Modules here import the standard library and the exceptions, and one another.
+They know nothing of Kafka's protocol, Dagster or Spark. Modules here import only the standard library, psutil, psycopg,
+`marshal_dagster.errors` and one another.
 """

@@ -1,4 +1,4 @@
-"""Values that are one of a few names."""
+"""Conversion of configured strings to enum members, with an error that lists the valid values."""
 
 from enum import StrEnum
 from typing import TypeVar
@@ -9,7 +9,10 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def enum_member(kind: type[_Choice], field: str, value: str) -> _Choice:
-    """Give the one of this name. Raises `ConfigurationError`, which names `field` and all that there are."""
+    """Return the member of `kind` whose value is `value`.
+
+    Raises `ConfigurationError` for any other value. The error names `field` and lists all values of `kind`.
+    """
     try:
         return kind(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A lock between processes on one machine; the kernel releases it when its holder dies."""
+"""A file lock between processes on one machine. The kernel releases it when the process that holds it dies."""
 
 import errno
 import fcntl
@@ -13,14 +13,16 @@ _POLL_S = 0.05
 
 @contextmanager
 def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
-    """Hold the lock on the file `path`, which is created if it is missing and which its holder may delete.
+    """Hold an exclusive lock on the file `path` while the block runs.
+
+    The file is created if it is missing. The process that holds the lock may delete it.
 
     Args:
-        path: the lock file; its folder is created too.
-        timeout_s: how long to wait for the lock; without a limit if None.
+        path: The lock file. Its folder is created too.
+        timeout_s: How many seconds to wait for the lock; without a limit if None.
 
     Raises:
-        TimeoutError: another process held it for `timeout_s`.
+        TimeoutError: Another process held the lock for `timeout_s`.
     """
     start_s = time.monotonic()
     while True:
@@ -52,7 +54,7 @@ def _wait_for(handle: int, path: Path, deadline: float) -> None:
 
 
 def _is_current(handle: int, path: Path) -> bool:
-    """Return whether `path` is the locked file, and not a new one because the last holder deleted it."""
+    """Return whether `path` still is the locked file. The last holder may have deleted it and another created it."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

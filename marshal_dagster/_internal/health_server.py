@@ -1,4 +1,4 @@
-"""The health of a service, over HTTP."""
+"""An HTTP endpoint that reports the health of a harvester or a coordinator, for probes and alerts."""
 
 import json
 import threading
@@ -13,31 +13,44 @@ from marshal_dagster.errors import ConfigurationError
 LOOPBACK: Final = "127.0.0.1"
 PATH: Final = "/health"
 IDLE_AFTER_S: Final = 60.0
-"""A service whose thread has done nothing for longer hangs: no wait of its own takes as long."""
+"""A service is unhealthy if its thread has done nothing for longer: each of its own waits is shorter."""
 FAILING_AFTER_S: Final = 60.0
+"""A service is unhealthy once its attempts have failed for longer."""
 _LARGEST_PORT: Final = 65_535
 
 
 def address_of(given: str) -> tuple[str, int]:
-    """Read HOST:PORT, :PORT or PORT, where loopback is meant. Raises `ConfigurationError`."""
+    """Parse HOST:PORT, :PORT or PORT; without a host, the loopback address is used.
+
+    Raises `ConfigurationError` for anything else.
+    """
     host, _, port = given.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (port.isascii() and port.isdigit() and int(port) <= _LARGEST_PORT):
-        raise ConfigurationError(f"{given!r} is no address; give HOST:PORT, or PORT for {LOOPBACK}")
+        raise ConfigurationError(f"{given!r} is not an address; give HOST:PORT, or PORT for {LOOPBACK}")
     return host or LOOPBACK, int(port)
 
 
 class HealthServer:
-    """Answers GET /health with what `health` returns: status 200 while its `healthy` is true, else 503.
+    """Serves what `health` returns as JSON at GET /health: status 200 while its `healthy` is true, else 503.
 
-    It answers behind the `with` statement's beginning, in threads of its own, until the block's end. It asks nobody
-    who they are: the failure's text names servers and topics, no secrets.
+    It listens while the `with` block runs, and answers in its own threads. There is no authentication: error texts
+    contain the names of servers and topics, but no secrets.
+
+    Example:
+        ```python
+        with HealthServer(harvester.health, port=8080):
+            harvester.run()
+        ```
     """
 
     def __init__(self, health: Callable[[], dict[str, Any]], host: str = LOOPBACK, port: int = 0) -> None:
-        """Listen on nothing yet; port 0 takes any that is free.
+        """Configure the server; it starts to listen when the `with` block is entered.
 
-        `health` is that of a `Harvester`, or of a `Coordinator`.
+        Args:
+            health: Returns the report to serve, such as `Harvester.health`.
+            host: The host name or IP address to listen on; the loopback address by default.
+            port: The TCP port; 0 for any free one, which `address` then shows.
         """
         self._health = health
         self._wanted = host, port
@@ -45,12 +58,16 @@ class HealthServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT where it listens, or would."""
+        """The address as HOST:PORT. While the server listens it has the actual port."""
         host, port = self._wanted if self._server is None else self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def __enter__(self) -> Self:
-        """Listen. Raises `ConfigurationError` where that cannot be."""
+        """Start to listen.
+
+        Raises:
+            ConfigurationError: The address cannot be used.
+        """
         try:
             self._server = _server_class(self._wanted[0])(self._wanted, _handler(self._health))
         except OSError as error:
@@ -61,7 +78,7 @@ class HealthServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Listen no more."""
+        """Stop listening."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -71,10 +88,10 @@ class HealthServer:
 def _server_class(host: str) -> type[ThreadingHTTPServer]:
     class Server(ThreadingHTTPServer):
         address_family: int = AF_INET6 if ":" in host else AF_INET
-        block_on_close = False  # a client that is slow holds up no handing over
+        block_on_close = False  # a slow client must not delay a handover
 
         def handle_error(self, *_: object) -> None:
-            """Say nothing of clients that went away."""
+            """Log nothing about clients that closed their connection."""
 
     return Server
 
@@ -87,7 +104,7 @@ def _handler(health: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandle
 
         def do_GET(self) -> None:
             if self.path.partition("?")[0] != PATH:
-                self._answer(HTTPStatus.NOT_FOUND, {"error": f"ask for {PATH}"})
+                self._answer(HTTPStatus.NOT_FOUND, {"error": f"not found: use {PATH}"})
                 return
             report = health()
             self._answer(HTTPStatus.OK if report["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE, report)
@@ -101,6 +118,6 @@ def _handler(health: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandle
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Log nothing: whoever watches asks each few seconds."""
+            """Log nothing: probes send a request every few seconds."""
 
     return Handler

@@ -1,7 +1,8 @@
-"""Jars from a Maven repository: downloaded once by the Ivy that PySpark ships, kept whole in a folder.
+"""Download of jars from a Maven repository, once, with the Ivy that PySpark ships.
 
-Ivy downloads into a folder beside the final one. That folder gets its final name only when it is complete and has a
-manifest of names and sizes. So what has the final name was whole once, and the manifest shows when it no longer is.
+Ivy downloads into a temporary folder beside the final one. The folder is renamed only after the download is complete
+and a manifest of file names and sizes is written. A folder with the final name was therefore complete once, and the
+manifest shows whether it was damaged later.
 """
 
 import importlib.util
@@ -35,43 +36,45 @@ _REASONS: Final = (
     "download failed",
     "FAILED",
 )
-"""What the line of Ivy's output has that explains a failure, the most precise first."""
+"""Texts that mark the line of Ivy's output that explains a failure, the most precise first."""
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JarSet:
-    """Jars that are downloaded together, and the folder that keeps them."""
+    """Jars that are downloaded together, and the folder that they are stored in."""
 
     title: str
-    """Their name in messages."""
+    """The name of the set in messages."""
     megabytes: int
+    """The size of the download, for messages."""
     coordinates: tuple[str, ...]
-    """Maven coordinates, group:name:version; what these depend on is downloaded too."""
+    """Maven coordinates, group:name:version. Their dependencies are downloaded too."""
     folder: Path
+    """The final folder; the jars are in its subfolder `jars`."""
     excludes: tuple[str, ...] = ()
     """Dependencies that are not downloaded, as group:name."""
     required: frozenset[str] = frozenset()
-    """File names without which the set is not whole."""
+    """Names of the files that a complete set has."""
 
     def jars(self) -> tuple[Path, ...]:
-        """Return the downloaded jars; none if they are missing or damaged."""
+        """Return the paths of the downloaded jars; an empty tuple if any is missing or damaged."""
         return () if self._damage() else tuple(self.folder / "jars" / name for name in sorted(self._manifest()))
 
     def download(self, java: Java, report: Report | None, timeout_s: float = DOWNLOAD_TIMEOUT_S) -> tuple[Path, ...]:
-        """Return the jars, and download them first if they are missing or damaged.
+        """Return the paths of the jars; download them first if they are missing or damaged.
 
-        Several processes may call at once: one downloads, the others wait. The environment variable
-        MARSHAL_IVY_SETTINGS may name an Ivy settings file, for a mirror of one's own.
+        Several processes may call this at once: one downloads, the others wait. The environment variable
+        MARSHAL_IVY_SETTINGS may name an Ivy settings file, for example to use a Maven mirror.
 
         Args:
-            java: runs Ivy.
-            report: receives one line, why a download starts.
-            timeout_s: how long to wait for another process, and for Ivy.
+            java: The Java that runs Ivy.
+            report: Called with one line when a download starts, with the reason.
+            timeout_s: How many seconds to wait for another process, and then for Ivy.
 
         Raises:
-            UnavailableError: they could not be downloaded within `timeout_s`.
+            UnavailableError: The jars could not be downloaded within `timeout_s`.
             ConfigurationError: PySpark, whose Ivy is needed, is not installed.
         """
         jars = self.jars()
@@ -85,18 +88,18 @@ class JarSet:
                 return self.jars()
         except TimeoutError as error:
             raise UnavailableError(
-                f"another process has been fetching {self.title} for {timeout_s:g} s ({error}); wait for it, or end it"
+                f"another process has been fetching {self.title} for {timeout_s:g} s ({error}); wait for it, or stop it"
             ) from error
         except OSError as error:
             raise UnavailableError(
-                f"{self.title} cannot be kept in {self.folder} ({error}); fix that, or set MARSHAL_CACHE"
+                f"{self.title} cannot be stored in {self.folder} ({error}); fix that, or set MARSHAL_CACHE"
             ) from error
 
     def _damage(self) -> str | None:
-        """Return in a few words what the folder lacks by its manifest; None when it is whole."""
+        """Return a short text on the first difference between folder and manifest; None if the folder is complete."""
         manifest = self._manifest()
         if not manifest or not manifest.keys() >= self.required:
-            return "its manifest is missing or not whole"
+            return "its manifest is missing or incomplete"
         for name, size_bytes in manifest.items():
             jar = self.folder / "jars" / name
             found_bytes = jar.stat().st_size if jar.is_file() else None
@@ -119,7 +122,7 @@ class JarSet:
             report(f"{why}fetching {self.title} ({self.megabytes} MB, once)")
         for failed in self.folder.parent.glob(f"{self.folder.name}.partial-*"):
             shutil.rmtree(failed, ignore_errors=True)
-        # A name of its own each time: the Ivy of a process that was killed may still be writing to the last one.
+        # A new name each time: the Ivy of a killed process may still be writing to the previous folder.
         partial = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.partial-", dir=self.folder.parent))
         self._download_to(partial, java, timeout_s)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -143,17 +146,17 @@ class JarSet:
         except subprocess.TimeoutExpired as error:
             raise _failure(f"fetching {self.title} took more than {timeout_s:g} s", partial) from error
         if done.returncode != 0:
-            reason = _reason(_log(partial)) or f"Ivy ended with code {done.returncode}"
+            reason = _reason(_log(partial)) or f"Ivy ended with exit code {done.returncode}"
             raise _failure(f"{self.title} could not be fetched ({reason})", partial)
         self._keep(partial)
 
     def _keep(self, partial: Path) -> None:
         jars = sorted((partial / "jars").glob("*.jar"))
         wrong = [f"{name} is missing" for name in sorted(self.required - {jar.name for jar in jars})]
-        wrong += [f"{jar.name} is no whole jar" for jar in jars if not zipfile.is_zipfile(jar)]
+        wrong += [f"{jar.name} is not a complete jar" for jar in jars if not zipfile.is_zipfile(jar)]
         if wrong or not jars:
-            raise _failure(f"the download of {self.title} is not whole ({(wrong or ['no jar'])[0]})", partial)
-        # Ivy's own cache holds every jar a second time.
+            raise _failure(f"the download of {self.title} is incomplete ({(wrong or ['no jar'])[0]})", partial)
+        # Ivy's own cache has a second copy of every jar.
         shutil.rmtree(partial / "ivy", ignore_errors=True)
         manifest = {"jars": {jar.name: jar.stat().st_size for jar in jars}}
         (partial / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -197,7 +200,7 @@ def _ivy() -> Path:
         for jar in sorted(Path(place, "jars").glob("ivy-*.jar")):
             return jar
     raise ConfigurationError(
-        "jars are fetched by the Ivy that PySpark ships, and there is none; install pyspark into this environment"
+        "the Ivy jar of PySpark, which downloads jars, was not found; install pyspark into this environment"
     )
 
 
@@ -213,7 +216,7 @@ def _failure(what: str, partial: Path) -> UnavailableError:
 
 
 def _reason(log: Path) -> str | None:
-    """Return the line of Ivy's output that explains the failure best."""
+    """Return the line of Ivy's output that best explains the failure; None if there is no output."""
     lines = [line.strip(" \t:") for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     for reason in _REASONS:
         for line in lines:

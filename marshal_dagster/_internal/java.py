@@ -1,4 +1,4 @@
-"""The Java that Spark 4, and a Kafka 4 for this machine, run on."""
+"""The Java runtime for Spark 4 and for the local Kafka 4 of `devkafka`: where it is, and whether it is new enough."""
 
 import os
 import re
@@ -12,14 +12,14 @@ from marshal_dagster.errors import ConfigurationError
 
 OLDEST_JAVA = 17
 _ADVICE = f"install Java {OLDEST_JAVA} or newer and put it on PATH, or set JAVA_HOME to it"
-# Up to Java 8 versions were told as 1.8.
+# Java 8 and older report versions as 1.8.
 _VERSION = re.compile(r'version "(?P<version>(?:1\.)?(?P<major>\d+)[^"]*)"')
 _ANSWER_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime: its launcher, and its version as it tells it (`17.0.15`)."""
+    """A Java runtime: the path of its `java`, and its version as `java -version` reports it, such as `17.0.15`."""
 
     executable: Path
     version: str
@@ -27,18 +27,18 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
-    """Return the Java of JAVA_HOME, or where that is not set the first one on PATH.
+    """Return the Java of JAVA_HOME or, if that is not set, the first one on PATH.
 
-    A JAVA_HOME without `bin/java` is an error and not passed over: Spark would start that very one and fail.
+    A JAVA_HOME without `bin/java` is an error even if there is a Java on PATH, because Spark uses JAVA_HOME and fails.
 
-    Raises `ConfigurationError`: there is none, it does not run, or it is older than 17.
+    Raises `ConfigurationError` if there is no Java, it does not run, or it is older than 17.
     """
     executable = _locate(environ)
     output = _ask_version(executable)
     match = _VERSION.search(output)
     if match is None:
-        said = output.strip().partition("\n")[0] or "nothing"
-        raise ConfigurationError(f"{executable} does not tell a Java version (it said: {said}); {_ADVICE}")
+        printed = output.strip().partition("\n")[0] or "nothing"
+        raise ConfigurationError(f"{executable} reports no Java version (it printed: {printed}); {_ADVICE}")
     java = Java(executable, match["version"], int(match["major"]))
     if java.major < OLDEST_JAVA:
         raise ConfigurationError(
@@ -48,7 +48,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
 
 
 def java_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment for a Java process: this one's, with a locale in which it can name any file."""
+    """Return the environment for a Java process: `environ` with a UTF-8 locale, so that Java can open any file name."""
     return {**environ, "LC_ALL": "C.UTF-8"}
 
 
@@ -58,7 +58,7 @@ def _locate(environ: Mapping[str, str]) -> Path:
         executable = Path(home) / "bin" / "java"
         if os.access(executable, os.X_OK):
             return executable
-        raise ConfigurationError(f"JAVA_HOME is {home}, but {executable} is nothing that can be run; {_ADVICE}")
+        raise ConfigurationError(f"JAVA_HOME is {home}, but {executable} is not an executable file; {_ADVICE}")
     on_path = shutil.which("java", path=environ.get("PATH", ""))
     if on_path is None:
         raise ConfigurationError(f"no Java found (JAVA_HOME is not set and PATH has no `java`); {_ADVICE}")

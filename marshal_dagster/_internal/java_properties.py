@@ -1,4 +1,4 @@
-"""Java's property files."""
+"""Java property files: rendering of names and values, for the `server.properties` of a broker."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,13 @@ def render_properties(properties: Mapping[str, str]) -> str:
     """Return the ASCII text of a file from which Java reads `properties`.
 
     Raises:
-        ConfigurationError: a name is empty, or a name or a value is not one line.
+        ConfigurationError: A name is empty, or a name or a value has a line break.
     """
     for name, value in properties.items():
         if not name or {"\n", "\r"} & set(name + value):
-            raise ConfigurationError(f"setting {name!r}: name and value are one line each")
+            raise ConfigurationError(
+                f"setting {name!r}: the name must not be empty, and name and value must not contain line breaks"
+            )
     return "".join(f"{_name(name)}={_value(value)}\n" for name, value in properties.items())
 
 

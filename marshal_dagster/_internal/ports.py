@@ -1,4 +1,4 @@
-"""Ports on 127.0.0.1, for servers that are started here."""
+"""TCP ports on 127.0.0.1, for the brokers of `devkafka`: find a free one, and check that one is free."""
 
 import errno
 import random
@@ -19,24 +19,25 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port(taken: Container[int] = ()) -> int:
-    """Return a free port that is not in `taken`, below those that the system gives to outgoing connections.
+    """Return a free port that is not in `taken` and is below the system's ephemeral port range.
 
-    A stopped broker's port above that line can be taken by any connection, even by a client's own attempt to
-    reach it (TCP then connects to itself), and the broker could not be started again.
+    A port in that range may be assigned to any outgoing connection while its broker is stopped, even to a client that
+    tries to connect to the broker (TCP then connects to itself). The broker could not be started again on that port.
     """
     candidates = list(range(_LOWEST, _highest() + 1))
     random.shuffle(candidates)
     for port in candidates:
         if port not in taken and _bind_error(port) is None:
             return port
-    raise PortInUseError(f"no port from {_LOWEST} to {_highest()} is free; give the ports to use by number")
+    raise PortInUseError(f"no port from {_LOWEST} to {_highest()} is free; free one, or name the ports to use")
 
 
 def check_free(port: int) -> None:
-    """Do nothing when `port` can be listened on.
+    """Raise an error unless a server can listen on `port`.
 
     Raises:
-        PortInUseError: it cannot; the message names who listens where the system tells it.
+        PortInUseError: The port is in use or not allowed. The message names the process that listens, if the system
+            reports it.
     """
     error = _bind_error(port)
     if error is None:
@@ -49,13 +50,13 @@ def check_free(port: int) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether `port` can be listened on."""
+    """Return whether a server can listen on `port`."""
     return _bind_error(port) is None
 
 
 def _bind_error(port: int) -> OSError | None:
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        # As the JVM does: connections of an earlier broker that are in TIME_WAIT do not matter.
+        # As the JVM does, so that connections of an earlier broker in TIME_WAIT are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -79,5 +80,5 @@ def _highest() -> int:
         ephemeral_from = int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         ephemeral_from = _EPHEMERAL_FROM
-    # Where the system gives out nearly all ports, there is nothing to stay clear of.
+    # If nearly all ports are ephemeral, no range below them is left to use.
     return ephemeral_from - 1 if ephemeral_from > _LOWEST + 1000 else LARGEST_PORT

@@ -1,4 +1,7 @@
-"""A PostgreSQL database by its connection string: how it is connected to, and its errors without the password."""
+"""Connections to PostgreSQL for the outbox and the PostgreSQL sink, and error texts without the password.
+
+Also checks that are common to both: valid names, and tables that keep committed rows.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,9 +20,9 @@ LONGEST_NAME_BYTES: Final = 63
 _ANSWER_TIMEOUT_S: Final = 60.0
 
 SETTINGS: Final[Mapping[str, str]] = {
-    # PostgreSQL then raises an error where a policy of row-level security would hide rows from a statement.
+    # PostgreSQL then raises an error if a row-level security policy would hide rows from a statement.
     "row_security": "off",
-    # Each value is rendered as one text, whatever time zone and styles the role, the database or the machine has.
+    # Each value is rendered as the same text, whatever time zone and styles the role, the database or the machine has.
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
     "IntervalStyle": "postgres",
@@ -27,11 +30,11 @@ SETTINGS: Final[Mapping[str, str]] = {
     "bytea_output": "hex",
     "lc_monetary": "C",
 }
-"""Settings of each connection of the library; they override those of its role and database."""
+"""Settings of each connection of this library. They override those of the role and the database."""
 
 
 class Secret(Protocol):
-    """A string that does not show itself, such as pydantic's `SecretStr`."""
+    """A string that is not shown when printed, such as pydantic's `SecretStr`."""
 
     def get_secret_value(self) -> str:
         """Return the string."""
@@ -39,15 +42,30 @@ class Secret(Protocol):
 
 
 class Database:
-    """A database, by a connection string or URI; what that says of time-outs comes before the defaults."""
+    """A PostgreSQL database that is reached by a connection string or URI.
+
+    Example:
+        ```python
+        database = Database("postgresql://user:password@host:5432/orders")
+        with database.connect() as connection:
+            connection.execute("SELECT 1")
+        ```
+    """
 
     def __init__(self, dsn: str | Secret, *, connect_timeout_s: int = 10) -> None:
+        """Store the connection string; nothing is connected yet.
+
+        Args:
+            dsn: A connection string or URI, or a secret that holds one. Its parameters override the defaults of this
+                library, timeouts included.
+            connect_timeout_s: How many seconds to wait for a connection to one host.
+        """
         self._dsn = dsn if isinstance(dsn, str) else dsn.get_secret_value()
         self._connect_timeout_s = connect_timeout_s
 
     @property
     def has_password(self) -> bool:
-        """Whether the connection string has a password in it. Raises `ConfigurationError` for what is none."""
+        """Whether the connection string has a password. Raises `ConfigurationError` if the string is invalid."""
         return bool(self._given().get("password"))
 
     def connect(
@@ -57,14 +75,17 @@ class Database:
         is_one_transaction: bool = False,
         **settings: Any,  # noqa: ANN401 - psycopg's
     ) -> "Connection":
-        """Connect, with `SETTINGS` in effect.
+        """Open a connection with `SETTINGS` in effect.
 
         Args:
-            answer_timeout_s: How long to wait for a network that delivers nothing.
+            answer_timeout_s: How many seconds to wait for a network that delivers nothing.
             is_one_transaction: Use the connection for one transaction, which begins here at isolation level read
                 committed. The settings end with it, so that none remains in a pooler's connection. Begin each further
                 transaction with `set_for_transaction`.
             settings: Parameters of psycopg. They override those of the connection string; `options` of both apply.
+
+        Returns:
+            An open connection of psycopg, which the caller closes.
 
         Raises:
             ConfigurationError: The connection string cannot be read.
@@ -108,11 +129,15 @@ class Database:
             return dict(conninfo_to_dict(self._dsn))
         except psycopg.ProgrammingError:
             raise ConfigurationError(
-                "dsn: not a PostgreSQL connection string; give postgresql://user:password@host:port/database"
+                "dsn: not a PostgreSQL connection string; use postgresql://user:password@host:port/database"
             ) from None
 
     def error_text(self, error: "psycopg.Error") -> str:
-        """Return what an error says, in one line, without the password."""
+        """Return the first line of an error's message, with the password replaced by ***.
+
+        Args:
+            error: An error of psycopg.
+        """
         return self._scrubbed((error.diag.message_primary or str(error)).strip().partition("\n")[0])
 
     def _scrubbed(self, text: str) -> str:
@@ -123,7 +148,7 @@ class Database:
 
 
 def set_for_transaction(connection: "Connection") -> None:
-    """Begin a transaction with `SETTINGS`, which end with it."""
+    """Begin a transaction with `SETTINGS`, which are in effect until it ends."""
     _set(connection, is_local=True)
 
 
@@ -135,7 +160,7 @@ def _set(connection: "Connection", *, is_local: bool) -> None:
 
 
 def be_only_creator(connection: "Connection") -> None:
-    """Wait until no other transaction creates tables: of two that do at once, both find nothing, and one fails."""
+    """Wait until no other transaction creates tables: of two concurrent CREATE TABLE IF NOT EXISTS, one can fail."""
     connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('marshal-dagster tables', 0))")
 
 
@@ -153,14 +178,14 @@ _UNSAFE_TABLES: Final = """
         OR (p.is_named AND EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = c.oid AND r.is_instead))
     ORDER BY p.named, p.is_named DESC, 3
     """
-"""Selects those of the named tables, their partitions and the tables that inherit from them that could lose rows.
+"""Selects the tables that could lose rows: among those named, their partitions and the tables that inherit from them.
 
-A temporary table that inherits from a named one belongs to another session and gets no row of ours: it is left out.
+A temporary table that inherits from a named one is left out: it belongs to another session and gets no rows of ours.
 """
 _UNSAFE_KINDS: Final[Mapping[str, str]] = {
-    "f": "is a foreign table, whose rows another server commits: name a table of this database",
-    "v": "is a view: name the table itself",
-    "m": "is a materialized view: name a table",
+    "f": "is a foreign table, whose rows another server commits: use a table of this database",
+    "v": "is a view: use the table itself",
+    "m": "is a materialized view: use a table",
 }
 
 
@@ -176,30 +201,32 @@ def check_tables_keep_rows(connection: "Connection", schema: str, tables: Sequen
         if kind in _UNSAFE_KINDS:
             reason = _UNSAFE_KINDS[kind]
         elif persistence == "u":
-            reason = "is unlogged, so a crash of the server empties it: ALTER TABLE ... SET LOGGED first"
+            reason = "is unlogged, so a crash of the server empties it: run ALTER TABLE ... SET LOGGED first"
         elif persistence == "t":
-            reason = "is temporary, so its rows end with the session: name a permanent table"
+            reason = "is temporary, so its rows are deleted when the session ends: use a permanent table"
         elif rule is None:
-            reason = "is not a table: name a table"
+            reason = "is not a table: use a table"
         else:
             reason = f"has the INSTEAD rule {rule!r}, which replaces statements by others: drop the rule"
         raise ConfigurationError(
-            f"table: {table} {reason}" if is_named else f"table: {table}: its part {full_name} {reason}"
+            f"table: {table} {reason}"
+            if is_named
+            else f"table: {table}: its partition or child table {full_name} {reason}"
         )
 
 
 def check_name(field: str, name: str, longest: int = LONGEST_NAME_BYTES) -> None:
-    """Raise `ConfigurationError` unless PostgreSQL takes `name`, of at most `longest` bytes, for a table or schema."""
+    """Raise `ConfigurationError` unless `name` is a valid name for a table or schema, of at most `longest` bytes."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
         size = 0
     if not 0 < size <= longest or "\0" in name:
-        raise ConfigurationError(f"{field}: {name!r}; give a name of 1 to {longest} bytes, unquoted")
+        raise ConfigurationError(f"{field}: {name!r}; give a name of 1 to {longest} bytes, without quotes")
 
 
 def identifier(*names: str) -> "Identifier":
-    """Quote a name for a statement that is given parameters, as all here are: its percent signs are doubled."""
+    """Quote a name for a statement with parameters, in which percent signs in names must be doubled."""
     from psycopg import sql
 
     return sql.Identifier(*(name.replace("%", "%%") for name in names))

@@ -1,4 +1,7 @@
-"""Processes that outlive who starts them: started detached, known by pid and birth, stopped by that alone."""
+"""Detached processes, such as the brokers of `devkafka`, which outlive the process that starts them.
+
+A process is identified by its pid and its start, so a signal never reaches another process with the same pid.
+"""
 
 import os
 import time
@@ -12,17 +15,17 @@ import psutil
 POLL_S = 0.02
 _KILLED_WITHIN_S = 10.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Places in /proc/PID/stat, counted from the process's state.
+# Indexes of fields in /proc/PID/stat, counted from the process state.
 _THREADS = 17
 _START_TICKS = 19
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMark:
-    """One process and no other: its pid may belong to another one when it has ended.
+    """The identity of one process; its pid alone may be reused by another process after it ends.
 
-    `birth` is the boot's id and the clock ticks from boot to the process's start where /proc tells them (a
-    start time by the wall clock changes when that clock is set), else the start time in seconds.
+    `birth` is the boot id and the clock ticks from boot to the start of the process, if /proc has them, because a start
+    time by the wall clock changes when that clock is set. Otherwise it is the start time in seconds.
     """
 
     pid: int
@@ -30,29 +33,29 @@ class ProcessMark:
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], console: Path) -> ProcessMark:
-    """Start `argv` in a session of its own, so that it outlives this process; it prints to `console`."""
+    """Start `argv` in its own session, so that it outlives this process; append its output to the file `console`."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(console), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
     pid = os.posix_spawn(argv[0], list(argv), environment, file_actions=actions, setsid=True)
-    # One that has died at once is a zombie until it is waited for, and has a birth too.
+    # A process that ends at once is a zombie until it is reaped, and still has a start time.
     return mark_of(pid)
 
 
 def mark_of(pid: int) -> ProcessMark:
-    """Give the mark of the process that has `pid` now. Raises `psutil.NoSuchProcess` when none has it."""
+    """Return the mark of the process that has `pid` now. Raises `psutil.NoSuchProcess` if there is none."""
     return ProcessMark(pid, _birth(pid))
 
 
 def is_alive(mark: ProcessMark) -> bool:
-    """Tell whether that very process still runs; one that has ended is reaped if it is a child of this."""
+    """Return whether the marked process still runs; if it has ended and is a child of this process, reap it."""
     return _find(mark) is not None
 
 
 def send(mark: ProcessMark, action: Callable[[psutil.Process], None]) -> None:
-    """Let `action` signal that very process; nothing happens when it has ended."""
+    """Call `action`, which sends a signal, with the marked process; do nothing if that has ended."""
     process = _find(mark)
     if process is not None:
         with suppress(psutil.NoSuchProcess):
@@ -60,7 +63,7 @@ def send(mark: ProcessMark, action: Callable[[psutil.Process], None]) -> None:
 
 
 def wait_gone(marks: Iterable[ProcessMark], timeout_s: float) -> bool:
-    """Wait until none of these processes lives; False when time ran out."""
+    """Wait until all these processes have ended; return False if some still run after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     waiting = list(marks)
     while waiting := [mark for mark in waiting if is_alive(mark)]:
@@ -71,7 +74,7 @@ def wait_gone(marks: Iterable[ProcessMark], timeout_s: float) -> bool:
 
 
 def stop(marks: Sequence[ProcessMark], timeout_s: float) -> None:
-    """End all with SIGTERM, and after `timeout_s` what is left with SIGKILL."""
+    """Send SIGTERM to all, and after `timeout_s` SIGKILL to those that still run."""
     for mark in marks:
         send(mark, psutil.Process.terminate)
     if not wait_gone(marks, timeout_s):
@@ -79,14 +82,14 @@ def stop(marks: Sequence[ProcessMark], timeout_s: float) -> None:
 
 
 def kill(marks: Sequence[ProcessMark]) -> None:
-    """End all with SIGKILL, and wait until they are gone."""
+    """Send SIGKILL to all, and wait until they have ended."""
     for mark in marks:
         send(mark, psutil.Process.kill)
     wait_gone(marks, _KILLED_WITHIN_S)
 
 
 def listens(mark: ProcessMark, port: int) -> bool:
-    """Tell whether that very process, or one that it has started, listens on TCP `port` of this machine."""
+    """Return whether the marked process, or one of its descendants, listens on TCP `port` of this machine."""
     process = _find(mark)
     if process is None:
         return False
@@ -111,9 +114,9 @@ def _find(mark: ProcessMark) -> psutil.Process | None:
 
 
 def _is_over(zombie: int) -> bool:
-    """Tell whether a zombie has ended altogether, and reap it if it is a child of this process.
+    """Return whether all threads of a zombie have ended; reap it if it is a child of this process.
 
-    The first thread of a process that is being killed can be a zombie while others still hold ports and files.
+    The main thread of a process that is being killed can be a zombie while other threads still hold ports and files.
     """
     try:
         reaped, _status = os.waitpid(zombie, os.WNOHANG)
@@ -124,7 +127,7 @@ def _is_over(zombie: int) -> bool:
 
 
 def _birth(pid: int) -> str:
-    """Return the birth of the process that has `pid` now; raises `psutil.NoSuchProcess` when none has it."""
+    """Return the birth of the process that has `pid` now. Raises `psutil.NoSuchProcess` if there is none."""
     fields = _stat_fields(pid)
     if fields is None:
         return f"{psutil.Process(pid).create_time():.2f}"
@@ -132,10 +135,10 @@ def _birth(pid: int) -> str:
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """Return what /proc tells of a process, from its state on; None where there is no such process, or no /proc."""
+    """Return the fields of /proc/PID/stat from the state on; None if there is no such process or no /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The program's name comes before, in parentheses; it may hold anything, blanks and parentheses too.
+    # The program name precedes them in parentheses; it may contain any character, also blanks and parentheses.
     return stat.rpartition(")")[2].split()

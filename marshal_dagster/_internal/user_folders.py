@@ -1,4 +1,4 @@
-"""The folders of the user in which files are kept, by the XDG specification."""
+"""The cache and state folders of the current user, by the XDG Base Directory specification."""
 
 import os
 import stat
@@ -7,28 +7,28 @@ from pathlib import Path
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of what can be fetched again.
+    """Return the folder for files that can be downloaded again, such as jars.
 
-    That is MARSHAL_CACHE, else `marshal-dagster` in the user's cache folder.
+    It is MARSHAL_CACHE or, if that is not set, `marshal-dagster` in the user's cache folder.
     """
     return _folder(environ, "MARSHAL_CACHE", "XDG_CACHE_HOME", ".cache", "marshal-dagster")
 
 
 def kafka_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of the user's one Kafka cluster.
+    """Return the default folder of the local Kafka cluster.
 
-    That is MARSHAL_KAFKA_DIR, else `marshal-dagster/kafka` in the user's state folder. It does not depend on the
-    working directory, so that `status` and `down` find what `up` started from elsewhere. It is not in the cache
-    folder, because topics are data.
+    It is MARSHAL_KAFKA_DIR or, if that is not set, `marshal-dagster/kafka` in the user's state folder. It does
+    not depend on the working directory, so that `status` and `down` find what `up` started from elsewhere. It is not in
+    the cache folder, because topics are data.
     """
     return _folder(environ, "MARSHAL_KAFKA_DIR", "XDG_STATE_HOME", ".local/state", "marshal-dagster/kafka")
 
 
 def why_not_own(folder: Path) -> str | None:
-    """Return why it is unsafe to write into `folder`; None if it is this user's own, or does not exist.
+    """Return why it is unsafe to write into `folder`; None if it belongs to this user only, or does not exist.
 
-    In a folder that others may write into, they can put a link to a file of this user, which is then overwritten. The
-    same holds for a folder of another user. Links in this user's own folder were made by this user.
+    If others can write into the folder, or own it, they can put a link there to a file of this user, which a write then
+    overwrites. Links in this user's own folder were created by this user.
     """
     try:
         found = folder.stat()
@@ -46,5 +46,5 @@ def _folder(environ: Mapping[str, str], own: str, xdg: str, in_home: str, ours: 
     if named:
         return Path(named).expanduser().absolute()
     users = Path(environ.get(xdg, ""))
-    # The XDG specification has relative values ignored.
+    # The XDG specification requires relative values to be ignored.
     return (users if users.is_absolute() else Path.home() / in_home) / ours

@@ -1,6 +1,7 @@
-"""What a person asks of a group, from the command line or from Dagster: pause, resume, set positions, adopt, revoke.
+"""Operations on a group for operators: pause, resume, settings, positions, reprocessing, revocation, log recovery.
 
-Beside `batches`: imports `coordination`, `kafka` and `spark`, knows nothing of Dagster or a terminal.
-`times` and `position_spec` turn what a person says into values, by pure code; the others look at the log, show what was
-and what is to be, and hand over to the floor below, which does what the protocol asks.
+The command line and Dagster's admin jobs call them; this package knows nothing of Dagster or a terminal. It builds on
+`coordination`, `kafka`, `spark` and `sinks`. Each operation first reads the log and shows what would change. The
+operator confirms, and the operation then writes the records that the protocol requires. `times` and `position_spec`
+parse what an operator enters and do no I/O.
 """

@@ -1,4 +1,7 @@
-"""What a person decides where Go consumers may be at work: whether they are stopped (protocol.md, sections 6 and 7)."""
+"""Rules for groups that Go consumers may share: which operations need the operator to confirm that these are stopped.
+
+See protocol.md, sections 6 and 7.
+"""
 
 from enum import Enum, auto
 
@@ -12,17 +15,17 @@ class Way(Enum):
     """How positions of a group are set (protocol.md, sections 6 and 7)."""
 
     PAUSE = auto()
-    """The group is paused meanwhile."""
+    """While the group is paused."""
     SETTINGS_FIRST = auto()
-    """It has no settings yet: it gets those that its members are configured with, and is then paused."""
+    """The group has no settings yet: it first gets those that its members are configured with, and is then paused."""
     GO = auto()
-    """Without a pause, by records that Go knows, and in Kafka's own group offsets too."""
+    """Without a pause, with records that Go consumers understand, and in Kafka's own group offsets too."""
 
 
 def are_stopped(named: str | None, group: str) -> bool:
-    """Return whether a person says that Go consumers are stopped: `named` is then the group's name, typed once more.
+    """Return whether the operator confirms that Go consumers are stopped, by entering the group's name as `named`.
 
-    Raises `ConfigurationError` for another name.
+    Raises `ConfigurationError` if `named` is another name.
     """
     if named not in {None, group}:
         raise ConfigurationError(
@@ -33,10 +36,10 @@ def are_stopped(named: str | None, group: str) -> bool:
 
 
 def require_pause_allowed(world: World, group: str, *, stopped: bool) -> None:
-    """Raise `GoGroupError` where a pause is a record that Go consumers of `group` or of the topic may not know.
+    """Raise `GoGroupError` if Go consumers may read the record of a pause, which they do not understand.
 
-    That is so in every group that Go consumers use, or may use because it has no settings. `stopped`: a person says
-    that no Go consumer newer than January 2017 will start on this coordination topic again.
+    This applies to each group that Go consumers use, or may use because it has no settings. `stopped`: the operator
+    confirms that no Go consumer newer than January 2017 will start on this coordination topic again.
     """
     used = world.go_groups()
     if stopped or (group not in used and has_native_settings(world, group)):
@@ -57,9 +60,9 @@ def require_pause_allowed(world: World, group: str, *, stopped: bool) -> None:
 
 
 def require_settings_allowed(world: World, group: str, *, stopped: bool) -> None:
-    """Raise `GoGroupError` where settings of `group` would be the first record that Go consumers do not know.
+    """Raise `GoGroupError` if settings of `group` would be the first record that Go consumers do not understand.
 
-    `stopped`: a person says that no Go consumer, of any group, will use this coordination topic again.
+    `stopped`: the operator confirms that no Go consumer, of any group, will use this coordination topic again.
     """
     if stopped:
         return
@@ -73,10 +76,10 @@ def require_settings_allowed(world: World, group: str, *, stopped: bool) -> None
 
 
 def way_to_set(world: World, group: str, topic: str, *, settings: GroupSettings | None, stopped: bool) -> Way:
-    """Return how positions of `group` in `topic` are set. Raises `GoGroupError` where a person must say.
+    """Return how positions of `group` in `topic` are set.
 
-    `settings` are those that its members are configured with, where that is known. `stopped`: a person says that all
-    consumers of the group are stopped.
+    `settings` are those that the group's members are configured with, if known. `stopped`: the operator confirms that
+    all consumers of the group are stopped. Raises `GoGroupError` if the operator must confirm something first.
     """
     state = world.group_of(group, topic)
     has_native = has_native_settings(world, group)
@@ -94,22 +97,22 @@ def way_to_set(world: World, group: str, topic: str, *, settings: GroupSettings 
         return Way.SETTINGS_FIRST
     if has_native:
         raise GoGroupError(
-            f"group {group!r} has settings in a part of the coordination partitions only, and none for topic "
-            f"{topic!r}, so nothing was written. Complete them with `marshal-dagster settings set {group}`"
+            f"group {group!r} has settings in only some coordination partitions, and none for topic {topic!r}, so "
+            f"nothing was written. Complete them with `marshal-dagster settings set {group}`"
         )
     raise GoGroupError(
         f"group {group!r} has no settings for topic {topic!r}, so nothing was written. If only members of this library "
-        f"use it give it settings with `marshal-dagster settings set {group}`; if Go consumers share it stop all "
+        f"use it, give it settings with `marshal-dagster settings set {group}`; if Go consumers share it, stop all "
         f"consumers of the group, then give --go-consumers-stopped {group} (go_consumers_stopped in a run config)"
     )
 
 
 def has_native_settings(world: World, group: str) -> bool:
-    """Return whether a coordination partition has settings for `group` that are not those of Go consumers."""
+    """Return whether any coordination partition has settings with the rule set `native` for `group`."""
     return RuleSet.NATIVE in _rule_sets(world, group)
 
 
 def _rule_sets(world: World, group: str) -> set[RuleSet]:
-    """Return the rule sets that records gave `group`."""
+    """Return the rule sets of `group` in the coordination partitions that have a record of its settings."""
     known = (partition.groups.get(group) for partition in world.partitions.values())
     return {state.settings.rule_set for state in known if state is not None and state.settings_accepted}

@@ -1,4 +1,7 @@
-"""The settings of a group as each coordination partition has them, given, changed, and its ranges switched off."""
+"""The settings of a group in each coordination partition: read them, change them, and disable ranges.
+
+This is what `marshal-dagster settings` and the settings job use; `settings_change` writes the records.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -21,15 +24,13 @@ from marshal_dagster.protocol.world import World
 
 @dataclass(frozen=True, slots=True)
 class PartitionSettings:
-    """What one coordination partition has of a group's settings.
-
-    They are in force `by_default` where no record of them was accepted; where the log is not `certain` they are only
-    what was last seen.
-    """
+    """The settings of a group in one coordination partition."""
 
     settings: GroupSettings
     by_default: bool
+    """Whether no record of settings was accepted, so that the defaults apply."""
     certain: bool
+    """Whether the log is complete; if not, `settings` are only the last ones seen."""
 
     @property
     def has_ranges(self) -> bool:
@@ -37,30 +38,35 @@ class PartitionSettings:
         return RANGES in self.settings.features
 
     def without_ranges(self) -> "PartitionSettings":
-        """Give them without that."""
+        """Return the same settings without the feature `ranges`."""
         return replace(self, settings=without_ranges(self.settings))
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """What a person changes of a group's settings: None, and `ranges` when false, stands for what is in force."""
+    """The changes of a group's settings that an operator requests; None keeps the current value."""
 
     heartbeat_interval_s: float | None = None
+    """The heartbeat interval in seconds."""
     rules: str | None = None
+    """The rule set, `native` or `go`."""
     delivery: str | None = None
+    """The delivery mode."""
     ranges: bool = False
+    """Whether to enable ranges; false keeps the current value."""
 
     def settings(self, found: Mapping[int, PartitionSettings]) -> GroupSettings:
-        """Return what is to be in force, where `found` is now; a group without settings gets a member's defaults.
+        """Return the settings after the change; a group without settings starts from a member's defaults.
 
-        Raises `ConfigurationError` for what no group can have, and where `found` differs in what is not named.
+        `found` are the current settings by coordination partition. Raises `ConfigurationError` for invalid settings,
+        and if `found` differ in a value that the change keeps.
         """
         in_force = {there.settings for there in found.values() if not there.by_default} or {self._without()}
         wanted = {self._changed(settings) for settings in in_force}
         if len(wanted) > 1:
             raise ConfigurationError(
-                "the group's settings differ between coordination partitions, so that nothing says what stays. Give "
-                "--heartbeat-interval, --rules and --delivery together"
+                "the group's settings differ between coordination partitions, so it is not clear which ones to keep. "
+                "Give --heartbeat-interval, --rules and --delivery together"
             )
         (settings,) = wanted
         check_settings(settings, 0)
@@ -89,16 +95,19 @@ class SettingsChange:
 
 @dataclass(frozen=True, slots=True)
 class ForgottenRanges:
-    """What is `ahead` of the offset of a key, planned or done, who holds it, and where it stands."""
+    """A partition whose ranges after the offset are forgotten when ranges are disabled, or which is claimed."""
 
     place: DataPartitionId
     offset: int | None
+    """The position of the group; None if it has none."""
     ahead: Ranges
+    """The ranges after the offset that are planned or done."""
     owners: Sequence[Owner]
+    """The members that own the partition or ranges of it."""
 
 
 def settings_by_partition(world: World, group: str) -> Mapping[int, PartitionSettings]:
-    """Give the settings by coordination partition; one that does not know the group has the defaults."""
+    """Return the settings by coordination partition; one without records of the group has the defaults."""
     found = {}
     for number, partition in sorted(world.partitions.items()):
         known = partition.groups.get(group)
@@ -110,39 +119,40 @@ def settings_by_partition(world: World, group: str) -> Mapping[int, PartitionSet
 
 @dataclass(slots=True)
 class GroupSettingsAdmin(LogUser):
-    """Looks at the settings of one group, gives it others, and switches its ranges off; `client` is for people to see.
-
-    `look` before anything else. `go_consumers_stopped`: a person says that no Go consumer, of any group, will use this
-    coordination topic again.
-    """
+    """Reads and changes the settings of one group, and disables its ranges. Call `look` first."""
 
     group: str
     client: str
+    """A name for the operator in the records, for people who read the log."""
     clock: Clock = field(default_factory=SystemClock)
     go_consumers_stopped: bool = False
+    """Whether the operator confirms that no Go consumer, of any group, will use this coordination topic again."""
 
     def look(self, *, new_group: bool = False) -> Mapping[int, PartitionSettings]:
-        """Read to the end, and give the settings by coordination partition.
+        """Read the log to its end and return the settings by coordination partition.
 
-        Raises `ConfigurationError` for a group that the log does not name, unless it may be a `new_group`;
+        Raises `ConfigurationError` if the log has no record of the group, unless `new_group` allows that;
         `UnavailableError`, `CoordinationLogChangedError`.
         """
         reader = self.reader
         with reader.lock:
             world = reader.follow_all()
             if not new_group:
-                require_known(world, self.group, "If it is to get settings before its first claim give --new-group")
+                require_known(world, self.group, "For settings before its first claim, give --new-group")
             return settings_by_partition(world, self.group)
 
     def require_allowed(self) -> None:
-        """Raise `GoGroupError` where Go consumers may use the group or the topic, and no person says otherwise."""
+        """Raise `GoGroupError` if Go consumers may use the group or the topic.
+
+        It is not raised if the operator has confirmed that they are stopped.
+        """
         reader = self.reader
         with reader.lock:
             require_all_certain(reader.world)
             require_settings_allowed(reader.world, self.group, stopped=self.go_consumers_stopped)
 
     def owners(self) -> Sequence[Owner]:
-        """Return who holds something of the group, by the log as read last."""
+        """Return the owners of the group's partitions and ranges, by the log as read last."""
         reader = self.reader
         with reader.lock:
             keys = [key for name, _, _, key in reader.world.keys() if name == self.group]  # noqa: SIM118
@@ -151,10 +161,11 @@ class GroupSettingsAdmin(LogUser):
     def set_settings(
         self, settings: GroupSettings, *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> Mapping[int, PartitionSettings]:
-        """Give the group `settings`, pausing it meanwhile, and return those then in force.
+        """Change the group's settings while it is paused, and return the settings then in force.
 
-        Ranges that are in force and not wanted are switched off first, by the steps that this takes. Raises
-        `GoGroupError` as `require_allowed`; as `SettingsChanger.set_settings` and `switch_ranges_off`.
+        If ranges are enabled and `settings` do not include them, they are disabled first. `wait_s`: how many seconds
+        owners have to release their claims. Raises what `require_allowed`, `SettingsChanger.set_settings` and
+        `switch_ranges_off` raise.
         """
         found = self.look(new_group=True)
         self.require_allowed()
@@ -165,9 +176,10 @@ class GroupSettingsAdmin(LogUser):
         return self.look()
 
     def forgotten(self) -> Sequence[ForgottenRanges]:
-        """Give each key, by place, of which something is forgotten when ranges are switched off, or that is held.
+        """Return each partition that disabling ranges affects, sorted by topic and partition.
 
-        Also those that stand nowhere: they keep ranges from being switched off. Raises `IncompleteLogError`.
+        These have ranges after the offset, which are forgotten; or an owner; or no position, which prevents the change.
+        Raises `IncompleteLogError`.
         """
         reader = self.reader
         with reader.lock:
@@ -180,19 +192,20 @@ class GroupSettingsAdmin(LogUser):
         return [key for key in found if key.ahead or key.owners or key.offset is None]
 
     def warnings(self) -> Sequence[str]:
-        """Say what a person should know of the group before ranges are switched off."""
+        """Return warnings to show to the operator before ranges are disabled."""
         reader = self.reader
         with reader.lock:
             modes = {part.settings.delivery for part in settings_by_partition(reader.world, self.group).values()}
         if DeliveryMode.EFFECTIVELY_ONCE not in modes:
             return []
-        told = "at the offsets done ahead its output must replace what it holds; one that cannot refuses"
-        return [f"group {self.group!r} delivers effectively once: {told}"]
+        note = "its sink must replace its output of the ranges that are processed again; one that cannot rejects them"
+        return [f"group {self.group!r} delivers effectively once: {note}"]
 
     def switch_ranges_off(self, *, wait_s: float) -> Mapping[int, PartitionSettings]:
-        """Take the feature out of the settings, pausing the group meanwhile, and give them as they then are.
+        """Remove the feature `ranges` while the group is paused, and return the settings then in force.
 
-        Raises as `SettingsChanger.switch_ranges_off`.
+        `wait_s`: how many seconds owners have to release their claims. Raises what `SettingsChanger.switch_ranges_off`
+        raises.
         """
         with self._changer([part.settings for part in self.look().values()]) as changer:
             changer.switch_ranges_off(wait_ms=wait_s * 1_000)
@@ -200,14 +213,14 @@ class GroupSettingsAdmin(LogUser):
 
     @contextmanager
     def _changer(self, settings: Iterable[GroupSettings]) -> Iterator[SettingsChanger]:
-        """Open the log as members of the shortest heartbeat interval among `settings` write it."""
-        with closing(self.open_log(min(each.heartbeat_interval_ms for each in settings))) as rationalizer:
+        """Open the log with the write timeouts of a member with the shortest heartbeat interval in `settings`."""
+        with closing(self.open_log(min(part.heartbeat_interval_ms for part in settings))) as rationalizer:
             yield SettingsChanger(rationalizer, self.group, self.client, clock=self.clock)
 
 
 def partitions_by_settings(found: Mapping[int, PartitionSettings]) -> Mapping[PartitionSettings, Sequence[int]]:
-    """Put the coordination partitions together in which the same is in force."""
+    """Group the coordination partitions by the settings in force there."""
     together: dict[PartitionSettings, list[int]] = {}
-    for number, each in found.items():
-        together.setdefault(each, []).append(number)
+    for number, settings in found.items():
+        together.setdefault(settings, []).append(number)
     return together

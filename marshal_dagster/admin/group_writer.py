@@ -1,4 +1,4 @@
-"""Writes records about one group to all coordination partitions."""
+"""Base class of the operations that write records of one group to all coordination partitions."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,13 +16,16 @@ TRIES = 5
 
 
 class GroupWriter:
-    """Writes pauses of one group, each in the name of a new instance, and shows the group by coordination partition.
+    """Writes pauses of one group, each as a new instance, and returns the group's state by coordination partition.
 
-    The rationalizer follows all coordination partitions from the first act on.
+    From the first call on, the rationalizer follows all coordination partitions.
     """
 
     def __init__(self, rationalizer: Rationalizer, group: str, client: str, *, clock: Clock | None = None) -> None:
-        """Act on `group`; `client` is for people to see. Raises `ConfigurationError` for names no record can carry."""
+        """Prepare records of `group`; `client` is a name for people who read the log.
+
+        Raises `ConfigurationError` for names that a record cannot contain.
+        """
         self.name = group
         self.rationalizer = rationalizer
         self.clock = clock or SystemClock()
@@ -31,21 +34,22 @@ class GroupWriter:
 
     @property
     def numbers(self) -> range:
-        """All coordination partitions."""
+        """The numbers of all coordination partitions."""
         return range(self.rationalizer.identity.partitions)
 
     def new_member(self, role: str = "operator") -> Member:
-        """Return a member whose instance id was never used; it begins with `role`."""
+        """Return a member with a new instance id, which begins with `role`."""
         return replace(self._member, instance=new_instance_id(role))
 
     def group(self, topic: str) -> Group:
-        """Return the group as the coordination partition of `topic` has it."""
+        """Return the state of the group in the coordination partition of `topic`."""
         return self.rationalizer.world.group_of(self.name, topic)
 
     def groups(self) -> dict[int, Group]:
-        """Read on, and return the group as each coordination partition has it, if it does.
+        """Read to the end of the log and return the state of the group in each coordination partition that has it.
 
-        Raises `IncompleteLogError` where that is not known, as after retention has overtaken the reader.
+        Raises `IncompleteLogError` if a partition is incomplete, for example because retention has deleted records that
+        the reader has not read.
         """
         world = self.rationalizer.follow_all()
         require_all_certain(world)
@@ -53,9 +57,10 @@ class GroupWriter:
         return {number: group for number, group in found.items() if group is not None}
 
     def write_pause(self, member: Member, ends: Mapping[int, int]) -> None:
-        """Write the end of a pause to each coordination partition, in the name of `member`, and read it back.
+        """Write a pause as `member` to each coordination partition in `ends`, and read it back.
 
-        Raises `UnavailableError`, which names the coordination partitions where it could not be written.
+        `ends` has the end of the pause in unix seconds. Raises `UnavailableError`, which names the coordination
+        partitions where the pause could not be written.
         """
         with self.rationalizer.lock:
             self.rationalizer.follow_all()
@@ -68,5 +73,5 @@ class GroupWriter:
                     return
         raise UnavailableError(
             f"the pause of group {self.name!r} could not be written to coordination partitions {unsent}: the broker "
-            "did not acknowledge it in time. Elsewhere it is in force; try again, which completes it"
+            "did not acknowledge it in time. It is in force in the others; try again to complete it"
         )

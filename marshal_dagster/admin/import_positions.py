@@ -1,4 +1,4 @@
-"""A group's first positions, taken from where its work was done before: a consumer group, or a Spark checkpoint."""
+"""Import of a group's first positions from a Kafka consumer group or a Spark Structured Streaming checkpoint."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,83 +19,89 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PositionSource:
-    """Where offsets are taken from: its `name` in words, the next offset to read by partition, and what to know of it.
-
-    `others` is where its own reader would begin in other partitions; None where that is not known. `is_at_work`: it
-    reads on, so that its offsets will soon be old.
-    """
+    """The offsets of a consumer group or a checkpoint."""
 
     name: str
+    """The name of the source in messages."""
     offsets: Mapping[int, int]
+    """The next offset to read, by partition."""
     others: LogEnd | None = None
+    """Where the source's own reader would start in other partitions; None if that is unknown."""
     notes: tuple[str, ...] = ()
+    """What the operator should know about the source."""
     is_at_work: bool = False
+    """Whether its consumers still run, so that these offsets will soon be outdated."""
 
     def require_at_rest(self) -> None:
-        """Raise `ConfigurationError` for one that is seen at work: what it does from now on would be done twice."""
+        """Raise `ConfigurationError` if the source's consumers still run: their records would be processed twice."""
         if self.is_at_work:
-            raise ConfigurationError(f"{self.name} is at work: stop its consumers first; nothing was written")
+            raise ConfigurationError(f"{self.name} has running consumers, so nothing was written. Stop them first")
 
 
 def consumer_group(topics: "Topics", group: str, topic: str) -> PositionSource:
-    """Take what Kafka holds as the committed offsets of a consumer group.
+    """Return the offsets that a Kafka consumer group has committed for a topic.
 
-    Raises `ConfigurationError` where it holds none; `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
+    Raises `ConfigurationError` if there are none; `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
     """
     is_at_work = topics.has_consumers(group)
     offsets = topics.group_offsets(group, topic)
     if not offsets:
-        raise ConfigurationError(f"Kafka holds no offsets of a consumer group {group!r} in topic {topic!r}")
+        raise ConfigurationError(f"Kafka has no committed offsets of a consumer group {group!r} for topic {topic!r}")
     name = f"consumer group {group!r}"
-    notes = (f"{name} has consumers at work: these offsets will soon be old",) if is_at_work else ()
+    notes = (f"{name} has running consumers: these offsets will soon be outdated",) if is_at_work else ()
     return PositionSource(name, offsets, notes=notes, is_at_work=is_at_work)
 
 
 def checkpoint(folder: Path, topic: str) -> PositionSource:
-    """Take the end of the newest committed batch in a checkpoint of Structured Streaming. Raises `ConfigurationError`.
+    """Return the end offsets of the newest committed batch in a checkpoint of Structured Streaming.
 
-    Whether its query is still at work cannot be seen.
+    The checkpoint does not show whether its query still runs. Raises `ConfigurationError`.
     """
     found = read_checkpoint(folder)
     notes = [f"the newest committed batch of {folder} is {found.batch}: make sure that its query is stopped"]
     if found.begun is not None:
-        notes.append(
-            f"batch {found.begun} was begun and not committed: what it has written already will be written again"
-        )
+        notes.append(f"batch {found.begun} was started and not committed: its output so far will be written again")
     return PositionSource(f"checkpoint {folder}", found.offsets(topic), LogEnd.EARLIEST, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
 class PositionSourceOptions:
-    """A source as a person gives it, one of both; and where partitions begin of which it has no offset."""
+    """The options that name a source; exactly one of `consumer_group` and `checkpoint` must be given."""
 
     consumer_group: str | None = None
+    """The name of a Kafka consumer group."""
     checkpoint: str | None = None
+    """The folder of a checkpoint."""
     others: str | None = None
+    """Where partitions start for which the source has no offset: `earliest` or `latest`."""
 
     @property
     def is_one(self) -> bool:
-        """Whether one source is given."""
+        """Whether exactly one source is given."""
         return (self.consumer_group is None) != (self.checkpoint is None)
 
     def begin_at(self, prefix: str = "") -> LogEnd | None:
-        """Read where other partitions begin; `prefix` is what a person writes before the names.
+        """Return where partitions start for which the source has no offset; None if `others` is not given.
 
-        Raises `ConfigurationError` for that, and unless one source is given.
+        Raises `ConfigurationError` for an invalid value, whose name in the message begins with `prefix`, and unless
+        exactly one source is given.
         """
         if not self.is_one:
-            raise ConfigurationError("give one of the two: a consumer group or a checkpoint")
+            raise ConfigurationError("give either a consumer group or a checkpoint")
         return None if self.others is None else enum_member(LogEnd, f"{prefix}others", self.others)
 
     def source(self, topics: "Topics", topic: str) -> PositionSource:
-        """Look it up. Raises as `consumer_group` and `checkpoint`."""
+        """Read the offsets of the source. Raises what `consumer_group` and `checkpoint` raise."""
         if self.consumer_group is not None:
             return consumer_group(topics, self.consumer_group, topic)
         return checkpoint(Path(self.checkpoint or ""), topic)
 
 
 class PositionImporter(PositionResetter):
-    """Gives a group its first positions in a data topic: `look_at` a source, show a person the result, `carry_out`."""
+    """Sets a group's first positions in a data topic from a source.
+
+    Call `look_at`, show the operator the result, then call `carry_out`.
+    """
 
     def look_at(
         self,
@@ -105,26 +111,26 @@ class PositionImporter(PositionResetter):
         others: LogEnd | None = None,
         allow_out_of_range: bool = False,
     ) -> Sequence[PositionChange]:
-        """Return what is to be, by partition, in their order. Nothing is written.
+        """Return the position changes, sorted by partition; nothing is written.
 
-        Raises `ConfigurationError` for partitions that have positions already, for those of which `source` has no
-        offset unless it is known where these begin, and for offsets that the topic does not hold unless they may lie
-        `allow_out_of_range`. Raises as `PositionResetter.look`.
+        `others` is where partitions start for which `source` has no offset. Raises `ConfigurationError` for partitions
+        that already have positions; for partitions without an offset if `others` is unknown; and for offsets outside
+        the topic unless `allow_out_of_range`. Raises what `PositionResetter.look` raises.
         """
         offsets = self._offsets(source, partitions, others)
         moves = self.look(ToOffsets(by_partition=tuple(offsets.items())), allow_out_of_range=True, new_group=True)
         if positions := [move.partition for move in moves if move.key.offset is not None]:
             raise ConfigurationError(
-                f"group {self.group!r} has positions already in {self.topic!r}, partitions {positions}: first "
-                "positions are adopted only where there are none. To move it on or back set the position"
+                f"group {self.group!r} already has positions in topic {self.topic!r}, partitions {positions}. Only "
+                "partitions without one can be imported; change existing ones with `marshal-dagster position reset`"
             )
         outside = [
             f"partition {move.partition}: offset {move.offset}: {move.outside}" for move in moves if move.outside
         ]
         if outside and not allow_out_of_range:
             raise ConfigurationError(
-                f"{source.name} stands outside what topic {self.topic!r} holds: {'; '.join(outside)}. Set these "
-                "positions yourself, or allow them with --allow-out-of-range (allow_out_of_range in a run config)"
+                f"{source.name} has offsets outside of topic {self.topic!r}: {'; '.join(outside)}. Set these positions "
+                "yourself, or allow them with --allow-out-of-range (allow_out_of_range in a run config)"
             )
         return moves
 
@@ -133,12 +139,14 @@ class PositionImporter(PositionResetter):
     ) -> str | None:
         """Set the positions.
 
-        Raises as `PositionResetter.carry_out`, and `PositionNotSetError` where there are some by now.
+        Raises what `PositionResetter.carry_out` raises, and `PositionNotSetError` if any partition has a position by
+        now.
         """
         if positions := self.positions([move.partition for move in moves]):
             raise PositionNotSetError(
-                f"group {self.group!r} has got positions meanwhile in {self.topic!r}, partitions {sorted(positions)}: "
-                "its members have begun. Nothing was set"
+                f"group {self.group!r} by now has positions in topic {self.topic!r}, partitions {sorted(positions)}, "
+                "because its members have started. No position was set; to change these use "
+                "`marshal-dagster position reset`"
             )
         return super().carry_out(moves, wait_s=wait_s, is_dead=is_dead)
 
@@ -149,18 +157,18 @@ class PositionImporter(PositionResetter):
         existing = topics.describe(topic).partitions
         if unknown := sorted(source.offsets.keys() - set(existing)):
             raise ConfigurationError(
-                f"{source.name} has offsets for partitions {unknown}, which topic {topic!r} does not have: it was made "
-                "anew since, or is another one"
+                f"{source.name} has offsets for partitions {unknown}, which topic {topic!r} does not have. Check the "
+                "topic and the cluster; the topic may have been deleted and re-created"
             )
         numbers = choose_partitions(topic, ToOffsets(each=0), partitions, existing)
         bounds = topics.offsets(topic, [number for number in numbers if number not in source.offsets])
         begin_at = others or source.others
-        # Where there is nothing to read both ends are the same.
+        # In an empty partition both ends are the same offset.
         unclear = [number for number, at in bounds.items() if begin_at is None and at.start < at.end]
         if unclear:
             raise ConfigurationError(
-                f"{source.name} has no offset for partitions {unclear} of topic {topic!r}: say with others whether "
-                "they begin at the earliest or at the latest, or name the partitions to adopt"
+                f"{source.name} has no offset for partitions {unclear} of topic {topic!r}. Give others as earliest or "
+                "latest to choose where they start, or name the partitions to import"
             )
         rest = {number: (begin_at or LogEnd.EARLIEST).of(at) for number, at in bounds.items()}
         known = {**source.offsets, **rest}

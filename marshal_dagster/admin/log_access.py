@@ -1,4 +1,4 @@
-"""How commands open the coordination log: once to look, and again, as a member, to write."""
+"""Access of an operation to the coordination log: opened once to read, and again as a member to write."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,21 +9,21 @@ from marshal_dagster.errors import IncompleteLogError
 from marshal_dagster.protocol.world import World
 
 OpenForInterval = Callable[[int], Rationalizer]
-"""Opens a reader on a coordination log that can be written as members of that heartbeat interval (ms) write it."""
+"""Opens the coordination log with the write timeouts of a member with that heartbeat interval in milliseconds."""
 LOOKING_MS: Final = 60_000
-"""The interval for who looks: nothing is written."""
+"""The heartbeat interval of a reader, which writes nothing."""
 
 
 @dataclass(slots=True)
 class LogUser:
-    """Reads a coordination log, which is opened at the first look; `close` it afterwards."""
+    """Reads a coordination log, which is opened at the first use; call `close` afterwards."""
 
     open_log: OpenForInterval
     _reader: Rationalizer | None = field(default=None, init=False)
 
     @property
     def reader(self) -> Rationalizer:
-        """The log as it is looked at."""
+        """The reader of the log, opened at the first use."""
         if self._reader is None:
             self._reader = self.open_log(LOOKING_MS)
         return self._reader
@@ -36,19 +36,19 @@ class LogUser:
 
 
 def require_certain(world: World, topic: str) -> None:
-    """Raise `IncompleteLogError` where the state of the keys of `topic` can only be observed."""
+    """Raise `IncompleteLogError` if the coordination partition of `topic` is incomplete and can only be observed."""
     if not world.partition_of(topic).certain:
         raise IncompleteLogError(
-            f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no snapshot: what it "
-            "shows is not sure, and nothing can be changed by it. Stop all members of the group, then see "
+            f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no snapshot, so its "
+            "state is uncertain and nothing can be changed. Stop all members of the group, then run "
             "`marshal-dagster recover`"
         )
 
 
 def require_all_certain(world: World) -> None:
-    """Raise `IncompleteLogError` where the settings of a group in any coordination partition can only be observed."""
+    """Raise `IncompleteLogError` if any coordination partition is incomplete, so that settings there are uncertain."""
     if unsure := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
         raise IncompleteLogError(
-            f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: the settings there "
-            "are not known. Stop all members of the group, then see `marshal-dagster recover`"
+            f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot, so the settings "
+            "there are unknown. Stop all members of the group, then run `marshal-dagster recover`"
         )

@@ -1,4 +1,7 @@
-"""The sink that an operator names as `module:name`, which is asked before a group's positions are set."""
+"""Import of the sink that an operator names as `module:name`.
+
+The sink is asked whether it can replace its output before the positions of a group are set.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -12,13 +15,13 @@ from marshal_dagster.sinks.sink import Sink
 
 
 def named_sink(text: str, source: str) -> Sink:
-    """Return the sink, or what the function of that name without arguments makes.
+    """Return the sink of that name, or the one that the function of that name returns.
 
-    Raises `ConfigurationError`, in which `source` is the option's name.
+    Raises `ConfigurationError` if there is none; its message begins with `source`, the name of the option.
     """
     module, colon, name = text.rpartition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-        raise ConfigurationError(f"{source}: {text!r}; write module:name")
+        raise ConfigurationError(f"{source}: {text!r}; give it as module:name")
     try:
         with _working_folder_first():
             found: Any = getattr(import_module(module), name)
@@ -30,7 +33,7 @@ def named_sink(text: str, source: str) -> Sink:
             f"{source}: {text!r} is not a sink: name an object with `can_replace`, or a function without arguments "
             "that returns one"
         )
-    return made  # type: ignore[no-any-return] # as far as it is asked here
+    return made  # type: ignore[no-any-return] # only `can_replace` is used here
 
 
 @contextmanager

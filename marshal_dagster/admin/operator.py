@@ -1,4 +1,4 @@
-"""What a person does to a group: pause it, resume it, set its positions (protocol.md, sections 6 and 7)."""
+"""Operator actions on a group: pause, resume, give first settings, set positions (protocol.md, sections 6 and 7)."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,22 +26,22 @@ from marshal_dagster.protocol.state import Owner, Ranges
 logger = logging.getLogger(__name__)
 
 LOOK_PART: Final = 0.1
-"""Part of the heartbeat interval after which the owners are looked at again."""
+"""The fraction of the heartbeat interval after which the owners are checked again."""
 
 
 class GroupAdmin(GroupWriter):
-    """Pauses, resumes and repositions one group.
+    """Pauses and resumes one group, and sets its positions.
 
-    A pause is a record that the newest Go consumers do not know: whether a person allows it is asked before, see
+    The newest Go consumers do not understand the record of a pause. Callers check first whether it is allowed, see
     `marshal_dagster.admin.go_groups`.
     """
 
     def pause(self, until_s: int) -> None:
-        """Pause the group until `until_s`, unix seconds: its members claim and plan no more, and leave.
+        """Pause the group until `until_s` (unix seconds); its members claim and plan nothing more and leave.
 
-        Raises `UnavailableError` naming the coordination partitions where it could not be written;
-        `CoordinationLogChangedError`; `ConfigurationError` where by log time it was over when it was written, which
-        resumes the group.
+        Raises `UnavailableError`, which names the coordination partitions where the pause could not be written;
+        `CoordinationLogChangedError`; `ConfigurationError` if by log time the pause had already ended when it was
+        written, which resumes the group.
         """
         with self.rationalizer.lock:
             self.write_pause(self.new_member(), dict.fromkeys(self.numbers, until_s))
@@ -49,20 +49,20 @@ class GroupAdmin(GroupWriter):
         latest_ms = max(at_ms for at_ms in times if at_ms is not None)
         if latest_ms >= until_s * 1_000:
             raise ConfigurationError(
-                f"group {self.name!r} is not paused: by the brokers' clocks it is {latest_ms // 1_000} (unix seconds), "
-                f"the pause was to end at {until_s}. Check this machine's clock, and pause for longer"
+                f"group {self.name!r} is not paused: its end {until_s} (unix seconds) is in the past, because by the "
+                f"brokers' clocks it is {latest_ms // 1_000}. Check this machine's clock, or pause for longer"
             )
 
     def resume(self) -> None:
-        """End a pause, whoever began it. Raises as `pause`."""
+        """End any pause. Raises `UnavailableError` and `CoordinationLogChangedError`."""
         self.write_pause(self.new_member(), dict.fromkeys(self.numbers, RESUMED_S))
 
     def give_first_settings(self, settings: GroupSettings) -> None:
-        """Give the group its first settings as its first member would, or complete half-written ones; without a pause.
+        """Write the group's first settings as its first member would, or complete partly written ones; without a pause.
 
-        Raises `GoGroupError` where Go consumers use the group, or the coordination topic while no group in it has
-        settings; `SettingsMismatchError` where others are in force; `ConfigurationError` for settings that no member
-        can keep; `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
+        Raises `GoGroupError` if Go consumers use the group, or use the coordination topic while no group in it has
+        settings; `SettingsMismatchError` if other settings are in force; `ConfigurationError` for settings that members
+        cannot meet; `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         check_settings(settings, self.rationalizer.log.delivery_timeout_ms)
         with self.rationalizer.lock:
@@ -70,9 +70,9 @@ class GroupAdmin(GroupWriter):
             write_first_settings(self.rationalizer, self._sender, self.new_member(), settings)
 
     def ahead(self, topic: str) -> Mapping[int, Ranges]:
-        """Return the ranges that are planned or done ahead of the offset, by partition: show them to the person.
+        """Return the ranges after the offset that are planned or done, by partition, to show them to the operator.
 
-        Where a position is set they are forgotten: they will be done again, or never. Raises `UnavailableError`,
+        Setting a position forgets them: they will be processed again, or never. Raises `UnavailableError`,
         `CoordinationLogChangedError`.
         """
         with self.rationalizer.lock:
@@ -89,14 +89,15 @@ class GroupAdmin(GroupWriter):
         wait_ms: float,
         is_dead: Callable[[Owner], bool] = assume_alive,
     ) -> None:
-        """Set partitions of `topic`, whose id in Kafka is `topic_id`, to `offsets`: the next to read.
+        """Set the positions of `topic`, whose id in Kafka is `topic_id`, to `offsets`, the next ones to read.
 
-        The group is paused meanwhile; a pause that was in force is put back, one that another begins meanwhile stays.
-        The owners, of ranges too, have `wait_ms` to leave; what `is_dead` knows to be dead is revoked. What is planned
-        or done `ahead` of an offset is forgotten, with a warning. Raises `PositionNotSetError` when they do not leave,
-        or others pause and resume in between: then nothing was set, or what the message says. Raises `GoGroupError` in
-        a Go group, where a late release would move the offset: see `set_go_positions`. Raises `IncompleteLogError`,
-        `UnavailableError`, `CoordinationLogChangedError`.
+        The group is paused during the change. A pause that was in force before is restored; one that another operator
+        starts during the change stays. Owners of partitions and ranges have `wait_ms` to release them; claims of owners
+        that `is_dead` reports as dead are revoked. Ranges after an offset are forgotten, with a warning.
+
+        Raises `PositionNotSetError` if owners do not leave, or others pause and resume during the change; the message
+        states what was set. Raises `GoGroupError` in a Go group, in which a late release would move the offset: use
+        `set_go_positions`. Raises `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         self._change_positions(
             topic, offsets, wait_ms, is_dead, lambda claimer, wanted: claimer.set_positions(wanted, topic_id)
@@ -110,9 +111,9 @@ class GroupAdmin(GroupWriter):
         wait_ms: float,
         is_dead: Callable[[Owner], bool] = assume_alive,
     ) -> None:
-        """Set partitions of `topic` to their present offsets once their owners have left: plans and attempts end.
+        """End plans and attempts: set partitions of `topic` to their present offsets once their owners have left.
 
-        Acts and raises as `set_positions`; what an owner does before it leaves stays done.
+        Otherwise as `set_positions`. What an owner completes before it leaves stays completed.
         """
         offsets = dict.fromkeys(partitions, 0)
         self._change_positions(topic, offsets, wait_ms, is_dead, lambda claimer, _: claimer.confirm_positions())
@@ -125,12 +126,12 @@ class GroupAdmin(GroupWriter):
         is_dead: Callable[[Owner], bool],
         set_claimed: Callable[[Claimer, Mapping[int, int]], frozenset[int]],
     ) -> None:
-        """Pause the group, claim the partitions in `offsets`, and have `set_claimed` set those that were won."""
+        """Pause the group, claim the partitions in `offsets`, and call `set_claimed` with those that were claimed."""
         require_certain(self.rationalizer.follow_all(), topic)
         if self.group(topic).is_go:
             raise GoGroupError(
-                f"group {self.name!r} has no settings of this library for topic {topic!r}, so its positions are not "
-                f"set by a pause. Give it settings first with `marshal-dagster settings set {self.name}`"
+                f"group {self.name!r} has no settings of this library for topic {topic!r}, so its positions cannot be "
+                f"set with a pause. Give it settings first with `marshal-dagster settings set {self.name}`"
             )
         self._warn_of_ranges_ahead(topic, offsets)
         change = PausedChange(self, topic, wait_ms, is_dead)
@@ -144,19 +145,19 @@ class GroupAdmin(GroupWriter):
 
         if not change.repeat(attempt):
             raise PositionNotSetError(
-                f"positions of {topic!r} were not seen set for partitions {sorted(unset)}: others pause, resume or "
-                "claim at the same time, or records were not acknowledged. See `marshal-dagster status` for where they "
-                "stand (one may have the new offset, or none), let the others end, then try again"
+                f"positions of group {self.name!r} were not confirmed for partitions {sorted(unset)} of {topic!r}: "
+                "others pause, resume or claim at the same time, or records were not acknowledged. Check the present "
+                "positions with `marshal-dagster status`, wait for the others to finish, then try again"
             )
 
     def set_go_positions(self, topic: str, offsets: Mapping[int, int], *, wait_ms: float) -> None:
-        """Set partitions of `topic` to `offsets` in a Go group, without a pause (protocol.md, section 7).
+        """Set positions of `topic` to `offsets` in a Go group, without a pause (protocol.md, section 7).
 
-        A person says that all consumers of the group are stopped: the next heartbeat of one would move the offset
-        again. Only records that Go knows are written. The owners have `wait_ms` to go stale; nothing is revoked.
-        Raises `PositionNotSetError` when they do not, or when another took a partition in between: then nothing was
-        set, or what the message says. Raises `GroupPausedError`, `IncompleteLogError`, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        The operator must have stopped all consumers of the group, because the next heartbeat of one would move the
+        offset again. Only records that Go consumers understand are written. Owners have `wait_ms` to become stale;
+        nothing is revoked. Raises `PositionNotSetError` if they do not, or if another member claims a partition during
+        the change; the message states what was set. Raises `GroupPausedError`, `IncompleteLogError`,
+        `UnavailableError`, `CoordinationLogChangedError`.
         """
         require_certain(self.rationalizer.follow_all(), topic)
         change = PausedChange(self, topic, wait_ms)
@@ -167,18 +168,18 @@ class GroupAdmin(GroupWriter):
             if not unset:
                 return
         raise PositionNotSetError(
-            f"positions of {topic!r} were not seen set for partitions {sorted(unset)}: a consumer of group "
-            f"{self.name!r} is at work, or records were not acknowledged. Stop all of its consumers, see "
-            "`marshal-dagster status` for where the partitions stand, then try again"
+            f"positions of group {self.name!r} were not confirmed for partitions {sorted(unset)} of topic {topic!r}: a "
+            "consumer of the group is running, or records were not acknowledged. Stop all of its consumers, check the "
+            "present positions with `marshal-dagster status`, then try again"
         )
 
     @contextmanager
     def _claimers(
         self, member: Member, topics: Iterable[str], retried: tuple[type[MarshalError], ...]
     ) -> Iterator[list[Claimer]]:
-        """Give claimers in the name of `member`, which release what they hold after the block.
+        """Yield a claimer of `member` for each topic; after the block they release their claims.
 
-        An error in `retried` is logged, not raised: the change is tried again.
+        An error of a type in `retried` is logged and not raised, because the caller tries the change again.
         """
         claimers = [
             Claimer(self.rationalizer, member, topic, self.group(topic).settings, clock=self.clock) for topic in topics
@@ -186,7 +187,7 @@ class GroupAdmin(GroupWriter):
         try:
             yield claimers
         except retried as error:
-            logger.warning("changing group %r is tried again: %s", self.name, error)
+            logger.warning("the change of group %r is tried again: %s", self.name, error)
         finally:
             for claimer in claimers:
                 claimer.release()
@@ -198,7 +199,7 @@ class GroupAdmin(GroupWriter):
         unset: dict[int, int],
         set_claimed: Callable[[Mapping[int, int]], frozenset[int]],
     ) -> None:
-        """Claim the partitions in `unset`, and set the positions of those won; remove from it what was seen set."""
+        """Claim the partitions in `unset`, set positions of those claimed, and remove confirmed ones from `unset`."""
         self._wait_for_owners(claimer, unset, change)
         claims = claimer.claim(unset, is_dead=change.is_over)
         wanted = {claim.partition: unset[claim.partition] for claim in claims}
@@ -213,8 +214,8 @@ class GroupAdmin(GroupWriter):
             if change.is_late:
                 held = sorted(partitions.keys() - set(free))
                 raise PositionNotSetError(
-                    f"partitions {held} of {claimer.topic!r} are still held by live members after the wait: give them "
-                    f"more time, or stop their runs; {change.what_was_set}"
+                    f"partitions {held} of topic {claimer.topic!r} are still claimed by live members of group "
+                    f"{self.name!r} after the wait; {change.what_was_set}. Give them more time, or stop their runs"
                 )
             self.clock.sleep_ms(claimer.settings.heartbeat_interval_ms * LOOK_PART)
             self.rationalizer.catch_up()
@@ -223,4 +224,9 @@ class GroupAdmin(GroupWriter):
         for number, ranges in self.ahead(topic).items():
             if partitions is None or number in partitions:
                 forgotten = ", ".join(f"[{range_.start}, {range_.end}) {range_.phase}" for range_ in ranges)
-                logger.warning("%s/%d will be done again, or never, ahead of the offset: %s", topic, number, forgotten)
+                logger.warning(
+                    "%s/%d: ranges after the offset are forgotten and will be processed again, or never: %s",
+                    topic,
+                    number,
+                    forgotten,
+                )

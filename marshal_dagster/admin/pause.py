@@ -1,4 +1,4 @@
-"""A group is paused and resumed, with a look at what was in force before."""
+"""Pause and resume of a group, with the state before and after, and the check that the log knows a group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,16 +20,19 @@ _SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A group's last pause, or its end: until when (unix seconds), by which instance, and whether it is in force."""
+    """A group's last pause or resumption; all fields keep their defaults if there was none."""
 
     until_s: int | None = None
+    """When the pause ends, in unix seconds; 0 for a resumption."""
     by: str | None = None
+    """The id of the instance that wrote it."""
     is_in_force: bool = False
+    """Whether the group is paused now."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseChange:
-    """What one coordination partition has of a group's pause, before and after."""
+    """The pause of a group in one coordination partition before and after an operation."""
 
     number: int
     before: Pause
@@ -38,73 +41,76 @@ class PauseChange:
 
 @dataclass(slots=True)
 class GroupPauser:
-    """Pauses and resumes one group; `client` is for people to see.
-
-    `look` before anything else. A group without settings gets `settings` first, those that its members are configured
-    with, where these are known and native. `go_consumers_stopped`: a person says that no Go consumer newer than January
-    2017 will start on this coordination topic again.
-    """
+    """Pauses and resumes one group. Call `look` first."""
 
     rationalizer: Rationalizer
     group: str
     client: str
+    """A name for the operator in the records, for people who read the log."""
     clock: Clock = field(default_factory=SystemClock)
     settings: GroupSettings | None = None
+    """The settings that the group's members are configured with, if known. A group without settings gets them first, if
+    their rule set is `native`.
+    """
     go_consumers_stopped: bool = False
+    """Whether the operator confirms that no Go consumer newer than January 2017 will start on this coordination topic
+    again.
+    """
     _before: dict[int, Pause] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Read to the end of all coordination partitions. Raises `UnavailableError`, `CoordinationLogChangedError`."""
+        """Read all coordination partitions to their ends. Raises `UnavailableError`, `CoordinationLogChangedError`."""
         with self.rationalizer.lock:
             self._before = self._pauses(self.rationalizer.follow_all())
 
     def require_known(self, otherwise: str) -> None:
-        """Raise as the function `require_known`."""
+        """Raise `ConfigurationError` if the log has no record of the group; see the function `require_known`."""
         with self.rationalizer.lock:
             require_known(self.rationalizer.world, self.group, otherwise)
 
     @property
     def is_in_force(self) -> bool:
-        """Whether the group was paused, in a part at least, when it was looked at."""
+        """Whether `look` found the group paused in at least one coordination partition."""
         return any(pause.is_in_force for pause in self._before.values())
 
     @property
     def ends_s(self) -> int | None:
-        """When the pause ends that was in force, in unix seconds; None without one."""
+        """The end of the pause that `look` found, in unix seconds; None if the group was not paused."""
         ends = [pause.until_s for pause in self._before.values() if pause.is_in_force and pause.until_s]
         return max(ends, default=None)
 
     def end_after(self, length_s: int) -> int:
-        """Give the end (unix seconds) of a pause of `length_s` that begins now, by whatever clock is ahead."""
+        """Return the end (unix seconds) of a pause of `length_s` that starts now, by the latest clock."""
         worlds = self.rationalizer.world.partitions.values()
         now_ms = max(world.present_ms(self.clock.wall_ms()) for world in worlds)
         return -(-now_ms // _SECOND_MS) + length_s
 
     def require_future(self, until_s: int, source: str) -> None:
-        """Raise `ConfigurationError` for an end that has passed: a pause until then would resume the group."""
+        """Raise `ConfigurationError` if `until_s` has passed, because a pause until then would resume the group."""
         if until_s <= self.end_after(0):
             raise ConfigurationError(
-                f"{source}: that is over already, by this machine's clock or by log time; nothing was written"
+                f"{source}: this time has passed, by this machine's clock or by log time. Nothing was written; give a "
+                "later one"
             )
 
     def pause(self, until_s: int) -> Sequence[PauseChange]:
-        """Pause the group until then (unix seconds).
+        """Pause the group until `until_s` (unix seconds) and return the change in each coordination partition.
 
-        Raises `GoGroupError` where Go consumers may not know the record; as `GroupAdmin.pause`, and as
-        `GroupAdmin.give_first_settings` for a group that gets its settings first.
+        Raises `GoGroupError` if Go consumers may not understand the record; what `GroupAdmin.pause` raises; and what
+        `GroupAdmin.give_first_settings` raises if the group gets its settings first.
         """
         self._prepare()
         self._operator().pause(until_s)
         return self._changes()
 
     def resume(self) -> Sequence[PauseChange]:
-        """End a pause, whoever began it. Raises as `pause`."""
+        """End any pause and return the change in each coordination partition. Raises what `pause` raises."""
         self._prepare()
         self._operator().resume()
         return self._changes()
 
     def preview(self, until_s: int = RESUMED_S) -> Sequence[PauseChange]:
-        """Give what `pause` until then, or else `resume`, would change. Raises `GoGroupError` as these do."""
+        """Return what `pause` until `until_s`, by default `resume`, would change. Raises `GoGroupError` as they do."""
         if not self._gets_settings():
             self._require_allowed()
         after = Pause(until_s, None, until_s > RESUMED_S)
@@ -116,7 +122,7 @@ class GroupPauser:
         self._require_allowed()
 
     def _gets_settings(self) -> bool:
-        """Return whether the group has no settings, and its members are configured with native ones."""
+        """Return whether the group gets its settings first: it has none, and its members' settings are native."""
         is_native = self.settings is not None and self.settings.rule_set is RuleSet.NATIVE
         with self.rationalizer.lock:
             has_settings = has_native_settings(self.rationalizer.world, self.group)
@@ -146,21 +152,21 @@ class GroupPauser:
 
 
 def group_names(world: World) -> Sequence[str]:
-    """Give the groups that the log names."""
+    """Return the names of the groups in the log, sorted."""
     return sorted({name for partition in world.partitions.values() for name in partition.groups})
 
 
 def require_known(world: World, group: str, otherwise: str) -> None:
-    """Raise `ConfigurationError` for a group that the log does not name, most likely misspelt.
+    """Raise `ConfigurationError` if the log has no record of the group, whose name is then probably misspelt.
 
-    `otherwise` says what to do where it is not.
+    `otherwise` is the sentence of the message for a name that is right.
     """
     if group not in group_names(world):
         raise ConfigurationError(f"{unknown_group(world, group)}. {otherwise}")
 
 
 def unknown_group(world: World, group: str) -> str:
-    """Say that the log does not name this group, and which ones it does name."""
+    """Return the message that the log has no record of this group, with the names of those that it has."""
     names = group_names(world)
     shown = first_few(list(map(repr, names)), _SHOWN)
-    return f"the log does not name a group {group!r}{f'; it names {shown}' if names else ', nor any other'}"
+    return f"the log has no group {group!r}{f'; it has {shown}' if names else ', nor any other'}"

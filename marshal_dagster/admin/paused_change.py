@@ -1,4 +1,7 @@
-"""One change of a paused group, over several tries; the pause that was in force before is put back."""
+"""A change that is made while a group is paused: pause, try the change several times, restore the previous pause.
+
+`GroupAdmin` and `SettingsChanger` make their changes this way (protocol.md, section 6).
+"""
 
 import logging
 from collections.abc import Callable
@@ -13,31 +16,31 @@ from marshal_dagster.protocol.state import Group, Owner
 logger = logging.getLogger(__name__)
 
 RESUMED_S: Final = 0
-"""A pause that ends then, in unix seconds, has ended by any clock."""
+"""The end of a pause, in unix seconds, that resumes the group, because it has passed by any clock."""
 LONGEST_SETTING_S: Final = 3_600
-"""How long a group stays paused, in seconds, should the process that changes it die in the middle."""
+"""How many seconds a group stays paused if the process that changes it dies."""
 SETTING: Final = "setting-positions"
-"""The prefix of the instance ids that set positions: their pauses are not put back by others."""
+"""The prefix of the instance ids that set positions; their pauses are never restored."""
 _PUTTING_BACK: Final = "putting-back"
-"""The prefix of the instance ids that put back the pause that was in force before."""
+"""The prefix of the instance ids that restore a previous pause."""
 
 
 class _LastPause(NamedTuple):
-    """The last pause or resumption that a coordination partition has of a group."""
+    """The last pause or resumption of a group in one coordination partition."""
 
     until_s: int = RESUMED_S
     by: str | None = None
 
     @classmethod
     def of(cls, group: Group | None) -> "_LastPause":
-        """Take it from a group's state."""
+        """Return the last pause in a group's state."""
         if group is None or group.paused_until_s is None:
             return _NO_PAUSE
         return cls(group.paused_until_s, group.paused_by)
 
     @property
     def is_for_a_change(self) -> bool:
-        """Whether it only began or ended a change, and no person requested it by itself."""
+        """Whether it only started or ended a change and was not requested by an operator."""
         role, _, _ = (self.by or "").partition(".")
         return role == SETTING or (role == _PUTTING_BACK and self.until_s == RESUMED_S)
 
@@ -48,14 +51,14 @@ _NO_PAUSE: Final = _LastPause()
 class PausedChange:
     """A change of a group's positions in `topic`, or of its settings.
 
-    `done` are the partitions that were set, `in_doubt` those of which a record that sets them, or takes their offset,
-    may be in the log.
+    `done` are the partitions that were set. `in_doubt` are partitions for which a record that sets or releases them may
+    be in the log, although that was not read back.
     """
 
     def __init__(
         self, writer: GroupWriter, topic: str, wait_ms: float, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> None:
-        """Begin; owners have `wait_ms` to leave, those that `is_dead` knows to be dead are not waited for."""
+        """Wait at most `wait_ms` from now on for owners to leave; skip those that `is_dead` reports as dead."""
         self.topic = topic
         self.deadline_ms = writer.clock.lease_ms() + wait_ms
         self.done: frozenset[int] = frozenset()
@@ -63,34 +66,34 @@ class PausedChange:
         self._writer = writer
         self._is_dead = is_dead
         self._former: set[str] = set()
-        """The instances of tries that ended."""
+        """The instance ids of earlier tries."""
         self._before: dict[int, _LastPause] = {}
-        """What is to be put back in each coordination partition."""
+        """The pause to restore in each coordination partition."""
 
     @property
     def is_late(self) -> bool:
-        """Whether the owners have had their time to leave."""
+        """Whether the wait for the owners is over."""
         return self._writer.clock.lease_ms() >= self.deadline_ms
 
     @property
     def what_was_set(self) -> str:
-        """The text that names the partitions that have their new positions."""
-        known = f"partitions {sorted(self.done)} were set" if self.done else "nothing was seen set"
-        return f"{known}, partitions {sorted(self.in_doubt)} may have been" if self.in_doubt else known
+        """The part of a message that names the partitions that have their new positions."""
+        known = f"partitions {sorted(self.done)} were set" if self.done else "no partition is known to be set"
+        return f"{known}, partitions {sorted(self.in_doubt)} may have been set" if self.in_doubt else known
 
     def note_done(self, partitions: frozenset[int]) -> None:
-        """Note which partitions were seen set."""
+        """Record that `partitions` were read back with their new positions."""
         self.done |= partitions
         self.in_doubt -= partitions
 
     def is_over(self, owner: Owner) -> bool:
-        """Return whether `owner` is dead, or was an earlier try."""
+        """Return whether `owner` is dead or is the instance of an earlier try."""
         return owner.instance in self._former or self._is_dead(owner)
 
     def repeat(self, attempt: Callable[[Member], bool]) -> bool:
-        """Try, each time as a new instance, until `attempt` returns that all is done; return whether it is.
+        """Call `attempt`, each time with a new instance, until it returns true; return whether it did.
 
-        However it ends, the pause that was in force before is put back.
+        The pause that was in force before is always restored.
         """
         is_done = False
         try:
@@ -110,20 +113,20 @@ class PausedChange:
         return is_done
 
     def pause(self, member: Member) -> None:
-        """Pause the group everywhere, in the name of `member`."""
+        """Pause the group as `member` in all coordination partitions."""
         self._writer.write_pause(member, dict.fromkeys(self._writer.numbers, self.until_s()))
 
     def until_s(self) -> int:
-        """Return when the pause is to end if no process ends it, should this machine's clock be slow too."""
+        """Return the end of the pause if no process ends it earlier; it is late enough even if this clock is slow."""
         clock, worlds = self._writer.clock, self._writer.rationalizer.world.partitions.values()
         latest_ms = max(world.present_ms(clock.wall_ms()) for world in worlds)
         left_ms = max(0.0, self.deadline_ms - clock.lease_ms())
         return int(latest_ms + left_ms) // 1_000 + LONGEST_SETTING_S
 
     def _note_pauses(self) -> list[int]:
-        """Note what is to be put back; return the coordination partitions where another has paused or resumed since.
+        """Update the pauses to restore; return the coordination partitions where an operator has changed it.
 
-        Where retention has overtaken the reader since, what was in force before still is what is known.
+        For a partition of which retention deleted unread records, the last known pause is kept.
         """
         changed: list[int] = []
         for number, partition in self._writer.rationalizer.follow_all().partitions.items():
@@ -137,7 +140,7 @@ class PausedChange:
         return changed
 
     def _put_back(self) -> None:
-        """End this change's pause: with the one in force before, except where another has decided meanwhile."""
+        """Restore the pauses from before the change, except where an operator has paused or resumed since."""
         with self._writer.rationalizer.lock:
             theirs = self._note_pauses()
             ends = {number: pause.until_s for number, pause in self._before.items() if number not in theirs}
@@ -148,7 +151,7 @@ class PausedChange:
             self._put_back()
         except MarshalError:
             logger.exception(
-                "group %r stays paused for %d s or a little longer, resume it; of the positions in %r: %s",
+                "group %r stays paused for at least %d s: resume it with `marshal-dagster resume`. Positions in %r: %s",
                 self._writer.name,
                 LONGEST_SETTING_S,
                 self.topic,

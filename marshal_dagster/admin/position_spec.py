@@ -1,4 +1,4 @@
-"""Where a person wants partitions to stand, and what offset that is in each of them."""
+"""Target positions as an operator gives them, and the offset that each means in a partition. No I/O."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -16,49 +16,51 @@ _PARTITIONS: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PartitionPosition:
-    """Where one partition stands, `offset` being the next to read, and what of it can be read.
-
-    `is_other`: the offset belongs to a topic of that name that is no more. `at_time` is the first offset of the time
-    that was asked for, None where no record is that young.
-    """
+    """The present position of one partition, from which a target is computed."""
 
     offset: int | None
+    """The next offset to read; None without a position."""
     extent: OffsetBounds
+    """The offsets that can be read."""
     is_other: bool = False
+    """Whether `offset` belongs to a deleted topic of the same name."""
     at_time: int | None = None
+    """The first offset with the requested time or later; None if there is none."""
 
 
 class LogEnd(StrEnum):
-    """An end of what can be read of a partition."""
+    """One end of the readable offsets of a partition."""
 
     EARLIEST = "earliest"
-    """The first record that is left."""
+    """The first record that is still there."""
     LATEST = "latest"
-    """Only what comes is read."""
+    """After the last record: only new records are read."""
 
     def of(self, extent: OffsetBounds) -> int:
-        """Return its offset."""
+        """Return the offset of this end of `extent`."""
         return extent.start if self is LogEnd.EARLIEST else extent.end
 
 
 @dataclass(frozen=True, slots=True)
 class ToOffsets:
-    """These very offsets: `each` for every partition, or `by_partition`, which names the partitions too."""
+    """Given offsets, either one for every partition or one for each named partition."""
 
     each: int | None = None
+    """The offset for every partition."""
     by_partition: tuple[tuple[int, int], ...] = ()
+    """Pairs of partition and offset, which also name the partitions to set."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToDatetime:
-    """The first record of that time (unix ms) or later, by the record's own timestamp; the end where there is none."""
+    """The first record with that timestamp (unix ms) or a later one; the end of the partition if there is none."""
 
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """So many offsets after the present position, or before it where the number is negative."""
+    """That many offsets after the present position, or before it if the number is negative."""
 
     offsets: int
 
@@ -68,7 +70,7 @@ Target = ToOffsets | ToDatetime | LogEnd | ShiftBy
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """A target as a person gives it: one of these."""
+    """The options that give a target; exactly one must be given."""
 
     to_offset: str | None = None
     to_datetime: str | None = None
@@ -83,7 +85,7 @@ class TargetOptions:
         return sum(way is not None for way in ways)
 
     def target(self, prefix: str = "") -> Target:
-        """Return the target; `prefix` is `--` for a command line's options. Raises `ConfigurationError`."""
+        """Return the target; `prefix` is `--` for options of the command line. Raises `ConfigurationError`."""
         if self.given != 1:
             raise ConfigurationError("give one of to_offset, to_datetime, to_earliest, to_latest and shift_by")
         joint = "-" if prefix else "_"
@@ -97,7 +99,7 @@ class TargetOptions:
 
 
 def offsets_of(text: str, source: str) -> ToOffsets:
-    """Read `0=5,1=7`, or one number for all. Raises `ConfigurationError`, in which `source` says where it stands."""
+    """Parse `0=5,1=7`, or one offset for all partitions. Raises `ConfigurationError`, which begins with `source`."""
     if NUMBER.fullmatch(text) and int(text) <= INT64_MAX:
         return ToOffsets(each=int(text))
     found: dict[int, int] = {}
@@ -113,7 +115,7 @@ def offsets_of(text: str, source: str) -> ToOffsets:
 
 
 def partitions_of(text: str, source: str) -> tuple[range, ...]:
-    """Read `0,2-4`. Raises `ConfigurationError`, in which `source` says where it stands."""
+    """Parse partitions such as `0,2-4`. Raises `ConfigurationError`, whose message begins with `source`."""
     return tuple(_run_of(part.strip(), source) for part in text.split(","))
 
 
@@ -121,22 +123,24 @@ def _run_of(text: str, source: str) -> range:
     match = _PARTITIONS.fullmatch(text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if first > last or last > INT32_MAX:
-        raise ConfigurationError(f"{source}: {text!r} names no partitions; give numbers and runs of them, as in 0,2-4")
+        raise ConfigurationError(
+            f"{source}: {text!r} names no partitions; give numbers and ranges of numbers, such as 0,2-4"
+        )
     return range(first, last + 1)
 
 
 def choose_partitions(
     topic: str, target: Target, named: Sequence[range] | None, existing: Collection[int]
 ) -> list[int]:
-    """Give the partitions that are meant: those `named`, those that the target names, or all.
+    """Return the selected partitions, sorted: those `named`, or those that the target names, or all existing ones.
 
-    Raises `ConfigurationError` for what does not exist, and for partitions that are named in both ways.
+    Raises `ConfigurationError` for a partition that does not exist, and if both `named` and the target name partitions.
     """
     by_target = (
         [range(number, number + 1) for number, _ in target.by_partition] if isinstance(target, ToOffsets) else []
     )
     if by_target and named is not None:
-        raise ConfigurationError("the offsets say of which partitions they are: name no others beside them")
+        raise ConfigurationError("the offsets already name partitions; do not give partitions as well")
     runs = by_target or named
     if runs is None:
         return sorted(existing)
@@ -147,7 +151,7 @@ def choose_partitions(
 
 
 def resolve(topic: str, target: Target, positions: Mapping[int, PartitionPosition]) -> dict[int, int]:
-    """Give the offset that `target` means in each partition. Raises `ConfigurationError`."""
+    """Return the offset that `target` means in each partition. Raises `ConfigurationError`."""
     return {number: _resolve(f"{topic}/{number}", number, target, at) for number, at in positions.items()}
 
 
@@ -168,15 +172,17 @@ def _resolve(name: str, number: int, target: Target, at: PartitionPosition) -> i
 
 def _shift(name: str, offsets: int, at: PartitionPosition) -> int:
     if at.offset is None or at.is_other:
-        why = "it has none" if at.offset is None else "the topic was deleted and created again since it was written"
-        raise ConfigurationError(f"{name} cannot be shifted from its present position: {why}. Name an offset")
+        why = "it has none" if at.offset is None else "the topic was deleted and re-created since"
+        raise ConfigurationError(f"{name} cannot be shifted from its present position: {why}. Give an offset instead")
     if at.offset + offsets < 0:
-        raise ConfigurationError(f"{name} is at {at.offset} and cannot be shifted by {offsets}: offsets begin at 0")
+        raise ConfigurationError(
+            f"{name} is at offset {at.offset} and cannot be shifted by {offsets}: the smallest offset is 0"
+        )
     return at.offset + offsets
 
 
 def outside_text(offset: int, extent: OffsetBounds) -> str:
-    """Say how `offset` lies outside what is there; nothing where it does not."""
+    """Return how `offset` is outside of `extent`; an empty text if it is not."""
     if offset < extent.start:
         return f"offsets {offset} to {extent.start} (exclusive) are deleted"
     return f"beyond the end {extent.end}" if offset > extent.end else ""

@@ -1,9 +1,10 @@
-"""Makes a coordination log certain again that was cut without a snapshot (protocol.md, section 5, "Recover").
+"""Recovery of a coordination log whose beginning was deleted without a snapshot (protocol.md, section 5, "Recover").
 
-A person decides: what was cut may hold anything. All members of all groups have been stopped. What is known is looked
-at, offsets are confirmed, then two Marks with more than 2 heartbeat intervals of log time between them show that nobody
-is at work, and the first snapshot is written. Go consumers do not know a Mark: where they use the coordination topic a
-release by an instance that owns nothing, for a key and at the offset shown, is written in its place.
+An operator decides this, because the deleted records may have contained anything, and first stops all members of all
+groups. Recovery reads what is left of the log, and the operator confirms the offsets. It then writes two Marks with
+more than 2 heartbeat intervals of log time between them. If no other record arrives, no member is running, and it
+writes the first snapshot. Go consumers do not understand a Mark. If they use the coordination topic, a release by an
+instance that owns nothing, for a known partition at the offset shown, is written instead.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -36,21 +37,21 @@ from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key, 
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, VerdictKind, World
 
 NAME: Final = "recover"
-"""The group and client that stand in the Marks; neither gets into any state."""
+"""The group and client of the Marks; neither gets into any state."""
 TRIES: Final = 5
 _MORE_MS: Final = 100
-"""How much longer than 2 intervals is waited: the broker's clock tells the time."""
+"""How much longer than 2 intervals to wait, because log time comes from the broker's clock."""
 
 
 class LastOffsets(NamedTuple):
-    """The last offsets that a log without its beginning names for a key; either may have been refused."""
+    """The last offsets of a partition in the rest of the log; the record of either may have been refused."""
 
     heartbeat: int | None = None
     release: int | None = None
 
 
 class ConfirmedOffset(NamedTuple):
-    """What a person confirms for a key: the next offset to read, of the data topic with that id, if it is known."""
+    """The offset that an operator confirms for a partition, with the id of its data topic if known."""
 
     offset: int
     data_topic_id: str | None
@@ -62,36 +63,36 @@ Whose = tuple[str, DataPartitionId]
 
 @dataclass(slots=True)
 class ObservedPartition:
-    """One coordination partition that can only be observed, and what it says of each key."""
+    """One incomplete coordination partition, and what the rest of its log shows of each data partition."""
 
     world: PartitionWorld
     elsewhere: Mapping[str, Group] = field(default_factory=dict)
-    """What the others have of each group's settings and pause: the certain ones, and behind them those observed too."""
+    """Settings and pause of each group in the other coordination partitions; complete ones take precedence."""
     by: str = ""
-    """Who recovers: the instance whose Marks are its own."""
+    """The instance id of this recovery, by which it recognizes its own Marks."""
     last_offsets: dict[Whose, LastOffsets] = field(default_factory=dict)
     disturbed_by: str | None = None
-    """The first record since `look` that was no Mark, in words."""
+    """A text that names the first record since `look` that is not a Mark of this recovery."""
     awaited: int | None = None
-    """The log offset of the Mark, or of what stands for it, that was appended last,"""
+    """The log offset of the Mark, or of the release that replaces it, that was appended last."""
     mark_ms: int | None = None
-    """its log time, once it was read,"""
+    """The log time of that record, once it was read."""
     mark: LastRecord | None = None
-    """and what it is known by."""
+    """The identity of that record, once it was read."""
 
     @property
     def longest_interval_ms(self) -> int:
-        """The longest heartbeat interval of its groups that any record shows."""
+        """The longest heartbeat interval of a group that any record shows."""
         groups = [*self.world.groups.values(), *self.elsewhere.values()]
         shown = [group.settings.heartbeat_interval_ms for group in groups]
         return max(shown, default=self.world.defaults.heartbeat_interval_ms)
 
     @property
     def groups(self) -> dict[str, Group]:
-        """Give what is known of each group; what is not known here, as it stands in the rest of the log.
+        """The known state of each group; what this partition does not show is taken from the others.
 
-        Settings and pauses are written to all coordination partitions. Settings that are seen here may have been
-        refused: what can only be observed tells no difference.
+        Settings and pauses are written to all coordination partitions. Settings that this partition shows may have been
+        refused, because an incomplete log does not show whether they were.
         """
         names = dict.fromkeys((*self.world.groups, *self.elsewhere))
         return {name: self._group(name) for name in names}
@@ -106,7 +107,7 @@ class ObservedPartition:
         )
 
     def take(self, offset: int, timestamp_ms: int, value: bytes | None, *, is_quiet: bool) -> None:
-        """Let one record act; when it `is_quiet`, anything but a Mark is noted as a disturbance."""
+        """Apply one record; if `is_quiet`, store any record but a Mark as a disturbance."""
         message = parse(value)
         verdict = self.world.apply(offset, timestamp_ms, value)
         self.world.set_last_record((offset, timestamp_ms, value))
@@ -124,7 +125,10 @@ class ObservedPartition:
             self.last_offsets[whose] = before._replace(**{"heartbeat" if is_beat else "release": message.offset})
 
     def _disturbance(self, message: Message | InvalidMessage) -> str | None:
-        """Say what is no Mark, or one of somebody who recovers at the same time and may confirm other offsets."""
+        """Return a text for a record that is not a Mark, or a Mark of another recovery; None for other Marks.
+
+        A recovery at the same time may confirm other offsets.
+        """
         if isinstance(message, InvalidMessage):
             return "an invalid record"
         if message.instance == self.by:
@@ -134,7 +138,7 @@ class ObservedPartition:
         return "a Mark of another `recover`" if message.group == NAME else None
 
     def sign(self, *, is_go: bool, time_s: int) -> Message:
-        """Make the record that only moves log time: a Mark, or a release that Go consumers know as well."""
+        """Return a record that only advances log time: a Mark, or a release that Go consumers understand."""
         signed: dict[str, Any] = {"instance": self.by, "client": NAME}
         if not is_go:
             return Mark(group=NAME, time_s=time_s, **signed)
@@ -150,12 +154,12 @@ class ObservedPartition:
 
 
 class Recovery:
-    """Looks at what is left of a log, and writes the first snapshots of what can only be observed."""
+    """Reads what is left of a log, and writes the first snapshots of its incomplete coordination partitions."""
 
     def __init__(
         self, log: CoordinationLog, snapshots: Snapshots, *, timeout_s: float = 10.0, clock: Clock | None = None
     ) -> None:
-        """Say which log, and where its snapshots go. Raises `TopicNotFoundError`, `UnavailableError`."""
+        """Use `log`, and write to `snapshots`. Raises `TopicNotFoundError`, `UnavailableError`."""
         self.identity = log.identity()
         self.observed: dict[int, ObservedPartition] = {}
         self._log = log
@@ -169,10 +173,10 @@ class Recovery:
         self._native_elsewhere: frozenset[str] = frozenset()
 
     def look(self) -> Mapping[int, ObservedPartition]:
-        """Read what is left of every coordination partition that can only be observed, to its present end.
+        """Read each incomplete coordination partition from its beginning to its present end.
 
-        From now on nothing but Marks may come. Raises `TopicNotFoundError` where there is no topic for snapshots,
-        `AuthorizationError`, `CoordinationLogChangedError`, `UnavailableError`, `RecoveryFailedError`.
+        From now on any record but a Mark makes the recovery fail. Raises `TopicNotFoundError` if there is no topic for
+        snapshots; `AuthorizationError`, `CoordinationLogChangedError`, `UnavailableError`, `RecoveryFailedError`.
         """
         world = World(self.identity.partitions)
         bounds = self._log.bounds(range(self.identity.partitions))
@@ -193,10 +197,10 @@ class Recovery:
         return self.observed
 
     def go_groups(self, settings: Mapping[str, GroupSettings] | None = None) -> frozenset[str]:
-        """Return the groups that Go consumers use, as far as what is left of the log tells.
+        """Return the groups that Go consumers use, as far as the rest of the log shows.
 
-        Those with the rule set `go` by their settings, shown or those that a person names in `settings`; where there
-        are none, those with an offset and no data topic id.
+        These are groups with the rule set `go` in their settings, either shown or given in `settings`. A group without
+        settings counts if it has an offset and no data topic id.
         """
         named = settings or {}
         has_ids, has_offsets, accepted = set(self._native_elsewhere), set(self._go_elsewhere), dict(named)
@@ -215,12 +219,15 @@ class Recovery:
         heartbeat_interval_ms: int | None = None,
         settings: Mapping[str, GroupSettings] | None = None,
     ) -> list[int]:
-        """Append the Marks, wait in between, and write the snapshots; give the coordination partitions.
+        """Append the Marks, wait between them, write the snapshots, and return the recovered coordination partitions.
 
-        `heartbeat_interval_ms` is the longest that any member was configured with, where that is longer than what is
-        shown; `settings` are those of groups of which none are left. Raises `RecoveryFailedError` when something else
-        than Marks came since `look`: then nothing was written. Raises `TimestampTypeError` where a Mark was stored
-        with its sender's timestamp; `CoordinationLogChangedError`, `AuthorizationError`, `UnavailableError`.
+        `confirmed` has the offset of each partition of each group. `heartbeat_interval_ms` is the longest interval that
+        any member is configured with, if longer than those shown. `settings` are those of groups of which no settings
+        are left.
+
+        Raises `RecoveryFailedError` if any record but a Mark arrived since `look`; then no snapshot was written. Raises
+        `TimestampTypeError` if a Mark was stored with its sender's timestamp; `CoordinationLogChangedError`,
+        `AuthorizationError`, `UnavailableError`.
         """
         if not self.observed:
             return []
@@ -238,7 +245,8 @@ class Recovery:
                 break
         else:
             raise RecoveryFailedError(
-                "log time does not move on as this machine's clock does; check the brokers' clocks"
+                f"log time of coordination topic {self.identity.topic!r} does not advance with this machine's clock. "
+                "Nothing was recovered; check the brokers' clocks"
             )
         self._require_same(self._log.identity())
         self._require_alone()
@@ -258,7 +266,7 @@ class Recovery:
         )
 
     def _elsewhere(self, whole: Collection[int]) -> dict[str, Group]:
-        """Read what the rest of the log has of the groups."""
+        """Return settings and pause of the groups in the complete coordination partitions."""
         reader = Rationalizer(self._log, timeout_s=self._timeout_s, clock=self._clock, snapshots=self._snapshots)
         self._require_same(reader.identity)
         world = reader.catch_up()
@@ -272,29 +280,32 @@ class Recovery:
 
     def _require_same(self, now: LogIdentity) -> None:
         if now != self.identity:
-            raise CoordinationLogChangedError(f"coordination topic {self.identity.topic!r} was made anew meanwhile")
+            raise CoordinationLogChangedError(
+                f"coordination topic {self.identity.topic!r} was deleted and re-created meanwhile. Nothing was "
+                "recovered; run the command again"
+            )
 
     def _require_alone(self) -> None:
-        """Make sure that nobody has recovered the same meanwhile: members may have begun with other offsets."""
+        """Raise an error if another recovery was faster: members may have started with other offsets."""
         found = self._newest(self._log.bounds(self.observed.keys()))
         if found:
             raise RecoveryFailedError(
                 f"coordination partitions {sorted(found)} have a snapshot since this was shown: another `recover` was "
-                "faster. Nothing was written; look again"
+                "faster. Nothing was recovered; run the command again"
             )
 
     def _check_last_read(self) -> None:
-        """Follow the log where it was read to, and make sure that it has not lost what was read."""
-        seen = {number: each.world for number, each in self.observed.items()}
+        """Continue to follow the log, and raise an error if it has lost records that were read."""
+        seen = {number: observed.world for number, observed in self.observed.items()}
         if foreign_snapshots(self._log, self._log.bounds(seen.keys()), self._timeout_s, seen):
             raise CoordinationLogChangedError(
                 f"coordination topic {self.identity.topic!r} lost records since this was shown: the log was truncated. "
-                "Nothing was written; look again"
+                "Nothing was recovered; run the command again"
             )
         self._log.follow({number: world.next_offset for number, world in seen.items()})
 
     def _require_quiet(self) -> None:
-        """Read on once more: somebody may have begun to work since the last Mark."""
+        """Read to the end again, because a member may have started since the last Mark."""
         self._check_last_read()
         self._read({number: at.end for number, at in self._log.bounds(self.observed.keys()).items()})
         self._require_undisturbed()
@@ -303,38 +314,39 @@ class Recovery:
         for observed in self.observed.values():
             if observed.disturbed_by is not None:
                 raise RecoveryFailedError(
-                    f"somebody is at work: {observed.disturbed_by} came since this was shown. Nothing was written; "
-                    "stop all members of all groups, then recover again"
+                    f"another process is writing: {observed.disturbed_by} arrived since this was shown. Nothing was "
+                    "recovered; stop all members of all groups, then run `marshal-dagster recover` again"
                 )
 
     def _require_written(self) -> None:
-        """Make sure that the log still begins before what was written, and holds what that was read from."""
+        """Raise an error unless the log still contains the records that the new snapshots depend on."""
         found = self._newest(self._log.bounds(self.observed.keys()))
         unfit = sorted(self.observed.keys() - found.keys())
         if unfit:
             raise RecoveryFailedError(
                 f"coordination partitions {unfit} lost records, or retention deleted more of them, while their "
-                "snapshots were written: these do not fit. Look again"
+                "snapshots were written, so these are not valid. Run the command again"
             )
 
     def _mark(self) -> dict[int, int]:
-        """Append a Mark, or what stands for it, everywhere and read it back; give its log time."""
+        """Append a Mark, or the release that replaces it, to each partition, read it back, and return its log time."""
         time_s = self._clock.wall_ms() // 1_000
-        marks = {number: each.sign(is_go=self._is_go, time_s=time_s) for number, each in self.observed.items()}
+        marks = {number: observed.sign(is_go=self._is_go, time_s=time_s) for number, observed in self.observed.items()}
         acks = self._log.append([Append(number, render(mark)) for number, mark in marks.items()])
         missing = [ack.error for ack in acks if ack.offset is None]
         if missing:
             raise UnavailableError(f"a Mark was not acknowledged: {missing[0]}")
         ends: dict[int, int] = {}
-        for (number, each), (offset, _) in zip(self.observed.items(), acks, strict=True):
+        for (number, observed), (offset, _) in zip(self.observed.items(), acks, strict=True):
             if offset is not None:
-                each.awaited, each.mark_ms, ends[number] = offset, None, offset + 1
+                observed.awaited, observed.mark_ms, ends[number] = offset, None, offset + 1
         self._read(ends)
         self._require_undisturbed()
-        found = {number: each.mark_ms for number, each in self.observed.items() if each.mark_ms is not None}
+        found = {number: observed.mark_ms for number, observed in self.observed.items() if observed.mark_ms is not None}
         if len(found) < len(self.observed):
             raise CoordinationLogChangedError(
-                f"a Mark that {self.identity.topic!r} acknowledged is not in it: the log was truncated"
+                f"a Mark that coordination topic {self.identity.topic!r} acknowledged is missing from it: the log was "
+                "truncated. Nothing was recovered; run the command again"
             )
         return found
 
@@ -353,18 +365,18 @@ class Recovery:
         if self._log.bounds([partition])[partition].start <= self.observed[partition].world.next_offset:
             return CoordinationLogChangedError(
                 f"coordination partition {partition} of {self.identity.topic!r} ends before what was read of it: the "
-                "log was truncated. Nothing was written; look again"
+                "log was truncated. Nothing was recovered; run the command again"
             )
         return RecoveryFailedError(
             f"retention deleted more of coordination partition {partition} meanwhile; set retention.ms and "
-            "retention.bytes to -1, then recover again"
+            "retention.bytes of the topic to -1, then run `marshal-dagster recover` again"
         )
 
 
 def _recovered(
     observed: ObservedPartition, confirmed: Mapping[Whose, ConfirmedOffset], named: Mapping[str, GroupSettings]
 ) -> PartitionWorld:
-    """Give the state as of the last Mark: pauses and settings as shown, offsets as confirmed, nobody owns anything."""
+    """Return the state as of the last Mark: pauses and settings as shown, offsets as confirmed, and no owners."""
     seen, at = observed.world, observed.awaited or 0
     world = PartitionWorld(seen.number, seen.coordination_partitions, seen.defaults, 0)
     world.resume_at(at + 1, observed.mark_ms)
@@ -383,7 +395,7 @@ def _recovered(
 
 
 def _shown_by(worlds: Iterable[PartitionWorld]) -> dict[str, Group]:
-    """Give settings and pause of each group, of several the longest interval and the longest pause."""
+    """Return settings and pause of each group; of several, those with the longest interval and the latest end."""
     found: dict[str, Group] = {}
     for name, group in (pair for world in worlds for pair in world.groups.items()):
         known = found.setdefault(name, Group(group.settings))
@@ -397,7 +409,7 @@ def _shown_by(worlds: Iterable[PartitionWorld]) -> dict[str, Group]:
 
 
 def _one_or_other(first: Mapping[str, Group], second: Mapping[str, Group]) -> dict[str, Group]:
-    """Give settings and pause of each group as `first` has them, or else as `second` does."""
+    """Return settings and pause of each group from `first` or, if missing there, from `second`."""
     found = {name: replace(group) for name, group in first.items()}
     for name, group in second.items():
         known = found.setdefault(name, group)

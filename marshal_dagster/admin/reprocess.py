@@ -1,7 +1,8 @@
-"""A range of a partition's offsets, done before, is done again by the group's own members.
+"""Reprocessing of a range of offsets that a group has already processed, by the group's own members.
 
-The position is set back to the range's start; when the members have reached its end it is set to where the group stood.
-So that nothing between is left out, whatever happens meanwhile, the way forward leads only over what was done before.
+The position is set back to the start of the range. When the members have reached its end, the position is set to the
+one before. It is moved forward only over offsets that were processed before, so no record is skipped, whatever happens
+meanwhile.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,51 +25,59 @@ _LOOK_MS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class ReprocessPlan:
-    """What is to be done again: the offsets from that of `back`, where the partition is set, up to `end` (exclusive).
-
-    `stood` is where the group stood when it was looked at.
-    """
+    """A range of offsets to reprocess, and the position to which the group returns."""
 
     back: PositionChange
+    """The change that sets the position back to the start of the range."""
     end: int
+    """The end of the range (exclusive)."""
     position_before: int
+    """The group's position when the plan was made."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReprocessResult:
-    """How far it was done again, where the group goes on, and why Kafka's own offsets did not follow."""
+    """The result of reprocessing a range."""
 
     reached: int
+    """The offset up to which the group has reprocessed."""
     resume_offset: int
+    """The offset at which the group continues."""
     problem: str | None = None
+    """Why the position could not be committed to Kafka's own group offsets; None if it was."""
 
 
 @dataclass(slots=True)
 class RangeReprocessor:
-    """Has one group do a range of a partition again, by `work`, which the caller closes.
+    """Makes one group reprocess a range of a partition.
 
-    `look` first, show a person what it gives, then `carry_out`.
+    Call `look`, show the operator its result, then call `carry_out`.
     """
 
     work: PositionResetter
+    """Sets the positions; the caller closes it."""
 
     def look(self, partition: int, start: int, end: int) -> ReprocessPlan:
-        """Give what is to be. Nothing is written.
+        """Return the plan to reprocess the offsets from `start` up to `end` (exclusive); nothing is written.
 
-        Raises `ConfigurationError` for a range that is none, or that the group has not done yet; for a group that
-        delivers at most once, is shared with Go consumers, claims ranges or is paused. Raises as
-        `PositionResetter.look`.
+        Raises `ConfigurationError` for an empty range or one that the group has not processed yet; for a group that
+        delivers at most once, is shared with Go consumers, claims ranges or is paused. Raises what
+        `PositionResetter.look` raises.
         """
         if start >= end:
-            raise ConfigurationError(f"from {start} up to {end} (exclusive) is no range of offsets")
+            raise ConfigurationError(
+                f"the range from {start} up to {end} (exclusive) is empty; give a start before the end"
+            )
         (back,) = self.work.look(ToOffsets(by_partition=((partition, start),)), is_set_later=False)
         name, position_before = f"{self.work.topic}/{partition}", back.key.offset
         if position_before is None or back.is_other:
-            raise ConfigurationError(f"group {self.work.group!r} has no position in {name}: nothing was done yet")
+            raise ConfigurationError(
+                f"group {self.work.group!r} has no position in {name}, so there is nothing to reprocess"
+            )
         if end > position_before:
             raise ConfigurationError(
-                f"group {self.work.group!r} stands at {position_before} in {name}, and has not done all up to {end}: "
-                f"to have it do all from {start} on, set the position"
+                f"group {self.work.group!r} is at {position_before} in {name} and has not processed all offsets up to "
+                f"{end}. To process everything from {start} on, use `marshal-dagster position reset`"
             )
         self._require_fit()
         return ReprocessPlan(back, end, position_before)
@@ -82,49 +91,55 @@ class RangeReprocessor:
         is_dead: Callable[[Owner], bool] = assume_alive,
         report: Callable[[str], None] = lambda _: None,
     ) -> ReprocessResult:
-        """Set the position back, wait until the members are through, and set it to where they stood.
+        """Set the position back, wait until the members have reprocessed the range, and restore the position.
 
-        Each time the group is paused, and its members have `wait_s` to leave. However the waiting ends, after
-        `within_s` at the latest, the group goes on where it stood. Raises `PositionNotSetError` where members stay, or
-        somebody else sets the position meanwhile; `DataTopicChangedError`, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        For both changes the group is paused, and its members have `wait_s` to release the partition. The position is
+        restored after `within_s` at the latest, or if the wait fails. `report` is called with one line for each step.
+
+        Raises `PositionNotSetError` if members do not leave, or if another process sets the position meanwhile;
+        `DataTopicChangedError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         with self._at_rest(redo, wait_s, is_dead):
             position_before = self._reached(redo, redo.back.key.generation)
             with _failure_with_position(report, position_before):
                 self.work.carry_out([redo.back], wait_s=wait_s, is_dead=is_dead)
                 generation = self._key(redo).generation
-        report(f"the group does it again from {redo.back.offset} on; it has stood at {position_before}")
+        report(f"the group reprocesses from {redo.back.offset} on; its position before was {position_before}")
         try:
             self._await(redo, generation, within_s)
         finally:
             with _failure_with_position(report, position_before):
                 redone = self._go_on(redo, generation, position_before, wait_s, is_dead)
-            report(f"the group goes on at {redone.resume_offset}")
+            report(f"the group continues at {redone.resume_offset}")
         return redone
 
     def _require_fit(self) -> None:
         settings, group = self.work.settings_in_force(), self.work.group
         if settings.delivery is DeliveryMode.AT_MOST_ONCE:
             raise ConfigurationError(
-                f"group {group!r} delivers at most once: should this end half way, more would be done twice than you "
-                "ask for. Set the position if that is what you want"
+                f"group {group!r} delivers at most once: if reprocessing were interrupted, more would be processed "
+                "twice than you requested. Use `marshal-dagster position reset` if you accept that"
             )
         if settings.rule_set is RuleSet.GO:
             raise ConfigurationError(
                 f"Go consumers share group {group!r}, or may because it has no settings: their heartbeats move a "
-                "position, so a range cannot be done again. Set the position if that is what you want"
+                "position, so a range cannot be reprocessed. Use `marshal-dagster position reset` if you accept that"
             )
         if RANGES in settings.features:
-            raise ConfigurationError(f"members of group {group!r} claim ranges ahead of the offset: set the position")
+            raise ConfigurationError(
+                f"members of group {group!r} claim ranges after the offset, so a range cannot be reprocessed. Use "
+                "`marshal-dagster position reset`"
+            )
         pausing = GroupPauser(self.work.reader, group, self.work.client, self.work.clock)
         pausing.look()
         if pausing.is_in_force:
-            raise ConfigurationError(f"group {group!r} is paused, so that nobody would do it: resume it first")
+            raise ConfigurationError(
+                f"group {group!r} is paused, so no member would reprocess the range: resume it first"
+            )
 
     @contextmanager
     def _at_rest(self, redo: ReprocessPlan, wait_s: float, is_dead: Callable[[Owner], bool]) -> Iterator[None]:
-        """Keep all members out of the partition while the block runs; others' pauses stay."""
+        """Pause the group and wait until the partition is free while the block runs; other pauses stay in force."""
         clock = self.work.clock
         deadline_ms = clock.lease_ms() + wait_s * 1_000
         with closing(self.work.open_log(self.work.settings_in_force().heartbeat_interval_ms)) as rationalizer:
@@ -137,14 +152,14 @@ class RangeReprocessor:
                 while (key := self._key(redo)).owner is not None and not self._is_gone(key, is_dead):
                     if clock.lease_ms() >= deadline_ms:
                         raise PositionNotSetError(
-                            f"{self.work.topic}/{redo.back.partition} is still held by {key.owner.instance} after the "
-                            "wait: give it more time, or stop its run"
+                            f"{self.work.topic}/{redo.back.partition} is still claimed by {key.owner.instance} after "
+                            "the wait: give it more time, or stop its run"
                         )
                     clock.sleep_ms(_LOOK_MS)
                 yield
             finally:
                 pausing.look()
-                # Setting a position puts back what it finds, in a name of its own: the end tells whose pause it is.
+                # Setting a position restores the pause as another instance, so this pause is recognized by its end.
                 if ours_s is not None and pausing.ends_s == ours_s:
                     pausing.resume()
 
@@ -154,12 +169,12 @@ class RangeReprocessor:
         return owner is None or is_stale or is_dead(owner)
 
     def _await(self, redo: ReprocessPlan, generation: int, within_s: float) -> None:
-        """Wait until the members have reached the end, for so long at most."""
+        """Wait until the members have reached the end of the range, for at most `within_s`."""
         clock = self.work.clock
         deadline_ms = clock.lease_ms() + within_s * 1_000
         while clock.lease_ms() < deadline_ms:
             clock.sleep_ms(_LOOK_MS)
-            with suppress(UnavailableError):  # it may pass; the time is bounded
+            with suppress(UnavailableError):  # it may be temporary; the wait is bounded
                 if self._reached(redo, generation) >= redo.end:
                     return
 
@@ -171,7 +186,7 @@ class RangeReprocessor:
         wait_s: float,
         is_dead: Callable[[Owner], bool],
     ) -> ReprocessResult:
-        """Set the position to where the group stood, unless it is there by now."""
+        """Restore the position, unless the members have reached it by now."""
         self._reached(redo, generation)
         problem = None
         with self._at_rest(redo, wait_s, is_dead):
@@ -185,21 +200,21 @@ class RangeReprocessor:
         return self.work.keys([redo.back.partition])[redo.back.partition]
 
     def _reached(self, redo: ReprocessPlan, generation: int) -> int:
-        """Read on, and give where the partition stands. Raises `PositionNotSetError` if another has set it since."""
+        """Return the present position. Raises `PositionNotSetError` if another process has set it since."""
         key = self._key(redo)
         if key.offset is None or key.generation != generation:
             raise PositionNotSetError(
-                f"somebody else has set the position of {self.work.topic}/{redo.back.partition} meanwhile: it is left "
-                "so"
+                f"another process has set the position of {self.work.topic}/{redo.back.partition} meanwhile. It was "
+                "left as it is; check it with `marshal-dagster status`"
             )
         return key.offset
 
 
 @contextmanager
 def _failure_with_position(report: Callable[[str], None], position_before: int) -> Iterator[None]:
-    """Tell what the group does if the block fails, which may have set the position or not."""
+    """Report what the group does if the block fails, because the position may have been set or not."""
     try:
         yield
     except BaseException:
-        report(f"where the group stands before {position_before} by now it does all up to there again")
+        report(f"if the group's position is before {position_before}, it processes all offsets up to there again")
         raise

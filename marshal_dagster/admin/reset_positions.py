@@ -1,4 +1,7 @@
-"""A group's positions: where they stand, where a person wants them, and how they get there."""
+"""Change of a group's positions: the present ones, the requested ones, and the steps between them.
+
+The commands `position reset`, `position import`, `retry` and `reprocess`, and Dagster's jobs for the same, use it.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -32,62 +35,66 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PositionChange:
-    """One partition's position before and after.
-
-    `key` is its state before, `extent` what can be read of it, `ahead` what is planned or done ahead of the offset;
-    `is_other` tells that the position before is of a topic of that name that is no more. `outside` says how the new
-    offset lies outside what is there, and is empty where it does not. `is_too_young`: no record has the time asked for.
-    """
+    """One partition's position before and after the change."""
 
     partition: int
     key: Key
+    """The state of the partition before the change."""
     extent: OffsetBounds
+    """The offsets that can be read."""
     offset: int
+    """The position after the change."""
     is_other: bool = False
+    """Whether the position before belongs to a deleted topic of the same name."""
     ahead: Ranges = ()
+    """The ranges after the present offset that are planned or done."""
     outside: str = ""
+    """How `offset` is outside of the topic; empty if it is not."""
     is_too_young: bool = False
+    """Whether no record has the requested time or a later one."""
 
     @property
     def owners(self) -> Sequence[Owner]:
-        """Who holds the partition, or ranges of it."""
+        """The owners of the partition, or of ranges of it."""
         return self.key.owners
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a person should think of before, in words."""
+        """Notes for the operator to read before confirming."""
         notes = [self.outside] if self.outside else []
         if self.is_too_young:
-            notes.append("no record is that young")
+            notes.append("no record is that recent")
         if self.is_other:
-            notes.append("the topic was made anew")
+            notes.append("the topic was deleted and re-created")
         if self.key.plan_end is not None:
             notes.append(f"the plan up to {self.key.plan_end} ends")
-        notes += [f"[{range_.start}, {range_.end}) {range_.phase}: done again, or never" for range_ in self.ahead]
+        notes += [f"[{range_.start}, {range_.end}) {range_.phase}: processed again, or never" for range_ in self.ahead]
         return [*notes, *(f"held by {owner.instance}" for owner in self.owners)]
 
 
 @dataclass(slots=True)
 class PositionResetter(LogUser):
-    """Sets positions of one group in one data topic; `client` is for people to see.
+    """Sets positions of one group in one data topic.
 
-    `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
-    `settings` are those that the group's members are configured with, where that is known. `go_consumers_stopped`: a
-    person says that all consumers of the group are stopped, Go's and those of this library. `sink` is the group's
-    output, where that is known: it is asked whether it can replace what it holds.
+    Call `look`, show the operator its result, then call `carry_out`. After that `done` returns which positions were
+    set.
     """
 
     topics: "Topics"
     group: str
     topic: str
     client: str
+    """A name for the operator in the records, for people who read the log."""
     clock: Clock = field(default_factory=SystemClock)
     settings: GroupSettings | None = None
+    """The settings that the group's members are configured with, if known."""
     go_consumers_stopped: bool = False
+    """Whether the operator confirms that all consumers of the group are stopped, Go's and those of this library."""
     sink: "Sink | None" = None
+    """The group's sink, if known; it is asked whether it can replace its output."""
     _topic_id: str = field(default="", init=False)
     _hidden: Mapping[int, int] = field(default_factory=dict, init=False)
-    """By partition, the record that the last look-up by time found only because its time is in the future."""
+    """By partition, the offset that the last search by time found only because its timestamp is in the future."""
 
     def look(
         self,
@@ -98,12 +105,14 @@ class PositionResetter(LogUser):
         new_group: bool = False,
         is_set_later: bool = True,
     ) -> Sequence[PositionChange]:
-        """Give what is to be, by partition, in their order. Nothing is written.
+        """Return the position changes, sorted by partition; nothing is written.
 
-        Raises `GoGroupError` where a person must say first how (see `way`), unless it is not to be set at all after
-        this look; `ConfigurationError` for a group that the log does not name unless it may be a `new_group`, for what
-        `target` cannot mean, and for offsets outside what the topic holds unless these may lie `allow_out_of_range`;
-        `IncompleteLogError`, `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`,
+        `new_group` allows a group of which the log has no record. `is_set_later` is false if nothing is set after this
+        call.
+
+        Raises `GoGroupError` if the operator must confirm something first (see `way`) and `is_set_later`;
+        `ConfigurationError` for an unknown group, a target without a meaning, or offsets outside of the topic unless
+        `allow_out_of_range`; `IncompleteLogError`, `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`,
         `CoordinationLogChangedError`.
         """
         described = self.topics.describe(self.topic)
@@ -111,7 +120,7 @@ class PositionResetter(LogUser):
         numbers = choose_partitions(self.topic, target, partitions, described.partitions)
         world = self.reader.follow_all()
         if not new_group:
-            require_known(world, self.group, "If its positions are to be set before its first claim give --new-group")
+            require_known(world, self.group, "To set its positions before its first claim, give --new-group")
         require_certain(world, self.topic)
         if is_set_later:
             self.way()
@@ -128,7 +137,7 @@ class PositionResetter(LogUser):
         if outside and not allow_out_of_range:
             named = "; ".join(f"{self.topic}/{n}: offset {wanted[n]}: {text}" for n, text in outside.items())
             raise ConfigurationError(
-                f"outside what the topic holds: {named}. Name others, or allow these with --allow-out-of-range "
+                f"offsets outside of the topic: {named}. Give others, or allow these with --allow-out-of-range "
                 "(allow_out_of_range in a run config)"
             )
         return [
@@ -146,12 +155,12 @@ class PositionResetter(LogUser):
         ]
 
     def warnings(self, changes: Sequence[PositionChange]) -> Sequence[str]:
-        """Say what a person should know of the group before these positions are set."""
+        """Return warnings to show to the operator before these positions are set."""
         settings = self.settings_in_force()
         warnings = [
-            f"{self.topic}/{partition}: the first record of that time or later, offset {offset}, has a time in the "
-            "future (its sender's clock or unit of time was wrong), so older records may follow it. Check that record, "
-            "or give an offset instead of a time"
+            f"{self.topic}/{partition}: the first record with that time or later, offset {offset}, has a timestamp in "
+            "the future (its producer's clock or unit of time was wrong), so older records may follow it. Check that "
+            "record, or give an offset instead of a time"
             for partition, offset in self._hidden.items()
         ]
         if self.go_consumers_stopped and settings.rule_set is RuleSet.GO:
@@ -163,14 +172,14 @@ class PositionResetter(LogUser):
             warnings += self._refusals(self.sink, changes)
         elif settings.delivery is DeliveryMode.EFFECTIVELY_ONCE:
             warnings.append(
-                f"group {self.group!r} delivers effectively once: at the offsets read again its output must replace "
-                "what it holds; one that cannot refuses. It could not be asked: name it as module:name (--sink, or "
+                f"group {self.group!r} delivers effectively once: its sink must replace its output for offsets that "
+                "are read again; one that cannot rejects them. To check this, name the sink as module:name (--sink, or "
                 "sink in a run config)"
             )
         return warnings
 
     def _refusals(self, sink: "Sink", changes: Sequence[PositionChange]) -> list[str]:
-        """Ask the sink whether it could replace what it holds from the new positions on."""
+        """Return a warning if the sink could not replace its output from the new positions on."""
         ranges = [
             ClaimedRange(
                 coordination_topic_id="",
@@ -190,20 +199,22 @@ class PositionResetter(LogUser):
         try:
             reason = sink.can_replace(ranges) if ranges else None
         except Exception as error:  # noqa: BLE001 - a sink's, which may be a user's own
-            return [f"the sink could not be asked whether it can replace what it holds: {error}"]
-        return [] if reason is None else [f"the sink would refuse what is read again: {reason}"]
+            return [f"the sink failed to report whether it can replace its output: {error}"]
+        return [] if reason is None else [f"the sink would reject the records that are read again: {reason}"]
 
     def carry_out(
         self, moves: Sequence[PositionChange], *, wait_s: float, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> str | None:
-        """Set the positions, pausing the group meanwhile; then tell Kafka's own group offsets, and give why not.
+        """Set the positions while the group is paused, then commit them to Kafka's own group offsets.
 
-        Owners have `wait_s` to leave; what `is_dead` knows to be dead is revoked. Raises as `GroupAdmin.set_positions`,
-        and `DataTopicChangedError` for a topic that was made anew since `look`. In a Go group it is done as
-        `GroupAdmin.set_go_positions` does, and `PositionNotSetError` is raised where Kafka's own group offsets did not
-        follow.
+        Owners have `wait_s` to release their claims; claims of owners that `is_dead` reports as dead are revoked. In a
+        Go group the positions are set as by `GroupAdmin.set_go_positions`. Returns why the offsets could not be
+        committed to Kafka, or None; only lag tools read these.
+
+        Raises what `GroupAdmin.set_positions` raises; `DataTopicChangedError` if the topic was deleted and re-created
+        since `look`; in a Go group `PositionNotSetError` if the offsets could not be committed to Kafka.
         """
-        self._check_topic("nothing was set")
+        self._check_topic("nothing was set. Run the command again")
         self.reader.follow_all()
         way, offsets = self.way(), {move.partition: move.offset for move in moves}
         if way is Way.GO:
@@ -219,15 +230,15 @@ class PositionResetter(LogUser):
             shorter_ms = self._interval_ms()
             if shorter_ms >= interval_ms:
                 raise
-            self._set(offsets, shorter_ms, wait_s * 1_000, is_dead)  # the group's first member came meanwhile
-        self._check_topic("positions were set in one that is no more: set them again")
+            self._set(offsets, shorter_ms, wait_s * 1_000, is_dead)  # the group's first member has started meanwhile
+        self._check_topic("the positions were set in the deleted one. Set them again")
         return self._commit_to_kafka(offsets.keys())
 
     def done(self, moves: Sequence[PositionChange]) -> Mapping[int, int]:
-        """Give the partitions of which the log shows that a position was set since, each with its generation.
+        """Return the partitions whose position was set since `look`, with their generations, by the log.
 
-        That is a new one, but in a Go group, where only the offset shows it. Raises `UnavailableError`,
-        `CoordinationLogChangedError`.
+        Setting a position starts a new generation, except in a Go group, where only the offset shows it. Raises
+        `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
         now = self.keys([move.partition for move in moves])
         is_go = self.settings_in_force().rule_set is RuleSet.GO
@@ -239,21 +250,24 @@ class PositionResetter(LogUser):
         }
 
     def way(self) -> Way:
-        """Return how positions are set here, by the log as read last. Raises `GoGroupError` where a person must say."""
+        """Return how positions of this group are set, by the log as read last.
+
+        Raises `GoGroupError` if the operator must confirm something first.
+        """
         with self.reader.lock:
             return way_to_set(
                 self.reader.world, self.group, self.topic, settings=self.settings, stopped=self.go_consumers_stopped
             )
 
     def positions(self, partitions: Collection[int]) -> Mapping[int, int]:
-        """Read on, and give those of `partitions` that have a position.
+        """Read to the end of the log and return the offsets of those `partitions` that have a position.
 
-        Raises `UnavailableError`, `CoordinationLogChangedError`.
+        Raises what `keys` raises.
         """
         return {number: key.offset for number, key in self.keys(partitions).items() if key.offset is not None}
 
     def keys(self, partitions: Collection[int]) -> Mapping[int, Key]:
-        """Read on, and give the state of `partitions`.
+        """Read to the end of the log and return the state of `partitions`.
 
         Raises `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
         """
@@ -261,7 +275,7 @@ class PositionResetter(LogUser):
         return self._keys(partitions)
 
     def settings_in_force(self) -> GroupSettings:
-        """Return the group's settings as the last reading has them."""
+        """Return the group's settings by the log as read last."""
         reader = self.reader
         with reader.lock:
             return reader.world.group_of(self.group, self.topic).settings
@@ -272,24 +286,24 @@ class PositionResetter(LogUser):
 
     @contextmanager
     def _admin(self, interval_ms: int) -> Iterator[GroupAdmin]:
-        """Open the log as members of that heartbeat interval write it."""
+        """Open the log with the write timeouts of a member with that heartbeat interval."""
         with closing(self.open_log(interval_ms)) as rationalizer:
             yield GroupAdmin(rationalizer, self.group, self.client, clock=self.clock)
 
     def _set_go(self, offsets: Mapping[int, int], wait_ms: float) -> None:
         with self._admin(GO_HEARTBEAT_INTERVAL_MS) as admin:
             admin.set_go_positions(self.topic, offsets, wait_ms=wait_ms)
-        self._check_topic("positions were set in one that is no more: set them again")
+        self._check_topic("the positions were set in the deleted one. Set them again")
         problem = self.topics.commit_group_offsets(self.group, self.topic, offsets)
         if problem is None:
             there = self.topics.group_offsets(self.group, self.topic)
             wrong = sorted(number for number, offset in offsets.items() if there.get(number) != offset)
-            problem = f"partitions {wrong} have others when read back" if wrong else None
+            problem = f"partitions {wrong} have other offsets when read back" if wrong else None
         if problem is not None:
             raise PositionNotSetError(
                 f"the positions of group {self.group!r} in {self.topic!r} were set in the coordination log, but not in "
-                f"Kafka's own group offsets, where a Go consumer starts that finds offset 0: {problem}. Set them again "
-                "before a consumer of the group starts"
+                f"Kafka's own group offsets, from which a Go consumer may start: {problem}. Set them again before a "
+                "consumer of the group starts"
             )
 
     def _set(
@@ -306,7 +320,7 @@ class PositionResetter(LogUser):
     def _with_open_transactions(
         self, wanted: Mapping[int, int], extents: Mapping[int, OffsetBounds]
     ) -> Mapping[int, OffsetBounds]:
-        """Give what there is, also behind open transactions where that matters: nothing can be read there yet."""
+        """Return the bounds; for wanted offsets after the end, include open transactions, which cannot be read yet."""
         beyond = [number for number, offset in wanted.items() if offset > extents[number].end]
         return {**extents, **self.topics.offsets(self.topic, beyond, committed_only=False)}
 
@@ -314,11 +328,12 @@ class PositionResetter(LogUser):
         topic_id = self.topics.describe(self.topic).topic_id
         if topic_id != self._topic_id:
             raise DataTopicChangedError(
-                f"topic {self.topic!r} was made anew meanwhile (id {topic_id} instead of {self._topic_id}): {otherwise}"
+                f"topic {self.topic!r} was deleted and re-created meanwhile (id {topic_id} instead of "
+                f"{self._topic_id}): {otherwise}"
             )
 
     def _commit_to_kafka(self, numbers: Collection[int]) -> str | None:
-        """Let lag tools see where the partitions stand by now; best effort."""
+        """Commit the present positions to Kafka for lag tools; return why that failed, or None."""
         try:
             offsets = self.positions(numbers)
         except MarshalError as error:
@@ -327,5 +342,5 @@ class PositionResetter(LogUser):
 
 
 def _is_set(move: PositionChange, now: Key) -> bool:
-    """Tell by the state `now` whether a position was set: members only move it on, in the same generation."""
+    """Return whether the position was set since `move`: members never change the generation."""
     return now.generation != move.key.generation and now.offset is not None and now.offset >= move.offset

@@ -1,4 +1,4 @@
-"""Retry of exhausted plans: their positions are set to the present offsets, which ends the plans."""
+"""Retry of exhausted plans, by setting their positions to the present offsets, which ends the plans."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,15 +20,15 @@ class PlanRetrier(PositionResetter):
     """
 
     def exhausted(self, partition: int | None = None, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[OpenPlan]:
-        """Read the log to its end and return the exhausted plans; of `partition`, all plans that no live member holds.
+        """Read the log to its end and return the exhausted plans.
 
-        Raises `ConfigurationError` for a group that the log does not name, and for a partition without such a plan;
-        `GoGroupError` where there is one in a group that Go consumers share; `TopicNotFoundError`,
-        `IncompleteLogError`, `AuthorizationError`, `UnavailableError`.
+        For a given `partition`, return all its plans that no live member owns. Raises `ConfigurationError` for a group
+        of which the log has no record, and for a partition without such a plan; `GoGroupError` for a plan in a group
+        that Go consumers share; `TopicNotFoundError`, `IncompleteLogError`, `AuthorizationError`, `UnavailableError`.
         """
         self.topics.describe(self.topic)
         world = self.reader.follow_all()
-        require_known(world, self.group, "It has no plan")
+        require_known(world, self.group, "There is no plan to retry")
         require_certain(world, self.topic)
         with self.reader.lock:
             plans = open_plans(world, self.clock.wall_ms(), group=self.group, topic=self.topic)
@@ -53,12 +53,12 @@ class PlanRetrier(PositionResetter):
             return f"group {self.group!r} has no plan in {place}: there is nothing to retry"
         instances = ", ".join(sorted({repr(owner.instance) for owner in held}))
         return (
-            f"the plan of group {self.group!r} in {place} is held by {instances}, which is at work on it: nothing was "
-            "written. Wait until its run has ended"
+            f"the plan of group {self.group!r} in {place} is being processed by {instances}, so nothing was written. "
+            "Wait until its run has ended"
         )
 
     def warnings(self, changes: Sequence[PositionChange]) -> Sequence[str]:
-        """Return what an operator should know before the plans end, including a pause."""
+        """Return warnings to show to the operator before the plans are ended, including a pause."""
         with self.reader.lock:
             group = self.reader.world.group_of(self.group, self.topic)
             until_s, now_ms = (

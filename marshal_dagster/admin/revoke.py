@@ -1,4 +1,4 @@
-"""Claims are taken from an owner whom a person holds to be dead (protocol.md, section 6, "Revoke", and 7)."""
+"""Revocation of the claims of an owner that an operator considers dead (protocol.md, section 6, "Revoke", and 7)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -20,41 +20,43 @@ from marshal_dagster.protocol.world import World
 
 @dataclass(frozen=True, slots=True)
 class HeldClaim:
-    """A partition that somebody holds, whole or the offsets from `start` up to `end` (exclusive) of it.
-
-    `last_beat_ms` is log time; `freshness` says how that looks by now, and is advice.
-    """
+    """A claim of a partition, or of a range of its offsets."""
 
     partition: int
     owner: Owner
     last_beat_ms: int
+    """The log time of its last heartbeat."""
     freshness: Freshness
+    """Whether the owner looks alive or stale now; this is advice only."""
     start: int | None = None
+    """The first offset of the range; None for a claim of the partition."""
     end: int | None = None
+    """The end of the range (exclusive); None for a claim of the partition."""
 
     @property
     def is_range(self) -> bool:
-        """Whether it is a range."""
+        """Whether it is a claim of a range."""
         return self.start is not None
 
 
 @dataclass(slots=True)
 class ClaimRevoker(LogUser):
-    """Takes claims of one group in one data topic; `client` is for people to see.
+    """Revokes claims of one group in one data topic.
 
-    `look` first, show a person what is held, then `carry_out`.
+    Call `look`, show the operator the claims, then call `carry_out`.
     """
 
     group: str
     topic: str
     client: str
+    """A name for the operator in the records, for people who read the log."""
     clock: Clock = field(default_factory=SystemClock)
 
     def look(self) -> Sequence[HeldClaim]:
-        """Give all that is held, by partition and offset.
+        """Read the log to its end and return all claims, sorted by partition and offset.
 
-        Raises `ConfigurationError` for a group that the log does not name; `IncompleteLogError` where the log shows no
-        epochs; `UnavailableError`, `CoordinationLogChangedError`.
+        Raises `ConfigurationError` for a group of which the log has no record; `IncompleteLogError` if the log is
+        incomplete, so that epochs are unknown; `UnavailableError`, `CoordinationLogChangedError`.
         """
         reader = self.reader
         with reader.lock:
@@ -64,12 +66,12 @@ class ClaimRevoker(LogUser):
             return self._held(world)
 
     def carry_out(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
-        """Revoke `claims`, and give those of which the log shows it; the others changed hands meanwhile.
+        """Revoke `claims` and return those that the log shows as revoked; the others have another owner by now.
 
-        In a Go group nothing can be revoked: a new instance takes each partition at its offset and releases it. What
-        has no offset there stays until it is stale. A live Go owner takes the rest back with its next heartbeat: see
-        `taken_back`. Raises `IncompleteLogError` where the log can only be observed now; `UnavailableError`,
-        `CoordinationLogChangedError`.
+        In a Go group nothing can be revoked. Instead, a new instance claims each partition at its offset and releases
+        it. A partition without an offset stays claimed until its owner is stale. A live Go owner takes the others back
+        with its next heartbeat, see `taken_back`. Raises `IncompleteLogError` if the log is incomplete by now;
+        `UnavailableError`, `CoordinationLogChangedError`.
         """
         reader = self.reader
         with reader.lock:
@@ -78,8 +80,8 @@ class ClaimRevoker(LogUser):
             world = rationalizer.follow_all()
             if rationalizer.identity != reader.identity:
                 raise CoordinationLogChangedError(
-                    f"coordination topic {reader.identity.topic!r} was made anew since the claims were looked at. "
-                    "Nothing was revoked; look again"
+                    f"coordination topic {reader.identity.topic!r} was deleted and re-created since the claims were "
+                    "shown. Nothing was revoked; run the command again"
                 )
             require_certain(world, self.topic)
             held = {(claim.partition, claim.owner) for claim in self._held(world)}
@@ -95,14 +97,14 @@ class ClaimRevoker(LogUser):
             return reader.world.group_of(self.group, self.topic).is_go
 
     def taken_back(self, taken: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
-        """Read the log again, and return what is held by now of the partitions in `taken`. Raises as `look`."""
+        """Read the log again, and return the present claims of the partitions in `taken`. Raises what `look` raises."""
         partitions = {claim.partition for claim in taken}
         return [claim for claim in self.look() if claim.partition in partitions]
 
     def _revoke(
         self, claims: Sequence[HeldClaim], rationalizer: Rationalizer, settings: GroupSettings
     ) -> set[tuple[int, int | None]]:
-        """Give partition and epoch of those seen taken."""
+        """Return partition and epoch of the claims that the log shows as revoked."""
         member = Member(self.group, self.client, new_instance_id("revoking"))
         if settings.rule_set is RuleSet.GO:
             claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
@@ -128,7 +130,10 @@ class ClaimRevoker(LogUser):
 
 
 def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range] | None = None) -> Sequence[HeldClaim]:
-    """Give those of `claims`, in `partitions` if any, of the owner `named`: an instance id, or the run id before it."""
+    """Return the claims of the owner `named`, which is an instance id or the run id with which that begins.
+
+    `partitions` limits the result to these partitions.
+    """
     return [
         claim
         for claim in claims
@@ -138,9 +143,9 @@ def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range]
 
 
 def holds_nothing_text(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
-    """Say that the owner `named` holds nothing of what is wanted, and who does of all that is `held`."""
-    owners = ", ".join(dict.fromkeys(repr(claim.owner.instance) for claim in held)) or "nobody"
-    return f"{named!r} holds nothing of topic {topic!r} in the partitions wanted; of all of it holds: {owners}"
+    """Return the message that the owner `named` has no claim in the selected partitions, with all owners."""
+    owners = ", ".join(dict.fromkeys(repr(claim.owner.instance) for claim in held)) or "none"
+    return f"{named!r} has no claim of topic {topic!r} in the selected partitions; owners of its claims: {owners}"
 
 
 def _held(group: Group, number: int, key: Key, at_ms: int) -> Iterator[HeldClaim]:

@@ -1,6 +1,6 @@
-"""A group gets other settings, or its ranges switched off, while it is paused.
+"""Change of a group's settings, and disabling of its ranges, while the group is paused.
 
-See protocol.md, sections 6 ("Settings") and 8.4 ("Switch off").
+See protocol.md, sections 6 ("Settings") and 8.4 ("Switch off"). `group_settings` is the interface for operators.
 """
 
 import logging
@@ -23,19 +23,21 @@ _ALL: Final = "all topics"
 
 
 class SettingsChanger(GroupAdmin):
-    """Gives one group other settings, and takes the feature `ranges` from them."""
+    """Changes the settings of one group, and removes the feature `ranges` from them."""
 
     def set_settings(
         self, settings: GroupSettings, *, wait_ms: float, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> None:
-        """Give the group `settings` in place of those in force (protocol.md, section 6, "Settings").
+        """Replace the settings of the group (protocol.md, section 6, "Settings").
 
-        The group is paused meanwhile, as for `set_positions`, unless nothing of it is there yet. The owners, of ranges
-        too, have `wait_ms` to leave; what `is_dead` knows to be dead is revoked, but not in a Go group. Where Go
-        consumers use the group or the coordination topic, a person has said before that they are stopped for good.
-        Where the settings are in force already nothing happens. Raises `SettingsNotSetError` when owners do not leave,
-        or others pause and resume in between: it can be tried again. Raises `ConfigurationError` for settings that no
-        member can keep; `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
+        The group is paused during the change, as in `set_positions`, unless the log has nothing of it yet. Owners of
+        partitions and ranges have `wait_ms` to release them; claims of owners that `is_dead` reports as dead are
+        revoked, except in a Go group. If Go consumers use the group or the coordination topic, the caller has made sure
+        that the operator has stopped them for good. If the settings are already in force, nothing happens.
+
+        Raises `SettingsNotSetError` if owners do not leave, or others pause and resume during the change; it can be
+        tried again. Raises `ConfigurationError` for settings that members cannot meet; `IncompleteLogError`,
+        `UnavailableError`, `CoordinationLogChangedError`.
         """
         check_settings(settings, self.rationalizer.log.delivery_timeout_ms)
         groups, numbers = self.groups(), self._with_other_settings(settings)
@@ -50,17 +52,19 @@ class SettingsChanger(GroupAdmin):
             raise SettingsNotSetError(
                 f"the settings of group {self.name!r} were not changed in coordination partitions "
                 f"{self._with_other_settings(settings)}: others pause, resume or claim at the same time, or records "
-                "were not acknowledged. Let them end, then try again, which completes it"
+                "were not acknowledged. Wait for the others to finish, then try again to complete the change"
             )
 
     def switch_ranges_off(self, *, wait_ms: float) -> None:
-        """Take the feature `ranges` out of the group's settings, so that members that do not know it may claim.
+        """Remove the feature `ranges` from the group's settings, so that members without support for it may claim.
 
-        The group is paused meanwhile, as for `set_positions`, for more than 2 heartbeat intervals; the position of each
-        of its keys is set to where it stands. What is done ahead of an offset is forgotten, and will be done again:
-        look at it `ahead`. Where the feature is off already nothing happens. Raises `PositionNotSetError` for a key
-        without offset, when owners do not leave within `wait_ms`, or others pause and resume in between: it can be
-        tried again. Raises `IncompleteLogError`, `UnavailableError`, `CoordinationLogChangedError`.
+        The group is paused during the change, as in `set_positions`, for more than 2 heartbeat intervals. Each of its
+        positions is set to its present offset. Ranges after an offset are forgotten and processed again; call `ahead`
+        before to get them. If the feature is already disabled, nothing happens.
+
+        Raises `PositionNotSetError` if a partition has no offset, if owners do not leave within `wait_ms`, or if others
+        pause and resume during the change; it can be tried again. Raises `IncompleteLogError`, `UnavailableError`,
+        `CoordinationLogChangedError`.
         """
         groups = self._with_ranges()
         if not groups:
@@ -71,8 +75,8 @@ class SettingsChanger(GroupAdmin):
         if not change.repeat(lambda member: self._try_to_switch_off(change, member)):
             raise PositionNotSetError(
                 f"ranges of group {self.name!r} are still enabled in coordination partitions "
-                f"{list(self._with_ranges())}: others pause, resume or claim at the same time; let them end, then try "
-                "again"
+                f"{list(self._with_ranges())}: others pause, resume or claim at the same time. Wait for them to "
+                "finish, then try again"
             )
 
     def _try_to_set_settings(self, change: PausedChange, member: Member, settings: GroupSettings) -> bool:
@@ -83,8 +87,8 @@ class SettingsChanger(GroupAdmin):
                 break
             if change.is_late:
                 raise SettingsNotSetError(
-                    f"the settings of group {self.name!r} were not changed: {_named(held)} still held by live members "
-                    "after the wait. Give them more time, or stop their runs"
+                    f"the settings of group {self.name!r} were not changed: {_named(held)} still claimed by live "
+                    "members after the wait. Give them more time, or stop their runs"
                 )
             self.clock.sleep_ms(self._look_ms())
         self._write_settings(member, dict.fromkeys(self._with_other_settings(settings), settings))
@@ -96,7 +100,7 @@ class SettingsChanger(GroupAdmin):
         return min((group.settings.heartbeat_interval_ms for group in self.groups().values()), default=0) * LOOK_PART
 
     def _held(self) -> list[DataPartitionId]:
-        """Return the keys that an owner holds who is not stale, whole or by a range."""
+        """Return the partitions that are claimed, as a whole or by ranges, by an owner that is not stale."""
         worlds, wall_ms = self.rationalizer.world.partitions, self.clock.wall_ms()
         return sorted(
             place
@@ -105,7 +109,7 @@ class SettingsChanger(GroupAdmin):
         )
 
     def _revoke_dead(self, member: Member, change: PausedChange) -> None:
-        """Revoke what owners hold that are dead; in a Go group nothing is revoked."""
+        """Revoke the claims of dead owners; in a Go group nothing is revoked."""
         revocations: list[tuple[int, Message]] = []
         for number, group in self.groups().items():
             for (topic, partition), key in () if group.is_go else tuple(group.keys.items()):
@@ -116,7 +120,10 @@ class SettingsChanger(GroupAdmin):
                 self._sender.send([record for _, record in revocations], [number for number, _ in revocations])
 
     def _with_other_settings(self, settings: GroupSettings) -> list[int]:
-        """Return the coordination partitions where other settings are in force, by default too. Raises as `groups`."""
+        """Return the coordination partitions where other settings are in force, including default ones.
+
+        Raises what `groups` raises.
+        """
         groups, defaults = self.groups(), self.rationalizer.world.defaults
         return [n for n in self.numbers if (groups[n].settings if n in groups else defaults) != settings]
 
@@ -128,16 +135,19 @@ class SettingsChanger(GroupAdmin):
                 records = [GroupSettingsRecord(settings=wanted, **signed) for wanted in settings.values()]
                 self._sender.send(records, list(settings))
 
-    # Switching ranges off
+    # Disabling ranges
 
     def _try_to_switch_off(self, change: PausedChange, member: Member) -> bool:
         """Try once, in the order of protocol.md, section 8.4, "Switch off"."""
-        # With one record each: while the state then names `member` as who paused, no other has changed that since.
+        # One record for each partition: as long as the state names `member` as the last to pause, no other has paused.
         pause = ReleaseGroup(expiry_s=change.until_s(), **self._sender.signed(member))
         with self.rationalizer.lock:
             unconfirmed = self._sender.send([pause] * len(self.numbers), self.numbers).unconfirmed
         if unconfirmed:
-            logger.warning("a pause was not acknowledged and could come back later: switching ranges off begins again")
+            logger.warning(
+                "group %r: a pause was not acknowledged and may still be written, so disabling ranges starts again",
+                self.name,
+            )
             return not self._with_ranges()
         begun = {number: self.rationalizer.world.partitions[number].log_time_ms or 0 for number in self.numbers}
         topics = _topics(self._with_ranges().values())
@@ -151,7 +161,7 @@ class SettingsChanger(GroupAdmin):
         return not self._with_ranges()
 
     def _wait_out(self, member: Member, begun: Mapping[int, int]) -> None:
-        """Let more than 2 heartbeat intervals of log time pass since `begun`, by marks where the log is silent."""
+        """Wait until log time is more than 2 heartbeat intervals after `begun`; write Marks to advance it."""
         world = self.rationalizer.world
         interval_ms = max(group.settings.heartbeat_interval_ms for group in self.groups().values())
         deadline_ms = self.clock.lease_ms() + 4 * interval_ms
@@ -164,15 +174,15 @@ class SettingsChanger(GroupAdmin):
                     return
                 if self.clock.lease_ms() >= deadline_ms:
                     raise PositionNotSetError(
-                        f"log time stands still in coordination partitions {early}: is a broker's clock wrong? Nothing "
-                        "was changed"
+                        f"log time does not advance in coordination partitions {early}, so the settings of group "
+                        f"{self.name!r} were not changed. Check the brokers' clocks, then try again"
                     )
             self.clock.sleep_ms(interval_ms * LOOK_PART)
             with self.rationalizer.lock:
                 self._sender.send([Mark(**self._sender.signed(member))] * len(early), early)
 
     def _confirm(self, claimer: Claimer, change: PausedChange) -> bool:
-        """Set the positions of a topic to where they stand; return whether all are set."""
+        """Set the positions of a topic to their present offsets; return whether all are set."""
         wanted = self._positions(claimer.topic)
         claimer.claim(wanted, is_dead=change.is_over)
         done = claimer.confirm_positions()
@@ -180,16 +190,21 @@ class SettingsChanger(GroupAdmin):
         return done >= wanted.keys()
 
     def _with_ranges(self) -> dict[int, Group]:
-        """Return the group where its settings name ranges, by coordination partition. Raises as `groups`."""
+        """Return the group by coordination partition, for those where its settings enable ranges.
+
+        Raises what `groups` raises.
+        """
         return {number: group for number, group in self.groups().items() if RANGES in group.settings.features}
 
     def _positions(self, topic: str) -> dict[int, int]:
-        """Return the offset of each partition of `topic`. Raises `PositionNotSetError` for those that have none."""
+        """Return the offset of each partition of `topic`. Raises `PositionNotSetError` if any has none."""
         with self.rationalizer.lock:
             keys = {number: key.offset for (of, number), key in self.group(topic).keys.items() if of == topic}
         nowhere = sorted(number for number, offset in keys.items() if offset is None)
         if nowhere:
-            raise PositionNotSetError(f"partitions {nowhere} of {topic!r} have no offset: set their positions first")
+            raise PositionNotSetError(
+                f"partitions {nowhere} of {topic!r} have no offset in group {self.name!r}: set their positions first"
+            )
         return {number: offset for number, offset in keys.items() if offset is not None}
 
 
@@ -198,7 +213,7 @@ def _topics(groups: Iterable[Group]) -> list[str]:
 
 
 def _named(places: Sequence[DataPartitionId]) -> str:
-    """Name the first of `places`, and how many more there are."""
+    """Return the name of the first of `places` and the number of the others, with a verb."""
     topic, partition = places[0]
     more = f" and {len(places) - 1} more partitions are" if len(places) > 1 else " is"
     return f"{topic}/{partition}{more}"

@@ -1,4 +1,4 @@
-"""Points in time and lengths of time as a person writes them."""
+"""Parsing of times and durations that an operator enters."""
 
 import re
 from datetime import datetime
@@ -12,9 +12,9 @@ _SECOND_MS: Final = 1_000
 
 
 def instant_ms(text: str, source: str) -> int:
-    """Read an ISO 8601 time with its zone, as unix milliseconds.
+    """Parse an ISO 8601 time with a time zone and return it in unix milliseconds.
 
-    Raises `ConfigurationError`, in which `source` says where it stands.
+    Raises `ConfigurationError`, whose message begins with `source`.
     """
     try:
         at = datetime.fromisoformat(text)
@@ -22,7 +22,7 @@ def instant_ms(text: str, source: str) -> int:
         at = None
     if at is None or at.tzinfo is None:
         raise ConfigurationError(
-            f"{source}: {text!r} is no time of ISO 8601 with its zone, such as 2026-01-31T18:00:00Z or "
+            f"{source}: {text!r} is not an ISO 8601 time with a time zone; give one such as 2026-01-31T18:00:00Z or "
             "2026-01-31T18:00+01:00"
         )
     try:
@@ -30,19 +30,19 @@ def instant_ms(text: str, source: str) -> int:
     except OverflowError:
         seconds = -1
     if seconds < 0:
-        raise ConfigurationError(f"{source}: {text!r} lies before 1970, or where no clock goes")
+        raise ConfigurationError(f"{source}: {text!r} is before 1970 or out of range; give a later time")
     return round(seconds * _SECOND_MS)
 
 
 def duration_s(text: str, source: str) -> int:
-    """Read a length of time such as 90s, 30m, 2h or 1d12h, in seconds.
+    """Parse a duration such as 90s, 30m, 2h or 1d12h and return it in seconds.
 
-    Raises `ConfigurationError`, in which `source` says where it stands.
+    Raises `ConfigurationError`, whose message begins with `source`.
     """
     match = _DURATION.fullmatch(text.replace(" ", ""))
     if match is None:
-        raise ConfigurationError(f"{source}: {text!r} is no length of time: write it like 90s, 30m, 2h or 1d12h")
+        raise ConfigurationError(f"{source}: {text!r} is not a duration; give one such as 90s, 30m, 2h or 1d12h")
     length_s = sum(int(count or 0) * unit_s for count, unit_s in zip(match.groups(), _UNITS_S, strict=True))
     if not length_s:
-        raise ConfigurationError(f"{source}: {text!r} is no time at all; give 1s or more")
+        raise ConfigurationError(f"{source}: {text!r} is zero; give 1s or more")
     return length_s

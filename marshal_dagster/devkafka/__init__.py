@@ -1,9 +1,8 @@
 """A real Apache Kafka for one machine: one broker or three, in KRaft mode, on 127.0.0.1 only.
 
-Maven coordinates name the jars (`jars`), a Java 17 or newer runs them, and `KafkaCluster` starts, looks at and stops
-the broker processes of one directory. Imports the standard library and psutil, and of this package the exceptions,
-`_internal`, `java`, `ports` and `processes` alone. All that is said to Kafka from here
-is the metadata request of `readiness`.
+It serves `marshal-dagster kafka up`, the demo and the tests. `KafkaCluster` starts, inspects and stops the broker
+processes of one directory. The jars come from a Maven repository (`jars`) and run on a Java 17 or newer. This package
+uses no Kafka client: its only request to a broker is the metadata request of `readiness`.
 """
 
 from marshal_dagster.devkafka.cluster import BrokerStatus as BrokerStatus

@@ -1,8 +1,8 @@
-"""A class archive: what the JVM has worked out about Kafka's classes, kept so that brokers start faster.
+"""A class data sharing (CDS) archive of Kafka's classes, with which a broker starts in half the time.
 
-With it a broker starts in half the time. It belongs to one Java and one set of jars; it is made once, by a
-broker that is started and stopped for that alone. Without it, or with one that the JVM finds not to fit, all goes
-on, only slower. It is kept by the jars, to go when they are replaced.
+The archive fits one Java and one set of jars. A broker that is started and stopped only for this creates it, once.
+Without an archive, or with one that the JVM rejects, brokers start more slowly. The archive is stored beside the jars,
+so that it is deleted together with them.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _MADE_WITHIN_S = 60.0
 
 
 def with_archive(launcher: Launcher, *, report: Report | None = None) -> Launcher:
-    """Return `launcher` with a class archive, which is made where there is none (some 5 s, once)."""
+    """Return `launcher` with a class archive; create the archive first if there is none (about 5 s, once)."""
     parts = [str(launcher.java.executable.resolve()), launcher.java.version, *map(str, launcher.jars)]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     archive = launcher.jars[0].parent.with_name("class-archives") / f"{key}.jsa"
@@ -35,7 +35,7 @@ def with_archive(launcher: Launcher, *, report: Report | None = None) -> Launche
             with locked(archive.with_suffix(".lock"), _MADE_WITHIN_S):
                 if not archive.exists():
                     _make(archive, launcher, report)
-        # An empty file says that making it failed: it is not tried at each start again.
+        # An empty file records that creating it failed, so that it is not tried again at each start.
         usable = archive.stat().st_size > 0
     except OSError:
         usable = False
@@ -44,7 +44,7 @@ def with_archive(launcher: Launcher, *, report: Report | None = None) -> Launche
 
 def _make(archive: Path, launcher: Launcher, report: Report | None) -> None:
     if report is not None:
-        report("preparing Kafka for quicker starts (5 s, once)")
+        report("preparing Kafka for faster starts (5 s, once)")
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix="making-") as place:
         made = Path(place) / archive.name
         with suppress(DevKafkaError):

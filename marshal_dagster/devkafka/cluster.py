@@ -1,4 +1,4 @@
-"""A Kafka cluster on one machine: the brokers of one directory, for any process to start, watch and stop."""
+"""A Kafka cluster on one machine: the brokers of one directory, which any process can start, inspect and stop."""
 
 import shutil
 import time
@@ -34,13 +34,18 @@ _TEST_STOP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """One broker: its port, its process (None when none runs), whether it answers requests, and its log."""
+    """The status of one broker."""
 
     broker_id: int
+    """The broker's id, from 1."""
     port: int
+    """The port for clients."""
     pid: int | None
+    """The id of its process; None if it does not run."""
     ready: bool
+    """Whether it answers requests."""
     log: Path
+    """The path of its log."""
 
     @property
     def address(self) -> str:
@@ -50,34 +55,47 @@ class BrokerStatus:
 
 @dataclass(frozen=True, slots=True)
 class KafkaStatus:
-    """A cluster: its brokers (none, if the directory holds no cluster), and those that this call started."""
+    """The status of a cluster."""
 
     directory: Path
+    """Where the cluster is stored."""
     cluster_id: str | None
+    """Its id; None if the directory holds no cluster."""
     brokers: tuple[BrokerStatus, ...]
+    """The status of each broker; empty if the directory holds no cluster."""
     started: tuple[int, ...] = ()
+    """The ids of the brokers that this call of `KafkaCluster.up` started."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """All brokers' addresses, comma-separated, as clients take them; empty without brokers."""
+        """The addresses of all brokers, comma-separated, for `bootstrap.servers`; empty without brokers."""
         return ",".join(broker.address for broker in self.brokers)
 
     @property
     def is_up(self) -> bool:
-        """Whether each broker of the cluster answers."""
+        """Whether there is a cluster and each of its brokers answers requests."""
         return bool(self.brokers) and all(broker.ready for broker in self.brokers)
 
     @property
     def is_running(self) -> bool:
-        """Whether at least one broker process lives."""
+        """Whether at least one broker process runs."""
         return any(broker.pid is not None for broker in self.brokers)
 
 
 class KafkaCluster:
-    """The Kafka cluster of one directory: its brokers' data, logs and settings, and which processes they are.
+    """The Kafka cluster of one directory, which holds its brokers' data, logs and settings.
 
-    Brokers are processes of their own that outlive the one that started them; `cluster.json` tells any other
-    process of them. What changes the directory is done under a lock, so several processes may do it at once.
+    Brokers are separate processes that outlive the process that starts them. Other processes find them by
+    `cluster.json` in the directory. Changes of the directory are made under a lock, so several processes may call these
+    methods at once.
+
+    Example:
+        ```python
+        cluster = KafkaCluster(brokers=3, port=0)
+        cluster.up()
+        print(cluster.bootstrap_servers)
+        cluster.down(wipe=True)
+        ```
     """
 
     def __init__(
@@ -90,21 +108,21 @@ class KafkaCluster:
         heap_mb: int = DEFAULT_HEAP_MB,
         report: Report | None = None,
     ) -> None:
-        """Name a cluster; nothing is started or written.
+        """Describe a cluster; nothing is started or written.
 
         Args:
-            directory: where it lives; not given: the user's one cluster (`kafka_folder`).
-            brokers: 1 or 3; not given: as many as the directory holds, else 1.
-            port: the first broker's port, further brokers take the following ones; or one port for each
-                broker; or 0: the ports of the last time where they are free, else any free ones. Not given:
-                those of the last time, else 9092 and on.
-            settings: broker settings on top of this module's own, as in `server.properties`; they hold for
-                brokers that are started from here on.
-            heap_mb: the largest heap of each broker in MiB.
-            report: told, in one line each, what takes long.
+            directory: Where the cluster is stored; by default the user's own folder (`kafka_folder`).
+            brokers: The number of brokers, 1 or 3; by default as many as the directory holds, or else 1.
+            port: The first broker's port, whose successors the other brokers use; or a sequence with one port for each
+                broker; or 0 for the previous ports if they are free, otherwise any free ones. By default the previous
+                ports, or else 9092 and its successors.
+            settings: Broker settings as in `server.properties`, which override this module's own. They apply to
+                brokers that this object starts.
+            heap_mb: The maximum heap of each broker in MiB.
+            report: Called with one line before each step that takes long.
 
         Raises:
-            ConfigurationError: a value that cannot be.
+            ConfigurationError: A value is invalid.
         """
         self.directory = (directory or kafka_folder()).expanduser().absolute()
         self._brokers = brokers
@@ -113,27 +131,38 @@ class KafkaCluster:
         self._heap_mb = heap_mb
         self._report = report
         if "," in str(self.directory) or not str(self.directory).isprintable():
-            raise ConfigurationError(f"directory: {self.directory}; Kafka cannot have a comma or a line end in it")
+            raise ConfigurationError(
+                f"directory: {self.directory}; give a path without commas and line breaks, which Kafka does not support"
+            )
         if brokers not in {None, *BROKER_COUNTS}:
             raise ConfigurationError(f"brokers: {brokers}; a cluster on one machine has 1 or 3")
         _check_port(port)
         if heap_mb < _SMALLEST_HEAP_MB:
-            raise ConfigurationError(f"heap_mb: {heap_mb}; a broker needs {_SMALLEST_HEAP_MB} at the least")
+            raise ConfigurationError(f"heap_mb: {heap_mb}; a broker needs at least {_SMALLEST_HEAP_MB}")
         check_settings(self._settings)
 
     def up(self, timeout_s: float = START_TIMEOUT_S) -> KafkaStatus:
-        """Start the brokers that do not run; return when all of them serve and know each other.
+        """Start the brokers that do not run, and wait until all brokers serve and know each other.
 
-        `started` tells which were started: none, when the cluster was up already. On failure those that
-        this call started are stopped again.
+        On failure the brokers that this call started are killed.
+
+        Args:
+            timeout_s: How many seconds to wait for another command, and then for the brokers. A download of the jars
+                does not count.
+
+        Returns:
+            The status of the cluster. `started` has the ids of the brokers that this call started; it is empty if the
+            cluster was already up.
 
         Raises:
-            ConfigurationError, UnavailableError: what a broker needs, a Java or the jars, is not there.
-            PortInUseError: a port is another process's.
-            ClusterMismatchError: the directory holds another number of brokers, or they run on other ports.
-            BrokerFailedError: a broker ended, or was not ready within `timeout_s` (without the download).
-            ClusterLockedError: another command was at work on the directory for `timeout_s`.
-            DevKafkaError: the directory cannot be made or written, is another user's, or all users may write into it.
+            ConfigurationError: There is no suitable Java or no PySpark, or the number of ports is wrong.
+            UnavailableError: The jars could not be downloaded.
+            PortInUseError: Another process uses a port.
+            ClusterMismatchError: The directory holds another number of brokers, or they run on other ports.
+            BrokerFailedError: A broker ended, or was not ready within `timeout_s`.
+            ClusterLockedError: Another command used the directory for `timeout_s`.
+            DevKafkaError: The directory cannot be created or written, belongs to another user, or is writable for all
+                users.
         """
         with self._locked(timeout_s):
             state = self._arranged(read_state(self.directory))
@@ -143,13 +172,18 @@ class KafkaCluster:
             return replace(self._look(state), started=tuple(node.broker_id for node in idle))
 
     def down(self, *, wipe: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> KafkaStatus:
-        """Stop all brokers: with SIGTERM, after `timeout_s` with SIGKILL; their data stays.
+        """Stop all brokers; do nothing if none runs.
 
-        With `wipe` they are stopped with SIGKILL at once and their data is deleted; files of others in the
-        directory stay. Where there is no cluster, or none that is up, there is nothing to stop.
+        Args:
+            wipe: Kill the brokers with SIGKILL at once and delete their data. Other files in the directory stay.
+                Without it the brokers get SIGTERM, and their data stays.
+            timeout_s: How many seconds to wait for another command, and after SIGTERM before SIGKILL.
+
+        Returns:
+            The status of the cluster after that.
 
         Raises:
-            ClusterLockedError: another command was at work on the directory for `timeout_s`.
+            ClusterLockedError: Another command used the directory for `timeout_s`.
         """
         if read_state(self.directory) is None:
             return self.status()
@@ -164,7 +198,10 @@ class KafkaCluster:
         return self.status()
 
     def status(self) -> KafkaStatus:
-        """Look at each broker now: does its process live, and does it answer a request.
+        """Check for each broker whether its process runs and answers a request.
+
+        Returns:
+            The status of the cluster; without brokers if the directory holds none.
 
         Raises:
             ClusterMismatchError: `cluster.json` cannot be read.
@@ -173,14 +210,23 @@ class KafkaCluster:
         return KafkaStatus(self.directory, None, ()) if state is None else self._look(state)
 
     def start(self, broker_id: int, timeout_s: float = START_TIMEOUT_S) -> BrokerStatus:
-        """Start one broker that was killed or stopped, on its old ports, and return when it serves.
+        """Start one broker that was killed or stopped, on its previous ports, and wait until it serves.
 
-        Of three brokers one more must be running, or there is no quorum to serve in; `up` starts all that are
-        missing.
+        In a cluster of three, another broker must be running, because one broker alone is no quorum. `up` starts all
+        brokers that do not run.
+
+        Args:
+            broker_id: The broker's id, from 1.
+            timeout_s: How many seconds to wait for another command, and then for the broker.
+
+        Returns:
+            The status of the broker.
 
         Raises:
-            ClusterMismatchError: there is no such cluster or broker.
-            PortInUseError, BrokerFailedError, ClusterLockedError: as `up`.
+            ClusterMismatchError: There is no such cluster or broker.
+            PortInUseError: Another process uses a port of the broker.
+            BrokerFailedError: The broker ended, or was not ready within `timeout_s`.
+            ClusterLockedError: Another command used the directory for `timeout_s`.
         """
         with self._locked(timeout_s):
             state = self._existing()
@@ -190,19 +236,28 @@ class KafkaCluster:
             return self._look_at(state, node)
 
     def kill(self, broker_id: int) -> None:
-        """End one broker with SIGKILL, as a crash would; its data stays."""
+        """Kill one broker with SIGKILL, as in a crash; its data stays.
+
+        Args:
+            broker_id: The broker's id, from 1.
+        """
         self._end(broker_id, processes.kill)
 
     def stop(self, broker_id: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End one broker in order, with SIGTERM, after `timeout_s` with SIGKILL; its data stays."""
+        """Shut down one broker with SIGTERM; its data stays.
+
+        Args:
+            broker_id: The broker's id, from 1.
+            timeout_s: After how many seconds a broker that still runs gets SIGKILL.
+        """
         self._end(broker_id, lambda marks: processes.stop(marks, timeout_s))
 
     @property
     def bootstrap_servers(self) -> str:
-        """All brokers' addresses, comma-separated, as clients take them.
+        """The addresses of all brokers, comma-separated, for `bootstrap.servers`.
 
         Raises:
-            ClusterMismatchError: the directory holds no cluster.
+            ClusterMismatchError: The directory holds no cluster.
         """
         return ",".join(f"{HOST}:{node.port}" for node in self._existing().nodes)
 
@@ -214,22 +269,22 @@ class KafkaCluster:
                 yield
         except TimeoutError as error:
             raise ClusterLockedError(
-                f"another command has been at work on {self.directory} for {timeout_s:g} s; try again later"
+                f"another command has been using {self.directory} for {timeout_s:g} s; try again later"
             ) from error
         except OSError as error:
             raise DevKafkaError(
-                f"{self.directory} cannot be used for Kafka ({error}); mend that, or name another directory"
+                f"{self.directory} cannot be used for Kafka ({error}); fix that, or use another directory"
             ) from error
 
     def _make_own(self) -> None:
-        """Create the directory, or check that no other user can put links where files are written."""
+        """Create the directory, or check that no other user can put links into it."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         self.directory.mkdir(mode=0o700, exist_ok=True)
         for folder in (self.directory, *self.directory.glob("broker-*")):
             if reason := why_not_own(folder):
                 raise DevKafkaError(
-                    f"{reason}, so files written there could overwrite others through links: name a directory that "
-                    "only you may write into, such as ~/kafka, or leave the directory out"
+                    f"{reason}, so files written there could overwrite others through links: use a directory that only "
+                    "you may write into, such as ~/kafka, or leave the directory out"
                 )
 
     def _existing(self) -> ClusterState:
@@ -260,7 +315,7 @@ class KafkaCluster:
         return BrokerStatus(node.broker_id, node.port, pid, ready, self._folder(node).log)
 
     def _arranged(self, state: ClusterState | None) -> ClusterState:
-        """Return the cluster to be up: the one that is there, or a new one; on the ports asked for."""
+        """Return the existing cluster, or a new one, with the requested ports."""
         if state is None:
             return ClusterState(new_cluster_id(), self._nodes(self._brokers or 1, []), {})
         count = len(state.nodes)
@@ -300,20 +355,20 @@ class KafkaCluster:
         return ports
 
     def _wanted_ports(self, count: int) -> list[int]:
-        """Return the ports asked for by number; none when they were left open."""
+        """Return the ports that the caller named; an empty list if it named none."""
         if self._port is None or self._port == 0:
             return []
         ports = list(range(self._port, self._port + count) if isinstance(self._port, int) else self._port)
         if len(ports) != count:
             raise ConfigurationError(
-                f"port: {_listed(ports)} for {count} broker(s); give one for each, or the first one alone"
+                f"port: {_listed(ports)} for {count} broker(s); give one port for each, or only the first"
             )
         return ports
 
     def _launch(
         self, state: ClusterState, idle: Sequence[Node], *, within_s: float, waiting_for: Sequence[Node]
     ) -> ClusterState:
-        """Start the `idle` brokers, and wait until those `waiting_for` serve and know each other."""
+        """Start the `idle` brokers, and wait until the brokers `waiting_for` serve and know each other."""
         launcher = self._launcher()
         for node in idle:
             check_free(node.port)
@@ -340,7 +395,7 @@ class KafkaCluster:
         return with_archive(Launcher(java, jars, self._heap_mb, self._settings), report=self._report)
 
     def _prepare(self, launcher: Launcher, state: ClusterState, idle: Sequence[Node]) -> None:
-        # Each data folder that is new takes a JVM of its own to format.
+        # Formatting a new data folder takes a separate JVM for each.
         with ThreadPoolExecutor(max_workers=len(idle)) as pool:
             jobs = [
                 pool.submit(launcher.prepare, self._folder(node), node, state.nodes, state.cluster_id) for node in idle
@@ -362,15 +417,15 @@ class KafkaCluster:
         while waiting := [node for node in waiting if not expected <= brokers_known_to(node.port)]:
             ended = [node for node in waiting_for if not _is_running(state, node)]
             if ended:
-                raise BrokerFailedError(self._failure_text(ended[0], "ended while it started", sizes))
+                raise BrokerFailedError(self._failure_text(ended[0], "ended during its start", sizes))
             if time.monotonic() >= deadline:
                 raise BrokerFailedError(self._failure_text(waiting[0], f"was not ready within {within_s:g} s", sizes))
             time.sleep(processes.POLL_S)
 
     def _failure_text(self, node: Node, what: str, sizes: Mapping[int, Mapping[Path, int]]) -> str:
         folder = self._folder(node)
-        words = folder.last_log_line(sizes.get(node.broker_id, {folder.log: 0}))
-        return f"broker {node.broker_id} {what}: {words}"
+        reason = folder.last_log_line(sizes.get(node.broker_id, {folder.log: 0}))
+        return f"broker {node.broker_id} {what}: {reason}"
 
     def _wipe(self, state: ClusterState) -> None:
         for node in state.nodes:
@@ -386,10 +441,21 @@ class KafkaCluster:
 def running_kafka(
     directory: Path, brokers: int = 1, port: int = 0, settings: Mapping[str, str] | None = None
 ) -> Iterator[KafkaCluster]:
-    """Give a cluster that is up, for tests; afterwards it is wiped, or only stopped when the body raised.
+    """Run a cluster while the block runs, for tests.
+
+    After the block the cluster is stopped and its data deleted. If the block raises, the data stays for diagnosis.
+
+    Args:
+        directory: Where the cluster is stored.
+        brokers: The number of brokers, 1 or 3.
+        port: The first broker's port; 0 for any free ones.
+        settings: Broker settings as in `server.properties`.
+
+    Yields:
+        The cluster, whose brokers all serve.
 
     Raises:
-        DevKafkaError: as `KafkaCluster.up`.
+        DevKafkaError: The cluster could not be started, see `KafkaCluster.up`.
     """
     cluster = KafkaCluster(directory, brokers=brokers, port=port, settings=settings)
     cluster.up()
@@ -407,7 +473,7 @@ def _check_port(port: int | Sequence[int] | None) -> None:
     ports = [port] if isinstance(port, int) else list(port)
     if not ports or len(set(ports)) != len(ports) or min(ports) < 1 or max(ports) > LARGEST_PORT:
         raise ConfigurationError(
-            f"port: {_listed(ports)}; give numbers from 1 to {LARGEST_PORT}, each once, or 0 for free ones"
+            f"port: {_listed(ports)}; give numbers from 1 to {LARGEST_PORT}, each once, or 0 for any free ones"
         )
 
 

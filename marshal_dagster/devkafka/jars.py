@@ -1,4 +1,4 @@
-"""Kafka's jars."""
+"""The jars of Apache Kafka: which version, and their download."""
 
 from pathlib import Path
 
@@ -7,14 +7,23 @@ from marshal_dagster._internal.java import Java
 from marshal_dagster._internal.user_folders import cache_folder
 
 KAFKA_VERSION = "4.3.1"
-# Kafka's own jars bring this log4j-core and slf4j 1.7; what is missing is the binding between the two.
+# Kafka's dependencies include log4j-core of this version and slf4j 1.7, but not the binding between the two.
 _LOG4J_VERSION = "2.25.4"
 
 
 def ensure_jars(java: Java, *, report: Report | None = None, timeout_s: float = DOWNLOAD_TIMEOUT_S) -> tuple[Path, ...]:
-    """Return Kafka's jars, and download them first if they are missing or damaged (some 30 s and 44 MB, once).
+    """Return the paths of Kafka's jars; download them first if they are missing or damaged.
 
-    Raises what `JarSet.download` does.
+    The download takes about 30 s and 44 MB, once.
+
+    Args:
+        java: The Java that runs the download.
+        report: Called with one line when a download starts.
+        timeout_s: How many seconds the download may take.
+
+    Raises:
+        UnavailableError: The jars could not be downloaded within `timeout_s`.
+        ConfigurationError: PySpark, which brings the downloader, is not installed.
     """
     jars = JarSet(
         title=f"Kafka {KAFKA_VERSION}",

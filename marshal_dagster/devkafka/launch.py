@@ -1,4 +1,4 @@
-"""Starting one broker: its folder, its data folder's format, its process."""
+"""The files of one broker, the formatting of its data folder, and the start of its process."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from marshal_dagster.devkafka.properties import Node, logging_configuration, ser
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\S+ (?P<level>[A-Z]+) ")
 _GRAVE = frozenset({None, "ERROR", "FATAL"})
-_THROWN = re.compile(r'(?:Exception in thread "[^"]*" )?(?:[\w$]+\.)*(?P<words>[\w$]+(?:Exception|Error)\b.*)')
+_THROWN = re.compile(r'(?:Exception in thread "[^"]*" )?(?:[\w$]+\.)*(?P<reason>[\w$]+(?:Exception|Error)\b.*)')
 _TAIL_BYTES = 64 * 1024
 _FORMAT_WITHIN_S = 60.0
 DEFAULT_HEAP_MB = 512
@@ -32,21 +32,21 @@ class BrokerFolder:
         self.data = path / "data"
         """The folder of Kafka's own logs: topics and metadata."""
         self.properties = path / "server.properties"
-        """The broker's settings, written again at each start."""
+        """The broker's settings, rewritten at each start."""
         self.logging = path / "log4j2.xml"
-        """The log4j2 file."""
+        """The log4j2 configuration."""
         self.log = path / "broker.log"
-        """What the broker logs."""
+        """The broker's log."""
         self.console = path / "console.log"
-        """What the JVM prints, a crash's last words among it."""
+        """The output of the JVM, which includes the error of a crash."""
 
     def sizes(self) -> dict[Path, int]:
-        """Return how long the logs are now, for `last_log_line` to tell what came after."""
+        """Return the current sizes of the logs in bytes, from which `last_log_line` later reads."""
         return {path: path.stat().st_size if path.exists() else 0 for path in (self.console, self.log)}
 
     def last_log_line(self, since: Mapping[Path, int]) -> str:
-        """Return the line since then that best tells what went wrong, and the file where more stands."""
-        last = "it said nothing"
+        """Return the line logged after `since` that best explains a failure, and the path of its log."""
+        last = "it logged nothing"
         for path, size_bytes in since.items():
             lines = _lines(path, size_bytes)
             reason = reason_in(lines)
@@ -58,19 +58,20 @@ class BrokerFolder:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What the brokers of one cluster have in common when they are started."""
+    """Starts the brokers of one cluster with the settings that they share."""
 
     java: Java
     jars: tuple[Path, ...]
     heap_mb: int = DEFAULT_HEAP_MB
     settings: Mapping[str, str] | None = None
     archive_flag: str | None = None
+    """The JVM flag that uses or creates the class archive."""
 
     def prepare(self, folder: BrokerFolder, node: Node, nodes: Sequence[Node], cluster_id: str) -> None:
-        """Write the broker's files, and format its data folder at the first time.
+        """Write the broker's files, and format its data folder if that is new.
 
         Raises:
-            BrokerFailedError: the data folder could not be formatted, mostly for a setting that Kafka refuses.
+            BrokerFailedError: The data folder could not be formatted, usually because Kafka rejects a setting.
         """
         folder.path.mkdir(parents=True, exist_ok=True)
         properties = server_properties(node, nodes, folder.data, self.settings or {})
@@ -80,7 +81,7 @@ class Launcher:
             self._format(folder, node, cluster_id)
 
     def start(self, folder: BrokerFolder) -> ProcessMark:
-        """Start the process of a broker that was prepared."""
+        """Start the process of a broker whose files `prepare` has written."""
         return spawn(self._command(folder, "kafka.Kafka", str(folder.properties)), java_environment(), folder.console)
 
     def _format(self, folder: BrokerFolder, node: Node, cluster_id: str) -> None:
@@ -123,9 +124,9 @@ class Launcher:
 
 
 def reason_in(lines: Iterable[str]) -> str | None:
-    """Return the first exception that was thrown at the JVM or logged as an error, else the first error.
+    """Return the first exception in the output or in an error message; without one, the first error message.
 
-    The first, as the errors after it come of the broker's way out.
+    Later errors are only consequences of the broker's shutdown.
     """
     level = first_error = None
     for line in lines:
@@ -135,18 +136,18 @@ def reason_in(lines: Iterable[str]) -> str | None:
             continue
         thrown = None if logged else _THROWN.match(line)
         if thrown:
-            return thrown["words"]
+            return thrown["reason"]
         if first_error is None and (logged or line.startswith("Error")):
             first_error = line
     return first_error
 
 
 def _lines(path: Path, since_bytes: int) -> list[str]:
-    """Return what was written to a log since it had that size, without blank lines."""
+    """Return the lines written to a log since it had `since_bytes`, without blank lines."""
     try:
         with path.open("rb") as stream:
             size_bytes = stream.seek(0, os.SEEK_END)
-            # Shorter than before: the log has been rolled over.
+            # If it is shorter than before, the log has been rolled over.
             start = since_bytes if since_bytes <= size_bytes else 0
             stream.seek(max(start, size_bytes - _TAIL_BYTES))
             text = stream.read().decode("utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""The files that a broker reads at its start: `server.properties` and its logging."""
+"""The files that a broker reads at its start: `server.properties` and the log4j2 configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _OWNED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A broker that is also a controller: its number and its two ports."""
+    """A broker that is also a controller: its id and its two ports."""
 
     broker_id: int
     port: int
@@ -36,18 +36,18 @@ class Node:
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """Do nothing when `settings` leave alone what the cluster itself decides.
+    """Raise an error if `settings` contain a setting that `KafkaCluster` itself chooses.
 
     Raises:
-        ConfigurationError: a setting names a port, folder or role, or is not one line.
+        ConfigurationError: A setting is a port, folder or role, or has a line break.
     """
     for name in settings.keys() & _OWNED:
-        raise ConfigurationError(f"broker setting {name!r} is decided by the cluster itself; leave it out")
+        raise ConfigurationError(f"broker setting {name!r} is chosen by the cluster itself; leave it out")
     render_properties(settings)
 
 
 def server_properties(node: Node, nodes: Sequence[Node], data: Path, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of `node` in a cluster of `nodes`, with the extra `settings` on top."""
+    """Return the settings of `node` in a cluster of `nodes`; `settings` override the defaults."""
     replicas = str(len(nodes))
     in_sync = "2" if len(nodes) > 1 else "1"
     return {
@@ -70,17 +70,17 @@ def server_properties(node: Node, nodes: Sequence[Node], data: Path, settings: M
         "share.coordinator.state.topic.replication.factor": replicas,
         "share.coordinator.state.topic.min.isr": in_sync,
         "share.coordinator.state.topic.num.partitions": "8",
-        # A broker that was killed is missed, and can register again, when its session is over.
+        # A killed broker is noticed, and can register again, once its session has timed out.
         "broker.heartbeat.interval.ms": "500",
         "broker.session.timeout.ms": "4000",
-        # The default of 128 MiB is taken from a heap of 512 MiB whether or not a topic is compacted.
+        # The default of 128 MiB is allocated from the heap of 512 MiB even if no topic is compacted.
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
         **settings,
     }
 
 
 def logging_configuration(log: Path) -> str:
-    """Return a log4j2 file that writes to `log`, at most 10 MB, and keeps one older file of that size."""
+    """Return a log4j2 configuration that writes at most 10 MB to `log` and keeps one older file of that size."""
     return f"""<?xml version="1.0" encoding="UTF-8"?>
 <Configuration status="ERROR" shutdownHook="disable">
   <Appenders>

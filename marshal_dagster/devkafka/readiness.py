@@ -1,4 +1,4 @@
-"""Whether a broker serves: one metadata request by hand, as Kafka clients are out of bounds on this floor."""
+"""Check of whether a broker serves: one metadata request over a socket, because `devkafka` uses no Kafka client."""
 
 import socket
 import struct
@@ -6,14 +6,14 @@ import struct
 from marshal_dagster._internal.ports import HOST
 
 _CLIENT_ID = b"marshal-devkafka"
-# Metadata, version 1, with correlation id 1, and of no topics.
+# A Metadata request, version 1, with correlation id 1 and no topics.
 _REQUEST = struct.pack(">hhih", 3, 1, 1, len(_CLIENT_ID)) + _CLIENT_ID + struct.pack(">i", 0)
 _LENGTH = struct.Struct(">i")
 _LARGEST_ANSWER_BYTES = 1 << 20
 
 
 def brokers_known_to(port: int, *, timeout_s: float = 2.0) -> frozenset[int]:
-    """Ask the broker at `port` which brokers are alive; empty when it does not answer (yet)."""
+    """Return the ids of the live brokers that the broker at `port` reports; empty if it does not answer (yet)."""
     try:
         with socket.create_connection((HOST, port), timeout=timeout_s) as connection:
             connection.sendall(_LENGTH.pack(len(_REQUEST)) + _REQUEST)

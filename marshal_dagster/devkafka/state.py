@@ -1,4 +1,4 @@
-"""What a cluster's directory remembers from one command to the next, in `cluster.json`."""
+"""The state of a local cluster between commands, stored as `cluster.json` in its directory."""
 
 import base64
 import json
@@ -18,17 +18,17 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The cluster of a directory: its id, its brokers, and by broker the process started for it last."""
+    """The cluster of a directory: its id, its brokers, and the last process started for each broker id."""
 
     cluster_id: str
     nodes: tuple[Node, ...]
     marks: Mapping[int, ProcessMark]
 
     def node(self, broker_id: int) -> Node:
-        """Return the broker of that number.
+        """Return the broker with that id.
 
         Raises:
-            ClusterMismatchError: there is none.
+            ClusterMismatchError: The cluster has no such broker.
         """
         nodes = {node.broker_id: node for node in self.nodes}
         if broker_id not in nodes:
@@ -37,7 +37,7 @@ class ClusterState:
 
 
 def new_cluster_id() -> str:
-    """Return a cluster id in Kafka's form: 16 random bytes in URL-safe base64, with no dash in front."""
+    """Return a cluster id in Kafka's form: 16 random bytes in URL-safe base64, without a leading dash."""
     while True:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
         if not cluster_id.startswith("-"):
@@ -45,10 +45,10 @@ def new_cluster_id() -> str:
 
 
 def read_state(directory: Path) -> ClusterState | None:
-    """Return what `directory` remembers; None when it holds no cluster.
+    """Return the state that is stored in `directory`; None if it holds no cluster.
 
     Raises:
-        ClusterMismatchError: its `cluster.json` cannot be read, or another version wrote it.
+        ClusterMismatchError: The `cluster.json` cannot be read, or has another version.
     """
     path = directory / STATE_FILE
     try:
@@ -57,13 +57,13 @@ def read_state(directory: Path) -> ClusterState | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterMismatchError(
-            f"{path} does not read as a cluster of this version ({error}); "
-            f"move {directory} away, or name another directory"
+            f"{path} cannot be read as the state of a cluster ({error}); "
+            f"move {directory} away, or use another directory"
         ) from error
 
 
 def write_state(directory: Path, state: ClusterState) -> None:
-    """Replace what `directory` remembers, whole or not at all."""
+    """Replace the state that is stored in `directory`, atomically."""
     document = {
         "version": _VERSION,
         "cluster_id": state.cluster_id,

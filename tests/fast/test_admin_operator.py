@@ -69,7 +69,7 @@ def test_a_pause_that_is_over_already_is_an_error(site: Site, seconds: int, *, i
     if is_paused:
         operator_on(site).pause(until_s)
     else:
-        with pytest.raises(ConfigurationError, match=r"'etl' is not paused: by the brokers' clocks"):
+        with pytest.raises(ConfigurationError, match=r"'etl' is not paused: its end"):
             operator_on(site).pause(until_s)
     assert is_paused_everywhere(site) == {is_paused}
 
@@ -107,7 +107,7 @@ def test_the_incarnation_is_written_down_before_a_position(site: Site) -> None:
 def test_positions_wait_for_owners_to_leave(site: Site) -> None:
     """A live owner is waited for, and named if it stays; then the group goes on as before."""
     site.owner_of(0, at=50)
-    with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of 'orders' are still held"):
+    with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of topic 'orders' are still claimed"):
         operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=HI_MS)
     assert site.key(0).offset == 50
     assert is_paused_everywhere(site) == {False}
@@ -213,7 +213,7 @@ def test_what_was_set_before_the_wait_was_over_is_told(site: Site) -> None:
 
     log.after_append = somebody_claims
     with pytest.raises(
-        PositionNotSetError, match=r"partitions \[1\] of 'orders' are still held.*; partitions \[0\] were set"
+        PositionNotSetError, match=r"partitions \[1\] of topic 'orders' are still claimed.*; partitions \[0\] were set"
     ):
         operator_on(site, log).set_positions(TOPIC, {0: 10, 1: 10}, TOPIC_ID, wait_ms=0)
 
@@ -261,7 +261,7 @@ def test_a_position_is_not_set_by_a_release_that_was_never_acknowledged(site: Si
     site.owner_of(0, at=50).release()
     log = site.log()
     log.fail(Fault.FAILED, of_type("ReleasingPartition"))
-    with pytest.raises(PositionNotSetError, match=r"were not seen set for partitions \[0\]"):
+    with pytest.raises(PositionNotSetError, match=r"were not confirmed for partitions \[0\]"):
         operator_on(site, log).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
     assert log.types().count("ReleasingPartition") == log.types().count("ClaimingPartition") == TRIES
     assert site.key(0).offset == 50
@@ -337,7 +337,7 @@ def test_positions_wait_for_ranges_too(site: Site) -> None:
     """A live range is waited for, and its partition named if it stays; one that goes stale is no hindrance."""
     site.begin(0, settings=RANGES, at=50)
     site.holder_of({0: (60, 70)})
-    with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of 'orders' are still held"):
+    with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of topic 'orders' are still claimed"):
         operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=HI_MS)
     assert (site.key(0).offset, site.ranges()) == (50, [(60, 70, "claimed")])
     operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=3 * HI_MS)
@@ -367,7 +367,8 @@ def test_what_is_planned_or_done_ahead_is_shown_before_it_is_forgotten(
     ]
     with caplog.at_level(logging.WARNING):
         operator.set_positions(TOPIC, {0: 50}, TOPIC_ID, wait_ms=3 * HI_MS)
-    assert "orders/0 will be done again, or never, ahead of the offset: [60, 70) planned, [70, 80) done" in caplog.text
+    assert "orders/0: ranges after the offset are forgotten" in caplog.text
+    assert "or never: [60, 70) planned, [70, 80) done" in caplog.text
     assert operator.ahead(TOPIC) == {}
 
 
@@ -451,7 +452,7 @@ def test_switching_off_waits_for_members_to_leave(site: Site) -> None:
     """A live range is waited for; if it stays, nothing has changed and the group goes on."""
     site.begin(0, settings=RANGES)
     holder = site.holder_of({0: (0, 5)})
-    with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of 'orders' are still held"):
+    with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of topic 'orders' are still claimed"):
         operator_on(site).switch_ranges_off(wait_ms=HI_MS)
     holder.beat()
     assert is_paused_everywhere(site) == {False}
@@ -549,7 +550,7 @@ def test_a_log_of_which_not_even_the_settings_are_known_is_left_alone(site: Site
     """That the feature is off already is told only where it is known."""
     site.begin(0, settings=RANGES)
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
-    with pytest.raises(IncompleteLogError, match="the settings there are not known"):
+    with pytest.raises(IncompleteLogError, match="so the settings there are unknown"):
         operator_on(site).switch_ranges_off(wait_ms=0)
 
 

@@ -66,7 +66,7 @@ def test_all_partitions_are_meant_unless_some_are_named() -> None:
     assert choose_partitions("t", ToOffsets(each=3), None, (1, 0)) == [0, 1]
     some = ToOffsets(by_partition=((1, 5),))
     assert choose_partitions("t", some, None, (0, 1)) == [1]
-    with pytest.raises(ConfigurationError, match="name no others"):
+    with pytest.raises(ConfigurationError, match="already name partitions"):
         choose_partitions("t", some, [range(1, 2)], (0, 1))
 
 
@@ -119,8 +119,8 @@ def test_a_time_means_the_first_record_of_it() -> None:
     ("at", "why"),
     [
         (PartitionPosition(None, EXTENT), "it has none"),
-        (PartitionPosition(50, EXTENT, is_other=True), "the topic was deleted and created again"),
-        (PartitionPosition(9, EXTENT), "is at 9 and cannot be shifted by -10"),
+        (PartitionPosition(50, EXTENT, is_other=True), "the topic was deleted and re-created"),
+        (PartitionPosition(9, EXTENT), "is at offset 9 and cannot be shifted by -10"),
     ],
 )
 def test_a_position_that_is_not_known_cannot_be_shifted(at: PartitionPosition, why: str) -> None:

@@ -416,7 +416,7 @@ def test_health_is_off_unless_asked_for(worker: Worker, capsys: pytest.CaptureFi
     assert act(capsys, "harvest", "--json", *BROKERS).lines[0]["health"] is None
     assert act(capsys, "harvest", "--json", "--health", "0", *BROKERS).lines[0]["health"].startswith("127.0.0.1:")
     wrong = act(capsys, "harvest", "--health", "here", *BROKERS)
-    assert (wrong.code, "--health: 'here' is no address" in wrong.error) == (2, True)
+    assert (wrong.code, "--health: 'here' is not an address" in wrong.error) == (2, True)
     del worker
 
 

@@ -99,7 +99,7 @@ def test_a_pause_that_is_over_is_refused_before_it_is_written(site: Site, capsys
     site.pause(HOUR_S)
     now_s = site.clock.wall_ms() // 1_000
     answer = act(capsys, "pause", GROUP, "--until", iso(now_s - 1))
-    assert (answer.code, "--until: that is over already" in answer.error) == (2, True)
+    assert (answer.code, "--until: this time has passed" in answer.error) == (2, True)
     assert paused_until(site) == {now_s + HOUR_S}
     site.clock.advance(10 * HOUR_S * 1_000)
     site.pause(HOUR_S)
@@ -136,7 +136,7 @@ def test_a_group_that_the_log_does_not_name_is_refused(
     """A misspelt name pauses nothing while its user believes that it did; a new group can be paused on request."""
     before = site.values()
     answer = act(capsys, *command)
-    assert (answer.code, f"does not name a group 'fligths'; it names '{GROUP}'" in answer.error) == (2, True)
+    assert (answer.code, f"the log has no group 'fligths'; it has '{GROUP}'" in answer.error) == (2, True)
     assert site.values() == before
     if command[0] == "pause":
         refused = act(capsys, *command, "--new-group")

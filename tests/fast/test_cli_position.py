@@ -104,7 +104,7 @@ def test_positions_are_shown_though_the_topic_is_missing(site: Site, capsys: pyt
     answer = act(capsys, "position", "get", GROUP, "ordres")
     assert (answer.code, answer.out, answer.error) == (5, "", "marshal-dagster: topic 'ordres' does not exist")
     answer = act(capsys, "position", "get", "other")
-    assert (answer.code, "does not name a group 'other'" in answer.error) == (2, True)
+    assert (answer.code, "the log has no group 'other'" in answer.error) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_time_that_no_record_has_is_pointed_out(site: Site, capsys: pytest.Cap
     """The end is meant then."""
     assert site.key(0).offset == 50
     young = act(capsys, *SET, "--to-datetime", "2100-01-01T00:00:00Z", "--dry-run", "--json").json["positions"]
-    assert [(row["after"], row["notes"]) for row in young] == [(END, ["no record is that young"])] * 3
+    assert [(row["after"], row["notes"]) for row in young] == [(END, ["no record is that recent"])] * 3
     old = act(capsys, *SET, "--to-datetime", "1970-01-01T00:00:03Z", "--dry-run", "--json").json["positions"]
     assert [(row["after"], row["notes"]) for row in old] == [(60, [])] * 3
 
@@ -158,7 +158,9 @@ def test_a_record_with_a_time_in_the_future_is_reported(
     topics.future = {0: 45, 1: 90}
     answer = act(capsys, *SET, "--to-datetime", "1970-01-01T00:00:03Z", "--dry-run", "--json")
     assert [row["after"] for row in answer.json["positions"]] == [45, 60, 60]
-    assert f"{TOPIC}/0: the first record of that time or later, offset 45, has a time in the future" in answer.err
+    assert (
+        f"{TOPIC}/0: the first record with that time or later, offset 45, has a timestamp in the future" in answer.err
+    )
     assert f"{TOPIC}/1" not in answer.err
 
 
@@ -238,7 +240,7 @@ def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypa
     site.begin(0, at=50)
     site.holder_of({0: (60, 70)}, settings=RANGES, plans=True).release()
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
-    assert "[60, 70) planned: done again, or never" in answer.out
+    assert "[60, 70) planned: processed again, or never" in answer.out
     assert (answer.code, site.key(0).offset, site.ranges()) == (0, 30, [])
 
 
@@ -250,7 +252,7 @@ def test_members_are_waited_for_and_named_if_they_stay(site: Site, capsys: pytes
     lines = answer.err.splitlines()
     assert lines[0] == "the group is paused; the owners of partitions have 5s to leave"
     assert lines[-2] == "set: partitions none; not set: 0-1"
-    assert "partitions [0] of 'orders' are still held by live members" in lines[-1]
+    assert "partitions [0] of topic 'orders' are still claimed by live members" in lines[-1]
     assert (standing(site)[:2], is_paused(site)) == ([50, 50], False)
     assert f"held by {owner.member.instance}" in answer.out
     assert act(capsys, *SET, "--to-offset", "0=30", "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0
@@ -318,7 +320,7 @@ def test_that_the_group_stays_paused_is_told(
     monkeypatch.setattr(position, "open_reader", lambda *_, **__: Rationalizer(logs.pop(), clock=site.clock))
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert answer.code == 3
-    assert "stays paused for 3600 s or a little longer, resume it" in answer.err
+    assert "stays paused for at least 3600 s: resume it" in answer.err
     assert "set: partitions 0; not set: none" in answer.err
     assert (site.key(0).offset, is_paused(site)) == (30, True)
 
@@ -345,7 +347,7 @@ def test_a_topic_that_was_made_anew_meanwhile_is_found_out(
     monkeypatch.setattr("typer.confirm", agree)
     before = site.values()
     answer = act(capsys, *SET, "--to-offset", "0=30")
-    assert (answer.code, "was made anew meanwhile" in answer.err, site.values()) == (1, True, before)
+    assert (answer.code, "was deleted and re-created meanwhile" in answer.err, site.values()) == (1, True, before)
 
 
 def test_a_topic_that_is_made_anew_while_positions_are_set_is_told(
@@ -360,7 +362,7 @@ def test_a_topic_that_is_made_anew_while_positions_are_set_is_told(
 
     monkeypatch.setattr(GroupAdmin, "set_positions", slowly)
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
-    assert (answer.code, "positions were set in one that is no more" in answer.err) == (1, True)
+    assert (answer.code, "the positions were set in the deleted one" in answer.err) == (1, True)
     assert (site.key(0).offset, topics.committed) == (30, {})
 
 
@@ -373,7 +375,7 @@ def test_a_position_in_a_topic_that_is_no_more_is_no_measure(
     assert (refused.code, "orders/0 cannot be shifted from its present position" in refused.error) == (2, True)
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert cells(answer.out)[0][:6] == ["0", "20", "100", "50", "30", "-"]
-    assert "the topic was made anew" in answer.out
+    assert "the topic was deleted and re-created" in answer.out
     assert (site.key(0).offset, site.key(0).data_topic_id) == (30, OTHER_TOPIC_ID)
 
 
@@ -498,9 +500,9 @@ def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("can", ""),
-        ("cannot", "the sink would refuse what is read again: rows there have no offsets"),
-        ("make", "the sink would refuse what is read again: rows there have no offsets"),
-        ("lost", "the sink could not be asked whether it can replace what it holds: the disk is gone"),
+        ("cannot", "the sink would reject the records that are read again: rows there have no offsets"),
+        ("make", "the sink would reject the records that are read again: rows there have no offsets"),
+        ("lost", "the sink failed to report whether it can replace its output: the disk is gone"),
     ],
 )
 @pytest.mark.usefixtures("once")
@@ -521,14 +523,14 @@ def test_a_sink_that_is_named_is_asked(capsys: pytest.CaptureFixture[str], name:
 def test_a_sink_that_is_not_named_could_not_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
     """A person is to know that."""
     answer = act(capsys, *SET, "--to-offset", "0=30", "--dry-run")
-    assert "must replace what it holds; one that cannot refuses. It could not be asked: name it" in answer.error
+    assert "one that cannot rejects them. To check this, name the sink" in answer.error
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("sinks_here", "--sink: 'sinks_here'; write module:name"),
-        ("sinks here:can", "--sink: 'sinks here:can'; write module:name"),
+        ("sinks_here", "--sink: 'sinks_here'; give it as module:name"),
+        ("sinks here:can", "--sink: 'sinks here:can'; give it as module:name"),
         ("sinks_there:can", "--sink: 'sinks_there:can' failed to load: ModuleNotFoundError: No module named"),
         ("sinks_here:might", "failed to load: AttributeError: "),
         ("sinks_here:fail", "failed to load: ZeroDivisionError: "),

@@ -98,8 +98,8 @@ def test_a_range_is_done_again(members: Members, capsys: pytest.CaptureFixture[s
         "Done again up to 50.",
     ]
     assert answer.err.splitlines() == [
-        "the group does it again from 30 on; it has stood at 80",
-        "the group goes on at 80",
+        "the group reprocesses from 30 on; its position before was 80",
+        "the group continues at 80",
     ]
     assert members.done == [(30, 45), (45, 60)]
     assert (site.key().offset, is_paused(site), site.owner()) == (STOOD, False, None)
@@ -129,7 +129,7 @@ def test_the_group_goes_on_where_it_stood_with_nobody_at_work(
     monkeypatch.setattr("typer.confirm", agree)
     answer = act(capsys, *AGAIN)
     assert (answer.code, members.site.key().offset) == (0, 90)
-    assert "it has stood at 90" in answer.err
+    assert "its position before was 90" in answer.err
 
 
 def test_members_that_are_not_through_in_time_are_told(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +149,7 @@ def test_who_interrupts_it_has_the_group_go_on(members: Members, capsys: pytest.
     members.at_next = interrupt
     answer = act(capsys, *AGAIN, "--yes")
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (130, STOOD, False)
-    assert answer.err.splitlines()[-1] == "the group goes on at 80"
+    assert answer.err.splitlines()[-1] == "the group continues at 80"
 
 
 def test_a_broker_that_is_away_for_a_while_is_waited_for(
@@ -181,7 +181,7 @@ def test_a_broker_that_stays_away_leaves_word(
     monkeypatch.setattr(PositionResetter, "keys", away)
     answer = act(capsys, *AGAIN, "--yes", "--within", "2s")
     assert (answer.code, is_paused(members.site)) == (3, False)
-    assert "where the group stands before 80 by now it does all up to there again" in answer.err
+    assert "if the group's position is before 80, it processes all offsets up to there again" in answer.err
 
 
 def test_a_way_back_that_fails_half_way_is_told(
@@ -197,14 +197,16 @@ def test_a_way_back_that_fails_half_way_is_told(
     monkeypatch.setattr(GroupAdmin, "set_positions", half)
     answer = act(capsys, *AGAIN, "--yes")
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (3, 30, False)
-    assert answer.err.splitlines()[0] == "where the group stands before 80 by now it does all up to there again"
+    assert (
+        answer.err.splitlines()[0] == "if the group's position is before 80, it processes all offsets up to there again"
+    )
 
 
 def test_members_that_stay_keep_it_from_beginning(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing was set, and the group goes on."""
     owner = members.site.owner_of(0, at=STOOD)
     answer = act(capsys, *AGAIN, "--yes", "--wait", "5s")
-    assert (answer.code, f"still held by {owner.member.instance}" in answer.err) == (1, True)
+    assert (answer.code, f"still claimed by {owner.member.instance}" in answer.err) == (1, True)
     assert (members.site.key().generation, is_paused(members.site)) == (0, False)
     assert act(capsys, *AGAIN, "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0, "a stale one is not waited for"
 
@@ -226,19 +228,19 @@ def test_a_position_that_another_sets_meanwhile_stays(
     monkeypatch.setattr("typer.confirm", lambda *_, **__: late or another())
     answer = act(capsys, *AGAIN)
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, 20, False)
-    assert "somebody else has set the position of orders/0 meanwhile" in answer.err.splitlines()[-1]
+    assert "another process has set the position of orders/0 meanwhile" in answer.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--from", "50", "--to", "50"), "is no range of offsets"),
-        (("--from", "30", "--to", "81"), "stands at 80 in orders/0, and has not done all up to 81"),
+        (("--from", "50", "--to", "50"), "is empty"),
+        (("--from", "30", "--to", "81"), "is at 80 in orders/0 and has not processed all offsets up to 81"),
         (("--from", "10", "--to", "50"), "offsets 10 to 20 (exclusive) are deleted"),
         (("--partition", "1"), "has no position in orders/1"),
         (("--partition", "7"), "has no partition 7"),
         (("--json",), "give --yes too"),
-        (("--within", "x"), "--within: 'x' is no length of time"),
+        (("--within", "x"), "--within: 'x' is not a duration"),
     ],
 )
 def test_what_cannot_be_done_again_is_one_line(
@@ -255,7 +257,7 @@ def test_what_cannot_be_done_again_is_one_line(
     [
         (GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE), "delivers at most once"),
         (GroupSettings(60_000, rule_set=RuleSet.GO), "Go consumers share group"),
-        (RANGES, "claim ranges ahead of the offset"),
+        (RANGES, "claim ranges after the offset"),
     ],
 )
 def test_groups_in_which_it_could_not_be_kept_are_refused(
@@ -274,7 +276,7 @@ def test_a_group_that_is_paused_does_nothing_again(members: Members, capsys: pyt
     """It is to be resumed first; one that is paused meanwhile stays so, where it stood."""
     members.site.pause(60)
     refused = act(capsys, *AGAIN, "--yes")
-    assert (refused.code, "is paused, so that nobody would do it" in refused.error) == (2, True)
+    assert (refused.code, "is paused, so no member would reprocess the range" in refused.error) == (2, True)
     members.site.pause(-1)
     members.at_next = partial(members.site.pause, 3_600, "boss.1")
     answer = act(capsys, *AGAIN, "--yes", "--within", "1m")

@@ -71,7 +71,7 @@ def test_a_plan_that_a_live_member_holds_is_left_to_it(site: Site, capsys: pytes
     before = site.values()
     answer = act(capsys, "retry", GROUP, TOPIC, 1, "--yes")
     assert answer.code == 2
-    assert f"the plan of group '{GROUP}' in {TOPIC}/1 is held by '{holder.member.instance}'" in answer.error
+    assert f"the plan of group '{GROUP}' in {TOPIC}/1 is being processed by '{holder.member.instance}'" in answer.error
     assert (act(capsys, "retry", GROUP, TOPIC, "--yes").code, site.values()) == (1, before)
 
 

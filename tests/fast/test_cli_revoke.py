@@ -111,7 +111,7 @@ def test_who_holds_nothing_is_told_with_who_does(
     name = owner.member.instance if "--partitions" in more else "nobody.1"
     answer = act(capsys, *REVOKE, name, *more)
     assert answer.code == 1
-    assert f"{name!r} holds nothing of topic 'orders'" in answer.error
+    assert f"{name!r} has no claim of topic 'orders'" in answer.error
     assert repr(owner.member.instance) in answer.error
     assert site.values() == before
     if "--json" in more:
@@ -140,7 +140,7 @@ def test_a_group_that_the_log_does_not_name_has_no_owners(site: Site, capsys: py
     """It is most likely misspelt."""
     site.owner_of(0)
     answer = act(capsys, "revoke", "other", TOPIC, "--instance", "x", "--yes")
-    assert (answer.code, "does not name a group 'other'" in answer.error) == (2, True)
+    assert (answer.code, "the log has no group 'other'" in answer.error) == (2, True)
 
 
 def test_nothing_is_revoked_by_a_log_that_shows_no_epochs(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

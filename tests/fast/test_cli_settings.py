@@ -75,7 +75,7 @@ def test_settings_of_a_group_that_is_not_known_are_an_error(site: Site, capsys: 
     """Most likely it is misspelt."""
     site.begin(0)
     answer = act(capsys, "settings", "show", "other")
-    assert (answer.code, "does not name a group 'other'" in answer.error) == (2, True)
+    assert (answer.code, "the log has no group 'other'" in answer.error) == (2, True)
 
 
 def test_ranges_are_switched_off(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,7 @@ def test_members_that_stay_keep_ranges_on(site: Site, capsys: pytest.CaptureFixt
         "the group is paused for 20 s at least; the owners of partitions have 5s to leave",
     )
     assert lines[-2] == "ranges are still on in coordination partitions 0-3"
-    assert "are still held by live members" in lines[-1]
+    assert "are still claimed by live members" in lines[-1]
 
 
 def test_where_ranges_are_still_on_may_not_be_known(

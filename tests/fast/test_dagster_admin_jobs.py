@@ -219,8 +219,8 @@ def test_a_pause_ends_at_a_time(stand: Stand) -> None:
     [
         ({}, "give one of until and duration"),
         ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "give one of until and duration"),
-        ({"until": "2001-01-01T00:00:00Z"}, "until: that is over already"),
-        ({"duration": "soon"}, "duration: 'soon' is no length of time"),
+        ({"until": "2001-01-01T00:00:00Z"}, "until: this time has passed"),
+        ({"duration": "soon"}, "duration: 'soon' is not a duration"),
     ],
     ids=str,
 )
@@ -280,7 +280,7 @@ def test_a_sink_that_is_named_in_the_config_is_asked(
     """What it answers is a warning of the run; one that cannot be imported fails it."""
     sink = f"{__name__}:{Unable.__name__.lower()}"
     assert stand.run(name, **config, dry_run=True, sink=sink).success
-    assert "the sink would refuse what is read again: not 1" in capfd.readouterr().err
+    assert "the sink would reject the records that are read again: not 1" in capfd.readouterr().err
     said = failure(stand.run(name, **config, dry_run=True, sink=f"{__name__}:nothing")).step_failure_data.error
     assert "failed to load: AttributeError" in str(said)
 
@@ -319,7 +319,7 @@ def test_each_way_to_name_a_position_is_in_the_config(
     [
         ({}, "give one of to_offset, to_datetime, to_earliest, to_latest and shift_by"),
         ({"to_earliest": True, "to_latest": True}, "give one of"),
-        ({"to_offset": "5"}, "outside what the topic holds"),
+        ({"to_offset": "5"}, "offsets outside of the topic"),
         ({"to_earliest": True, "partitions": "x"}, "partitions: 'x' names no partitions"),
     ],
     ids=str,
@@ -337,7 +337,7 @@ def test_members_that_stay_fail_the_run(stand: Stand) -> None:
     result = stand.run("set_position", topic=TOPIC, to_offset="30", partitions="0,1", wait_s=0)
     data = failure(result).step_failure_data
     assert data.user_failure_data is not None
-    assert "still held by live members" in (data.user_failure_data.description or "")
+    assert "still claimed by live members" in (data.user_failure_data.description or "")
     table = rows(data.user_failure_data.metadata["before_and_after"])
     assert [(row["partition"], row["set"]) for row in table] == [(0, False), (1, False)]
     assert (stand.offsets()[:2], stand.is_paused()) == ([50, 50], {False})
@@ -383,12 +383,10 @@ def test_first_positions_are_adopted_from_the_launchpad(stand: Stand) -> None:
     before = stand.site.values()
     stand.topics.has_consumers_of = {"loader"}
     config = {"topic": TOPIC, "consumer_group": "loader", "partitions": "2"}
-    assert "is at work: stop its consumers first" in str(
-        failure(stand.run("adopt_positions", **config)).step_failure_data.error
-    )
+    assert "has running consumers" in str(failure(stand.run("adopt_positions", **config)).step_failure_data.error)
     result = stand.run("adopt_positions", **config, dry_run=True)
     assert [(row["before"], row["after"], row["set"]) for row in shown(result)] == [(None, 45, False)]
-    assert "these offsets will soon be old" in stand.lines(result)
+    assert "these offsets will soon be outdated" in stand.lines(result)
     assert stand.site.values() == before
     stand.topics.has_consumers_of = set()
     table = shown(stand.run("adopt_positions", **config))
@@ -406,10 +404,10 @@ def test_a_checkpoint_is_adopted_from_the_launchpad(stand: Stand, tmp_path: Path
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({}, "give one of the two"),
-        ({"consumer_group": "loader", "checkpoint": "/nowhere"}, "give one of the two"),
+        ({}, "give either a consumer group or a checkpoint"),
+        ({"consumer_group": "loader", "checkpoint": "/nowhere"}, "give either a consumer group or a checkpoint"),
         ({"consumer_group": "loader", "others": "first"}, "others: 'first'; give earliest or latest"),
-        ({"consumer_group": "loader"}, "has positions already in 'orders', partitions [0, 1]"),
+        ({"consumer_group": "loader"}, "already has positions in topic 'orders', partitions [0, 1]"),
     ],
     ids=str,
 )
@@ -494,7 +492,7 @@ def test_a_revocation_of_nothing_fails_the_run(stand: Stand) -> None:
     before = stand.site.values()
     data = failure(stand.run("revoke_claims", topic=TOPIC, instance="nobody")).step_failure_data
     assert data.user_failure_data is not None
-    assert "'nobody' holds nothing of topic 'orders'" in (data.user_failure_data.description or "")
+    assert "'nobody' has no claim of topic 'orders'" in (data.user_failure_data.description or "")
     assert owner.member.instance in (data.user_failure_data.description or "")
     assert stand.site.values() == before
 

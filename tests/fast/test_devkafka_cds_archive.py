@@ -64,7 +64,7 @@ def test_an_archive_is_made_once_and_used(java: FakeJava) -> None:
     archive = Path(first.archive_flag.removeprefix("-XX:SharedArchiveFile="))
     assert archive.read_text(encoding="utf-8") == "archive\n"
     assert runs == java.runs() == 2  # to format a data folder, and to run the broker
-    assert said == ["preparing Kafka for quicker starts (5 s, once)"]
+    assert said == ["preparing Kafka for faster starts (5 s, once)"]
     assert sorted(path.suffix for path in archive.parent.iterdir()) == [".jsa", ".lock"]
 
 

@@ -48,9 +48,9 @@ def listener() -> Iterator[socket.socket]:
         ({"port": -1}, "port: -1; give numbers"),
         ({"port": [9092, 9092, 9093]}, "port: 9092, 9092, 9093; give numbers from 1 to 65535, each once"),
         ({"port": []}, "port: ; give numbers"),
-        ({"heap_mb": 1}, "heap_mb: 1; a broker needs 128 at the least"),
-        ({"settings": {"node.id": "4"}}, "broker setting 'node.id' is decided by the cluster itself"),
-        ({"directory": Path("/a,b")}, "directory: /a,b; Kafka cannot have a comma"),
+        ({"heap_mb": 1}, "heap_mb: 1; a broker needs at least 128"),
+        ({"settings": {"node.id": "4"}}, "broker setting 'node.id' is chosen by the cluster itself"),
+        ({"directory": Path("/a,b")}, "directory: /a,b; give a path without commas"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_at_once(wrong: dict[str, object], words: str) -> None:
@@ -62,7 +62,7 @@ def test_a_value_that_cannot_be_is_named_at_once(wrong: dict[str, object], words
 
 def test_ports_must_match_the_brokers(tmp_path: Path) -> None:
     """A list of ports has one for each broker."""
-    with pytest.raises(ConfigurationError, match=r"^port: 9092, 9093 for 3 broker\(s\); give one for each"):
+    with pytest.raises(ConfigurationError, match=r"^port: 9092, 9093 for 3 broker\(s\); give one port for each"):
         KafkaCluster(tmp_path, brokers=3, port=[9092, 9093]).up()
 
 
@@ -92,7 +92,7 @@ def test_a_cluster_file_that_does_not_read_is_named(tmp_path: Path, text: str) -
     """Nothing is guessed about processes when `cluster.json` is not what was written."""
     (tmp_path / "cluster.json").write_text(text, encoding="latin-1")
     for ask in (KafkaCluster(tmp_path).status, KafkaCluster(tmp_path).up, KafkaCluster(tmp_path).down):
-        with pytest.raises(ClusterMismatchError, match=r"cluster\.json does not read as a cluster of this version"):
+        with pytest.raises(ClusterMismatchError, match=r"cluster\.json cannot be read as the state of a cluster"):
             ask()
 
 
@@ -109,7 +109,7 @@ def test_a_directory_at_work_is_said_to_be(tmp_path: Path) -> None:
     """A second command waits for the first, and says so when its time is over."""
     with (
         locked(tmp_path / ".lock", 1.0),
-        pytest.raises(ClusterLockedError, match=f"^another command has been at work on {tmp_path} for 0.1 s"),
+        pytest.raises(ClusterLockedError, match=f"^another command has been using {tmp_path} for 0.1 s"),
     ):
         KafkaCluster(tmp_path, port=0).up(timeout_s=0.1)
 
@@ -266,7 +266,7 @@ def test_last_words_are_of_this_start_and_name_their_file(tmp_path: Path) -> Non
     folder = BrokerFolder(tmp_path)
     folder.log.write_text(LOG, encoding="utf-8")
     since = folder.sizes()
-    assert folder.last_log_line(since) == f"it said nothing; its log: {folder.log}"
+    assert folder.last_log_line(since) == f"it logged nothing; its log: {folder.log}"
     with folder.log.open("a", encoding="utf-8") as log:
         log.write("2026-01-01T10:01:00,001 INFO KafkaRaftServer: starting\n")
     assert folder.last_log_line(since) == (

@@ -129,9 +129,9 @@ def test_the_manifest_lists_each_jar_with_its_size(ivy: FakeIvy) -> None:
     [
         (lambda folder: (folder / "jars" / NAMES[0]).write_bytes(b"PK"), f"{NAMES[0]} has 2 bytes instead of "),
         (lambda folder: (folder / "jars" / NAMES[3]).unlink(), f"{NAMES[3]} is missing"),
-        (lambda folder: (folder / "manifest.json").unlink(), "its manifest is missing or not whole"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "its manifest is missing or not whole"),
-        (lambda folder: (folder / "manifest.json").write_text("[]"), "its manifest is missing or not whole"),
+        (lambda folder: (folder / "manifest.json").unlink(), "its manifest is missing or incomplete"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "its manifest is missing or incomplete"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "its manifest is missing or incomplete"),
         (lambda folder: (folder / "manifest.json").write_text('{"jars": {}}'), "its manifest is missing or"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_failing_ivy_is_told_by_its_own_words_and_its_log(ivy: FakeIvy) -> Non
 
 @pytest.mark.parametrize(
     ("script", "words"),
-    [("exit 3", "Ivy ended with code 3"), ("echo one; echo two; exit 1", "two"), ("kill -9 $$", "code -9")],
+    [("exit 3", "Ivy ended with exit code 3"), ("echo one; echo two; exit 1", "two"), ("kill -9 $$", "code -9")],
 )
 def test_an_ivy_that_says_little_still_gives_a_reason(ivy: FakeIvy, script: str, words: str) -> None:
     """The last line, else the exit code, stands in for a telling one."""
@@ -194,14 +194,14 @@ def test_a_failed_fetch_can_be_tried_again(ivy: FakeIvy) -> None:
 def test_a_success_without_the_needed_jars_is_not_whole(ivy: FakeIvy) -> None:
     """Ivy's exit code alone is not believed."""
     ivy.does(ivy.fetching(NAMES[:2]))
-    assert f"the download of Kafka {KAFKA_VERSION} is not whole ({NAMES[2]} is missing)" in failure(ivy)
+    assert f"the download of Kafka {KAFKA_VERSION} is incomplete ({NAMES[2]} is missing)" in failure(ivy)
     assert not kafka_folder().exists()
 
 
 def test_a_jar_cut_short_is_not_whole(ivy: FakeIvy) -> None:
     """A jar that is no zip file to its end is refused before it gets its final name."""
     ivy.sample.write_bytes(ivy.sample.read_bytes()[:40])
-    assert f"({NAMES[0]} is no whole jar)" in failure(ivy)
+    assert f"({NAMES[0]} is not a complete jar)" in failure(ivy)
     assert not kafka_folder().exists()
 
 

@@ -26,7 +26,7 @@ class Brokers:
             return
         if self.is_killed:
             self.kafka.kill(2)
-        raise BrokerFailedError("broker 2 ended while it started")
+        raise BrokerFailedError("broker 2 ended during its start")
 
 
 @pytest.fixture

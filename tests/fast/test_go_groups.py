@@ -215,7 +215,7 @@ def test_live_owners_are_waited_for(site: Site, capsys: pytest.CaptureFixture[st
     go_owner(site, 0)
     before = site.values()
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes", "--wait", "5s", *STOPPED)
-    assert (answer.code, "are still held by live members" in answer.err, site.values()) == (1, True, before)
+    assert (answer.code, "are still claimed by live members" in answer.err, site.values()) == (1, True, before)
     assert act(capsys, *SET, "--to-offset", "0=30", "--yes", "--wait", "3m", *STOPPED).code == 0
     assert (site.key(0).offset, types(site) <= GO_TYPES) == (30, True)
 
@@ -233,7 +233,7 @@ def test_a_position_that_another_takes_back_is_not_set(site: Site, monkeypatch: 
         return append(self, records)
 
     monkeypatch.setattr(FaultyLog, "append", beat_before_a_release)
-    with pytest.raises(PositionNotSetError, match="still held"):
+    with pytest.raises(PositionNotSetError, match="still claimed"):
         operator.set_go_positions(TOPIC, {0: 10}, wait_ms=0)
 
 
@@ -412,7 +412,7 @@ def test_a_person_is_asked_before_settings_change(
 def test_members_that_stay_keep_their_settings(site: Site) -> None:
     """They are named; the group is not paused afterwards. What is known to be dead is revoked."""
     owner = site.owner_of(0, at=50)
-    with pytest.raises(SettingsNotSetError, match="orders/0 is still held"):
+    with pytest.raises(SettingsNotSetError, match="orders/0 is still claimed"):
         operator_on(site).set_settings(GroupSettings(20_000), wait_ms=HI_MS / 2)
     assert in_force(site) == {SETTINGS}
     assert not site.world().group_of(GROUP, TOPIC).is_paused(site.clock.wall_ms())
@@ -435,7 +435,7 @@ def test_settings_that_were_not_acknowledged_are_completed(site: Site) -> None:
     site.owner_of(0, at=50).release()
     log = site.log()
     log.fail(Fault.FAILED, of_type("GroupSettings"))
-    with pytest.raises(SettingsNotSetError, match="try again, which completes it"):
+    with pytest.raises(SettingsNotSetError, match="try again to complete the change"):
         SettingsChanger(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock).set_settings(
             GroupSettings(20_000), wait_ms=0
         )
@@ -470,7 +470,7 @@ def test_where_go_consumers_are_settings_need_a_persons_word(
 def test_nothing_is_revoked_in_a_go_group_before_it_gets_settings(site: Site) -> None:
     """Though it is known that its owner is dead: Go consumers do not know the record."""
     go_owner(site, 0)
-    with pytest.raises(SettingsNotSetError, match="orders/0 is still held"):
+    with pytest.raises(SettingsNotSetError, match="orders/0 is still claimed"):
         operator_on(site).set_settings(SETTINGS, wait_ms=0, is_dead=lambda _: True)
     assert "RevokingClaim" not in types(site)
 

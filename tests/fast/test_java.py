@@ -71,7 +71,7 @@ def test_a_java_home_without_java_is_named_and_not_passed_over(tmp_path: Path) -
     """A wrong JAVA_HOME is an error even when PATH has a Java, as Spark would use the former."""
     good = fake_java(tmp_path / "good", 'openjdk version "17.0.1"')
     with pytest.raises(
-        ConfigurationError, match=f"^JAVA_HOME is {tmp_path}, but {tmp_path}/bin/java is nothing that can"
+        ConfigurationError, match=f"^JAVA_HOME is {tmp_path}, but {tmp_path}/bin/java is not an executable"
     ):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": str(good.parent)})
 
@@ -79,7 +79,7 @@ def test_a_java_home_without_java_is_named_and_not_passed_over(tmp_path: Path) -
 def test_a_java_that_is_something_else_is_refused_with_its_words(tmp_path: Path) -> None:
     """A launcher that answers without a version is refused, and what it said is shown."""
     fake_java(tmp_path, "The operation couldn't be completed. Unable to locate a Java Runtime.")
-    with pytest.raises(ConfigurationError, match=r"it said: The operation couldn't be completed\.") as refused:
+    with pytest.raises(ConfigurationError, match=r"it printed: The operation couldn't be completed\.") as refused:
         find_java({"JAVA_HOME": str(tmp_path)})
     assert "\n" not in str(refused.value)
 

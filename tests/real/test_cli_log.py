@@ -125,7 +125,7 @@ def test_status_shows_owner_plan_and_lag(
     assert "has no settings" not in text
     unknown = call("status", "--group", "nobody")
     assert unknown.code == 0
-    assert unknown.error.startswith("the log does not name a group 'nobody'; it names '")
+    assert unknown.error.startswith("the log has no group 'nobody'; it has '")
     assert "\nNo group 'nobody' is named in it." in unknown.out
 
 

@@ -211,7 +211,7 @@ def test_a_running_cluster_is_not_moved(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"num.partitions": "many"}, "could not be set up: ConfigException: Invalid value many for configuration num"),
-        ({"metric.reporters": "no.Such"}, "ended while it started: KafkaException: Class no.Such cannot be found"),
+        ({"metric.reporters": "no.Such"}, "ended during its start: KafkaException: Class no.Such cannot be found"),
     ],
 )
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path, settings: dict[str, str], words: str) -> None:

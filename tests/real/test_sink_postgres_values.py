@@ -377,12 +377,12 @@ UNSAFE = [
             "CREATE TABLE p0 PARTITION OF p FOR VALUES FROM (0) TO (1) PARTITION BY RANGE (kafka_offset)",
             "CREATE UNLOGGED TABLE p00 PARTITION OF p0 FOR VALUES FROM (0) TO (100)",
         ],
-        r"p: its part \S*p00 is unlogged",
+        r"p: its partition or child table \S*p00 is unlogged",
     ),
     (
         "an unlogged table that inherits",
         ["CREATE TABLE p (LIKE results)", "CREATE UNLOGGED TABLE c () INHERITS (p)"],
-        r"p: its part \S*c is unlogged",
+        r"p: its partition or child table \S*c is unlogged",
     ),
     (
         "a partition on another server",
@@ -392,7 +392,7 @@ UNSAFE = [
             "CREATE SERVER {schema} FOREIGN DATA WRAPPER {schema}",
             "CREATE FOREIGN TABLE p0 PARTITION OF p FOR VALUES IN (0) SERVER {schema}",
         ],
-        r"p: its part \S*p0 is a foreign table",
+        r"p: its partition or child table \S*p0 is a foreign table",
     ),
     ("a view", ["CREATE TABLE q (LIKE results)", "CREATE VIEW p AS SELECT * FROM q"], "p is a view"),
     (

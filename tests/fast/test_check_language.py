@@ -1,0 +1,202 @@
+"""The check of language finds the words that are not used, with their lines, in prose and nowhere else."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import check_language
+from tools.check_language import (
+    ALLOWED_USES,
+    WORDS,
+    AllowedUse,
+    Finding,
+    findings,
+    length_of,
+    package_of,
+    page_texts,
+    sentences_of,
+    texts_of,
+)
+
+
+def found(source: str, place: str = "marshal_dagster/code.py") -> list[tuple[int, str, str]]:
+    """Return (line, kind, words found) of Python source."""
+    results = findings(place, texts_of(source))
+    return [(result.line, result.kind, result.found) for result in results if isinstance(result, Finding)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The member is told of it",
+        "It is read anew",
+        "The offset that stands in the log",
+        "where the group stands.",
+        "The log says so",
+        "It asks for a run",
+        "a strange record",
+        "that can be mended",
+        "lest it ends",
+        "what can befall it",
+        "whoever claims",
+        "nobody's claim",
+        "It waits for ever",
+        "in the midst of it",
+        "in Kafka's words",
+        "what became of it",
+        "The run goes on",
+        "It is begun with the first",
+        "when a member was heard of",
+        "the offsets behind it",
+        "the records ahead of it",
+        "all but for one",
+        "Give the offset",
+    ],
+)
+def test_each_word_is_found_in_a_docstring(text: str) -> None:
+    """Each turn that the house does not use is found once, in the docstring of a module, a function or a field."""
+    assert [line for line, _, _ in found(f'"""{text}"""\n')] == [1]
+    assert [line for line, _, _ in found(f'def load():\n    """{text}"""\n')] == [2]
+    assert [line for line, _, _ in found(f'class Batch:\n    offset: int\n    """{text}"""\n')] == [3]
+
+
+def test_each_word_has_an_example_here() -> None:
+    """No pattern is left untested."""
+    (mark,) = (mark for mark in test_each_word_is_found_in_a_docstring.pytestmark if mark.name == "parametrize")  # type: ignore[attr-defined]
+    assert {word.name for word in WORDS} == {
+        result.word.name
+        for text in mark.args[1]
+        for result in findings("code.py", texts_of(f'"""{text}"""'))
+        if isinstance(result, Finding)
+    }
+
+
+def test_comments_and_messages_are_read_with_their_lines() -> None:
+    """Comments are joined over lines; a string in pieces has the line of its word; values in f-strings are no text."""
+    source = (
+        "# What becomes\n"
+        "# of it.\n"
+        "told = 1  # told once\n"
+        "raise ValueError(\n"
+        '    f"topic {told!r} is gone, "\n'
+        "    f\"and {'nobody knows' if told else 'it'} was told\"\n"
+        ")\n"
+    )
+    results = found(source)
+    assert (1, "comment", "becomes of") in results
+    assert (3, "comment", "told") in results
+    assert (6, "string", "told") in results
+    assert [word for _, kind, word in results if kind == "string"] == ["told", "nobody"]
+    assert len(results) == 4
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "told = ahead_of = says",
+        'fields = {"told": "anew"}',
+        '"""Reads `told` and ``what it says``."""',
+        "x = 1  # noqa: S101 - told",
+        '"""The record that stands for it is foretold; understands swords."""',
+        'text = "Give the offset"',
+    ],
+)
+def test_names_and_code_are_no_prose(source: str) -> None:
+    """Identifiers, keys, text in backticks and parts of other words give no finding."""
+    assert found(source) == []
+
+
+def test_an_allowed_use_gives_no_finding_and_is_reported_as_used() -> None:
+    """Only the phrase of the entry is excused, and only in its files."""
+    allowed = AllowedUse("tests/*", check_language._phrase(r"behind a proxy"), "the network term")
+    texts = list(texts_of('"""Runs behind a proxy, and behind it."""'))
+    inside = list(findings("tests/code.py", texts, allowed=[allowed]))
+    assert [result is allowed for result in inside] == [True, False]
+    assert allowed not in list(findings("demo/code.py", texts, allowed=[allowed]))
+
+
+def test_each_allowed_use_has_a_reason() -> None:
+    """An entry explains itself, and no two are the same."""
+    assert all(use.reason for use in ALLOWED_USES)
+    assert len({(use.place, use.pattern.pattern) for use in ALLOWED_USES}) == len(ALLOWED_USES)
+
+
+PAGE = """\
+# What it says
+
+It is told. See `told`, e.g. The first sentence has
+[two](#told) lines.
+
+```text
+nobody
+```
+
+- One item.
+- Another item goes on
+  below.
+
+| says |
+"""
+
+
+def test_pages_are_read_without_code_tables_and_headings() -> None:
+    """The prose of a page is its paragraphs and list items."""
+    results = [result for result in findings("notes.md", page_texts(PAGE)) if isinstance(result, Finding)]
+    assert [(result.line, result.found) for result in results] == [(3, "told"), (11, "goes on")]
+
+
+def test_sentences_are_counted_across_lines() -> None:
+    """Sentences end at a full stop before a capital; a link counts with its text, code as one word."""
+    assert list(sentences_of(PAGE)) == [
+        (3, "It is told."),
+        (3, "See `told`, e.g. The first sentence has two lines."),
+        (10, "One item."),
+        (11, "Another item goes on below."),
+    ]
+    assert length_of("See `a long name`, don't stop at 1.5 s (25%).") == 8
+
+
+@pytest.mark.parametrize(
+    ("place", "package"),
+    [
+        ("marshal_dagster/errors.py", "marshal_dagster"),
+        ("marshal_dagster/spark/decoding/avro_codec.py", "marshal_dagster/spark"),
+        ("tests/fast/test_faults.py", "tests/fast"),
+        ("examples/outbox/run.py", "examples"),
+        ("definitions.py", "definitions.py"),
+    ],
+)
+def test_findings_are_counted_for_packages(place: str, package: str) -> None:
+    """The library and the tests are counted by their packages, the other folders whole."""
+    assert package_of(place) == package
+
+
+def test_the_command_reports_counts_and_fails_for_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Findings and unused entries make it exit with 1; counts and sentences are reports."""
+    code, page = tmp_path / "marshal_dagster" / "outbox" / "code.py", tmp_path / "notes.md"
+    for path, text in {code: '"""Read anew, and told."""\n', page: "It says so.\n"}.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(check_language, "__file__", f"{tmp_path}/tools/check_language.py")
+    monkeypatch.setattr(check_language, "files", lambda _: [code, page])
+    monkeypatch.setattr(check_language, "ALLOWED_USES", ())
+
+    assert check_language.main([]) == 1
+    assert [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "marshal_dagster/outbox/code.py:1",
+        "marshal_dagster/outbox/code.py:1",
+    ]
+    assert check_language.main(["--docs", "notes.md"]) == 1
+    assert capsys.readouterr().out.startswith("notes.md:1: 'says' in a page: ")
+    assert check_language.main(["--counts"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "     2 marshal_dagster/outbox: tell 1, anew 1"
+    assert check_language.main(["--sentences"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["1", "3", "0", "3", "notes.md"]
+
+    code.write_text('"""Read again."""\n')
+    assert check_language.main([]) == 0
+    monkeypatch.setattr(check_language, "ALLOWED_USES", (AllowedUse("*", check_language._phrase("behind a"), "x"),))
+    assert check_language.main([]) == 1
+    assert capsys.readouterr().out == "an allowed use excuses nothing, remove it: * behind\\s+a\n"
