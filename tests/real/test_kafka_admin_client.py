@@ -254,7 +254,7 @@ def test_offsets_of_a_topic_that_is_missing_are_not_set(topics: Topics) -> None:
     """A best-effort commit gives the reason as text."""
     text = topics.commit_group_offsets("g", "no-such-topic", {0: 1})
     assert text is not None
-    assert text.startswith("the group's offsets in Kafka were not updated (only lag tools read them): ")
+    assert text.startswith("the offsets of group 'g' in Kafka were not updated (only lag tools read them): ")
     assert "there is no such topic" in text
 
 
