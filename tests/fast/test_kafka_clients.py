@@ -456,7 +456,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
             ),
             FailureCause.CERTIFICATE,
             "[::1]:9095",
-            "certificate verify failed: the server's is not trusted here",
+            "certificate verify failed: the server's certificate is not trusted",
         ),
         (
             (
@@ -465,7 +465,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
             ),
             FailureCause.OWN_CERTIFICATE,
             "a:1",
-            "the server does not accept the certificate of this client, or its lack of one",
+            "the server does not accept the certificate of this client, or this client has none",
         ),
         (
             (
