@@ -26,8 +26,8 @@ def topic_name_problem(name: str) -> str | None:
     if is_topic(name):
         return None
     return (
-        f"{name!r} is not a name that Kafka allows for a topic: use 1 to 249 letters, digits, '.', '_' and '-', but not "
-        "'.' or '..' alone"
+        f"{name!r} is not a name that Kafka allows for a topic: use 1 to 249 letters, digits, '.', '_' and '-', but "
+        "not '.' or '..' alone"
     )
 
 

@@ -237,7 +237,10 @@ def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], argum
         (["outbox", "harvest", "--dsn", "host=h"], "no Kafka is named: give --bootstrap-servers"),
         (["coordinator", "run"], "no Kafka is named: give --bootstrap-servers"),
         (["coordinator", "run", "-b", "a:1", "--health", "here"], "--health: 'here' is no address"),
-        (["coordinator", "init", "-b", "a:1", "--coordinator-topic", "a/b"], "--coordinator-topic: 'a/b' is not a name"),
+        (
+            ["coordinator", "init", "-b", "a:1", "--coordinator-topic", "a/b"],
+            "--coordinator-topic: 'a/b' is not a name",
+        ),
         (["kafka", "up", "--brokers", "2"], "brokers: 2; a cluster on one machine has 1 or 3"),
         (["kafka", "up", "--port", "70000"], "port: 70000"),
     ],
