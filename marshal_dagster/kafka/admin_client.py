@@ -170,7 +170,7 @@ class Topics:
             cannot = f"cannot {doing} topic {topic!r} on {self._log.servers}"
             raise right_missing(cannot, Needed(lacking, needed.topic, needed.group), self._log)
 
-    def _described(self, topic: str, *, with_rights: bool = False) -> Any:  # noqa: ANN401 - the client library's
+    def _described(self, topic: str, *, with_rights: bool = False) -> Any:  # noqa: ANN401 - the client library has no type hint
         request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
         return self._ask_for_one(
             request,
@@ -388,7 +388,7 @@ class Topics:
         def listed(client: AdminClient, left_s: float) -> list[int]:
             brokers = sorted(client.list_topics(timeout=left_s).brokers)
             if not brokers:
-                raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - the library's own name
+                raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - a public code of the client library
             return brokers
 
         return self._ask(Request("look up the brokers", Needed((Right.DESCRIBE,))), listed)
@@ -432,7 +432,7 @@ class Topics:
                     answer = question(client, max(0.1, deadline - time.monotonic()))
                 except KafkaException as raised:
                     error = error_in(raised)
-                    if error.code() == KafkaError._PARTIAL:  # noqa: SLF001 - the library's own name
+                    if error.code() == KafkaError._PARTIAL:  # noqa: SLF001 - a public code of the client library
                         self._log.consider(NO_BROKERS)
                     if error.code() not in PASSING or time.monotonic() + _PAUSE_S >= deadline:
                         raise self._failure(request, error) from None
@@ -447,7 +447,7 @@ class Topics:
 
     def _ask_for_one(
         self, request: Request, question: "Callable[[AdminClient, float], Mapping[Any, Future[Any]]]"
-    ) -> Any:  # noqa: ANN401 - the client library does not say
+    ) -> Any:  # noqa: ANN401 - the client library has no type hint
         return self._ask(request, lambda client, left_s: only(question(client, left_s), left_s))
 
     @contextlib.contextmanager
@@ -530,7 +530,7 @@ def _first_at(offsets: _Offsets, partitions: Sequence[int], at_ms: int) -> dict[
     return first
 
 
-def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say
+def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library has no type hint
     """Wait for an answer one second longer than `left_s`, so that the client's own time-out comes first."""
     return future.result(timeout=left_s + 1)
 

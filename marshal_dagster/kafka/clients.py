@@ -114,7 +114,7 @@ class ClientLog:
         _LOG.debug("%s: %s", self.client_id, error)
         if error.fatal():
             self.fatal = error.str()
-        elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the library's own name
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - a public code of the client library
             self.consider(reason_in(error.str()))
 
     def on_throttle(self, event: ThrottleEvent) -> None:

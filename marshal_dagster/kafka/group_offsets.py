@@ -104,7 +104,7 @@ class GroupOffsets:
         while not self._answers:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - the library's own name
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - a public code of the client library
             self._poll(min(_GLANCE_S, left_s))
         error, partitions = self._answers[0]
         if error is not None:

@@ -81,7 +81,7 @@ class OffsetReader:
                 leader did not answer in time, or an answer is below `least`.
         """
         if not self._lock.acquire(timeout=max(_LEAST_S, until_s - time.monotonic())):
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - the library's own name
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - a public code of the client library
         try:
             if self.is_spent:
                 raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))  # ask another reader
@@ -137,7 +137,7 @@ class OffsetReader:
             return
         listed = self._client.list_topics(topic, timeout=max(_LEAST_S, until_s - now_s)).topics.get(topic)
         if listed is None:
-            raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - the library's own name
+            raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - a public code of the client library
         if listed.error is not None:
             raise KafkaException(listed.error)
         if missing := sorted(set(partitions) - set(listed.partitions)):

@@ -46,7 +46,7 @@ Header = tuple[str, bytes | None]
 
 _FENCED: Final = frozenset(
     {
-        KafkaError._FENCED,  # noqa: SLF001 - the library's own name
+        KafkaError._FENCED,  # noqa: SLF001 - a public code of the client library
         KafkaError.INVALID_PRODUCER_EPOCH,
         KafkaError.INVALID_PRODUCER_ID_MAPPING,
         KafkaError.PRODUCER_FENCED,
@@ -512,7 +512,7 @@ class NotesReader:
         finally:
             consumer.unassign()
 
-    def _take(self, message: Any, log: ClientLog) -> int:  # noqa: ANN401 - the library's hints say that an error's message has no place
+    def _take(self, message: Any, log: ClientLog) -> int:  # noqa: ANN401 - the client library's type hints omit the offset of an error
         """Process a message, and return the next offset."""
         error, offset = message.error(), message.offset()
         if error is None:
@@ -530,7 +530,7 @@ class NotesReader:
                     key[:_LONGEST_SHOWN],
                 )
             return int(offset) + 1
-        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - a public code of the client library
             return int(offset)
         if not error.retriable() and error.code() not in clients.HARMLESS_TO_A_READER:
             request = Request(f"read topic {self.topic!r}", on_topic(self.topic, Right.READ), self.topic)

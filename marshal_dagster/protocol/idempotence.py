@@ -261,7 +261,7 @@ def _is_of_newer_generation(stored: StoredPosition | StoredRanges, wanted: Claim
     if wanted.epoch < stored.epoch and not wanted.in_any_order:
         raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: fencing token {wanted.epoch} is lower than {stored.epoch} in the "
-            "output, because another run has taken over the partition. This run must stop"
+            "output, because another run has taken the partition over. This run must stop"
         )
     if wanted.generation > stored.generation:
         return True
