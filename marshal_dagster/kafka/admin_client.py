@@ -43,7 +43,7 @@ CLIENT_ID: Final = "marshal-dagster-topics"
 _PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.5
 _PER_PARTITION_S: Final = 0.05
-_CLOSED: Final = "these Topics are closed"
+_CLOSED: Final = "this client for requests about topics is closed; create another one"
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""
 

@@ -342,7 +342,9 @@ def _poll(client: Client, log: ClientLog, timeout_s: float, topic: str | None) -
             raise AuthorizationError(
                 f"Kafka at {log.servers} refuses a producer, because this user may write to no topic; grant {grant}"
             ) from None
-        raise UnavailableError(f"Kafka at {log.servers} refuses the client {log.client_id!r}: {error.str()}") from None
+        raise UnavailableError(
+            f"Kafka at {log.servers} refuses the client {log.client_id!r}: {error.str()}; check the brokers' logs"
+        ) from None
 
 
 def close_client(client: Client, log: ClientLog) -> None:

@@ -84,7 +84,7 @@ class OffsetReader:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - a public code of the client library
         try:
             if self.is_spent:
-                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))  # ask another reader
+                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))  # the caller uses another reader
             try:
                 self._know_leaders(topic, partitions, until_s)
                 found = self._all_at(topic, partitions, places, least, until_s)

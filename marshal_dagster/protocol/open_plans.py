@@ -31,6 +31,7 @@ class OpenPlan:
     attempts: int
     """How often a member took the plan over; the attempt that wrote it does not count."""
     generation: int = 0
+    """The generation of the key."""
 
     def __str__(self) -> str:
         """Return the plan as messages show it."""

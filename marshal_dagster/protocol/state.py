@@ -83,21 +83,26 @@ Ranges = tuple[Range, ...]
 
 @dataclass(slots=True)
 class Key:
-    """The state of one partition of a data topic for one group (protocol.md, section 3.1).
-
-    `offset` is the next offset to read. `plan_end` (exclusive) is None while no plan is open. `last_beat_ms` is log
-    time, and has a meaning only while there is an owner. `ranges` are ordered and do not overlap (section 8.2).
-    """
+    """The state of one partition of a data topic for one group (protocol.md, section 3.1)."""
 
     offset: int | None = None
+    """The next offset to read; None if the group has no position yet."""
     owner: Owner | None = None
+    """The member that holds the whole key, live or stale."""
     last_beat_ms: int = 0
+    """The log time of the owner's last heartbeat or claim; it has no meaning without an owner."""
     plan_end: int | None = None
+    """The end (exclusive) of the open plan; None while no plan is open."""
     plan_attempts: int = 0
+    """How often a member took the open plan over (section 3.5)."""
     generation: int = 0
+    """The log offset of the last record that started a new generation (section 3.6)."""
     data_topic_id: str | None = None
+    """Kafka's id of the data topic to which the offset belongs."""
     provisional: bool = False
+    """Whether the reader only observes, so that no member may claim from this state (section 5.5)."""
     ranges: Ranges = ()
+    """The ranges of the key, ordered and without overlap (section 8.2)."""
 
     @property
     def owners(self) -> tuple[Owner, ...]:
@@ -153,10 +158,15 @@ class Group:
     """The state of a group in one coordination partition (protocol.md, section 3.1)."""
 
     settings: GroupSettings
+    """The settings in force."""
     settings_accepted: bool = False
+    """Whether a record has set them."""
     paused_until_s: int | None = None
+    """The end of the last pause, in unix seconds; it may have passed."""
     paused_by: str | None = None
+    """The instance that sent that pause."""
     keys: dict[DataPartitionId, Key] = field(default_factory=dict)
+    """The group's keys in this coordination partition."""
 
     @property
     def is_go(self) -> bool:
