@@ -114,9 +114,8 @@ def position(name: str, offset: int, extent: OffsetBounds, *, allow_data_loss: b
     readable = max(offset, extent.start)
     if readable > offset and not allow_data_loss:
         raise DataLossError(
-            f"{name}: retention deleted the messages from offset {offset} to {readable} (exclusive) before the group "
-            "read them; nothing was processed. Accept the loss for one run (`allow_data_loss`), or set the position to "
-            f"{readable}"
+            f"{name}: retention deleted messages {offset} to {readable} (exclusive) before the group read them; "
+            f"nothing was processed. Accept the loss for one run (`allow_data_loss`), or set the position to {readable}"
         )
     return Position(offset, readable, max(readable, extent.end))
 

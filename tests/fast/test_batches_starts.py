@@ -110,7 +110,7 @@ def test_policy_fail_gives_no_position(scene: Scene) -> None:
     """With policy `fail` a group without a past claims nothing for long, and the error says what can be done."""
     scene.data.make(messages=5)
 
-    with pytest.raises(StartPositionError, match="set the position, or choose 'earliest' or 'latest'"):
+    with pytest.raises(StartPositionError, match="or choose the policy 'earliest' or 'latest'"):
         scene.work(scene.delivery(), start=StartPolicy.FAIL)
 
     assert scene.key().offset is None
