@@ -197,6 +197,9 @@ class KafkaConnection:
             source: Where the settings come from, for the error message.
             name_of: Returns the name of a field for the error message, such as that of an environment variable.
 
+        Returns:
+            The connection.
+
         Raises:
             ConfigurationError: a field is missing, unknown or wrong, or contradicts another field.
         """
@@ -222,6 +225,9 @@ class KafkaConnection:
         Args:
             environment: The variables; by default those of the process.
             prefix: The beginning of the variables' names. Use another one for a second cluster.
+
+        Returns:
+            The connection.
 
         Raises:
             ConfigurationError: a variable is missing or wrong, or contradicts another one.
@@ -251,8 +257,16 @@ class KafkaConnection:
         Args:
             path: The file. Paths of PEM files in it are relative to its folder.
 
+        Returns:
+            The connection.
+
         Raises:
             ConfigurationError: the file cannot be read or parsed, or a field is missing, unknown or wrong.
+
+        Example:
+            ```python
+            KafkaConnection.from_file("kafka.toml")
+            ```
         """
         path = Path(path)
         settings = _read_file(path)
@@ -304,6 +318,9 @@ class KafkaConnection:
         `client_settings` override the recommended settings. Connections to all brokers are opened at once
         (`enable.sparse.connections`). Otherwise the client delays its second connection by 50 ms, which every step of a
         run would wait for.
+
+        Returns:
+            The settings by librdkafka's names; times are in milliseconds.
         """
         timeout_ms = max(10, round(self.timeout_s * 1000))
         settings: dict[str, Setting | None] = {
@@ -331,6 +348,9 @@ class KafkaConnection:
         """Return the options for Spark's Kafka source, with the secrets as plain text.
 
         The options contain the content of the PEM files, so executors on other machines do not need the files.
+
+        Returns:
+            The options by Spark's names, which begin with `kafka.`.
 
         Raises:
             ConfigurationError: a PEM file cannot be read, or the key does not have the form that Java needs (PKCS#8).

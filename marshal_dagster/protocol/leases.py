@@ -46,7 +46,7 @@ class Lease:
         return self.left_ms(now_ms) > 0
 
     def may_send(self, now_ms: float) -> bool:
-        """Return whether a record of the claim may be sent at `now_ms`, because it must arrive before the end."""
+        """Return whether a record that is sent at `now_ms` arrives before the lease ends, or is never delivered."""
         return self.left_ms(now_ms) > delivery_timeout_ms(self.heartbeat_interval_ms)
 
     def renewed(self, by: "Lease") -> "Lease":

@@ -141,13 +141,16 @@ class PartitionWorld:
         self.log_time_ms = log_time_ms
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None, known: Message | None = None) -> Verdict:
-        """Apply the record at log offset `offset`. No content of a record makes this raise.
+        """Apply the record at log offset `offset`. Never raises because of the content of the record.
 
         Args:
             offset: The log offset of the record.
             timestamp_ms: The broker's timestamp.
             value: The value of the record.
             known: The message that `value` parses to, if the caller rendered it for this coordination partition.
+
+        Returns:
+            Whether the record was accepted, refused or invalid, and why.
 
         Raises:
             ValueError: a record at this offset or a later one was applied before.
