@@ -17,8 +17,8 @@ Bounds = tuple[int, int]
 class ChoiceContext:
     """What a member knows in addition to the state.
 
-    `at_ms` is the time at which owners are judged, in unix milliseconds (`Group.advice_time_ms`). `dead` are owners that
-    are known to be dead but are not stale yet.
+    `at_ms` is the time at which owners are judged, in unix milliseconds (`Group.advice_time_ms`). `dead` are owners
+    that are known to be dead but are not stale yet.
     """
 
     at_ms: int
