@@ -618,7 +618,7 @@ class AnyOrderConformance:
         for start, end, why in (
             (15, 25, r"holds \[10, 20\)"),
             (25, 35, r"holds \[20, 30\)"),
-            (0, 10, "in order up to 30 in the same generation, and has no such range"),
+            (0, 10, "in order up to 30 in the same generation, but does not hold this range"),
         ):
             with pytest.raises(SinkRejectedError, match=why):
                 deliver(output, "b", ahead(0, start, end, epoch=30))
@@ -703,7 +703,7 @@ class AnyOrderConformance:
         deliver(output, "b", ahead(last, 2**63 - 3, 2**63 - 1, epoch=1, generation=2**61))
         deliver(output, "c", ahead(last, 2**62 + 3, 2**62 + 5, epoch=1, generation=2**61))
         assert [value for _, _, value in output.rows()] == list("aaaccbb")
-        with pytest.raises(SinkRejectedError, match="which overlaps it"):
+        with pytest.raises(SinkRejectedError, match="which overlaps this range"):
             output.sink().verdicts([ahead(last, 2**62 + 5, 2**63 - 1, generation=2**61)])
 
     def test_many_ranges_of_one_partition(self, output: Output) -> None:
