@@ -278,7 +278,9 @@ def test_a_record_without_a_key_for_a_compacted_topic_is_named(
         return (replace(record, key=None) if record.source_offset == 2 else record for record in records(rows))
 
     monkeypatch.setattr(FakeRecords, "__iter__", without_a_key)
-    with pytest.raises(SinkRejectedError, match=r"t/0 offset 2 of group 'g'.*--to-offset 0=3`, which also skips the 2 off"):
+    with pytest.raises(
+        SinkRejectedError, match=r"t/0 offset 2 of group 'g'.*--to-offset 0=3`, which also skips the 2 off"
+    ):
         deliver(KafkaTarget(output), "a", part(0, 0, 4))
 
 
