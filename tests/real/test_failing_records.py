@@ -97,7 +97,7 @@ def as_it_is(frame: "DataFrame") -> "DataFrame":
     return frame.selectExpr("partition", "offset", "CAST(value AS string) AS value")
 
 
-SKIP = f"`marshal-dagster position reset {{group}} {{topic}} --to-offset {BAD_PARTITION}={BAD_OFFSET + 1}`, which also skips"
+SKIP = f"`marshal-dagster position reset {{group}} {{topic}} --to-offset {BAD_PARTITION}={BAD_OFFSET + 1}`"
 CASES = [
     pytest.param(by_udf, "ValueError: invalid literal for int", id="udf"),
     pytest.param(by_cast, "[CAST_INVALID_INPUT] The value 'x'", id="cast"),
