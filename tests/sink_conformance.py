@@ -139,12 +139,16 @@ class SinkConformance:
             ((10, 20), {"epoch": 9}, "fencing token 9 is lower than 10"),
             ((0, 10), {"epoch": 9}, "fencing token 9 is lower than 10"),
             ((10, 20), {"epoch": 50, "generation": 6}, "generation 6 is older than 7"),
-            ((12, 20), {}, "stands at 10"),
-            ((5, 15), {}, "stands at 10"),
-            ((5, 15), {"epoch": 50}, "stands at 10"),
-            ((10, 20), {"log": "another-log"}, "coordination topic was made anew"),
-            ((10, 20), {"log": "another-log", "epoch": 90, "generation": 95}, "coordination topic was made anew"),
-            ((10, 20), {"topic_id": "another-topic"}, "data topic was made anew"),
+            ((12, 20), {}, "is at position 10"),
+            ((5, 15), {}, "is at position 10"),
+            ((5, 15), {"epoch": 50}, "is at position 10"),
+            ((10, 20), {"log": "another-log"}, "coordination topic was deleted and re-created"),
+            (
+                (10, 20),
+                {"log": "another-log", "epoch": 90, "generation": 95},
+                "coordination topic was deleted and re-created",
+            ),
+            ((10, 20), {"topic_id": "another-topic"}, "data topic was deleted and re-created"),
         ],
     )
     def test_what_does_not_follow_is_refused(
@@ -575,7 +579,7 @@ class AnyOrderConformance:
     @pytest.mark.parametrize(
         ("bounds", "others", "why"),
         [
-            ((0, 20), {}, r"holds \[10, 20\) of the same generation, which overlaps it and is not the same"),
+            ((0, 20), {}, r"holds \[10, 20\) of the same generation, which overlaps this range and is not equal to it"),
             ((10, 19), {}, r"holds \[10, 20\)"),
             ((11, 20), {"epoch": 50}, r"holds \[10, 20\)"),
             ((20, 31), {}, r"holds \[30, 40\)"),
@@ -583,10 +587,10 @@ class AnyOrderConformance:
             ((0, 99), {}, r"holds \[10, 20\)"),
             ((20, 30), {"generation": 6, "epoch": 50}, "generation 6 is older than 7"),
             ((10, 20), {"generation": 6, "epoch": 50}, "generation 6 is older than 7"),
-            ((20, 30), {"log": "another-log"}, "coordination topic was made anew"),
-            ((20, 30), {"log": "another-log", "generation": 95}, "coordination topic was made anew"),
-            ((20, 30), {"topic_id": "another-topic"}, "data topic was made anew"),
-            ((10, 20), {"topic_id": "another-topic"}, "data topic was made anew"),
+            ((20, 30), {"log": "another-log"}, "coordination topic was deleted and re-created"),
+            ((20, 30), {"log": "another-log", "generation": 95}, "coordination topic was deleted and re-created"),
+            ((20, 30), {"topic_id": "another-topic"}, "data topic was deleted and re-created"),
+            ((10, 20), {"topic_id": "another-topic"}, "data topic was deleted and re-created"),
         ],
     )
     def test_what_does_not_fit_is_refused(
@@ -614,7 +618,7 @@ class AnyOrderConformance:
         for start, end, why in (
             (15, 25, r"holds \[10, 20\)"),
             (25, 35, r"holds \[20, 30\)"),
-            (0, 10, "in order up to 30 in the same generation, and has no such range"),
+            (0, 10, "in order up to 30 in the same generation, but does not hold this range"),
         ):
             with pytest.raises(SinkRejectedError, match=why):
                 deliver(output, "b", ahead(0, start, end, epoch=30))
@@ -635,7 +639,11 @@ class AnyOrderConformance:
         deliver(output, "a", ahead(0, 10, 20, epoch=11))
         with pytest.raises(SinkRejectedError, match="fencing token 14 is lower than 15"):
             deliver(output, "b", part(0, 30, 40, epoch=14))
-        for start, end, why in ((10, 20, "stands at 30"), (15, 30, "needs a new generation"), (31, 40, "stands at 30")):
+        for start, end, why in (
+            (10, 20, "is at position 30"),
+            (15, 30, "needs a new generation"),
+            (31, 40, "is at position 30"),
+        ):
             with pytest.raises(SinkRejectedError, match=why):
                 deliver(output, "b", part(0, start, end, epoch=30))
         assert deliver(output, "b", part(0, 20, 30, epoch=30)).skipped
@@ -695,7 +703,7 @@ class AnyOrderConformance:
         deliver(output, "b", ahead(last, 2**63 - 3, 2**63 - 1, epoch=1, generation=2**61))
         deliver(output, "c", ahead(last, 2**62 + 3, 2**62 + 5, epoch=1, generation=2**61))
         assert [value for _, _, value in output.rows()] == list("aaaccbb")
-        with pytest.raises(SinkRejectedError, match="which overlaps it"):
+        with pytest.raises(SinkRejectedError, match="which overlaps this range"):
             output.sink().verdicts([ahead(last, 2**62 + 5, 2**63 - 1, generation=2**61)])
 
     def test_many_ranges_of_one_partition(self, output: Output) -> None:
@@ -765,7 +773,7 @@ class AnyOrderConformance:
             outcomes = CrashConformance.race_or_refused(output, {"a": [mine], "b": [other]})
             refused = [value for value, outcome in outcomes.items() if isinstance(outcome, SinkRejectedError)]
             assert len(refused) == 1, outcomes
-            assert "which overlaps it and is not the same" in str(outcomes[refused[0]])
+            assert "which overlaps this range and is not equal to it" in str(outcomes[refused[0]])
             winner = {"a": mine, "b": other}[{"a": "b", "b": "a"}[refused[0]]]
             expected = rows_of({"a": "b", "b": "a"}[refused[0]], winner)
             assert [row for row in output.rows() if start <= row[1] < start + 15] == expected

@@ -1,4 +1,4 @@
-"""A member of an election over Kafka: the rules of `rules`, driven by a consumer group."""
+"""Run the election rules of `rules` with a consumer group: a member that publishes beats and reads them back."""
 
 import logging
 import threading
@@ -28,22 +28,26 @@ LEADER_SETTINGS: Final = {
     "segment.bytes": "1048576",
     "unclean.leader.election.enable": "false",
 }
-"""What a leader topic is made with: only the newest beats are of use."""
+"""The settings with which a leader topic is created; only the newest beats are needed."""
 
 _SESSION_MS: Final = 6_000
-"""The least that brokers allow by default: so long a dead leader's partition is kept for it."""
+"""The shortest session time-out that brokers allow by default. So long the group keeps a dead leader's partition."""
 _LASTING: Final = frozenset({*MISSING, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED})
+"""Error codes that remain until an operator fixes their cause."""
 _CLOSE_WITHIN_S: Final = 10.0
 
 _LOOK_AGAIN_S: Final = 1.0
+"""While `is_alive` returns false, it is called again after this time."""
 
 Listener = Callable[[int, Event], None]
+"""Called with the partition and the event when a term starts or ends."""
 
 
 class Elector:
-    """Stands for leader in each partition of a topic that the group gives it; has a thread of its own.
+    """A member of an election, with a thread of its own: a candidate in each partition that the group assigns to it.
 
-    Who leads a partition may act until `leads` says no. `failure` is why it cannot stand, as long as it cannot.
+    A member that leads a partition may act as long as `leads` returns true. `failure` is the error because of which
+    the member cannot take part at present, or None.
     """
 
     def __init__(
@@ -57,9 +61,17 @@ class Elector:
         clock: Clock | None = None,
         is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Connect to nothing yet; `listener` receives terms that begin and end, in the elector's thread.
+        """Set the member up. It connects when it is entered as a context manager.
 
-        While `is_alive` says no, as of work that hangs, it is not in the group: another leads.
+        Args:
+            connection: How to reach the cluster.
+            topic: The leader topic.
+            group: The consumer group of the members.
+            timing: The deadline and the poll interval.
+            listener: Called in the member's thread when a term starts or ends.
+            clock: The clock that measures the deadline.
+            is_alive: Returns whether the member's work makes progress. While it returns false, because the work hangs,
+                the member leaves the group and another member can lead.
         """
         self.topic, self.group = topic, group
         self.failure: MarshalError | None = None
@@ -76,9 +88,13 @@ class Elector:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Join the group.
+        """Check the rights on the leader topic and join the group.
 
-        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`, `ConfigurationError`.
+        Raises:
+            TopicNotFoundError: the leader topic does not exist.
+            AuthorizationError: READ or WRITE on the leader topic is missing.
+            UnavailableError: the brokers did not answer in time.
+            ConfigurationError: the client library rejects the settings.
         """
         with Topics(self._connection) as topics:
             topics.require(on_topic(self.topic, Right.READ, Right.WRITE))
@@ -87,43 +103,43 @@ class Elector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the group, so that another leads at once."""
+        """Leave the group, so that another member can lead at once."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_WITHIN_S)
 
     def term(self, partition: int = 0) -> Term | None:
-        """Give the term in which this member leads a partition, if it does."""
+        """Return the term in which this member leads a partition at present, or None."""
         with self._lock:
             candidacy = self._candidacies.get(partition)
             leads = candidacy is not None and candidacy.leads(self._clock.lease_ms())
             return candidacy.term if candidacy is not None and leads else None
 
     def leads(self, term: Term, partition: int = 0) -> bool:
-        """Tell whether a term still holds."""
+        """Return whether this member still leads a partition in this term."""
         return self.term(partition) == term
 
     def may_have_successor(self, fence: int, partition: int = 0) -> bool:
-        """Return whether another member may have begun a term with this fence, as the leader topic shows."""
+        """Return whether another member may have started a term with this fence, as the leader topic shows."""
         with self._lock:
             candidacy = self._candidacies.get(partition)
             return candidacy is not None and candidacy.may_have_successor(fence)
 
     def wait_for_term(self, timeout_s: float, partition: int = 0) -> Term | None:
-        """Wait until this member leads a partition, `timeout_s` seconds at the most."""
+        """Wait at most `timeout_s` seconds until this member leads a partition; return the term, or None."""
         with self._changed:
             self._changed.wait_for(lambda: self.term(partition) is not None or self._stop.is_set(), timeout_s)
             return self.term(partition)
 
     def give_up(self, term: Term, reason: str, partition: int = 0) -> None:
-        """End a term; whoever has the partition then stands for another."""
+        """End a term. If this member still owns the partition, it becomes a candidate for another term."""
         with self._lock:
             candidacy = self._candidacies.get(partition)
             if candidacy is not None and candidacy.term == term:
                 self._report(partition, candidacy.give_up(self._clock.lease_ms(), reason))
 
     def step_down(self, term: Term, reason: str, for_s: float, partition: int = 0) -> None:
-        """End a term and leave the group for `for_s` seconds, so that another leads who may fare better."""
+        """End a term and leave the group for `for_s` seconds, so that another member can try to lead."""
         with self._lock:
             if self.leads(term, partition):
                 self._aside_until_ms = self._clock.lease_ms() + for_s * 1_000
@@ -141,13 +157,13 @@ class Elector:
                 continue
             try:
                 self._stand()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it stands again
+            except Exception as error:  # noqa: BLE001 - after any error the member joins the group again
                 self._lose_all(f"the client failed: {error}")
                 self._note_failure(error if isinstance(error, MarshalError) else UnavailableError(str(error)))
                 self._stop.wait(self._timing.receive_deadline_ms / 1_000)
 
     def _stand(self) -> None:
-        """Be a member of the group until the end."""
+        """Take part in the group until the elector is stopped or the member must step aside."""
         consumer, log = self._consumer()
         producer, producer_log = clients.producer(
             self._connection, delivery_timeout_ms=round(self._timing.receive_deadline_ms), client_id=CLIENT_ID
@@ -157,8 +173,8 @@ class Elector:
             consumer.subscribe(
                 [self.topic],
                 on_assign=self._gain,
-                on_revoke=lambda _, partitions: self._lose(partitions, "the group has given it to another"),
-                on_lost=lambda _, partitions: self._lose(partitions, "the group took this member for dead"),
+                on_revoke=lambda _, partitions: self._lose(partitions, "the group assigned it to another member"),
+                on_lost=lambda _, partitions: self._lose(partitions, "the group considered this member dead"),
             )
             while not self._stop.is_set() and self._aside_s == 0:
                 for message in consumer.consume(100, poll_s):
@@ -169,7 +185,7 @@ class Elector:
                 if log.fatal or producer_log.fatal:
                     raise UnavailableError(f"election {self.group!r}: {log.fatal or producer_log.fatal}")
         finally:
-            self._lose_all("it leaves the group" if self._is_alive() else "its work hangs")
+            self._lose_all("this member leaves the group" if self._is_alive() else "the work of this member hangs")
             close_client(producer, producer_log)
             close_client(consumer, log)
 
@@ -203,7 +219,7 @@ class Elector:
                 self._candidacies[partition.partition] = candidacy
                 candidacy.gain(self._clock.lease_ms())
             if not self._candidacies:
-                # It is in the group, and others have all: it will hear no beat by which it would know.
+                # The member is in the group, and others own all partitions. So no beat will show that it works again.
                 self.failure = None
 
     def _lose(self, partitions: list[TopicPartition], reason: str) -> None:
@@ -222,7 +238,7 @@ class Elector:
         if error is not None:
             if error.code() in _LASTING:
                 needed = Needed((Right.READ,), self.topic, self.group)
-                request = Request(f"stand in election {self.group!r}", needed, self.topic)
+                request = Request(f"take part in election {self.group!r}", needed, self.topic)
                 self._note_failure(failure(request, error, log, self._connection.timeout_s))
             return
         beat, partition, offset = Beat.parse(message.value()), message.partition(), message.offset()
@@ -235,7 +251,7 @@ class Elector:
                 self._report(partition, candidacy.receive(beat, offset, self._clock.lease_ms()))
 
     def _due(self) -> list[tuple[int, Beat]]:
-        """Let time pass, and give the beats that are due."""
+        """End the terms whose deadline has passed, and return the beats that are due."""
         due = []
         with self._lock:
             for partition, candidacy in self._candidacies.items():

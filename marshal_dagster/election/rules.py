@@ -1,9 +1,9 @@
-"""When a member leads: pure rules, without clock, thread or Kafka.
+"""Decide when a member leads a partition: pure rules, without clock, thread or Kafka.
 
-A member that the group has given a partition publishes beats to it and reads them back. The first beat of its own that
-it hears begins a term: the term's id is new, and its fence is the offset at which that beat lies, so of two terms the
-later one has the larger fence. A term ends when the partition goes, or when no beat that was sent within the deadline
-has been heard.
+A member to which the group has assigned a partition publishes beats there and reads them back. The first of its own
+beats that it reads back starts a term. The term has a new id, and its fence is the offset of that beat. So of two terms
+the later one has the larger fence. A term ends when the group takes the partition away, or when the member has read
+back no beat that it sent within the deadline.
 """
 
 import math
@@ -17,53 +17,59 @@ from marshal_dagster.errors import ConfigurationError
 LEADER_FORMAT: Final = "NELI1"
 LONGEST_ID: Final = 100
 _MOST_DIGITS: Final = 19
-"""Of a beat's number: more than any member gets to."""
+"""How many digits the number of a beat may have; no member gets that far."""
 _BEATS_PER_DEADLINE: Final = 5
 _MOST_RIVALS: Final = 100
-"""How many of the newest beats of other members are remembered; within a deadline there are far fewer."""
+"""How many of the newest beats of other members are stored; within one deadline there are far fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How soon a leader that hears nothing of itself steps down, and how often it polls, in milliseconds."""
+    """The times of an election, in milliseconds."""
 
     receive_deadline_ms: float = 5_000.0
+    """A leader that has read back no beat of the last `receive_deadline_ms` steps down."""
     poll_interval_ms: float = 100.0
+    """How long one poll of the leader topic may take."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for values that cannot be."""
+        """Check the values.
+
+        Raises:
+            ConfigurationError: a value is not above 0, or the deadline is too short for the poll interval.
+        """
         for name in ("poll_interval_ms", "receive_deadline_ms"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(f"{name}: {getattr(self, name):g}; give a time above 0")
+                raise ConfigurationError(f"{name} is {getattr(self, name):g}, but must be a time above 0")
         if self.receive_deadline_ms < 2 * _BEATS_PER_DEADLINE * self.poll_interval_ms:
             raise ConfigurationError(
-                f"receive_deadline_ms: {self.receive_deadline_ms:g} is too short for a poll each "
-                f"{self.poll_interval_ms:g} ms; give at least {2 * _BEATS_PER_DEADLINE} times as much"
+                f"receive_deadline_ms is {self.receive_deadline_ms:g}, which is too short for a poll every "
+                f"{self.poll_interval_ms:g} ms; set it to at least {2 * _BEATS_PER_DEADLINE} times poll_interval_ms"
             )
 
     @property
     def beat_interval_ms(self) -> float:
-        """How often a member that has the partition publishes a beat."""
+        """How often, in milliseconds, a member that owns the partition publishes a beat."""
         return self.receive_deadline_ms / _BEATS_PER_DEADLINE
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a member publishes: the id under which it leads or would lead, and the beat's number under it."""
+    """A record of the leader topic: the id under which a member leads or wants to lead, and a number that rises."""
 
     leader_id: str
     number: int
 
     def render(self) -> bytes:
-        """Write it."""
+        """Return the beat as the value of a record."""
         return f"{LEADER_FORMAT}/{self.leader_id}/{self.number}".encode()
 
     @classmethod
     def parse(cls, value: bytes | None) -> "Beat | None":
-        """Read one; None for anything else."""
+        """Return the beat in the value of a record, or None for any other value."""
         try:
             kind, leader_id, number = (value or b"").decode().split("/")
-        except ValueError:  # of decoding too
+        except ValueError:  # UnicodeDecodeError too
             return None
         if kind != LEADER_FORMAT or not 0 < len(leader_id) <= LONGEST_ID:
             return None
@@ -73,7 +79,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Term:
-    """A time for which one member leads: of two terms of a partition the later one has the larger `fence`."""
+    """A time in which one member leads a partition. Of two terms the later one has the larger `fence`."""
 
     fence: int
     leader_id: str
@@ -81,14 +87,14 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class TermStarted:
-    """A term has begun."""
+    """The event that a term has started."""
 
     term: Term
 
 
 @dataclass(frozen=True, slots=True)
 class TermEnded:
-    """A term has ended."""
+    """The event that a term has ended."""
 
     term: Term
     reason: str
@@ -98,42 +104,48 @@ Event = TermStarted | TermEnded
 
 
 class Candidacy:
-    """One member's standing in one partition of the leader topic, by milliseconds of a clock that never jumps."""
+    """The candidacy of one member in one partition of the leader topic.
+
+    All times are milliseconds of a clock that never jumps.
+    """
 
     def __init__(self, timing: Timing, ids: Iterable[str]) -> None:
-        """Have no partition yet. `ids` never gives an id twice, to anybody."""
+        """Start without the partition. `ids` yields ids that no member ever used before."""
         self._timing = timing
         self._ids = iter(ids)
         self._id: str | None = None
-        """Under which it leads or would lead; None without the partition."""
+        """The id under which the member leads or wants to lead; None while it does not own the partition."""
         self._sent_ms: dict[int, float] = {}
-        """When beats that can still be heard in time were sent."""
+        """The sending times of the beats that can still be read back in time, by number."""
         self._number = 0
         self._next_beat_ms = 0.0
         self._ends_ms = 0.0
         self.term: Term | None = None
         self._rivals: deque[int] = deque(maxlen=_MOST_RIVALS)
-        """The offsets of other members' beats after the beginning of the term."""
+        """The offsets of other members' beats after the start of the term."""
 
     def gain(self, now_ms: float) -> None:
-        """Take the partition, which the group has given."""
+        """Become a candidate, because the group has assigned the partition to this member."""
         self._start_new_candidacy(now_ms)
 
     def lose(self, reason: str) -> list[Event]:
-        """Give the partition up, which the group has taken."""
+        """End the term, because the group has taken the partition away."""
         events = self._resign(reason)
         self._id = None
         return events
 
     def give_up(self, now_ms: float, reason: str) -> list[Event]:
-        """End the term, as one whose storage has seen a later one must, and stand for another."""
+        """End the term and become a candidate for another one.
+
+        A leader must do this, for example, when its storage shows that a later leader has started.
+        """
         events = self._resign(reason)
         if self._id is not None:
             self._start_new_candidacy(now_ms)
         return events
 
     def receive(self, beat: Beat, offset: int, now_ms: float) -> list[Event]:
-        """Take a beat that was read at `offset` of the partition, anybody's; a term that is over it ends."""
+        """Process a beat of any member that was read at `offset` of the partition; end a term whose deadline passed."""
         if self._is_over(now_ms):
             return self._end(now_ms)
         if self.term is not None and beat.leader_id != self._id and offset > self.term.fence:
@@ -150,22 +162,23 @@ class Candidacy:
             self.term = Term(offset, beat.leader_id)
             return [TermStarted(self.term)]
         if offset <= self.term.fence:
-            return self.give_up(now_ms, "the leader topic was made anew or truncated: a beat lies before its term")
+            reason = "the leader topic was re-created or truncated: a beat has an offset before the start of the term"
+            return self.give_up(now_ms, reason)
         return []
 
     def leads(self, now_ms: float) -> bool:
-        """Tell whether the term holds at this moment, be the deadline looked at yet or not."""
+        """Return whether the term holds at `now_ms`, also if its deadline has passed since the last call of `tick`."""
         return self.term is not None and now_ms < self._ends_ms
 
     def may_have_successor(self, fence: int) -> bool:
-        """Return whether another member may have begun a term with this fence after this member's.
+        """Return whether another member may have started a term with this fence after this member's term.
 
-        The fence of a term is the offset of the beat that began it, so a beat of another member is at that offset.
+        The fence of a term is the offset of the beat that started it, so a beat of another member is at that offset.
         """
         return fence in self._rivals
 
     def tick(self, now_ms: float) -> tuple[list[Event], Beat | None]:
-        """Let time pass: end a term whose deadline is over; give the beat to publish, if one is due."""
+        """End a term whose deadline has passed, and return the beat to publish, if one is due."""
         events = self._end(now_ms) if self._is_over(now_ms) else []
         if self._id is None or now_ms < self._next_beat_ms:
             return events, None
@@ -181,7 +194,7 @@ class Candidacy:
 
     def _end(self, now_ms: float) -> list[Event]:
         waited_s = self._timing.receive_deadline_ms / 1_000
-        return self.give_up(now_ms, f"heard no beat of its own of the last {waited_s:g} s")
+        return self.give_up(now_ms, f"read back none of its own beats of the last {waited_s:g} s")
 
     def _start_new_candidacy(self, now_ms: float) -> None:
         self._id = next(self._ids)

@@ -1,4 +1,7 @@
-"""Which rights a request takes, in Kafka's words, and the command that grants them."""
+"""Describe the rights that a request needs, and build the `kafka-acls` command that grants them.
+
+`errors` and the command line put both into error messages.
+"""
 
 import shlex
 from dataclasses import dataclass
@@ -6,7 +9,7 @@ from enum import StrEnum
 
 
 class Right(StrEnum):
-    """What a principal may do, in the words of Kafka's own tool for rights."""
+    """An operation that a principal may be allowed to do, as `kafka-acls` names it."""
 
     DESCRIBE = "Describe"
     DESCRIBE_CONFIGS = "DescribeConfigs"
@@ -19,7 +22,10 @@ class Right(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """Rights on a topic, a group, or both; on transactional ids that begin so; on the cluster where none is named."""
+    """Rights on a topic, on a group, or on both; if neither is named, on the cluster.
+
+    With `transactional_ids` the rights are on the transactional ids that begin with that text.
+    """
 
     rights: tuple[Right, ...]
     topic: str | None = None
@@ -37,7 +43,12 @@ class Needed:
         return [(kind, name) for kind, name in kinds if name is not None]
 
     def command(self, servers: str, user: str | None) -> str:
-        """Give the command that grants them to `user`; None: the principal is not known here."""
+        """Return the command that grants the rights.
+
+        Args:
+            servers: The bootstrap servers.
+            user: The user name; None if the name of the principal is unknown. The command then has `NAME` in its place.
+        """
         words = ["kafka-acls", "--bootstrap-server", servers, "--add", "--allow-principal", f"User:{user or 'NAME'}"]
         for right in self.rights:
             words += ["--operation", right]
@@ -49,5 +60,5 @@ class Needed:
 
 
 def on_topic(topic: str, *rights: Right) -> Needed:
-    """Give rights on a topic."""
+    """Return `rights` on a topic."""
     return Needed(rights, topic)

@@ -1,4 +1,7 @@
-"""What the broker knows of topics and groups, asked for in as few requests as there can be, each bounded in time."""
+"""Look up and change topics and groups, with few requests, each of them bounded in time.
+
+`Topics` is the interface that the rest of the library uses for everything except reading and writing records.
+"""
 
 import contextlib
 import threading
@@ -40,38 +43,38 @@ CLIENT_ID: Final = "marshal-dagster-topics"
 _PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.5
 _PER_PARTITION_S: Final = 0.05
-_CLOSED: Final = "these Topics are closed"
+_CLOSED: Final = "this client for requests about topics is closed; create another one"
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic as the cluster has it at present.
-
-    `topic_id` is Kafka's id of this very incarnation, 22 characters of URL-safe base64 (protocol.md, section 1);
-    `replication` is the number of replicas of the partition that has the fewest.
-    """
+    """A topic as the cluster reports it."""
 
     name: str
     topic_id: str
+    """Kafka's id of this incarnation: 22 characters of URL-safe base64 (protocol.md, section 1.3)."""
     partitions: tuple[int, ...]
+    """The numbers of the partitions, in rising order."""
     replication: int
+    """The number of replicas of the partition that has the fewest."""
 
 
 class Topics:
-    """Questions and orders about topics and groups, over one admin client; may be shared by threads.
+    """Requests about topics and groups over one admin client. Threads may share it.
 
-    Each is answered within the connection's `timeout_s`, or raises `UnavailableError`; a right that is
-    missing raises `AuthorizationError`, naming it. The first one waits for the connection. What passes by itself
-    (an election, a coordinator that is still loading) is tried again until the time is over.
+    Each request is answered within the connection's `timeout_s`; otherwise it raises `UnavailableError`. If a right is
+    missing, it raises `AuthorizationError`, which names the right. The first request waits for the connection.
+    Temporary failures (such as a leader election, or a coordinator that is still loading) are retried until the time is
+    over.
     """
 
     def __init__(self, connection: KafkaConnection, *, client_id: str = CLIENT_ID) -> None:
         """Connect in the background.
 
         Raises:
-            ConfigurationError: the client library refuses the settings.
+            ConfigurationError: the client library rejects the settings.
         """
         self._timeout_s = connection.timeout_s
         self._log: ClientLog
@@ -79,14 +82,14 @@ class Topics:
         self._client, self._log = admin(connection, client_id=client_id)
         self._client_lock = threading.Lock()
         self._borrowers = 0
-        """How many threads have the client at present."""
+        """How many threads use the client at present."""
         self._reached = False
         self._connection = connection
         self._group_lock = threading.Lock()
         self._held: GroupOffsets | None = None
         self._reader_lock = threading.Lock()
         self._readers: dict[bool, OffsetReader] = {}
-        """The readers of offsets: of committed records only (True), or of all records."""
+        """The readers of offsets: for committed records only (True), or for all records (False)."""
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +98,7 @@ class Topics:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections, once who asks at present has an answer; any further question is an error."""
+        """Close the connections after the requests in progress. Any later request raises `RuntimeError`."""
         with self._client_lock:
             client, self._client = self._client, None
             is_in_use = self._borrowers > 0
@@ -110,9 +113,9 @@ class Topics:
         """Look up a topic's id and partitions.
 
         Raises:
-            TopicNotFoundError: it does not exist; the message has the nearest names.
-            AuthorizationError: DESCRIBE on the topic.
-            UnavailableError: no answer in time.
+            TopicNotFoundError: the topic does not exist; the message has the nearest names.
+            AuthorizationError: DESCRIBE on the topic is missing.
+            UnavailableError: the brokers did not answer in time.
         """
         try:
             described = self._described(topic)
@@ -126,35 +129,38 @@ class Topics:
         )
 
     def partition_counts(self) -> dict[str, int]:
-        """Look up how many partitions each topic has that this user may see, Kafka's own left out.
+        """Look up the number of partitions of each topic that this user may see, except topics that begin with `__`.
 
         Raises:
-            UnavailableError: no answer in time.
+            UnavailableError: the brokers did not answer in time.
         """
         request = Request("list the topics", Needed((Right.DESCRIBE,)))
         listed = self._ask(request, lambda client, left_s: client.list_topics(timeout=left_s))
         return {name: len(topic.partitions) for name, topic in listed.topics.items() if not name.startswith("__")}
 
     def _nearest_names(self, topic: str) -> str:
-        """Return the end of an error message; empty for a topic of the library's own, which a command creates."""
+        """Return the end of an error message with existing names; empty for one of the library's own topics.
+
+        Those are created by a command, so similar names do not help.
+        """
         if topic.startswith("__"):
             return ""
         try:
             return f"; {nearest_names_text(topic, self.partition_counts())}"
-        except MarshalError:  # that the topic is missing is what matters
+        except MarshalError:  # the caller reports the missing topic, which matters more
             return ""
 
     def rights(self, topic: str) -> frozenset[Right] | None:
-        """Look up what this user may do with a topic; None: the brokers do not tell. Raises as `describe`."""
+        """Look up this user's rights on a topic; None if the brokers do not report them. Raises as `describe`."""
         return authorized(self._described(topic, with_rights=True))
 
     def require(self, needed: Needed) -> None:
-        """Make sure that this user has these rights on a topic, where the brokers tell.
+        """Check that this user has the rights on a topic. If the brokers do not report rights, this passes.
 
         Raises:
-            TopicNotFoundError: it does not exist.
-            AuthorizationError: one of them is missing.
-            UnavailableError: no answer in time.
+            TopicNotFoundError: the topic does not exist.
+            AuthorizationError: one of the rights is missing.
+            UnavailableError: the brokers did not answer in time.
         """
         topic = needed.topic or ""
         held = self.rights(topic)
@@ -164,7 +170,7 @@ class Topics:
             cannot = f"cannot {doing} topic {topic!r} on {self._log.servers}"
             raise right_missing(cannot, Needed(lacking, needed.topic, needed.group), self._log)
 
-    def _described(self, topic: str, *, with_rights: bool = False) -> Any:  # noqa: ANN401 - the client library's
+    def _described(self, topic: str, *, with_rights: bool = False) -> Any:  # noqa: ANN401 - the client library has no type hint
         request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
         return self._ask_for_one(
             request,
@@ -174,23 +180,24 @@ class Topics:
         )
 
     def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
-        """Look up the first and the next offset of all `partitions`, with two requests for each 500 of a broker's.
+        """Look up the first and the next offset of all `partitions`.
 
-        With `committed_only` the end is the last stable offset: no open transaction holds anything before it.
-        Else it is the offset of the next record.
+        This takes two requests for each 500 partitions of a broker. With `committed_only` the end is the last stable
+        offset, before which no transaction is open. Otherwise it is the offset of the next record.
 
         Raises:
-            TopicNotFoundError: the topic, or one of the partitions, does not exist.
-            AuthorizationError: DESCRIBE on the topic.
-            UnavailableError: no answer in time, or a partition has no leader.
+            TopicNotFoundError: the topic or one of the partitions does not exist.
+            AuthorizationError: DESCRIBE on the topic is missing.
+            UnavailableError: the brokers did not answer in time, or a partition has no leader.
         """
         doing = f"look up the offsets of topic {topic!r}"
         return self._ask_for_offsets(doing, topic, partitions, _bounds, committed_only=committed_only)
 
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
-        """Look up the offset of each partition's first record with a timestamp (unix ms) of `at_ms` or later.
+        """Look up the offset of each partition's first record with the timestamp `at_ms` (unix ms) or a later one.
 
-        Absent where no record is that young, as far as no open transaction holds it. Raises as `offsets`.
+        A partition without such a record is not in the result. Only records before the first open transaction count.
+        Raises as `offsets`.
         """
         doing = f"look up the offsets of topic {topic!r} at a time"
         return self._ask_for_offsets(doing, topic, partitions, lambda read, wanted: _first_at(read, wanted, at_ms))
@@ -220,7 +227,7 @@ class Topics:
         return self._ask(Request(doing, on_topic(topic, Right.DESCRIBE), topic), asked)
 
     def _reader(self, *, committed_only: bool) -> OffsetReader:
-        """Return the reader of offsets, a new one if the last one is spent."""
+        """Return the reader of offsets; create a new one if the last one is unusable."""
         with self._reader_lock:
             reader = self._readers.get(committed_only)
             if reader is not None and reader.is_spent:
@@ -233,23 +240,26 @@ class Topics:
             return reader
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Look up what Kafka holds as `group`'s committed offsets (the next ones to read); absent where it holds none.
+        """Look up the committed offsets (the next ones to read) of `group` in Kafka.
+
+        A partition without a committed offset is not in the result.
 
         Raises:
             TopicNotFoundError: the topic does not exist.
-            AuthorizationError: DESCRIBE on the group, or on the topic.
-            UnavailableError: no answer in time.
+            AuthorizationError: DESCRIBE on the group or on the topic is missing.
+            UnavailableError: the brokers did not answer in time.
         """
         partitions = self.describe(topic).partitions
         with self._group(group) as held:
             return held.read(topic, partitions)
 
     def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
-        """Set `group`'s committed offsets in Kafka without joining it, for tools that show lag.
+        """Set the committed offsets of `group` in Kafka without joining it, for tools that show lag.
 
-        See protocol.md, section 6.
+        See protocol.md, section 6. This raises nothing.
 
-        Best effort: gives None when they are set, else that and why they are not, in one line, and raises nothing.
+        Returns:
+            None if the offsets are set; otherwise one line that says why they are not.
         """
         if not offsets:
             return None
@@ -257,14 +267,14 @@ class Topics:
             with self._group(group) as held:
                 held.commit(topic, offsets)
         except MarshalError as error:
-            return f"the group's offsets in Kafka were not updated (only lag tools read them): {error}"
+            return f"the offsets of group {group!r} in Kafka were not updated (only lag tools read them): {error}"
         return None
 
     def has_consumers(self, group: str) -> bool:
-        """Tell whether Kafka consumers are at work in `group`; not so of one that is not there, or may not be seen.
+        """Return whether `group` has active Kafka consumers; false if it does not exist or this user may not see it.
 
         Raises:
-            UnavailableError: no answer in time, or not from all brokers.
+            UnavailableError: not all brokers answered in time.
         """
         request = Request("list the consumer groups", Needed((Right.DESCRIBE,), group=group))
 
@@ -278,7 +288,7 @@ class Topics:
 
     @contextlib.contextmanager
     def _group(self, group: str) -> Iterator[GroupOffsets]:
-        """Lend the client of a group; the last one that was good is kept for the next time."""
+        """Lend the client of a group. The last usable client is kept for the next call."""
         with self._borrowed_client() as client:
             self._reach(client)
         with self._group_lock:
@@ -296,12 +306,12 @@ class Topics:
                     self._held = held
 
     def settings(self, topic: str) -> dict[str, str]:
-        """Look up all settings of a topic, the broker's defaults among them; secret ones are left out.
+        """Look up all settings of a topic, including the broker's defaults and without secret settings.
 
         Raises:
-            TopicNotFoundError: it does not exist.
-            AuthorizationError: DESCRIBE_CONFIGS on the topic.
-            UnavailableError: no answer in time.
+            TopicNotFoundError: the topic does not exist.
+            AuthorizationError: DESCRIBE_CONFIGS on the topic is missing.
+            UnavailableError: the brokers did not answer in time.
         """
         request = Request(f"look up the settings of topic {topic!r}", on_topic(topic, Right.DESCRIBE_CONFIGS), topic)
         resource = _API.ConfigResource(_API.ResourceType.TOPIC, topic)
@@ -311,14 +321,17 @@ class Topics:
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
     def create(self, topic: str, partitions: int, replication: int, settings: Mapping[str, str] | None = None) -> bool:
-        """Create a topic and wait until all its partitions can be used; False when it existed already (untouched).
+        """Create a topic, and wait until all its partitions have a leader.
 
-        The wait may take 50 ms a partition longer than other questions.
+        The wait may be 50 ms for each partition longer than that of other requests.
+
+        Returns:
+            Whether the topic was created; false if it existed already. An existing topic is not changed.
 
         Raises:
-            ConfigurationError: the broker refuses the name, a number or a setting.
-            AuthorizationError: CREATE on the topic or the cluster, and DESCRIBE on the topic.
-            UnavailableError: no answer in time.
+            ConfigurationError: the broker rejects the name, a number or a setting.
+            AuthorizationError: CREATE on the topic or the cluster, or DESCRIBE on the topic, is missing.
+            UnavailableError: the brokers did not answer in time.
         """
         request = Request(
             f"create topic {topic!r} with {partitions} partitions and replication {replication}",
@@ -346,32 +359,32 @@ class Topics:
         """Delete a topic and wait until it is gone.
 
         Raises:
-            TopicNotFoundError: it does not exist.
-            ConfigurationError: the broker does not allow any topic to be deleted.
-            AuthorizationError: DELETE on the topic.
-            UnavailableError: no answer in time.
+            TopicNotFoundError: the topic does not exist.
+            ConfigurationError: the broker does not allow topics to be deleted.
+            AuthorizationError: DELETE on the topic is missing.
+            UnavailableError: the brokers did not answer in time.
         """
         request = Request(f"delete topic {topic!r}", on_topic(topic, Right.DELETE), topic)
         self._ask_for_one(
             request,
             lambda client, left_s: client.delete_topics([topic], request_timeout=left_s, operation_timeout=left_s),
         )
-        _await(lambda: self._is_missing(topic), f"topic {topic!r} was deleted, but is still there", self._timeout_s)
+        _await(lambda: self._is_missing(topic), f"topic {topic!r} was deleted, but still exists", self._timeout_s)
 
     def broker_count(self) -> int:
-        """Count the brokers of the cluster that are alive.
+        """Return the number of brokers of the cluster that are alive.
 
         Raises:
-            UnavailableError: no answer in time, or one that lists no broker.
+            UnavailableError: the brokers did not answer in time, or the answer lists no broker.
         """
         return len(self._broker_ids())
 
     def _broker_ids(self) -> list[int]:
-        """Return the numbers of the brokers."""
+        """Return the ids of the brokers."""
         return self._ask(Request("look up the brokers", Needed((Right.DESCRIBE,))), list_brokers)
 
     def _await_usable(self, topic: str, partitions: int) -> None:
-        request = Request(f"look whether topic {topic!r} can be used", on_topic(topic, Right.DESCRIBE), topic)
+        request = Request(f"check whether topic {topic!r} can be used", on_topic(topic, Right.DESCRIBE), topic)
         wanted = range(partitions)
 
         def is_usable() -> bool:
@@ -400,7 +413,7 @@ class Topics:
         return False
 
     def _ask(self, request: Request, question: Callable[[AdminClient, float], T]) -> T:
-        """Put a question with the seconds that are left, again while the trouble passes by itself."""
+        """Call `question` with the client and the remaining seconds; retry it after temporary failures."""
         deadline = time.monotonic() + self._timeout_s
         with self._borrowed_client() as client:
             self._reach(client)
@@ -409,7 +422,7 @@ class Topics:
                     answer = question(client, max(0.1, deadline - time.monotonic()))
                 except KafkaException as raised:
                     error = error_in(raised)
-                    if error.code() == KafkaError._PARTIAL:  # noqa: SLF001 - the library's own name
+                    if error.code() == KafkaError._PARTIAL:  # noqa: SLF001 - a public code of the client library
                         self._log.consider(NO_BROKERS)
                     if error.code() not in PASSING or time.monotonic() + _PAUSE_S >= deadline:
                         raise self._failure(request, error) from None
@@ -424,12 +437,12 @@ class Topics:
 
     def _ask_for_one(
         self, request: Request, question: "Callable[[AdminClient, float], Mapping[Any, Future[Any]]]"
-    ) -> Any:  # noqa: ANN401 - the client library does not say
+    ) -> Any:  # noqa: ANN401 - the client library has no type hint
         return self._ask(request, lambda client, left_s: only(question(client, left_s), left_s))
 
     @contextlib.contextmanager
     def _borrowed_client(self) -> Iterator[AdminClient]:
-        """Lend the client: closed meanwhile, it is let go of by the last who has it, as its memory is freed then."""
+        """Lend the client. If `close` is called meanwhile, the last user releases it, because that frees its memory."""
         with self._client_lock:
             client = self._require_open()
             self._borrowers += 1
@@ -470,13 +483,13 @@ def _await(condition: Callable[[], bool], otherwise: str, within_s: float) -> No
     deadline, pause_s = time.monotonic() + within_s, _PAUSE_S
     while not condition():
         if time.monotonic() > deadline:
-            raise UnavailableError(f"{otherwise} after {within_s:g} s; look at the brokers' logs")
+            raise UnavailableError(f"{otherwise} after {within_s:g} s; check the brokers' logs")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 _Offsets = Callable[..., list[dict[int, int]]]
-"""`OffsetReader.offsets` of one topic, until a deadline."""
+"""`OffsetReader.offsets` with the topic and the deadline filled in."""
 
 
 def _offsets(reader: OffsetReader, topic: str, left_s: float) -> _Offsets:
@@ -490,10 +503,10 @@ def _bounds(offsets: _Offsets, partitions: Sequence[int]) -> dict[int, OffsetBou
 
 
 def _first_at(offsets: _Offsets, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
-    """Ask for the first offsets of that time.
+    """Return the first offsets of that time or a later one.
 
-    That there is none counts when it is answered twice, with the partition's leader heard of in between: an answer
-    while a leader is elected may look the same.
+    The answer that there is none must come twice, with an answer of the partition's leader in between. One such answer
+    may also come while a leader is elected.
     """
 
     def asked(wanted: Sequence[int]) -> dict[int, int]:
@@ -507,19 +520,19 @@ def _first_at(offsets: _Offsets, partitions: Sequence[int], at_ms: int) -> dict[
     return first
 
 
-def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say
-    """Wait for an answer; the second more is for the client's own time-out to speak first."""
+def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library has no type hint
+    """Wait for an answer one second longer than `left_s`, so that the client's own time-out comes first."""
     return future.result(timeout=left_s + 1)
 
 
 def only(futures: Mapping[Any, "Future[Any]"], left_s: float) -> Any:  # noqa: ANN401 - as above
-    """Wait for the answer to the only thing that was asked for."""
+    """Wait for the answer to a request about a single resource."""
     (future,) = futures.values()
     return result(future, left_s)
 
 
 def authorized(described: Any) -> frozenset[Right] | None:  # noqa: ANN401 - as above
-    """Give what the one who asked may do with what was described with its rights."""
+    """Return the rights in an answer of `describe_topics`; None if the brokers did not report them."""
     if described.authorized_operations is None:
         return None
     names = {operation.name for operation in described.authorized_operations}
@@ -527,7 +540,7 @@ def authorized(described: Any) -> frozenset[Right] | None:  # noqa: ANN401 - as 
 
 
 def url_safe(topic_id: Uuid) -> str:
-    """Write a topic's id as the log does (protocol.md, section 1)."""
+    """Return a topic's id as the log has it (protocol.md, section 1.3)."""
     return str(topic_id).translate(_URL_SAFE).rstrip("=")
 
 

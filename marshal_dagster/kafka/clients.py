@@ -1,8 +1,8 @@
-"""Kafka clients as the protocol needs them: quiet, bounded in time, with the settings that hold its promises.
+"""Create Kafka clients with the settings that the protocol needs, wait until they are connected, and close them.
 
-A client is made at once and connects in the background; `reach` waits until it has, or tells in one line why
-not. What the client library logs and reports goes to the client's `ClientLog`, which forwards it to Python's
-logging at DEBUG: nothing is written to stderr. Both arrive while the client is polled.
+A client is created at once and connects in the background. `reach` waits for the connection, or raises an error with
+the reason. The log lines and errors of the client library go to the client's `ClientLog` while the client is polled.
+`ClientLog` forwards them to Python's logging at DEBUG, so nothing is written to stderr.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from marshal_dagster.kafka.connection_errors import (
 from marshal_dagster.kafka.tls_diagnostics import with_handshake_details
 
 READER_GROUP: Final = "marshal-dagster-reads-by-position"
-"""The group id that a consumer must have; nothing is ever committed under it and no right on it is needed."""
+"""The group id of consumers that read by position. Nothing is committed under it, and no right on it is needed."""
 
 HARMLESS_TO_A_READER: Final = frozenset(
     {
@@ -39,7 +39,7 @@ HARMLESS_TO_A_READER: Final = frozenset(
         KafkaError.NOT_COORDINATOR,
     }
 )
-"""Codes of errors that a consumer hands out because of its group id; a reader by position passes over them."""
+"""Codes of errors that a consumer reports because of its group id. A consumer that reads by position ignores them."""
 
 _LOG = logging.getLogger(__name__)
 _TELLING_LINES: Final = frozenset({"FAIL", "ERROR"})
@@ -54,15 +54,21 @@ AnyClient = TypeVar("AnyClient", bound=Client)
 
 
 class ClientLog:
-    """Where one client's log lines and errors go: to Python's logging at DEBUG; the telling reason is kept.
+    """The log of one client. It forwards lines to Python's logging at DEBUG, and keeps the most specific failure.
 
-    They arrive while the client is polled. `fatal` is the error after which the client is of no more use, if there
-    was one; the client also raises it, once, out of whatever polls. `throttled_s` is the longest time (seconds) for
-    which a broker had the client wait because of a quota.
+    Lines and errors arrive while the client is polled. `fatal` is the error that made the client unusable, or None; the
+    client also raises it once, from the call that polls. `throttled_s` is the longest time in seconds that a broker
+    delayed the client because of a quota.
     """
 
     def __init__(self, client_id: str, servers: str, connection: KafkaConnection | None = None) -> None:
-        """Keep nothing yet; `client_id` and `servers` stand in messages. By `connection` more can be told."""
+        """Create an empty log.
+
+        Args:
+            client_id: The client id, for messages.
+            servers: The bootstrap servers, for messages.
+            connection: The connection. With it, errors can name the user, and `look_into` can check the server.
+        """
         self.client_id = client_id
         self.servers = servers
         self._connection = connection
@@ -73,29 +79,29 @@ class ClientLog:
 
     @property
     def reason(self) -> FailureReason | None:
-        """Why there is no connection: the most telling line of the last minute since `clear()`, None without any."""
+        """Why there is no connection: the most specific reason of the last minute since `clear()`, or None."""
         return self._reason if time.monotonic() - self._reason_at_s < _REASON_HOLDS_S else None
 
     @property
     def user(self) -> str | None:
-        """Who asks, where that is known by name."""
+        """The user name of the connection, or None."""
         return None if self._connection is None else self._connection.username
 
     def look_into(self) -> None:
-        """Look at the server, where that tells more of why there is no connection than Kafka's client does."""
+        """Check the server or the certificate for a better explanation of why there is no connection."""
         if self.reason is not None and self._connection is not None:
             self.consider(with_handshake_details(self.reason, self._connection))
 
     def callbacks(self) -> dict[str, Any]:
-        """Give the settings that bind a client to this log."""
+        """Return the settings that connect a client to this log."""
         return {"logger": self, "error_cb": self.on_error, "throttle_cb": self.on_throttle}
 
     def clear(self) -> None:
-        """Forget the reason: there is a connection."""
+        """Delete the reason, because there is a connection."""
         self._reason = None
 
     def log(self, _level: int, _template: str, *values: object) -> None:
-        """Take a log line; the client calls it as it would `logging.Logger.log`."""
+        """Process a log line. The client calls this like `logging.Logger.log`."""
         _LOG.debug("%s: %s", self.client_id, " ".join(map(str, values)))
         kind, line = (values[0], str(values[-1])) if values else ("", "")
         if kind == "FATAL":
@@ -104,27 +110,27 @@ class ClientLog:
             self.consider(reason_in(line))
 
     def on_error(self, error: KafkaError) -> None:
-        """Take an error that belongs to no request."""
+        """Process an error that belongs to no request."""
         _LOG.debug("%s: %s", self.client_id, error)
         if error.fatal():
             self.fatal = error.str()
-        elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the library's own name
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - a public code of the client library
             self.consider(reason_in(error.str()))
 
     def on_throttle(self, event: ThrottleEvent) -> None:
-        """Take what a broker says of a quota that this client went beyond; 0 s once it no longer does."""
-        _LOG.debug("%s: broker %s has it wait for %g s", self.client_id, event.broker_name, event.throttle_time)
+        """Process a broker's report that it delays this client because of a quota; 0 s when the delay ends."""
+        _LOG.debug("%s: broker %s delays it by %g s (quota)", self.client_id, event.broker_name, event.throttle_time)
         self.throttled_s = max(self.throttled_s, event.throttle_time)
 
     def consider(self, reason: FailureReason) -> None:
-        """Keep a reason why there is no connection, unless a more specific one is known."""
+        """Keep a reason why there is no connection, unless the present one is more specific."""
         held = self.reason
         if held is None or reason.cause >= held.cause:
             self._reason = reason
             self._reason_at_s = time.monotonic()
 
     def unavailable(self, within_s: float) -> UnavailableError:
-        """Build the error that says which servers, why, and what to do; it was tried for `within_s` seconds."""
+        """Return the error that names the servers, the reason and what to do, after `within_s` seconds of trying."""
         reason = self.reason or FailureReason(FailureCause.UNKNOWN, "", "no answer")
         server = f"{reason.server}: " if reason.server not in {"", self.servers} else ""
         server = "" if reason.server in reason.text else server
@@ -136,18 +142,18 @@ class ClientLog:
 
 @contextlib.contextmanager
 def checked_settings() -> Iterator[None]:
-    """Turn the client library's complaint about its settings into one of ours."""
+    """Raise `ConfigurationError` if the client library rejects its settings."""
     try:
         yield
     except (KafkaException, TypeError, ValueError, AttributeError) as error:
         message = error_in(error).str() if isinstance(error, KafkaException) else str(error)
         text = without_openssl_numbers(message)
         fields = "ssl_key_location and ssl_key_password" if "ssl.key" in text else "client_settings and the ssl_ fields"
-        raise ConfigurationError(f"the Kafka client refuses its settings: {text}; check {fields}") from None
+        raise ConfigurationError(f"the Kafka client rejects its settings: {text}; check {fields}") from None
 
 
 def error_in(raised: KafkaException) -> KafkaError:
-    """Give the client library's error that an exception carries."""
+    """Return the client library's error in an exception."""
     error = raised.args[0] if raised.args else None
     return error if isinstance(error, KafkaError) else KafkaError(KafkaError.UNKNOWN, str(raised))
 
@@ -155,14 +161,22 @@ def error_in(raised: KafkaException) -> KafkaError:
 def producer(
     connection: KafkaConnection, *, delivery_timeout_ms: int, client_id: str, compression: str | None = None
 ) -> tuple[Producer, ClientLog]:
-    """Make an idempotent producer with acks=all that sends at once (protocol.md, section 6, "Instance id").
+    """Create an idempotent producer with acks=all that sends without delay (protocol.md, section 6, "Instance id").
 
-    `delivery_timeout_ms` (milliseconds) is how long a record may wait for its acknowledgement before it is
-    given up. The queue takes 1,000,000 records. `reach` it before the first record: one sent earlier may wait
-    500 ms for a producer id. `compression` overrides what the connection says.
+    Its queue holds 1,000,000 records. Call `reach` before the first record, because a record that is sent earlier may
+    wait 500 ms for a producer id.
+
+    Args:
+        connection: How to reach the cluster.
+        delivery_timeout_ms: How long, in milliseconds, a record may wait for its acknowledgement before it fails.
+        client_id: The client id.
+        compression: The compression type; it overrides that of the connection.
+
+    Returns:
+        The producer and its log.
 
     Raises:
-        ConfigurationError: the client library refuses the settings.
+        ConfigurationError: the client library rejects the settings.
     """
     settings: dict[str, Any] = {
         **({} if compression is None else {"compression.type": compression}),
@@ -182,20 +196,28 @@ def consumer(
     committed_only: bool = False,
     fetch_wait_ms: int = 100,
 ) -> tuple[Consumer, ClientLog]:
-    """Make a consumer that reads by position: `assign` it partitions with offsets.
+    """Create a consumer that reads by position: `assign` partitions with offsets to it.
 
-    It never commits; a position outside the log is an error (`_AUTO_OFFSET_RESET`), not a jump; the present
-    end shows as a message with error `_PARTITION_EOF`. `fetch_wait_ms` (milliseconds) is how long the broker
-    holds a fetch that finds nothing: the end shows after at most that, and an idle consumer asks again that
-    often. Pass over messages whose error's code is in `HARMLESS_TO_A_READER`.
+    It never commits. A position outside the log is an error (`_AUTO_OFFSET_RESET`) and does not move. The end of a
+    partition is reported by a message with the error `_PARTITION_EOF`. Ignore messages whose error code is in
+    `HARMLESS_TO_A_READER`.
 
-    The coordination log is not read with `committed_only`: a foreign transaction left open would stop every reader.
+    Args:
+        connection: How to reach the cluster.
+        client_id: The client id.
+        committed_only: Read only committed records. The coordination log is not read so, because an open transaction of
+            another application would stop every reader.
+        fetch_wait_ms: How long, in milliseconds, the broker waits if there are no new records. The end is reported
+            after that time at most, and an idle consumer sends requests at that interval.
+
+    Returns:
+        The consumer and its log.
 
     Raises:
-        ConfigurationError: the client library refuses the settings.
+        ConfigurationError: the client library rejects the settings.
     """
     defaults = {
-        "fetch.queue.backoff.ms": 1,  # the default of 1000 stalls a reader that outruns the queue
+        "fetch.queue.backoff.ms": 1,  # the default of 1000 delays a reader that is faster than the queue
         "fetch.error.backoff.ms": 50,
     }
     settings = {
@@ -212,10 +234,10 @@ def consumer(
 
 
 def admin(connection: KafkaConnection, *, client_id: str) -> tuple[AdminClient, ClientLog]:
-    """Make a client for requests about topics and groups.
+    """Create a client for requests about topics and groups; return it and its log.
 
     Raises:
-        ConfigurationError: the client library refuses the settings.
+        ConfigurationError: the client library rejects the settings.
     """
     return make_client(AdminClient, connection, client_id, {})
 
@@ -227,10 +249,17 @@ def make_client(
     settings: Mapping[str, Any],
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[AnyClient, ClientLog]:
-    """Make a client with `settings`, and its log; the connection's own settings come before `defaults` alone.
+    """Create a client and its log.
+
+    Args:
+        kind: The class of the client.
+        connection: How to reach the cluster.
+        client_id: The client id.
+        settings: Settings that override those of the connection.
+        defaults: Settings that those of the connection override.
 
     Raises:
-        ConfigurationError: the client library refuses the settings.
+        ConfigurationError: the client library rejects the settings.
     """
     log = ClientLog(client_id, connection.bootstrap_servers, connection)
     ours = {**settings, "client.id": client_id, "allow.auto.create.topics": False, **log.callbacks()}
@@ -241,19 +270,24 @@ def make_client(
 def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None = None) -> None:
     """Wait until `client` has a connection to the cluster.
 
-    Give a producer or consumer the name of a topic that is known to exist where there is one: the answer is then small.
-    A consumer must not have been assigned anything yet. Wrong credentials, certificates and protocols are told after
-    about a second; what may mend itself (nothing listens, a name is not known) is tried for all of `timeout_s`.
+    Wrong credentials, certificates and protocols are reported after about one second. Failures that may be temporary
+    (nothing listens, or a host name is not known) are retried for all of `timeout_s`.
+
+    Args:
+        client: The client. A consumer must not have an assignment yet.
+        log: The log of the client.
+        timeout_s: How long to wait, in seconds.
+        topic: The name of a topic that exists, if one is known. The answer to a producer or consumer is then small.
 
     Raises:
-        UnavailableError: there was none within `timeout_s` seconds; one line with the servers, the reason and what to
-            do.
-        AuthorizationError: this user may write nowhere, so a producer is refused.
+        UnavailableError: there was no connection within `timeout_s` seconds; the message has the servers, the reason
+            and what to do.
+        AuthorizationError: this user may write to no topic, so the brokers refuse a producer.
     """
     start = time.monotonic()
     answers, is_looked_into = 0, False
-    # The first answer comes from an address of the list, the second from a broker by its number: a producer that has
-    # spoken to one of those gets its producer id at once.
+    # The first answer comes from an address in the list, the second one from a broker with an id. After that answer a
+    # producer gets its producer id at once.
     while answers < (2 if isinstance(client, Producer) else 1):
         left_s = start + timeout_s - time.monotonic()
         if left_s <= 0:
@@ -275,7 +309,7 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
 
 
 def _ask(client: Client, log: ClientLog, topic: str | None, timeout_s: float) -> None:
-    """Ask for the brokers; a broker that starts, or is fenced, may list none."""
+    """Request the list of brokers; a broker that is starting or fenced may list none."""
     try:
         list_brokers(client, max(_SHORTEST_REQUEST_S, timeout_s), topic)
     except KafkaException as raised:
@@ -285,9 +319,10 @@ def _ask(client: Client, log: ClientLog, topic: str | None, timeout_s: float) ->
 
 
 def list_brokers(client: Client, timeout_s: float, topic: str | None = None) -> list[int]:
-    """Return the numbers of the brokers, by metadata; an answer without brokers raises `_PARTIAL`.
+    """Return the ids of the brokers from the cluster's metadata; raise `_PARTIAL` if the answer lists none.
 
-    The admin client's `describe_cluster` ends the process if an answer lists no broker (librdkafka 2.16).
+
+    The admin client's `describe_cluster` is not used, because it ends the process in that case (librdkafka 2.16).
     """
     listed = client.list_topics(timeout=timeout_s) if topic is None else client.list_topics(topic, timeout=timeout_s)
     if not listed.brokers:
@@ -296,7 +331,7 @@ def list_brokers(client: Client, timeout_s: float, topic: str | None = None) -> 
 
 
 def _poll(client: Client, log: ClientLog, timeout_s: float, topic: str | None) -> None:
-    """Let the client hand out what it has logged; a producer that is of no more use raises here."""
+    """Poll, so that the client delivers log lines and errors; raise if the producer has become unusable."""
     try:
         client.poll(timeout_s)
     except KafkaException as raised:
@@ -306,16 +341,18 @@ def _poll(client: Client, log: ClientLog, timeout_s: float, topic: str | None) -
             needed = None if topic is None else on_topic(topic, Right.WRITE)
             grant = f"this user {needed}: {needed.command(log.servers, log.user)}" if needed else "WRITE on its topic"
             raise AuthorizationError(
-                f"Kafka at {log.servers} refuses a producer: this user may write to no topic; grant {grant}"
+                f"Kafka at {log.servers} refuses a producer, because this user may write to no topic; grant {grant}"
             ) from None
-        raise UnavailableError(f"Kafka at {log.servers} refuses the client {log.client_id!r}: {error.str()}") from None
+        raise UnavailableError(
+            f"Kafka at {log.servers} refuses the client {log.client_id!r}: {error.str()}; check the brokers' logs"
+        ) from None
 
 
 def close_client(client: Client, log: ClientLog) -> None:
-    """Close a client without waiting where that could take long; a record that still waits in a producer is dropped.
+    """Close a client without a long wait; records that still wait in a producer are dropped.
 
-    One without a connection may be in the midst of looking up a name, for which closing waits some seconds; it is
-    closed in the background.
+    A client without a connection is closed in the background. It may be looking up a host name, and closing it would
+    wait some seconds for that.
     """
     if isinstance(client, Producer):
         client.purge()
@@ -326,15 +363,18 @@ def close_client(client: Client, log: ClientLog) -> None:
 
 
 def close_client_later(client: Client, log: ClientLog) -> None:
-    """Close a client in the background: one that still waits for an answer closes only when it has it or gives up."""
+    """Close a client in the background, because a client that waits for an answer closes only after the answer."""
     threading.Thread(target=_close, args=(client,), name=f"close {log.client_id}", daemon=True).start()
 
 
 def _close(client: Client) -> None:
-    """Close by whatever way this version of the client library has; else the last reference does it."""
+    """Close a client by the method that this version of the client library has.
+
+    If it has none, the client is closed when its last reference is deleted.
+    """
     close = getattr(client, "__exit__", None) or getattr(client, "close", None)
     arguments = (None, None, None) if hasattr(client, "__exit__") else ()
-    # A fatal error that was raised to nobody yet comes out of the next call, out of closing as a SystemError.
+    # A fatal error that was not raised yet is raised by the next call; if that is the closing one, as a SystemError.
     with contextlib.suppress(KafkaException, SystemError):
         client.poll(0)
     with contextlib.suppress(KafkaException, SystemError):
@@ -343,10 +383,10 @@ def _close(client: Client) -> None:
 
 
 def check_reachable(connection: KafkaConnection, *, client_id: str = "marshal-dagster") -> None:
-    """Connect once, within the connection's own time-out, and let go.
+    """Connect once, within the connection's time-out, and close the connection.
 
     Raises:
-        ConfigurationError: the client library refuses the settings.
+        ConfigurationError: the client library rejects the settings.
         UnavailableError: as `reach`.
     """
     client, log = admin(connection, client_id=client_id)

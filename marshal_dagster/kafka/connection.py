@@ -1,8 +1,8 @@
-"""How to reach a Kafka cluster: one value, checked as it is made, rendered for librdkafka and for Spark.
+"""Describe how to reach a Kafka cluster: one checked value that is rendered for librdkafka and for Spark.
 
-Imports no Kafka client, and not pydantic, which takes a fresh process longer than the interpreter and the client
-together. A secret leaves the connection only inside the settings handed to a client: never in a `repr`, an error or a
-log.
+The module imports no Kafka client. It does not import pydantic either, because that takes a new process longer than
+the interpreter and the client together. A secret leaves the connection only in the settings for a client. It never
+appears in a `repr`, an error or a log.
 """
 
 import difflib
@@ -23,7 +23,7 @@ Setting = str | int | float | bool
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 LONGEST_TIMEOUT_S: Final = 300.0
-"""librdkafka takes no longer time-out for a request."""
+"""The longest time-out that librdkafka allows for a request."""
 
 _SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _SETTING_NAME = re.compile(r"[a-z][a-z0-9._]*")
@@ -32,32 +32,32 @@ _NOT_TEXT: Final = frozenset({"interceptors", "logger", "opaque"})
 _LOCATIONS: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
 
 _REASONS: Final[Mapping[str, str]] = {
-    "a record counts only when it is on all in-sync replicas, once and in order": (
+    "records must be on all in-sync replicas, once and in order": (
         "acks request.required.acks enable.idempotence enable.gapless.guarantee max.in.flight "
         "max.in.flight.requests.per.connection message.send.max.retries retries"
     ),
     "records of the coordination log are not written in transactions": "transactional.id transaction.timeout.ms",
     "the delivery time-out follows from the group's heartbeat interval": "message.timeout.ms delivery.timeout.ms",
     "a claim must not wait in a queue": "linger.ms queue.buffering.max.ms",
-    "every record's acknowledgement names its log offset, which is needed": "delivery.report.only.error",
-    "a topic made by accident has the wrong settings": "allow.auto.create.topics",
+    "the library needs the log offset in every record's acknowledgement": "delivery.report.only.error",
+    "a topic that is created by accident has the wrong settings": "allow.auto.create.topics",
     "members read by position and never join or commit to a Kafka consumer group": (
         "auto.offset.reset enable.auto.commit enable.auto.offset.store group.id group.instance.id group.protocol"
     ),
-    "it tells where the log ends at present": "enable.partition.eof",
-    "a corrupt record must not be taken for a valid one": "check.crcs",
+    "readers use it to find out where the log ends": "enable.partition.eof",
+    "a corrupt record must not be processed as a valid one": "check.crcs",
     "all readers of a log must see the same records": "isolation.level",
     "it names the part of marshal-dagster that connects": "client.id",
-    "the client's log and its errors are already taken care of": (
+    "the library already handles the client's log and errors": (
         "error_cb log_cb logger on_delivery stats_cb throttle_cb"
     ),
 }
-_NOT_FOR_SPARK: Final = "Spark has no such setting, so claims would work and reads would fail: "
+_NOT_FOR_SPARK: Final = "Spark does not have this setting, so claims would work and reads would fail: "
 _WITHOUT_SPARK: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("ssl.keystore.location", "ssl.engine.location"),
         f"{_NOT_FOR_SPARK}give the certificate and its key as PEM files, ssl_certificate_location and "
-        "ssl_key_location; `openssl pkcs12 -in STORE -out FILE` takes them out of a PKCS#12 key store",
+        "ssl_key_location. `openssl pkcs12 -in STORE -out FILE` extracts them from a PKCS#12 key store",
     ),
     "enable.ssl.certificate.verification": f"{_NOT_FOR_SPARK}give the authority that signed the brokers' certificates "
     "as ssl_ca_location",
@@ -80,7 +80,7 @@ _HAS_A_FIELD: Final[Mapping[str, str]] = {
 
 
 class SecretText:
-    """A text that does not show itself; compared by what it holds."""
+    """A text that `repr` and `str` do not show. Two are equal if their texts are equal."""
 
     __slots__ = ("_text",)
 
@@ -103,13 +103,13 @@ class SecretText:
 
 @dataclass(frozen=True)
 class _Problem:
-    """What is wrong: with one field, or with several that contradict each other, whose names stand in the text."""
+    """A problem of one field, or of several that contradict each other; the text then contains their names."""
 
     text: str
     field: str | None = None
 
     def describe(self, name_of: Callable[[str], str]) -> str:
-        """Say it with the fields' names as `name_of` gives them."""
+        """Return the problem as text, with the names of fields that `name_of` returns."""
         if self.field is not None:
             return f"{name_of(self.field)} {self.text}"
         text = self.text
@@ -126,32 +126,48 @@ class _ConnectionConfigurationError(ConfigurationError):
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaConnection:
-    """Where a Kafka cluster is and how to speak to it; equal connections are equal keys.
+    """The address of a Kafka cluster, and how to connect to it.
 
-    `bootstrap_servers` is a list `host:port,host:port`. `timeout_s` (seconds) bounds the first connection and
-    each request. `client_settings` are further settings for librdkafka alone (Spark does not get them); those
-    that the protocol needs are refused. With `security_protocol` `SSL` or `SASL_SSL` the certificates are PEM
-    files, and without `ssl_ca_location` those that the system trusts count. A secret may be given as text, or as
-    pydantic's `SecretStr`.
+    The value is checked when it is created. Equal connections are equal as dictionary keys.
 
     Raises:
-        ConfigurationError: a field is wrong or contradicts another.
+        ConfigurationError: a field is wrong or contradicts another field.
+
+    Example:
+        ```python
+        KafkaConnection(
+            bootstrap_servers="kafka-1:9092,kafka-2:9092",
+            security_protocol="SSL",
+            ssl_ca_location="/etc/kafka/ca.pem",
+        )
+        ```
     """
 
     bootstrap_servers: str
+    """The first brokers to contact: `host:port`, separated by commas."""
     security_protocol: SecurityProtocol = "PLAINTEXT"
+    """The protocol of the brokers' listener."""
     sasl_mechanism: SaslMechanism | None = None
+    """The SASL mechanism; required with `SASL_PLAINTEXT` and `SASL_SSL`, and not allowed otherwise."""
     username: str | None = None
+    """The user name for SASL."""
     password: SecretText | None = None
+    """The password for SASL, given as text or as pydantic's `SecretStr`."""
     ssl_ca_location: str | None = None
+    """The PEM file with the authorities to trust, for `SSL` and `SASL_SSL`. By default the system's trust store."""
     ssl_certificate_location: str | None = None
+    """The PEM file with this client's certificate."""
     ssl_key_location: str | None = None
+    """The PEM file with this client's key; Spark needs the PKCS#8 form."""
     ssl_key_password: SecretText | None = None
+    """The password of the key, given as text or as pydantic's `SecretStr`."""
     timeout_s: float = DEFAULT_TIMEOUT_S
+    """How long the first connection and each request may take, in seconds; at most 300."""
     client_settings: Mapping[str, str] = field(default_factory=dict)
+    """More settings for librdkafka; Spark does not get them. Settings that the protocol decides are refused."""
 
     def __post_init__(self) -> None:
-        """Check each field and put it into its one form; then whether they agree."""
+        """Check and normalise each field, then check whether the fields agree."""
         problems = []
         for name, take in _TAKEN_BY.items():
             given = getattr(self, name)
@@ -174,10 +190,18 @@ class KafkaConnection:
     def from_settings(
         cls, settings: Mapping[str, Any], *, source: str = "settings", name_of: Callable[[str], str] = str
     ) -> Self:
-        """Check `settings` by field name; the error says where they came from, with names as `name_of` gives.
+        """Create a connection from a mapping of field names to values.
+
+        Args:
+            settings: The fields.
+            source: Where the settings come from, for the error message.
+            name_of: Returns the name of a field for the error message, such as that of an environment variable.
+
+        Returns:
+            The connection.
 
         Raises:
-            ConfigurationError: a field is missing, unknown, wrong, or contradicts another.
+            ConfigurationError: a field is missing, unknown or wrong, or contradicts another field.
         """
         known = {name: value for name, value in settings.items() if name in _FIELDS}
         unknown = [name for name in settings if name not in _FIELDS]
@@ -194,13 +218,25 @@ class KafkaConnection:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
-        """Read `MARSHAL_BOOTSTRAP_SERVERS`, `MARSHAL_SECURITY_PROTOCOL` and so on.
+        """Create a connection from the environment variables `MARSHAL_BOOTSTRAP_SERVERS` and so on, one for each field.
 
-        An empty variable counts as not set; `MARSHAL_CLIENT_SETTINGS` is a JSON object. Another `prefix` names a
-        second cluster.
+        An empty variable counts as not set. `MARSHAL_CLIENT_SETTINGS` is a JSON object.
+
+        Args:
+            environment: The variables; by default those of the process.
+            prefix: The beginning of the variables' names. Use another one for a second cluster.
+
+        Returns:
+            The connection.
 
         Raises:
-            ConfigurationError: a variable is missing, wrong, or contradicts another.
+            ConfigurationError: a variable is missing or wrong, or contradicts another one.
+
+        Example:
+            ```python
+            os.environ["MARSHAL_BOOTSTRAP_SERVERS"] = "kafka-1:9092"
+            KafkaConnection.from_environment()
+            ```
         """
         environment = os.environ if environment is None else environment
 
@@ -216,10 +252,21 @@ class KafkaConnection:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Read a TOML or JSON file whose top level has these fields; files are named relative to its folder.
+        """Create a connection from a TOML or JSON file whose top level has the fields.
+
+        Args:
+            path: The file. Paths of PEM files in it are relative to its folder.
+
+        Returns:
+            The connection.
 
         Raises:
             ConfigurationError: the file cannot be read or parsed, or a field is missing, unknown or wrong.
+
+        Example:
+            ```python
+            KafkaConnection.from_file("kafka.toml")
+            ```
         """
         path = Path(path)
         settings = _read_file(path)
@@ -230,12 +277,12 @@ class KafkaConnection:
 
     @property
     def uses_sasl(self) -> bool:
-        """Tell whether a user name and a password are sent."""
+        """Whether the client sends a user name and a password."""
         return self.security_protocol.startswith("SASL_")
 
     @property
     def uses_tls(self) -> bool:
-        """Tell whether the connection is encrypted."""
+        """Whether the connection is encrypted."""
         return self.security_protocol.endswith("SSL")
 
     def _sasl_problems(self) -> list[str]:
@@ -249,7 +296,7 @@ class KafkaConnection:
     def _useless(self, names: Sequence[str], protocols: str) -> str:
         return (
             f"{' and '.join(names)} would not be used with security_protocol {self.security_protocol}: "
-            f"choose {protocols}, or leave out what is not used"
+            f"choose {protocols}, or remove what is not used"
         )
 
     def _tls_problems(self) -> list[str]:
@@ -257,20 +304,23 @@ class KafkaConnection:
         if useless and not self.uses_tls:
             return [self._useless(useless, "SSL or SASL_SSL")]
         if (self.ssl_certificate_location is None) != (self.ssl_key_location is None):
-            return ["ssl_certificate_location and ssl_key_location go together: give both or neither"]
+            return ["ssl_certificate_location and ssl_key_location belong together: set both or neither"]
         if self.ssl_key_password is not None and self.ssl_key_location is None:
             return ["ssl_key_password needs ssl_key_location"]
         key = self.ssl_key_location
         if key is not None and self.ssl_key_password is None and b"ENCRYPTED" in Path(key).read_bytes():
-            return [f"ssl_key_location {self.ssl_key_location!r} is encrypted: give ssl_key_password"]
+            return [f"ssl_key_location {self.ssl_key_location!r} is encrypted: set ssl_key_password"]
         return []
 
     def librdkafka(self) -> dict[str, Setting]:
-        """Render for a confluent-kafka client, the secrets in plain; `client_settings` win over advisable ones.
+        """Return the settings for a confluent-kafka client, with the secrets as plain text.
 
-        Times are in milliseconds. Connections to all brokers are opened at once
-        (`enable.sparse.connections`): otherwise the client holds back its second connection for 50 ms, which
-        every step of a run would pay.
+        `client_settings` override the recommended settings. Connections to all brokers are opened at once
+        (`enable.sparse.connections`). Otherwise the client delays its second connection by 50 ms, which every step of a
+        run would wait for.
+
+        Returns:
+            The settings by librdkafka's names; times are in milliseconds.
         """
         timeout_ms = max(10, round(self.timeout_s * 1000))
         settings: dict[str, Setting | None] = {
@@ -295,14 +345,15 @@ class KafkaConnection:
         return {name: value for name, value in settings.items() if value is not None} | dict(self.client_settings)
 
     def spark_options(self) -> dict[str, str]:
-        """Render as options of Spark's Kafka source, the secrets in plain.
+        """Return the options for Spark's Kafka source, with the secrets as plain text.
 
-        The PEM files are read here and handed over whole, so that executors on other machines need none of
-        them.
+        The options contain the content of the PEM files, so executors on other machines do not need the files.
+
+        Returns:
+            The options by Spark's names, which begin with `kafka.`.
 
         Raises:
-            ConfigurationError: a PEM file cannot be read, or the key is not in the form that Java wants
-                (PKCS#8).
+            ConfigurationError: a PEM file cannot be read, or the key does not have the form that Java needs (PKCS#8).
         """
         options = {
             "kafka.bootstrap.servers": self.bootstrap_servers,
@@ -343,7 +394,7 @@ class KafkaConnection:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("must be text")  # noqa: TRY004 - what a field's check raises
+        raise ValueError("must be text")  # noqa: TRY004 - the checks of all fields raise ValueError
     return value
 
 
@@ -354,22 +405,23 @@ def _line_of_text(value: object) -> str:
     return text
 
 
-def _secret(value: Any) -> SecretText:  # noqa: ANN401 - what was given is to be found out
+def _secret(value: Any) -> SecretText:  # noqa: ANN401 - the user may give any value
     shown = value.get_secret_value() if hasattr(value, "get_secret_value") else value
     return SecretText(_line_of_text(shown))
 
 
 def _servers(value: object) -> str:
     if value is None:
-        raise ValueError("is missing: give host:port of one or more brokers")
+        raise ValueError("is missing: set it to host:port of one or more brokers")
     servers = [server.strip() for server in _text(value).split(",")]
     if any("@" in server for server in servers):
-        raise ValueError("must name hosts alone: a user and a password go into username and password")
+        raise ValueError("must name hosts only: put the user into username, and the password into password")
     for server in servers:
         matched = _SERVER.fullmatch(server)
         if not matched or not 1 <= int(matched[1]) <= 65535:  # noqa: PLR2004 - the largest port
             raise ValueError(
-                f"must be a comma-separated list of host:port, such as kafka-1:9092,kafka-2:9092; {server!r} is not"
+                f"must be a comma-separated list of host:port, for example kafka-1:9092,kafka-2:9092; {server!r} is "
+                "not host:port"
             )
     return ",".join(servers)
 
@@ -387,7 +439,7 @@ def _one_of(choices: Sequence[str]) -> Callable[[object], str]:
 def _readable(value: object) -> str:
     path = _text(value)
     if not (Path(path).is_file() and os.access(path, os.R_OK)):
-        raise ValueError(f"must name a PEM file that can be read; {path!r} is not one")
+        raise ValueError(f"must name a PEM file that this process can read; {path!r} is not such a file")
     return path
 
 
@@ -403,7 +455,7 @@ def _timeout_s(value: object) -> float:
 
 def _settings(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
-        raise ValueError("must be a table of librdkafka's setting names, each with a text")
+        raise ValueError("must be a table that maps names of librdkafka settings to text")
     for name in value:
         if reason := _refusal(name):
             raise ValueError(f"must not hold {name!r}: {reason}")
@@ -412,7 +464,8 @@ def _settings(value: object) -> dict[str, str]:
 
 def _unknown_field(name: str, name_of: Callable[[str], str]) -> str:
     near = difflib.get_close_matches(name, _FIELDS, n=1)
-    return f"{name_of(name)} is no setting of a connection" + (f"; did you mean {name_of(near[0])}?" if near else "")
+    hint = f"; did you mean {name_of(near[0])}?" if near else "; remove it"
+    return f"{name_of(name)} is not a setting of a connection{hint}"
 
 
 _TAKEN_BY: Final[Mapping[str, Callable[[object], object]]] = {
@@ -426,7 +479,7 @@ _TAKEN_BY: Final[Mapping[str, Callable[[object], object]]] = {
     "timeout_s": _timeout_s,
     "client_settings": _settings,
 }
-"""By each field what checks a value, and puts it into the form that the connection keeps."""
+"""For each field the function that checks a value and returns it in the form that the connection keeps."""
 
 _FIELDS: Final = tuple(_TAKEN_BY)
 _OPTIONAL: Final = frozenset(field.name for field in fields(KafkaConnection) if field.default is None)
@@ -437,7 +490,7 @@ def _plain(secret: SecretText | None) -> str | None:
 
 
 def _quoted(text: str) -> str:
-    """Quote for a JAAS line, which knows the backslash."""
+    """Return `text` quoted for a line of a JAAS configuration, in which a backslash escapes."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -448,7 +501,7 @@ def _pem(field: str, path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{field}: {path!r} cannot be read as a PEM file: {error}") from None
     if "-----BEGIN " not in text:
-        raise ConfigurationError(f"{field}: {path!r} is no PEM file: it has no line that starts with -----BEGIN")
+        raise ConfigurationError(f"{field}: {path!r} is not a PEM file, because no line starts with -----BEGIN")
     return text
 
 
@@ -456,29 +509,29 @@ def _pkcs8(field: str, path: str) -> str:
     text = _pem(field, path)
     if not re.search("-----BEGIN (ENCRYPTED )?PRIVATE KEY-----", text):
         raise ConfigurationError(
-            f"{field}: {path!r} is not a PKCS#8 key, the only form that Spark's Kafka client reads; "
-            "`openssl pkcs8 -topk8 -in OLD -out NEW` makes one"
+            f"{field}: {path!r} is not a PKCS#8 key, the only form that Spark's Kafka client reads. Convert it with "
+            "`openssl pkcs8 -topk8 -in OLD -out NEW`"
         )
     return text
 
 
 def _refusal(name: str) -> str | None:
     if not _SETTING_NAME.fullmatch(name):
-        return "it is no name of a librdkafka setting, which looks like socket.send.buffer.bytes"
+        return "it is not the name of a librdkafka setting; those look like socket.send.buffer.bytes"
     if name in _HAS_A_FIELD:
         return f"use {_HAS_A_FIELD[name]}"
     if name in _DECIDED_HERE:
-        return f"marshal-dagster decides it, since {_DECIDED_HERE[name]}"
+        return f"marshal-dagster sets it, because {_DECIDED_HERE[name]}; remove it"
     if name.startswith("sasl.") or name == "oauth_cb":
         return "use sasl_mechanism, username and password; other ways to authenticate are not supported"
     if name in _WITHOUT_SPARK:
         return _WITHOUT_SPARK[name]
     if "_" in name or name in _NOT_TEXT:
-        return "its value is not text, so it cannot be given here"
+        return "its value is not text, so it cannot be set here; remove it"
     if name == "default.topic.config":
-        return "its value is not text: give the settings of topics directly, by their own names"
+        return "its value is not text: set the settings of topics directly, by their own names"
     if _HOLDS_A_SECRET.search(name):
-        return "a secret would stand there in plain text; use the field for it"
+        return "it would contain a secret in plain text; use the field for it"
     return None
 
 
@@ -501,7 +554,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"Kafka connection file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigurationError(f"Kafka connection file {path} is no {path.suffix[1:].upper()}: {error}") from None
+        form = path.suffix[1:].upper()
+        raise ConfigurationError(f"Kafka connection file {path} is not valid {form}: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigurationError(f"Kafka connection file {path}: its top level must hold the fields by name")
+        raise ConfigurationError(f"Kafka connection file {path}: its top level must be a table of the fields")
     return value

@@ -1,4 +1,7 @@
-"""Why a client has no connection to Kafka, told in words from what the client library logs."""
+"""Find out from the client library's log lines why a client has no connection to Kafka, and what to do about it.
+
+`clients.ClientLog` keeps the most specific `FailureReason`; it becomes part of the `UnavailableError`.
+"""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +10,7 @@ from typing import Final
 
 
 class FailureCause(IntEnum):
-    """Why there is no connection; of two that were seen, the larger one tells more."""
+    """The cause of a failed connection. Of two causes that were seen, the larger one is more specific."""
 
     UNKNOWN = 0
     CLOSED = 1
@@ -22,24 +25,25 @@ class FailureCause(IntEnum):
 
     @property
     def is_lasting(self) -> bool:
-        """Tell whether trying again is useless until somebody changes something."""
+        """Whether a retry is useless until an operator changes something."""
         return self >= FailureCause.PROTOCOL
 
 
 _ADVICE: Final = {
-    FailureCause.UNKNOWN: "check bootstrap_servers, and that what listens there is Kafka",
-    FailureCause.CLOSED: "check security_protocol: a server that wants SSL or SASL closes connections like this",
-    FailureCause.SILENT: "check that what listens there is Kafka, and security_protocol",
+    FailureCause.UNKNOWN: "check bootstrap_servers, and that Kafka listens there",
+    FailureCause.CLOSED: "check security_protocol: a server that requires SSL or SASL closes connections like this",
+    FailureCause.SILENT: "check that Kafka listens there, and check security_protocol",
     FailureCause.REFUSED: "start Kafka there, or check bootstrap_servers",
-    FailureCause.UNREACHABLE: "check bootstrap_servers and the network between here and there",
-    FailureCause.NAME: "check bootstrap_servers: this machine does not know the name",
-    FailureCause.PROTOCOL: "check security_protocol and sasl_mechanism: the server's listener speaks another one",
+    FailureCause.UNREACHABLE: "check bootstrap_servers, and the network between this machine and the server",
+    FailureCause.NAME: "check bootstrap_servers: this machine cannot resolve the host name",
+    FailureCause.PROTOCOL: "check security_protocol and sasl_mechanism: the server's listener uses other ones",
     FailureCause.CERTIFICATE: (
-        "check ssl_ca_location, the host name in bootstrap_servers, and the client's certificate if one is wanted"
+        "check ssl_ca_location, the host name in bootstrap_servers, and the client's certificate if the server "
+        "requires one"
     ),
     FailureCause.OWN_CERTIFICATE: (
-        "check ssl_certificate_location and ssl_key_location: the server wants a certificate that is in date, and of "
-        "an authority that it trusts"
+        "check ssl_certificate_location and ssl_key_location: the server requires a certificate that has not expired "
+        "and is signed by an authority that the server trusts"
     ),
     FailureCause.AUTHENTICATION: "check username, password and sasl_mechanism",
 }
@@ -50,7 +54,7 @@ _KNOWN: Final = (
     (
         r"Invalid response size",
         FailureCause.PROTOCOL,
-        "what answers there does not speak this protocol, or is not Kafka",
+        "the server does not speak this protocol, or is not Kafka",
     ),
     (r"not valid in current SASL state", FailureCause.PROTOCOL, "the server does not speak SASL there"),
     (r"mechanism handshake failed", FailureCause.PROTOCOL, None),
@@ -62,12 +66,12 @@ _KNOWN: Final = (
     (
         r"alert (?:bad certificate|unknown ca|unsupported certificate|certificate \w+)",
         FailureCause.OWN_CERTIFICATE,
-        "the server does not accept the certificate of this client, or its lack of one",
+        "the server does not accept the certificate of this client, or this client has none",
     ),
     (
         r"certificate verify failed",
         FailureCause.CERTIFICATE,
-        "certificate verify failed: the server's is not trusted here",
+        "certificate verify failed: the server's certificate is not trusted",
     ),
     (r"[Aa]uthentication|SASL", FailureCause.AUTHENTICATION, None),
     (r"certificate|SSL|TLS|ssl/tls", FailureCause.CERTIFICATE, None),
@@ -77,7 +81,7 @@ _KNOWN: Final = (
     (r"[Tt]imed out|timeout|unreachable|No route|setup", FailureCause.UNREACHABLE, None),
     (r"[Dd]isconnected|closed by peer|reset by peer", FailureCause.CLOSED, "the server closes the connection"),
 )
-"""In the order of asking: a pattern of the client library's words, the cause, and better words where there are any."""
+"""In order of precedence: a pattern of the client library's text, the cause, and a better text if there is one."""
 
 _PREFIX: Final = re.compile(r"^(?:\[thrd:.*?\]: )?(?:(?P<server>\S+?)/(?:bootstrap|\d+): )?")
 _SUFFIX: Final = re.compile(r" \(after \d+ms in state .*\)$")
@@ -86,33 +90,33 @@ _NOISE: Final = re.compile(r"error:[0-9A-F]+:[^:]*:[^:]*:")
 
 @dataclass(frozen=True, slots=True)
 class FailureReason:
-    """Why a client has no connection to a server (empty if none was named), in the client library's words or ours.
-
-    `better_advice` is what to do where that is known better than by the cause.
-    """
+    """The reason why a client has no connection to a server."""
 
     cause: FailureCause
     server: str
+    """Host and port; empty if the log line names none."""
     text: str
+    """What happened, in the text of the client library or a better one."""
     better_advice: str = ""
+    """What to do, if that is known more precisely than from the cause; empty otherwise."""
 
     @property
     def advice(self) -> str:
-        """What a person can do about it."""
+        """What to do."""
         return self.better_advice or _ADVICE[self.cause]
 
 
 NO_BROKERS: Final = FailureReason(
     FailureCause.UNKNOWN,
     "",
-    "the answer from there lists no live broker",
-    "look at the brokers' logs: a broker that starts, or is fenced by the controller, is not listed",
+    "the server's answer lists no live broker",
+    "check the brokers' logs: a broker that is starting, or that the controller has fenced, is not listed",
 )
-"""The cluster answered, with an empty list of brokers."""
+"""The cluster answered with an empty list of brokers."""
 
 
 def reason_in(line: str) -> FailureReason:
-    """Find the reason in a line of librdkafka's log or in the text of its error."""
+    """Return the reason that a line of librdkafka's log, or the text of its error, contains."""
     prefix = _PREFIX.match(line)
     server = (prefix["server"] or "").rpartition("://")[2] if prefix else ""
     text = without_openssl_numbers(_SUFFIX.sub("", line[prefix.end() :] if prefix else line))
@@ -123,5 +127,5 @@ def reason_in(line: str) -> FailureReason:
 
 
 def without_openssl_numbers(text: str) -> str:
-    """Take OpenSSL's error numbers out of a text."""
+    """Remove OpenSSL's error numbers from a text."""
     return _NOISE.sub("", text).strip()

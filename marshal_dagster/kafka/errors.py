@@ -1,4 +1,4 @@
-"""What a request to the broker is about, which of its failures pass by themselves, and what the others mean."""
+"""Turn the failure of a request to the brokers into an error of this library, and list the failures to retry."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -24,10 +24,10 @@ LEADER_MOVED: Final = frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError._NOENT,  # noqa: SLF001 - the library's own name; no partition has a leader
+        KafkaError._NOENT,  # noqa: SLF001 - the client library's name; no partition has a leader
     }
 )
-"""Codes that mean: look up the partitions' leaders anew."""
+"""Codes after which the partitions' leaders must be looked up again."""
 
 MISSING: Final = frozenset(
     {
@@ -37,7 +37,7 @@ MISSING: Final = frozenset(
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     }
 )
-"""Codes that mean: no such topic or partition, as far as is known."""
+"""Codes of answers that there is no such topic or partition."""
 
 PASSING: Final = LEADER_MOVED | {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -46,12 +46,12 @@ PASSING: Final = LEADER_MOVED | {
     KafkaError.NOT_CONTROLLER,
     KafkaError.NOT_COORDINATOR,
     KafkaError.REQUEST_TIMED_OUT,
-    KafkaError._DESTROY_BROKER,  # noqa: SLF001 - a broker that the cluster lists no more
+    KafkaError._DESTROY_BROKER,  # noqa: SLF001 - a broker that the cluster no longer lists
     KafkaError._PARTIAL,  # noqa: SLF001 - an answer that lists no broker
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._WAIT_COORD,  # noqa: SLF001
 }
-"""Codes after which the same request is worth another try."""
+"""Codes of temporary failures, after which the same request is retried."""
 
 _FORBIDDEN: Final = frozenset(
     {
@@ -77,31 +77,34 @@ _REFUSED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked, for an error to say: in words, the rights that it takes, and the topic that must exist for it."""
+    """The description of a request, for error messages."""
 
     doing: str
+    """What the request does, as it follows "cannot" in a message."""
     needs: Needed
+    """The rights that the request needs."""
     topic: str | None = None
+    """The topic that must exist."""
 
 
 def failure(request: Request, error: KafkaError, log: ClientLog, tried_s: float) -> MarshalError:
-    """Build the error that tells why `request` failed, after `tried_s` seconds of trying, and what to do."""
+    """Return the error that explains why `request` failed, after `tried_s` seconds of trying, and what to do."""
     code = error.code()
     cannot = f"cannot {request.doing} on {log.servers}"
     if code in MISSING and request.topic is not None:
         return TopicNotFoundError(
-            f"{cannot}: there is no such topic, or this user may not see it; check the name, create it, or grant "
-            f"{request.needs}"
+            f"{cannot}: there is no such topic, or this user may not see it; check the name, create the topic, or "
+            f"grant {request.needs}"
         )
     if code in _FORBIDDEN:
         return right_missing(cannot, request.needs, log)
     if code in _REFUSED:
-        return ConfigurationError(f"{cannot}: {error.str()}")
+        return ConfigurationError(f"{cannot}: {error.str()}; correct the request, or the settings of the brokers")
     if log.reason is not None:
         return log.unavailable(tried_s)
-    return UnavailableError(f"{cannot}: {error.str()} (tried for {tried_s:.3g} s)")
+    return UnavailableError(f"{cannot}: {error.str()} (tried for {tried_s:.3g} s); check the brokers, then try again")
 
 
 def right_missing(cannot: str, needs: Needed, log: ClientLog) -> AuthorizationError:
-    """Build the error that names rights that are missing, and the command that grants them."""
+    """Return the error that names the missing rights and the command that grants them."""
     return AuthorizationError(f"{cannot}: not allowed; grant this user {needs}: {needs.command(log.servers, log.user)}")

@@ -1,7 +1,7 @@
-"""A group's committed offsets in Kafka, read and set without joining the group.
+"""Look up and set the committed offsets of a group in Kafka, without joining the group.
 
-They go through a consumer that never subscribes. The admin client could ask for them too, but aborts the whole process
-when the group's coordinator goes away in the middle (librdkafka issue 4605).
+This uses a consumer that never subscribes. The admin client has such requests too, but it aborts the whole process if
+the group's coordinator goes away during one (librdkafka issue 4605).
 """
 
 import time
@@ -24,16 +24,16 @@ _SLICE_S: Final = 0.25
 
 
 class GroupOffsets:
-    """The committed offsets of one group; for one thread at a time.
+    """The committed offsets of one group. Only one thread at a time may use it.
 
-    After a failure that may leave an answer outstanding it is of no more use: see `is_spent`.
+    After a failure that may leave a request unanswered, `is_spent` is true: close the object and create another one.
     """
 
     def __init__(self, connection: KafkaConnection, group: str, *, client_id: str) -> None:
         """Connect in the background.
 
         Raises:
-            ConfigurationError: the client library refuses the settings.
+            ConfigurationError: the client library rejects the settings.
         """
         self.group = group
         self.is_spent = False
@@ -42,22 +42,24 @@ class GroupOffsets:
         settings = {
             "group.id": group,
             "enable.auto.commit": False,
-            "session.timeout.ms": round(self._timeout_s * 1000),  # a commit waits so long for the coordinator
+            "session.timeout.ms": round(self._timeout_s * 1000),  # how long a commit waits for the coordinator
             "on_commit": lambda error, partitions: self._answers.append((error, partitions)),
         }
         self._client, self._log = make_client(Consumer, connection, client_id, settings)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         close = close_client_later if self.is_spent else close_client
         close(self._client, self._log)
 
     def read(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Look up the committed offsets (the next ones to read), absent where there is none.
+        """Look up the committed offsets (the next ones to read).
+
+        A partition without a committed offset is not in the result.
 
         Raises:
-            AuthorizationError: DESCRIBE on the group, or on the topic.
-            UnavailableError: no answer in time.
+            AuthorizationError: DESCRIBE on the group or on the topic is missing.
+            UnavailableError: the brokers did not answer in time.
         """
         request = Request(
             f"look up the committed offsets of group {self.group!r}",
@@ -71,9 +73,9 @@ class GroupOffsets:
         """Set committed offsets.
 
         Raises:
-            AuthorizationError: READ on the group, or on the topic.
-            TopicNotFoundError: the topic, or one of the partitions, does not exist.
-            UnavailableError: no answer in time, or Kafka consumers are at work in the group.
+            AuthorizationError: READ on the group or on the topic is missing.
+            TopicNotFoundError: the topic or one of the partitions does not exist.
+            UnavailableError: the brokers did not answer in time, or the group has active Kafka consumers.
         """
         request = Request(
             f"commit the offsets of group {self.group!r} in topic {topic!r}",
@@ -102,7 +104,7 @@ class GroupOffsets:
         while not self._answers:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - the library's own name
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - a public code of the client library
             self._poll(min(_GLANCE_S, left_s))
         error, partitions = self._answers[0]
         if error is not None:
@@ -110,14 +112,14 @@ class GroupOffsets:
         _raise_first(partitions)
 
     def _poll(self, timeout_s: float) -> None:
-        """Take in answers; the one error that concerns a group without members comes as a message."""
+        """Receive answers; raise the one error that is reported as a message for a group without members."""
         message = self._client.poll(timeout_s)
         error = message.error() if message is not None else None
         if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise KafkaException(error)
 
     def _repeated(self, request: Request, ask: Callable[[float], T]) -> T:
-        """Ask until the deadline (monotonic seconds), again while the trouble passes by itself."""
+        """Call `ask` with the deadline (monotonic seconds); retry it after temporary failures until then."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -135,8 +137,8 @@ class GroupOffsets:
         self.is_spent = True
         if error.code() in {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS}:
             return UnavailableError(
-                f"cannot {request.doing} on {self._log.servers}: Kafka consumers are at work in that group; stop them, "
-                "or give one of the two groups another name"
+                f"cannot {request.doing} on {self._log.servers}: that group has active Kafka consumers; stop them, or "
+                "use another name for one of the two groups"
             )
         return failure(request, error, self._log, self._timeout_s)
 

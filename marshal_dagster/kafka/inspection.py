@@ -1,4 +1,4 @@
-"""What only a check asks of a cluster: a principal's rights, replicas in sync, brokers."""
+"""Look up what only `marshal-dagster doctor` needs: rights, in-sync replicas, broker versions and quotas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from marshal_dagster.kafka.errors import Request
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""
 _INTER_BROKER_VERSION: Final = "inter.broker.protocol.version"
-"""A setting that every broker has up to Kafka 3.9; 4.0 did away with it."""
+"""A setting that every broker has up to Kafka 3.9; Kafka 4.0 removed it."""
 FROM_4: Final = "4.0 or newer"
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many replicas a partition has, and how many of them are in sync with its leader, if it has one."""
+    """The number of replicas of a partition, how many of them are in sync, and whether it has a leader."""
 
     assigned: int
     in_sync: int
@@ -29,7 +29,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the one who asks has it; `rights` None: the brokers do not tell."""
+    """A topic, with the rights of this user on it. `rights` is None if the brokers do not report rights."""
 
     name: str
     topic_id: str
@@ -39,26 +39,26 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker that is alive; `version` as far as its settings tell, None where they may not be seen."""
+    """A broker that is alive. `version` comes from its settings; None if this user may not see them."""
 
     version: str | None
 
 
 class KafkaInspector(Topics):
-    """Questions that nothing but a check needs answered; they change nothing."""
+    """Requests that only checks need. They change nothing."""
 
     @property
     def throttled_s(self) -> float:
-        """The longest time (seconds) for which a broker had this client wait, because of a quota; 0.0 without any."""
+        """The longest time in seconds that a broker delayed this client because of a quota; 0.0 if none did."""
         return self._log.throttled_s
 
     def topic_info(self, topic: str) -> TopicInfo:
-        """Look up what this principal may do with a topic, and how its replicas are.
+        """Look up this user's rights on a topic, and the state of its replicas.
 
         Raises:
-            TopicNotFoundError: it does not exist.
-            AuthorizationError: DESCRIBE on the topic.
-            UnavailableError: no answer in time.
+            TopicNotFoundError: the topic does not exist.
+            AuthorizationError: DESCRIBE on the topic is missing.
+            UnavailableError: the brokers did not answer in time.
         """
         described = self._described(topic, with_rights=True)
         return TopicInfo(
@@ -76,15 +76,15 @@ class KafkaInspector(Topics):
         )
 
     def brokers(self) -> list[Broker]:
-        """Look up the brokers that are alive, and of which version each is as far as it tells.
+        """Look up the brokers that are alive, and their versions as far as this user may see them.
 
         Raises:
-            UnavailableError: no answer in time.
+            UnavailableError: the brokers did not answer in time.
         """
         return [Broker(self._version_of(number)) for number in self._broker_ids()]
 
     def _version_of(self, broker: int) -> str | None:
-        """Tell from a broker's settings: Kafka has no request for its version, and the client library shows none."""
+        """Return the version in a broker's settings, because there is no request that the client library offers."""
         request = Request(f"look up the settings of broker {broker}", Needed((Right.DESCRIBE_CONFIGS,)))
         resource = _API.ConfigResource(_API.ResourceType.BROKER, str(broker))
         try:

@@ -1,9 +1,9 @@
-"""Offsets of a topic's partitions, looked up through a consumer that reads nothing.
+"""Look up offsets of a topic's partitions with a consumer that reads nothing. `admin_client.Topics` uses this.
 
-The admin client is not used for this. As of librdkafka 2.16 its look-up of offsets may use memory that another thread
-has freed, if a partition has no leader or its leader changes meanwhile: the process ends with a segmentation fault, and
-releases nothing. The admin client also makes a future for each partition, which for 10,000 partitions takes longer than
-the broker's answers.
+The admin client is not used, for two reasons. In librdkafka 2.16 its look-up of offsets may use memory that another
+thread has freed, if a partition has no leader or its leader changes meanwhile. The process then ends with a
+segmentation fault and releases no claims. The admin client also creates a future for each partition; for 10,000
+partitions that takes longer than the broker's answers.
 """
 
 import threading
@@ -20,32 +20,32 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import MISSING, PASSING
 
 AT_ONCE: Final = 500
-"""Partitions whose offsets are asked for in one request: a request costs the client the square of their number."""
+"""The number of partitions in one request. The time of a request in the client grows with the square of that number."""
 NONE_AT: Final = -1
-"""The broker's answer where no record is as young as asked for."""
+"""The broker's answer if no record has the requested time or a later one."""
 _LEADERS_KNOWN_S: Final = 300.0
-"""The client forgets leaders after 900 s in which it heard nothing of a topic."""
+"""How long leaders are considered known. The client forgets them after 900 s without an answer about the topic."""
 _LEAST_S: Final = 0.1
 _SHOWN: Final = 10
 
 
 class OffsetReader:
-    """Looks up offsets; may be shared by threads, which are answered one after another.
+    """A client that looks up offsets. Threads may share it; their requests are answered one after another.
 
-    With `committed_only` a partition ends at its first open transaction. After some failures the reader `is_spent`:
-    its client would keep reporting that a topic does not exist or may not be seen.
+    With `committed_only` a partition ends at its first open transaction. After some failures `is_spent` is true: create
+    another reader, because the client would continue to report that a topic does not exist or is not authorized.
     """
 
     def __init__(self, connection: KafkaConnection, *, client_id: str, committed_only: bool) -> None:
         """Connect in the background.
 
         Raises:
-            ConfigurationError: the client library refuses the settings.
+            ConfigurationError: the client library rejects the settings.
         """
         self.is_spent = False
         self._lock = threading.Lock()
         self._leaders: dict[str, tuple[float, int]] = {}
-        """When the client heard of a topic's leaders (monotonic seconds), and of how many partitions."""
+        """For each topic when the client learnt the leaders (monotonic seconds), and the number of partitions."""
         self._client: Consumer
         self._client, self.log = consumer(connection, client_id=client_id, committed_only=committed_only)
 
@@ -56,26 +56,35 @@ class OffsetReader:
             close_client(self._client, self.log)
 
     def forget_leaders(self, topic: str) -> None:
-        """Have the next call of `offsets` look up the topic's leaders again."""
+        """Make the next call of `offsets` look up the topic's leaders again."""
         self._leaders.pop(topic, None)
 
     def offsets(
         self, topic: str, partitions: Sequence[int], *places: int, until_s: float, least: int = 0
     ) -> list[dict[int, int]]:
-        """Return the offsets of `partitions` at each of `places`, until `until_s` (monotonic seconds).
+        """Return the offsets of `partitions` at each of `places`.
 
-        A place is `OFFSET_BEGINNING`, `OFFSET_END`, or a time (unix ms): the first offset of that time.
+        Args:
+            topic: The topic.
+            partitions: The numbers of the partitions.
+            places: `OFFSET_BEGINNING`, `OFFSET_END`, or a time (unix ms), which means the first offset of that time or
+                a later one.
+            until_s: The deadline, in monotonic seconds.
+            least: The smallest offset that is a valid answer.
+
+        Returns:
+            For each place the offset of each partition.
 
         Raises:
-            TopicNotFoundError: there is no such partition.
-            KafkaException: there is no such topic, it may not be seen, a partition has no leader at present, one of
-                them did not answer in time, or an answer is below `least`.
+            TopicNotFoundError: one of the partitions does not exist.
+            KafkaException: the topic does not exist or this user may not see it; or a partition has no leader, a
+                leader did not answer in time, or an answer is below `least`.
         """
         if not self._lock.acquire(timeout=max(_LEAST_S, until_s - time.monotonic())):
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - the library's own name
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - a public code of the client library
         try:
             if self.is_spent:
-                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))  # ask another reader
+                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))  # the caller uses another reader
             try:
                 self._know_leaders(topic, partitions, until_s)
                 found = self._all_at(topic, partitions, places, least, until_s)
@@ -85,7 +94,7 @@ class OffsetReader:
                     self.is_spent = True
                 raise
             finally:
-                self._client.poll(0)  # hands out what the client has logged: closing goes by it
+                self._client.poll(0)  # delivers log lines, because closing depends on the reason in them
             self.log.clear()
             return found
         finally:
@@ -94,10 +103,10 @@ class OffsetReader:
     def _all_at(
         self, topic: str, partitions: Sequence[int], places: Sequence[int], least: int, until_s: float
     ) -> list[dict[int, int]]:
-        """Return the offsets at each of `places`; raises as `offsets`, but never that something is missing.
+        """Return the offsets at each of `places`. Raises as `offsets`, but never reports a missing topic or partition.
 
-        The client says so too while a broker goes away. Only the list of partitions counts, which the next question
-        looks up.
+        The client also reports one as missing while a broker goes away. Only the list of partitions counts, which the
+        next call looks up.
         """
         try:
             return [self._at(topic, partitions, at, least, until_s) for at in places]
@@ -121,20 +130,20 @@ class OffsetReader:
         return answers
 
     def _know_leaders(self, topic: str, partitions: Sequence[int], until_s: float) -> None:
-        """Look up a topic's leaders, unless they are known: that answer shows best why a topic cannot be read."""
+        """Look up a topic's leaders unless they are known. That answer shows best why a topic cannot be read."""
         heard_s, count = self._leaders.get(topic, (-_LEADERS_KNOWN_S, 0))
         now_s = time.monotonic()
         if now_s - heard_s < _LEADERS_KNOWN_S and max(partitions) < count:
             return
         listed = self._client.list_topics(topic, timeout=max(_LEAST_S, until_s - now_s)).topics.get(topic)
         if listed is None:
-            raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - the library's own name
+            raise KafkaException(KafkaError(KafkaError._PARTIAL))  # noqa: SLF001 - a public code of the client library
         if listed.error is not None:
             raise KafkaException(listed.error)
         if missing := sorted(set(partitions) - set(listed.partitions)):
             raise TopicNotFoundError(
-                f"topic {topic!r} has {len(listed.partitions)} partitions, and none with the number "
-                f"{first_few(missing, _SHOWN)}"
+                f"topic {topic!r} has {len(listed.partitions)} partitions, and no partition "
+                f"{first_few(missing, _SHOWN)}; name existing partitions, which are numbered from 0"
             )
         if any(listed.partitions[partition].leader < 0 for partition in partitions):
             raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
@@ -142,10 +151,11 @@ class OffsetReader:
 
 
 def _offset_of(answer: TopicPartition, at: int, least: int, ends: Mapping[int, int]) -> int:
-    """Return the offset in an answer.
+    """Return the offset in an answer, or raise if the answer has none.
 
-    One that the client did not fill in still has what was asked for: that counts only if the partition, which ends at
-    `ends`, has such a record. While a leader is elected an answer may also lack an offset without an error.
+    If the client did not fill the offset in, it still has the requested time. Such a number counts only if the
+    partition, whose end is in `ends`, has a record at that offset. While a leader is elected, an answer may have no
+    offset and no error.
     """
     if answer.error is not None:
         raise KafkaException(answer.error)

@@ -1,4 +1,4 @@
-"""Which partition a record goes to."""
+"""Name the ways in which a producer chooses the partition of a record. The outbox and the Kafka sink offer them."""
 
 from enum import StrEnum
 
@@ -6,10 +6,10 @@ from marshal_dagster._internal.enums import enum_member
 
 
 class Partitioner(StrEnum):
-    """Which partition a record goes to by its key, as Kafka's client library (librdkafka) names the ways.
+    """How a producer chooses the partition of a record by its key, in the names of librdkafka.
 
-    Those of `murmur2` are what clients in Java do, Spark's writer among them. It must stay the same
-    for as long as the order of keys matters.
+    `murmur2` and `murmur2_random` choose as Java clients do, including Spark's writer. Do not change the partitioner of
+    a topic while the order of records with the same key matters.
     """
 
     MURMUR2_RANDOM = "murmur2_random"
@@ -22,5 +22,9 @@ class Partitioner(StrEnum):
 
     @classmethod
     def of(cls, name: str) -> "Partitioner":
-        """Give the one of this name. Raises `ConfigurationError`."""
+        """Return the partitioner with this name.
+
+        Raises:
+            ConfigurationError: no partitioner has this name.
+        """
         return enum_member(cls, "partitioner", name)

@@ -1,4 +1,7 @@
-"""How large the records of a topic are, told by a sample: for a limit in bytes, which decides nothing but a size."""
+"""Estimate the size of a topic's records from a sample, so that a batch can be limited by bytes.
+
+The estimate decides only how many offsets a batch takes. It affects no rule of the protocol.
+"""
 
 import time
 from collections.abc import Mapping
@@ -22,15 +25,15 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.errors import PASSING, Request, failure
 
 PARTITIONS: Final = 8
-"""How many partitions are looked at: those with the most to read."""
+"""How many partitions are sampled: those with the most unread offsets."""
 RECORDS: Final = 200
-"""How many records are read at each end of what is unread of one."""
+"""How many records are read at the start, and at the end, of the unread offsets of a partition."""
 FEW: Final = 20
-"""How many are read of one where nothing is unread, or no record of what is."""
+"""How many records are read of a partition if there is no unread record."""
 
 _CLIENT_ID: Final = "marshal-dagster-sample"
 _POLL_S: Final = 0.2
-# What says that there is no more to read of a partition: its end, or that retention took what was next.
+# Errors after which nothing more can be read of a partition: its end was reached, or retention deleted the next record.
 _NO_MORE: Final = frozenset(
     {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
 )
@@ -56,14 +59,29 @@ class _Sample:
 
 
 def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, topic: str) -> float | None:
-    """Estimate the bytes of keys, values and headers, as a reader gets them, for each offset that `group` has to read.
+    """Estimate the size of the records that `group` has not read, in bytes for each offset.
 
-    Of each of the eight partitions with the most unread offsets, by the group's offsets in Kafka, the first 200 records
-    that are unread and those of the last 200 offsets are read; the largest mean of these counts. It is one of records:
-    offsets without one, which compaction took or transactions use, count as if they had one, as those further on may.
-    Where that gives no record (all is read, as far as Kafka knows), a few of the last 200 offsets of the eight with the
-    most offsets are read: what comes next may be like them, or the group be set back. None of a topic without offsets.
-    Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
+    The size is that of key, value and headers after decompression. The sample is taken from the eight partitions with
+    the most unread offsets, by the group's offsets in Kafka. Of each of them the first 200 unread records, and the
+    records at the last 200 offsets, are read. The result is the largest mean of these samples. Offsets without a record
+    (because of compaction or transactions) count like a record, because later offsets may all have one.
+
+    If the sample is empty, because all records are read, a few of the last 200 offsets of the eight largest partitions
+    are sampled. The next records may be similar to them, or an operator may move the group back.
+
+    Args:
+        topics: The client for requests about topics.
+        connection: How to reach the cluster.
+        group: The consumer group.
+        topic: The data topic.
+
+    Returns:
+        Bytes for each offset; 0.0 if no record could be found, and None if the topic has no offsets.
+
+    Raises:
+        TopicNotFoundError: the topic does not exist.
+        AuthorizationError: a right on the topic is missing.
+        UnavailableError: the brokers did not answer in time.
     """
     bounds = topics.offsets(topic, topics.describe(topic).partitions)
     there = {partition: _Sample(at.end, at.start) for partition, at in bounds.items() if at.start < at.end}
@@ -85,12 +103,17 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
             _read(client, log, topic, few, deadline_s)
             samples = [*few.values()]
     except KafkaException as error:
-        raise UnavailableError(f"a sample of topic {topic!r} cannot be read: {error_in(error).str()}") from error
+        raise UnavailableError(
+            f"cannot read a sample of topic {topic!r}: {error_in(error).str()}; check the brokers, then try again"
+        ) from error
     finally:
         close_client(client, log)
     means = [sample.size / sample.records for sample in samples if sample.records]
     if not means and time.monotonic() >= deadline_s:
-        raise UnavailableError(f"no sample of topic {topic!r} could be read in time")
+        raise UnavailableError(
+            f"no record of topic {topic!r} could be read within {connection.timeout_s:g} s; check the brokers, or set "
+            "a longer timeout_s"
+        )
     return max(means, default=0.0)
 
 
@@ -111,7 +134,7 @@ def _longest(samples: Mapping[int, _Sample]) -> dict[int, _Sample]:
 
 
 def _read(client: Consumer, log: ClientLog, topic: str, samples: Mapping[int, _Sample], deadline_s: float) -> None:
-    """Read all samples; what is not read by the deadline is left out."""
+    """Read all samples. What is not read at the deadline is omitted."""
     undone = [(partition, sample) for partition, sample in samples.items() if not sample.is_done]
     client.assign([TopicPartition(topic, partition, sample.next) for partition, sample in undone])
     while any(not sample.is_done for sample in samples.values()) and time.monotonic() < deadline_s:
@@ -122,14 +145,14 @@ def _read(client: Consumer, log: ClientLog, topic: str, samples: Mapping[int, _S
             elif sample is not None:
                 sample.take(message)
         reading = [TopicPartition(topic, partition) for partition, sample in samples.items() if not sample.is_done]
-        # What is compacted, aborted or a marker gives no message: move on to where the client is.
+        # Offsets of compacted records, aborted records and markers have no message: continue at the client's position.
         for position in client.position(reading):
             sample = samples[position.partition]
             sample.next = max(sample.next, min(position.offset, sample.end))
 
 
 def _judge(error: KafkaError | None, sample: _Sample | None, topic: str, log: ClientLog) -> None:
-    """Pass over what mends itself or does not concern a reader by position."""
+    """Ignore temporary errors and those that do not concern a reader by position; raise any other one."""
     if error is None or error.retriable() or error.code() in PASSING | HARMLESS_TO_A_READER:
         return
     if error.code() not in _NO_MORE:

@@ -1,4 +1,4 @@
-"""Times of records, which senders set: some are in the future, 0, or in nanoseconds."""
+"""Find records with wrong timestamps. Senders set timestamps, so some are in the future, 0, or in nanoseconds."""
 
 import time
 from collections.abc import Mapping
@@ -8,14 +8,15 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.admin_client import Topics
 
 FUTURE_MS: Final = 3_600_000
-"""A time that is further ahead of this machine's clock is wrong; new brokers refuse such records by default."""
+"""A timestamp that is later than this machine's clock by more than this is wrong. New brokers refuse such records."""
 
 
 def hidden_by_future(topics: "Topics", topic: str, found: Mapping[int, int]) -> dict[int, int]:
-    """Return, of the offsets that `Topics.offsets_at` found, those of records whose time is in the future.
+    """Return those of the offsets in `found` whose records have a timestamp in the future.
 
-    Kafka finds the first record of a time or later. A record with a time in the future, or in nanoseconds, matches
-    every time, and hides the records after it. Raises what `Topics.offsets_at` does.
+    `Topics.offsets_at` found them. Kafka looks for the first record with a timestamp or a later one. A record with a
+    timestamp in the future, or in nanoseconds, matches every time and hides the records after it. Raises as
+    `Topics.offsets_at`.
     """
     if not found:
         return {}

@@ -1,8 +1,8 @@
-"""Looks for what Kafka's client cannot say of a failed connection: at the server, and at one's own certificate.
+"""Find a better explanation for a failed TLS connection, at the server and in the client's own certificate.
 
-The client says of every certificate only that it was not verified, and of a server that wants TLS only that it closes
-the connection. At a server is looked once, by a TLS handshake of its own; nothing is sent but that. A server does not
-say why it refuses a client's certificate.
+Kafka's client reports about each bad certificate only that it was not verified, and about a server that requires TLS
+only that it closes the connection. So this module does one TLS handshake with the server, and sends nothing else. A
+server does not report why it refuses a client's certificate; therefore the dates of that certificate are checked here.
 """
 
 import socket
@@ -19,12 +19,12 @@ _WITHIN_S: Final = 1.0
 _MAY_WANT_TLS: Final = frozenset({FailureCause.CLOSED, FailureCause.SILENT})
 _EXPIRED, _NOT_YET = 10, 9
 _OTHER_HOST: Final = frozenset({62, 64})
-"""OpenSSL's codes for what is wrong with a certificate (its `x509_vfy.h`); all others are about who vouches for it."""
+"""OpenSSL's codes for faults of a certificate (`x509_vfy.h`). All other codes concern the authority that signed it."""
 _HOST_IS_NOT_CHECKED: Final = "none"
 
 
 def with_handshake_details(reason: FailureReason, connection: KafkaConnection) -> FailureReason:
-    """Give a reason that says more, where a look at the server or at one's own certificate tells more."""
+    """Return a more specific reason, if the server or the client's certificate shows one; otherwise `reason`."""
     server = reason.server or connection.bootstrap_servers.split(",", 1)[0]
     if reason.cause is FailureCause.CERTIFICATE and connection.uses_tls:
         return _of_certificate(reason, server, connection)
@@ -60,8 +60,8 @@ def _of_own_certificate(reason: FailureReason, server: str, location: str | None
         return FailureReason(
             reason.cause,
             server,
-            "the server wants a certificate of this client, which has none",
-            "check ssl_certificate_location and ssl_key_location: they are to name one that the server trusts",
+            "the server requires a certificate of this client, which has none",
+            "set ssl_certificate_location and ssl_key_location to a certificate that the server trusts, and its key",
         )
     dates = _dates(location)
     if dates is None:
@@ -70,17 +70,18 @@ def _of_own_certificate(reason: FailureReason, server: str, location: str | None
     now_s = time.time()
     if begins_s <= now_s <= ends_s:
         return reason
-    dated = f"expired on {ends}" if ends_s < now_s else f"begins on {begins}"
+    dated = f"expired on {ends}" if ends_s < now_s else f"is not valid before {begins}"
     return FailureReason(
         reason.cause,
         server,
         f"the server does not accept the certificate of this client, which {dated}",
-        f"check ssl_certificate_location: {location} needs one that is valid now (or this machine's clock is wrong)",
+        f"check ssl_certificate_location: {location} needs a certificate that is valid now (or correct this machine's "
+        "clock)",
     )
 
 
 def _dates(location: str) -> tuple[tuple[float, str], tuple[float, str]] | None:
-    """Give from when to when all certificates of a PEM file are valid, as unix seconds and as it stands there."""
+    """Return the times between which all certificates of a PEM file are valid, as unix seconds and as text."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -103,16 +104,16 @@ def _explained(server: str, code: int, words: str) -> FailureReason:
     host = server.rpartition(":")[0]
     if code == _EXPIRED:
         text = "the server's certificate has expired"
-        advice = "check the server: it needs a new certificate (or this machine's clock is wrong)"
+        advice = "install a new certificate on the server (or correct this machine's clock)"
     elif code == _NOT_YET:
         text = "the server's certificate is not valid yet"
         advice = "check this machine's clock, and the server's certificate"
     elif code in _OTHER_HOST:
         text = f"the server's certificate is not for the host {host}"
-        advice = "check bootstrap_servers, and the brokers' advertised.listeners: name hosts as the certificates do"
+        advice = "use the host names of the certificates in bootstrap_servers and the brokers' advertised.listeners"
     else:
-        text = f"certificate verify failed: nobody who is trusted here vouches for the server's ({words})"
-        advice = "check ssl_ca_location: it must hold the authority that signed the server's certificate"
+        text = f"certificate verify failed: no trusted authority signed the server's certificate ({words})"
+        advice = "check ssl_ca_location: it must contain the authority that signed the server's certificate"
     return FailureReason(FailureCause.CERTIFICATE, server, text, advice)
 
 

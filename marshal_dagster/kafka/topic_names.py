@@ -1,4 +1,4 @@
-"""Which names Kafka allows for a topic, and which existing names are near to a misspelt one."""
+"""Check the names of topics, and suggest existing topics for a misspelt name."""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
@@ -12,7 +12,7 @@ _MOST_NEAR: Final = 5
 
 
 def nearest_names_text(name: str, names: Iterable[str]) -> str:
-    """Return up to five of `names` for the end of an error message, the one most similar to `name` first."""
+    """Return the end of an error message with up to five of `names`, the most similar to `name` first."""
     others = sorted(set(names) - {name})
     if not others:
         return "this user can see no topic"
@@ -22,14 +22,17 @@ def nearest_names_text(name: str, names: Iterable[str]) -> str:
 
 
 def topic_name_problem(name: str) -> str | None:
-    """Return why `name` cannot be a topic's; None if it can."""
+    """Return why Kafka does not allow `name` for a topic, or None if it does."""
     if is_topic(name):
         return None
-    return f"{name!r} is no name that Kafka allows for a topic: use letters, digits, '.', '_' and '-'"
+    return (
+        f"{name!r} is not a name that Kafka allows for a topic: use 1 to 249 letters, digits, '.', '_' and '-', but "
+        "not '.' or '..' alone"
+    )
 
 
 def require_topic_name(field: str, name: str) -> None:
-    """Raise `ConfigurationError`, which names `field`, unless Kafka allows `name` for a topic."""
+    """Raise `ConfigurationError`, with the name of `field`, unless Kafka allows `name` for a topic."""
     problem = topic_name_problem(name)
     if problem is not None:
         raise ConfigurationError(f"{field}: {problem}")

@@ -1,7 +1,8 @@
-"""Transactions of a producer that fences whoever wrote under its transactional id before, and a topic of its notes.
+"""Write records in Kafka transactions, and read the notes that such transactions leave in a compacted topic.
 
-A producer carries out one transaction, or several of which each has been acknowledged as committed: what a broker or a
-network holds back of another has an older epoch, and can get into no later one.
+A `Transaction` fences every producer that used its transactional id before. It then carries out one transaction after
+another, each only after the commit of the one before was acknowledged. So a record that a broker or the network delays
+has an older producer epoch, and cannot get into a later transaction. The Kafka sink and the outbox use this module.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 CLIENT_ID: Final = "marshal-dagster-sink"
 NOTES_PARTITION: Final = 0
-"""The one partition that is used: if more were, adding partitions would move notes to where nobody looks."""
+"""The only partition that is used. With several, adding a partition would move notes to one that no reader expects."""
 
 _SLICE_S: Final = 0.5
 _PAUSE_S: Final = 0.05
@@ -45,7 +46,7 @@ Header = tuple[str, bytes | None]
 
 _FENCED: Final = frozenset(
     {
-        KafkaError._FENCED,  # noqa: SLF001 - the library's own name
+        KafkaError._FENCED,  # noqa: SLF001 - a public code of the client library
         KafkaError.INVALID_PRODUCER_EPOCH,
         KafkaError.INVALID_PRODUCER_ID_MAPPING,
         KafkaError.PRODUCER_FENCED,
@@ -63,15 +64,15 @@ _NOT_ITS_FAULT: Final = frozenset(
     }
 )
 _FOR_ANOTHER: Final = KafkaError._INVALID_DIFFERENT_RECORD  # noqa: SLF001
-"""The broker refused a batch of records for another one of them."""
+"""The broker refused a batch of records because of another record in it."""
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 _ITS_FAULT: Final = _TOO_LARGE | {KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 
 
 class ProducerFencedError(Exception):
-    """Another producer with this transactional id was begun since, or the broker has aborted the transaction.
+    """Another producer with this transactional id started later, or the broker has aborted the transaction.
 
-    `took_s` is how long the transaction had been open, in seconds.
+    `took_s` is how long the transaction was open, in seconds.
     """
 
     def __init__(self, took_s: float) -> None:
@@ -80,13 +81,14 @@ class ProducerFencedError(Exception):
 
 
 class TransactionStillOpenError(UnavailableError):
-    """A transaction that is open in a topic of notes has not ended in time."""
+    """An open transaction in a topic of notes has not ended in time."""
 
 
 class RecordRejectedError(Exception):
-    """The broker or the client does not take a record; `name` is its sender's name for it.
+    """The broker or the client rejects a record. `name` is the sender's name for the record.
 
-    The client means this very record (`is_sure`), the broker the batch that it came in.
+    `is_sure` is whether the record itself was rejected. A broker may also reject a whole batch because of another
+    record in it.
     """
 
     def __init__(self, name: str, reason: str, *, is_too_large: bool, is_sure: bool = False) -> None:
@@ -95,9 +97,9 @@ class RecordRejectedError(Exception):
 
 
 class Transaction:
-    """A transaction, and another once it is committed.
+    """A transactional producer that carries out one transaction after another.
 
-    The producer is gone behind the `with` block, and what was not committed is aborted.
+    Use it as a context manager. At the end of the block the producer is closed, and what was not committed is aborted.
     """
 
     def __init__(
@@ -113,10 +115,17 @@ class Transaction:
     ) -> None:
         """Connect in the background.
 
-        With `sends_alone` each record is a request of its own, so that the one is known that a broker refuses. The
-        broker aborts the transaction `timeout_s` seconds after its first record. `topics` are those that it writes
-        to, the first of which is known to exist; `id_prefix` is what ids for which a right is granted begin with.
-        Raises `ConfigurationError` when the client library refuses the settings.
+        Args:
+            connection: How to reach the cluster.
+            transactional_id: The id under which other producers are fenced.
+            id_prefix: The beginning of the transactional ids on which a right is granted, for error messages.
+            topics: The topics to write to; the first one is known to exist.
+            timeout_s: The broker aborts a transaction this many seconds after its first record.
+            partitioner: How the partition of a record is chosen; see `Partitioner`.
+            sends_alone: Send each record in a request of its own, so that a rejected record is known exactly.
+
+        Raises:
+            ConfigurationError: the client library rejects the settings.
         """
         self._connection = connection
         self._timeout_s = timeout_s
@@ -129,7 +138,7 @@ class Transaction:
         self._sent = 0
         timeout_ms = round(timeout_s * 1000)
         settings = {
-            # The client refuses to wait longer for an answer than the transaction may take.
+            # The client does not accept a longer time-out for an answer than for the transaction.
             "socket.timeout.ms": min(timeout_ms, round(connection.timeout_s * 1000)),
             "acks": "all",
             "enable.idempotence": True,
@@ -147,11 +156,11 @@ class Transaction:
     @property
     def _client(self) -> Producer:
         if self._producer is None:
-            raise RuntimeError("this transaction is over")
+            raise RuntimeError("this transaction was closed; create another one")
         return self._producer
 
     def __enter__(self) -> Self:
-        """Fence: end what was written under this id before, and refuse what its writers still send."""
+        """Fence earlier producers: their open transaction is aborted, and the brokers refuse what they still send."""
         try:
             self._fence()
         except BaseException:
@@ -160,7 +169,7 @@ class Transaction:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Abort what is open, as far as that can be done soon; else the broker does it in time."""
+        """Abort an open transaction, if that is possible within a few seconds; otherwise the broker aborts it later."""
         try:
             if self._is_open:
                 self._abort()
@@ -168,7 +177,7 @@ class Transaction:
             self._let_go()
 
     def begin(self) -> None:
-        """Begin; the broker's time runs from the first record on."""
+        """Begin a transaction. The broker measures its time-out from the first record."""
         self._client.begin_transaction()
         self._began_s = None
         self._is_open = True
@@ -184,9 +193,21 @@ class Transaction:
         headers: Sequence[Header] | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Send a record; it waits while the queue is full.
+        """Send a record. This waits while the queue is full.
 
-        Raises `RecordRejectedError`, of this record or an earlier one, `ProducerFencedError`, `UnavailableError`.
+        Args:
+            topic: The topic.
+            value: The value.
+            key: The key.
+            name: The sender's name for the record, for errors.
+            partition: The partition; None: the partitioner chooses it.
+            headers: The headers.
+            timestamp_ms: The timestamp in unix ms; None: the client sets it.
+
+        Raises:
+            RecordRejectedError: the client or the broker rejects this record or an earlier one.
+            ProducerFencedError: another producer has fenced this one, or the transaction has timed out.
+            UnavailableError: the brokers did not answer in time.
         """
         if self._began_s is None:
             self._began_s = time.monotonic()
@@ -207,7 +228,7 @@ class Transaction:
             except BufferError:
                 self._poll(_PAUSE_S)
                 self._check_time()
-            except (TypeError, ValueError) as wrong:  # such as headers that are not what the client takes
+            except (TypeError, ValueError) as wrong:  # for example headers of a type that the client does not take
                 raise RecordRejectedError(name, str(wrong), is_too_large=False, is_sure=True) from None
             except KafkaException as raised:
                 error = error_in(raised)
@@ -221,7 +242,7 @@ class Transaction:
             self._poll(0)
 
     def flush(self) -> None:
-        """Wait until the brokers have all that was sent. Raises as `send`."""
+        """Wait until the brokers have acknowledged all records. Raises as `send`."""
         left = 1
         while left:
             try:
@@ -234,7 +255,10 @@ class Transaction:
                 self._check_time()
 
     def commit(self) -> None:
-        """Commit. Whatever is raised, it may have been committed: ask the topic."""
+        """Commit the transaction.
+
+        If this raises, the transaction may be committed or not: read the topic to find out.
+        """
         deadline = time.monotonic() + max(self._connection.timeout_s, _SLICE_S)
         while True:
             try:
@@ -262,7 +286,7 @@ class Transaction:
                     self._client.init_transactions(_SLICE_S)
             except KafkaException as raised:
                 error = error_in(raised)
-                with contextlib.suppress(KafkaException), _unwrapped():  # the same, once more
+                with contextlib.suppress(KafkaException), _unwrapped():  # the poll raises the same error again
                     self._client.poll(0)
                 if not error.retriable() or time.monotonic() >= deadline:
                     raise self._failure(error) from None
@@ -285,9 +309,9 @@ class Transaction:
                 return
 
     def _let_go(self) -> None:
-        """Give up the client.
+        """Release the client by deleting the last reference to it.
 
-        Its own `close` aborts what is open, without a bound in time; giving up the last reference to it does not.
+        Its `close` is not called, because that aborts an open transaction without a time limit.
         """
         client, self._producer = self._producer, None
         if client is None:
@@ -295,11 +319,11 @@ class Transaction:
         with contextlib.suppress(KafkaException):
             client.purge()
         if self._log.reason is not None:
-            # It may be in the midst of looking up a name, which takes seconds: the thread has the last reference.
+            # The client may be looking up a host name, which takes seconds. So a thread gets the last reference.
             threading.Thread(target=id, args=(client,), name=f"close {CLIENT_ID}", daemon=True).start()
 
     def _note(self, name: str, error: KafkaError | None, _: object) -> None:
-        """Keep the first record that was not taken; those purged behind it, or refused for it, are no news."""
+        """Keep the first record that was rejected, not those that were purged or rejected because of it."""
         if error is None or error.code() in _PURGED:
             return
         if self._refused is None or self._refused[1].code() == _FOR_ANOTHER != error.code():
@@ -314,13 +338,13 @@ class Transaction:
         self._check_refused()
 
     def _await_refusal(self) -> None:
-        """Raise what a record before this one came to, which is why the client takes none any more."""
+        """Raise the error of an earlier record, because of which the client does not accept records any more."""
         deadline = time.monotonic() + _SLICE_S
         while time.monotonic() < deadline:
             self._poll(_PAUSE_S)
 
     def _check_refused(self) -> None:
-        """Raise for a record that was not taken: by its own fault, or by what keeps all of them away."""
+        """Raise if a record was rejected: `RecordRejectedError` if the record is the cause, another error if not."""
         if self._refused is None:
             return
         name, error = self._refused
@@ -348,7 +372,7 @@ class Transaction:
         if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
             return ConfigurationError(
                 f"transaction_timeout_s: {self._timeout_s:g} is more than the brokers allow "
-                "(transaction.max.timeout.ms); give less"
+                "(transaction.max.timeout.ms); set a smaller value"
             )
         request = Request(doing, on_topic(self._topics[0], Right.WRITE), self._topics[0])
         return failure(request, error, self._log, max(self._took_s, self._connection.timeout_s))
@@ -356,10 +380,10 @@ class Transaction:
 
 @contextlib.contextmanager
 def _unwrapped() -> Iterator[None]:
-    """Raise the client's fatal error as it is, or as far as it is known.
+    """Raise the client's fatal error itself instead of the `SystemError` that hides it.
 
-    It is pending while further callbacks run in the same poll, and Python makes a SystemError of the first one, or the
-    client loses it on the way.
+    The error is pending while further callbacks run in the same poll. Python then raises a `SystemError` for the first
+    of these callbacks, or the client loses the error; in that case this raises a fatal error without a reason.
     """
     try:
         yield
@@ -375,26 +399,29 @@ def _unwrapped() -> Iterator[None]:
 
 
 def check_notes_are_kept(topics: Topics, topic: str) -> None:
-    """Raise `ConfigurationError` if a topic of notes loses them in time; passes if its settings may not be seen.
+    """Check that a topic of notes is compacted, so that it keeps them. Pass if this user may not see its settings.
 
-    Raises `TopicNotFoundError`, `UnavailableError`.
+    Raises:
+        ConfigurationError: the cleanup policy is not `compact` alone.
+        TopicNotFoundError: the topic does not exist.
+        UnavailableError: the brokers did not answer in time.
     """
     try:
         policy = topics.settings(topic).get("cleanup.policy")
     except AuthorizationError as missing:
-        logger.info("the settings of topic %s are not checked: %s", topic, missing)
+        logger.info("the settings of topic %r are not checked: %s", topic, missing)
         return
     if policy != "compact":
         raise ConfigurationError(
-            f"topic {topic!r} has cleanup.policy {policy}, so it forgets in time what was written, which would be "
-            "written twice: set it to compact alone"
+            f"topic {topic!r} has cleanup.policy {policy}, so it deletes notes after some time, and records would then "
+            "be written twice: set it to compact alone"
         )
 
 
 class NotesReader:
-    """What transactions have noted in a compacted topic: the newest committed value of each key.
+    """A reader of the notes that transactions wrote to a compacted topic: the newest committed value of each key.
 
-    For one thread; its connections are gone behind the `with` block.
+    Only one thread may use it. At the end of the `with` block its connections are closed.
     """
 
     def __init__(
@@ -406,11 +433,17 @@ class NotesReader:
         last: int | None = None,
         is_note: Callable[[str, bytes | None], bool] = lambda _key, _value: True,
     ) -> None:
-        """Name the topic; nothing is connected before it is needed. `topics` are those of the same cluster.
+        """Set the reader up. It connects when it is first needed.
 
-        Of a topic with few keys it is enough to read the `last` offsets, unless these hold no note. `is_note` judges a
-        record by key and value. A record that is not a note does not replace the note of its key. If the key has no
-        note, the record counts as its newest value, so that the caller sees that a note may have been lost.
+        Args:
+            connection: How to reach the cluster.
+            topic: The topic of notes.
+            topics: The client for requests about topics of the same cluster.
+            last: Read only this number of offsets at the end, unless they contain no note. That is enough for a topic
+                with few keys. None: read the whole topic.
+            is_note: Returns whether a record with this key and value is a note. A record that is not a note does not
+                replace the note of its key. If the key has no note, the record counts as its newest value, so that the
+                caller sees that a note may have been lost.
         """
         self.topic = topic
         self._last = last
@@ -426,21 +459,29 @@ class NotesReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._client is not None:
             close_client(*self._client)
         self._client = None
 
     def newest(self, patience_s: float) -> Mapping[str, bytes]:
-        """Read up to the present end, be it committed or not, and give the newest value of each key.
+        """Read up to the present end, including open transactions, and return the newest value of each key.
 
-        A transaction that is open there is waited for, `patience_s` seconds at the most: what comes of it counts.
-        Raises `TransactionStillOpenError` beyond that.
+        If a transaction is open there, this waits for its end, because its notes count if it is committed.
+
+        Args:
+            patience_s: How long to wait for open transactions, in seconds.
+
+        Raises:
+            TransactionStillOpenError: a transaction has not ended in that time.
+            CoordinationLogChangedError: the topic was re-created or truncated since the last call.
         """
         at = self._topics.offsets(self.topic, [NOTES_PARTITION], committed_only=False)[NOTES_PARTITION]
         if at.end < self._next:
             raise CoordinationLogChangedError(
-                f"topic {self.topic!r} ends at {at.end}, and was read up to {self._next}: it was made anew or truncated"
+                f"topic {self.topic!r}, partition {NOTES_PARTITION}, ends at offset {at.end}, but was read up to "
+                f"{self._next} before: it was re-created or truncated, and notes may be lost. Keep this topic while it "
+                "is in use"
             )
         start = max(at.start, self._next)
         near = start if self._last is None else max(start, at.end - self._last)
@@ -466,13 +507,13 @@ class NotesReader:
                 if start < end and time.monotonic() > deadline:
                     raise TransactionStillOpenError(
                         f"topic {self.topic!r} has an open transaction at offset {start}, which has not ended within "
-                        f"{patience_s:g} s: try again; `kafka-transactions find-hanging` tells of one that never ends"
+                        f"{patience_s:g} s. Try again; `kafka-transactions find-hanging` finds one that never ends"
                     )
         finally:
             consumer.unassign()
 
-    def _take(self, message: Any, log: ClientLog) -> int:  # noqa: ANN401 - the library's hints say that an error's message has no place
-        """Take a message in, and give the next offset."""
+    def _take(self, message: Any, log: ClientLog) -> int:  # noqa: ANN401 - the client library's type hints omit the offset of an error
+        """Process a message, and return the next offset."""
         error, offset = message.error(), message.offset()
         if error is None:
             key, value = (message.key() or b"").decode(errors="replace"), message.value()
@@ -481,15 +522,15 @@ class NotesReader:
             else:
                 self._newest.setdefault(key, value or b"")
                 logger.warning(
-                    "topic %r, partition %d, offset %d: the record with key %r is not a note of this library, and "
-                    "replaces none. Revoke the right of its sender to write to this topic",
+                    "topic %r, partition %d, offset %d: the record with key %r is not a note of this library, and does "
+                    "not replace one. Revoke the right of its sender to write to this topic",
                     self.topic,
                     NOTES_PARTITION,
                     offset,
                     key[:_LONGEST_SHOWN],
                 )
             return int(offset) + 1
-        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - a public code of the client library
             return int(offset)
         if not error.retriable() and error.code() not in clients.HARMLESS_TO_A_READER:
             request = Request(f"read topic {self.topic!r}", on_topic(self.topic, Right.READ), self.topic)

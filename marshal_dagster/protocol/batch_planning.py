@@ -1,4 +1,8 @@
-"""Which offsets a batch takes: where it starts, how far its plan goes (protocol.md, section 6, "Where to start")."""
+"""Choose the offsets of a batch: where it starts and where its plan ends (protocol.md, section 6, "Where to start").
+
+A member calls these functions after it has won a claim. They compute with the state and the topic's bounds only; the
+caller reads those from Kafka.
+"""
 
 import shlex
 from bisect import bisect_left
@@ -13,51 +17,77 @@ from marshal_dagster.protocol.state import Key, OffsetBounds
 
 
 class StartPolicy(StrEnum):
-    """Where a group starts that has no position yet; applied once, when it first claims a topic."""
+    """The offset at which a group without a position starts; applies only when the group first claims a topic.
+
+    Example:
+        ```python
+        BatchRequest("orders", start=StartPolicy.LATEST)
+        ```
+    """
 
     EARLIEST = "earliest"
+    """Start at the first offset that the partition still holds."""
     LATEST = "latest"
+    """Start at the end of the partition: earlier messages are not processed."""
     FAIL = "fail"
+    """Raise `StartPositionError`: an operator must set the position first."""
 
 
 class Position(NamedTuple):
-    """Where a partition stands: `offset` is the next to read, `readable` the first from there on that is left."""
+    """The position of a group in a partition, and what it can read from there."""
 
     offset: int
+    """The next offset to process."""
     readable: int
+    """The first offset from `offset` on that retention has not deleted."""
     end: int
+    """The end (exclusive) of what can be read."""
 
     @property
     def lag(self) -> int:
-        """How many offsets are left to read."""
+        """The number of offsets that can still be read."""
         return self.end - self.readable
 
 
 def reach(key: Key) -> int:
-    """Give the end of what was done or planned by ranges of `key`, its offset where there are none."""
+    """Return the end of the last planned or done range of `key`, or its offset if there is no range."""
     return max((range_.end for range_ in key.ahead), default=key.offset or 0)
 
 
 def check_incarnation(name: str, key: Key, topic_id: str, extent: OffsetBounds) -> None:
-    """Raise `DataTopicChangedError` when where the key stands belongs to another incarnation of the data topic."""
+    """Raise `DataTopicChangedError` if the position in `key` belongs to another incarnation of the data topic.
+
+    `name` is the partition as the message names it; `extent` has the bounds of all records, committed or not.
+    """
     if key.data_topic_id not in (None, topic_id):
         found = f"its position belongs to topic id {key.data_topic_id}, the cluster's is {topic_id}"
     elif key.offset is not None and key.offset > extent.end:
         found = f"its position {key.offset} lies beyond the topic's end {extent.end}"
     elif reach(key) > extent.end:
-        found = f"ranges up to {reach(key)} were planned, which lies beyond the topic's end {extent.end}"
+        found = f"its planned ranges reach {reach(key)}, which lies beyond the topic's end {extent.end}"
     else:
         return
-    raise DataTopicChangedError(f"{name} was made anew: {found}. Nothing is read until a person sets the position")
+    raise DataTopicChangedError(
+        f"{name}: {found}, so the data topic was deleted and re-created. Nothing is read until an operator sets the "
+        "position with `marshal-dagster position reset`"
+    )
 
 
 def first_offset(
     name: str, key: Key, extent: OffsetBounds, policy: StartPolicy, *, group_offset: int | None, is_new: bool
 ) -> int:
-    """Give the offset at which the owner of a won claim starts.
+    """Return the offset at which the owner of a won claim starts.
 
-    The state's; else 0 in a later generation; else the group's committed offset in Kafka; else 0 for a partition that
-    is new (`is_new`) in a topic of which the group has others; else what `policy` says. Raises `StartPositionError`.
+    The first of these that exists is the start:
+
+    1. the offset of the key in the state,
+    2. 0 in a later generation than 0,
+    3. `group_offset`, which the group has committed in Kafka,
+    4. 0 if the partition was added after the group had started with the topic (`is_new`),
+    5. the offset that `policy` chooses.
+
+    Raises:
+        StartPositionError: only the policy is left, and it is `fail`.
     """
     if key.offset is not None:
         return key.offset
@@ -69,73 +99,100 @@ def first_offset(
         return 0
     if policy is StartPolicy.FAIL:
         raise StartPositionError(
-            f"{name} has no position and the start policy is 'fail': set the position, or choose 'earliest' or 'latest'"
+            f"{name}: the group has no position and the start policy is 'fail'. Set the position with `marshal-dagster "
+            "position reset`, or choose the policy 'earliest' or 'latest'"
         )
     return extent.start if policy is StartPolicy.EARLIEST else extent.end
 
 
 def position(name: str, offset: int, extent: OffsetBounds, *, allow_data_loss: bool) -> Position:
-    """Lay `offset` against what can be read.
+    """Compare `offset` with what can be read, and return the position.
 
-    Raises `DataLossError` for messages deleted unread unless that is accepted.
+    Raises:
+        DataLossError: retention deleted messages that were not read, and `allow_data_loss` is false.
     """
     readable = max(offset, extent.start)
     if readable > offset and not allow_data_loss:
         raise DataLossError(
-            f"retention deleted messages {offset} to {readable} (exclusive) of {name} before they were read; nothing "
-            "was done. Accept the loss explicitly for one run, or set the position past it"
+            f"{name}: retention deleted messages {offset} to {readable} (exclusive) before the group read them; "
+            f"nothing was processed. Accept the loss for one run (`allow_data_loss`), or set the position to {readable}"
         )
     return Position(offset, readable, max(readable, extent.end))
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRange:
-    """One partition's part of a claimed batch.
+    """The offsets of one partition that belong to a claimed batch.
 
-    `epoch` is the claim's fencing token; with the coordination topic's id it orders all writers. `first_readable` is
-    the first offset of the range that retention has left: `start`, unless messages were lost. `in_any_order`: members
-    of the group claim ranges, so its neighbours may be done before it or after (protocol.md, section 8).
+    A sink stores these values with the rows, so that it takes each range once (protocol.md, section 6, "Effectively
+    once"). `str()` gives `topic/partition [start, end)`.
+
+    Raises:
+        ValueError: the offsets are not in the order 0 <= start <= first_readable <= end.
+
+    Example:
+        ```python
+        for range_ in batch.ranges:
+            print(range_, range_.width, range_.lost)
+        ```
     """
 
     coordination_topic_id: str
+    """Kafka's id of the coordination topic. Fencing tokens are comparable only under the same id."""
     group: str
     topic: str
     data_topic_id: str
+    """Kafka's id of the data topic; a topic that was deleted and re-created has another one."""
     partition: int
     generation: int
+    """The generation of the key (protocol.md, section 3.6); it grows when an operator sets the position."""
     epoch: int
+    """The fencing token: the log offset of the record that won the claim. A later claim has a larger one."""
     start: int
+    """The first offset."""
     end: int
+    """The end (exclusive): the next offset to read after the range."""
     first_readable: int
+    """The first offset that retention has left; equal to `start` unless messages were lost."""
     in_any_order: bool = False
+    """Whether members of the group claim ranges, so that the neighbouring ranges may be done earlier or later.
+
+    See protocol.md, section 8.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.first_readable <= self.end:
-            raise ValueError(f"not a range: start {self.start}, readable {self.first_readable}, end {self.end}")
+            raise ValueError(
+                f"not a range of {self.topic}/{self.partition}: start {self.start}, first_readable "
+                f"{self.first_readable}, end {self.end}; they must not be negative, and rise in this order"
+            )
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition} [{self.start}, {self.end})"
 
     @property
     def width(self) -> int:
-        """How many offsets it spans; compaction and transactions can leave fewer records."""
+        """The number of offsets; compaction and transactions can leave fewer records."""
         return self.end - self.start
 
     @property
     def lost(self) -> tuple[int, int] | None:
-        """The part [start, end) that retention deleted before it was read, or None."""
+        """The part, as (start, end), that retention deleted before the group read it, or None."""
         return (self.start, self.first_readable) if self.first_readable > self.start else None
 
 
 def skip_text(range_: ClaimedRange, first: int, end: int) -> str:
-    """Return the command by which a group skips offsets [first, end) of a range, and what of it that skips beside."""
+    """Return the command that skips the offsets [first, end) of a range, and which other offsets it skips too.
+
+    The command sets the position to `end`. So it also skips the offsets of the range before `first`.
+    """
     place = ["marshal-dagster", "position", "reset", range_.group, range_.topic]
     command = f"`{shlex.join([*place, '--to-offset', f'{range_.partition}={end}'])}`"
     before = first - range_.start
     if before <= 0:
         return command
     skipped, them = ("the one offset", "it") if before == 1 else (f"the {before} offsets", "them")
-    return f"{command}, which skips {skipped} of the batch before it too: have {them} done first (docs/reprocess.md)"
+    return f"{command}, which also skips {skipped} of the batch before it: process {them} first (docs/reprocess.md)"
 
 
 def plan_ends(
@@ -143,11 +200,15 @@ def plan_ends(
     max_records: int | None,
     log_ends: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
-    """Choose how far each partition's plan goes.
+    """Choose the end of each partition's plan, so that the largest lags shrink first.
 
-    `available` gives (position, end offset) for each partition; the answer holds the plan's end for those that get
-    anything. At most `max_records` offsets in all; the largest lags are levelled first: a lag is what is left up to
-    the end of the partition's log, which `log_ends` gives where that is beyond what is available.
+    Args:
+        available: For each partition its position and the end (exclusive) of what the batch may take.
+        max_records: The number of offsets of all plans together, at most; None for all that is available.
+        log_ends: For each partition the end of its log, if that lies beyond what is available. Lags are counted to it.
+
+    Returns:
+        The end (exclusive) of the plan of each partition that gets at least one offset.
     """
     widths = {partition: end - position for partition, (position, end) in available.items() if end > position}
     if max_records is not None and sum(widths.values()) > max_records:
@@ -157,7 +218,7 @@ def plan_ends(
 
 
 def _levelled(widths: Mapping[int, int], lags: Mapping[int, int], budget: int) -> dict[int, int]:
-    """Share out less than the sum of `widths`, so that the largest of `lags` becomes as small as can be."""
+    """Divide `budget`, which is less than the sum of `widths`, so that the largest lag that remains is minimal."""
 
     def taken(level: int) -> dict[int, int]:
         return {number: min(width, max(0, lags[number] - level)) for number, width in widths.items()}

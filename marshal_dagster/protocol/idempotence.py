@@ -1,6 +1,7 @@
-"""How an output takes each range once (protocol.md, section 6).
+"""Decide what an output does with a range, so that it takes each range once (protocol.md, section 6).
 
-Every range is half open: `start` is the first offset, `end` the next one to read after it.
+Every sink calls `judge` or `judge_ranges` in the transaction that stores the rows. A range is half open: `start` is its
+first offset, and `end` is the next offset to read after it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,40 +14,57 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
-    """How far an output has got with one (group, topic, partition)."""
+    """What an output has stored about one (group, topic, partition), if it keeps a position.
+
+    The output writes these values in the same transaction as the rows.
+    """
 
     coordination_topic_id: str
+    """Kafka's id of the coordination topic of the last range."""
     data_topic_id: str
+    """Kafka's id of the data topic of the last range."""
     generation: int
+    """The generation of the last range (protocol.md, section 3.6)."""
     epoch: int
+    """The fencing token of the last range."""
     position: int
+    """The end (exclusive) of the last range."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRanges:
-    """What an output that knows each of its ranges holds of one (group, topic, partition), seen from a range wanted.
+    """What an output has stored about one (group, topic, partition), if it keeps each range.
 
-    All of it is of the newest generation there; `epoch` is the highest token. Everything below `below` counts as
-    stored: it is the end of what was taken in order, 0 where nothing was. `position` is where the output stands if
-    nothing is missing between its ranges, else None. `overlapping` is the first range that shares an offset with the
-    one wanted.
+    The values concern the newest generation of the output. `TakenRanges` computes them for one wanted range.
     """
 
     coordination_topic_id: str
     data_topic_id: str
     generation: int
     epoch: int
+    """The highest fencing token of the ranges."""
     below: int
+    """The end (exclusive) of what was taken in order; 0 if nothing was. All offsets below it count as stored."""
     position: int | None
+    """The end (exclusive) of the last range; None if offsets are missing between the ranges."""
     overlapping: tuple[int, int] | None
+    """The first stored range, as (start, end), that shares an offset with the wanted one; None without one."""
 
 
 @dataclass(slots=True)
 class TakenRanges:
-    """The ranges that an output has taken of one (group, topic, partition), those of the newest generation.
+    """The ranges of the newest generation that an output has taken of one (group, topic, partition).
 
-    Each is kept as it was taken: an output keeps its ranges anyway, with the rows, so nothing is merged and "exactly
-    this one" stays known.
+    Ranges are not merged, so that a range that is taken a second time is recognised. A sink that keeps each range fills
+    this from its storage and passes `beside(wanted)` to `judge_ranges`.
+
+    Example:
+        ```python
+        taken = TakenRanges()
+        for stored in ranges_in_output:
+            taken.add(stored)
+        verdict = judge_ranges(taken.beside(wanted), wanted)
+        ```
     """
 
     _newest: ClaimedRange | None = None
@@ -59,7 +77,12 @@ class TakenRanges:
     _ends: list[int] = field(default_factory=list)
 
     def add(self, taken: ClaimedRange) -> None:
-        """Add a range that the rules let in: it overlaps none of its generation."""
+        """Add a range that `judge_ranges` accepted.
+
+        Args:
+            taken: A range that overlaps no other one of its generation. A range of another generation than the last
+                one replaces all ranges before it.
+        """
         if self._newest is None or self._newest.generation != taken.generation:
             self._starts, self._ends = [], []
             self._epoch, self._below, self._width = taken.epoch, 0, 0
@@ -76,7 +99,14 @@ class TakenRanges:
             self._ends.insert(at, taken.end)
 
     def beside(self, wanted: ClaimedRange) -> StoredRanges | None:
-        """Return what is there, as `judge_ranges` needs it to judge `wanted`."""
+        """Return what is stored, as `judge_ranges` needs it.
+
+        Args:
+            wanted: The range that is to be judged.
+
+        Returns:
+            What is stored, with the stored range that overlaps `wanted`; None if nothing was added.
+        """
         if self._newest is None:
             return None
         at = bisect_right(self._ends, wanted.start)
@@ -95,31 +125,46 @@ class TakenRanges:
 class Verdict(StrEnum):
     """What an output does with a range.
 
-    Rows of older generations at the offsets read give way in both cases of writing: a new generation that is under way
-    still meets what older ones wrote further on.
+    With `TAKE` and with `REPLACE` the output deletes rows of older generations at the offsets that could be read.
+    `TAKE` needs that too, because older generations may have written rows beyond the first range of the new one.
     """
 
     TAKE = "take"
-    """The range follows on what is stored in its generation or, in any order, lies beside it: write its rows."""
+    """Write the rows. The range follows what is stored in its generation or, in any order, does not overlap it."""
     SKIP = "skip"
-    """The range was taken before: write nothing."""
+    """Write nothing: the range was taken before."""
     REPLACE = "replace"
-    """The first range of a new generation or of an empty output: write its rows, wherever it starts."""
+    """Write the rows, wherever the range starts: it is the first one of a generation or of an empty output."""
 
 
 def judge(stored: StoredPosition | None, wanted: ClaimedRange) -> Verdict:
-    """Say what an output that has got as far as `stored` does with `wanted`.
+    """Decide what an output that keeps a position does with a range.
 
-    See protocol.md, section 6, "Effectively once".
+    This is the table of protocol.md, section 6, "Effectively once".
 
-    Raises `SinkRejectedError` for a lower token or generation, another coordination log, a data topic made anew
-    without a new generation, a position that is neither the range's start nor its end, and ranges in any order: a
-    position cannot tell one that it has from one that it passed over.
+    Args:
+        stored: What the output has stored about the range's group, topic and partition; None if nothing.
+        wanted: The range of the batch.
+
+    Returns:
+        What the output does with the range.
+
+    Raises:
+        SinkRejectedError: the output must not take the range. The range has a lower fencing token or generation, or
+            another coordination topic. Or the data topic was deleted and re-created without a new generation, or the
+            position is neither the range's start nor its end. Ranges in any order are refused too, because a position
+            does not show which of them are stored.
+
+    Example:
+        ```python
+        if judge(stored, range_) is not Verdict.SKIP:
+            write(rows)
+        ```
     """
     if wanted.in_any_order:
         raise SinkRejectedError(
-            f"{wanted} of group {wanted.group!r}: members of the group claim ranges, which are done in any order, and "
-            "the output keeps only a position: use one that keeps ranges"
+            f"{wanted} of group {wanted.group!r}: members of the group claim ranges, which are done in any order, but "
+            "the output keeps only a position. Use an output that keeps ranges"
         )
     if stored is None or _is_of_newer_generation(stored, wanted):
         return Verdict.REPLACE
@@ -131,21 +176,30 @@ def _judge_position(position: int, wanted: ClaimedRange) -> Verdict:
         return Verdict.SKIP
     if position != wanted.start:
         raise SinkRejectedError(
-            f"{wanted} of group {wanted.group!r}: the output stands at {position}, which is neither the range's start "
-            "nor its end: nothing was written; compare the output with `marshal-dagster position get`"
+            f"{wanted} of group {wanted.group!r}: the output is at position {position}, which is neither the range's "
+            "start nor its end, so nothing was written. Compare the output with `marshal-dagster position get`"
         )
     return Verdict.TAKE
 
 
 def judge_ranges(stored: StoredRanges | None, wanted: ClaimedRange) -> Verdict:
-    """Say what an output that knows each of its ranges does with `wanted`.
+    """Decide what an output that keeps each range does with a range.
 
-    See protocol.md, section 8.4, "Effectively once".
+    See protocol.md, section 8.4, "Effectively once". If members of the group claim ranges, ranges come in any order. So
+    the fencing tokens of different ranges are not compared, and a range without offsets is skipped. In other groups the
+    rules of `judge` apply; ranges that were taken in any order before must leave no gap.
 
-    Where members claim ranges they come in any order, so tokens of different ranges are not compared; one without
-    offsets is there already. In other groups all is as with `judge`, and what was taken in any order before must leave
-    no gap. Raises `SinkRejectedError` for a lower generation, another coordination log, a data topic made anew without
-    a new generation, and a range that overlaps what is stored and is not the same.
+    Args:
+        stored: What the output has stored about the range's group, topic and partition; None if nothing.
+        wanted: The range of the batch.
+
+    Returns:
+        What the output does with the range.
+
+    Raises:
+        SinkRejectedError: the output must not take the range. The range has a lower generation or another
+            coordination topic. Or the data topic was deleted and re-created without a new generation, or the range
+            overlaps stored ranges and is not one of them.
     """
     if stored is None or _is_of_newer_generation(stored, wanted):
         return Verdict.REPLACE
@@ -157,61 +211,64 @@ def judge_ranges(stored: StoredRanges | None, wanted: ClaimedRange) -> Verdict:
         start, end = stored.overlapping
         raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output holds [{start}, {end}) of the same generation, which "
-            f"overlaps it and is not the same: nothing was written; {_UNPLANNED}"
+            f"overlaps this range and is not equal to it, so nothing was written. {_UNPLANNED}"
         )
     if wanted.start < stored.below:
         raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output was written in order up to {stored.below} in the same "
-            f"generation, and has no such range: nothing was written; {_UNPLANNED}"
+            f"generation, but does not hold this range, so nothing was written. {_UNPLANNED}"
         )
     return Verdict.TAKE
 
 
 _UNPLANNED = (
-    "a plan never changes within a generation, so compare the output with the coordination log (`marshal-dagster "
-    "tail`); setting the position begins a new generation, which replaces what was read"
+    "A plan never changes within a generation: compare the output with the coordination log (`marshal-dagster tail`), "
+    "or set the position, which starts a new generation and replaces rows"
 )
 
 
 def _judge_in_order(stored: StoredRanges, wanted: ClaimedRange) -> Verdict:
-    """Judge by the position alone if all was taken in order; else the very last range is known and what follows it."""
+    """Judge by the position alone if all ranges were taken in order; otherwise only a stored or the next range fits."""
     is_known = stored.overlapping in {None, (wanted.start, wanted.end)}
     if stored.position is None or (stored.position != stored.below and not is_known):
         raise SinkRejectedError(
-            f"{wanted} of group {wanted.group!r}: members have claimed ranges in this generation, and the output holds "
-            "some that it neither is nor follows on without a gap: nothing was written; a group that no longer claims "
-            "ranges needs a new generation: set the position"
+            f"{wanted} of group {wanted.group!r}: the output holds ranges that members claimed in this generation. "
+            "This range is none of them and does not follow them without a gap, so nothing was written. A group that "
+            "no longer claims ranges needs a new generation: set the position"
         )
     return _judge_position(stored.position, wanted)
 
 
 def _is_of_newer_generation(stored: StoredPosition | StoredRanges, wanted: ClaimedRange) -> bool:
-    """Say whether `wanted` begins a new generation of the output.
+    """Return whether `wanted` starts a new generation of the output.
 
-    Raises `SinkRejectedError` for another log or data topic, an older generation, and a lower token where they are
-    compared.
+    Raises:
+        SinkRejectedError: the range has another coordination topic, another data topic in the same generation, an
+            older generation, or (if it does not come in any order) a lower fencing token.
     """
     if stored.coordination_topic_id != wanted.coordination_topic_id:
         raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: the output was written under coordination topic id "
-            f"{stored.coordination_topic_id}, this run uses {wanted.coordination_topic_id}. The coordination topic was "
-            "made anew; a person must check what was done and point the group at a new output"
+            f"{stored.coordination_topic_id}, but this run uses {wanted.coordination_topic_id}: the coordination topic "
+            "was deleted and re-created. Check what the output holds, then give the group a new output"
         )
     if wanted.generation < stored.generation:
         raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: generation {wanted.generation} is older than {stored.generation} in "
-            "the output: the position was set while this run worked; let it end"
+            "the output, because an operator set the position while this run worked. Let this run fail; the next one "
+            "starts at the new position"
         )
     if wanted.epoch < stored.epoch and not wanted.in_any_order:
         raise SinkRejectedError(
             f"{wanted} of group {wanted.group!r}: fencing token {wanted.epoch} is lower than {stored.epoch} in the "
-            "output: another run has taken the partition over; this one must stop"
+            "output, because another run has taken the partition over. This run must stop"
         )
     if wanted.generation > stored.generation:
         return True
     if wanted.data_topic_id != stored.data_topic_id:
         raise SinkRejectedError(
-            f"{wanted} of group {wanted.group!r}: the output holds data topic {stored.data_topic_id}, this run reads "
-            f"{wanted.data_topic_id} in the same generation: the data topic was made anew; set the position first"
+            f"{wanted} of group {wanted.group!r}: the output holds data topic id {stored.data_topic_id}, but this run "
+            f"reads {wanted.data_topic_id} in the same generation: the data topic was deleted and re-created. Set the "
+            "position first"
         )
     return False

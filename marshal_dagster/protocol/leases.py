@@ -1,7 +1,7 @@
-"""How long an owner may believe in its own claim (protocol.md, section 6, "Stay").
+"""Compute the lease of an owner: how long it may trust its claim (protocol.md, section 6, "Stay").
 
-All times are milliseconds of one clock that neither jumps nor stops while the machine sleeps; it is read by the
-caller and arrives here as a number.
+All times are milliseconds of one clock that never jumps and that runs while the machine sleeps. The caller reads the
+clock and passes the time.
 """
 
 from dataclasses import dataclass, field
@@ -10,45 +10,45 @@ from marshal_dagster.protocol.staleness import stale_after_ms
 
 
 def safety_margin_ms(heartbeat_interval_ms: int) -> float:
-    """How much earlier than `2 * HI` a lease ends, so that no clock's drift lets it outlive the claim."""
+    """Return how long before `2 * HI` a lease ends, so that a clock that drifts does not let it outlive the claim."""
     return heartbeat_interval_ms / 10
 
 
 def delivery_timeout_ms(heartbeat_interval_ms: int) -> int:
-    """The longest time for which a record may wait in the sender's queue, at most a quarter of the interval."""
+    """Return the longest time that a record may wait in the sender's queue: a quarter of the heartbeat interval."""
     return max(1, heartbeat_interval_ms // 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The time for which one claim is surely still its owner's.
+    """The time in which an owner may trust its claim.
 
-    It is counted from the *sending* of the last heartbeat or winning claim that was acknowledged and seen accepted.
+    It starts at the *sending* of the last heartbeat, or winning claim, that was acknowledged and read back as accepted.
     """
 
     heartbeat_interval_ms: int
     sent_ms: float
     ends_ms: float = field(init=False, repr=False)
-    """When the owner must have stopped."""
+    """The end (exclusive): the owner must have stopped by then."""
 
     def __post_init__(self) -> None:
-        """Work out the end once: it is asked for at every step."""
+        """Compute the end once, because every step reads it."""
         interval_ms = self.heartbeat_interval_ms
         ends_ms = self.sent_ms + stale_after_ms(interval_ms) - safety_margin_ms(interval_ms)
         object.__setattr__(self, "ends_ms", ends_ms)
 
     def left_ms(self, now_ms: float) -> float:
-        """How long it still holds at `now_ms`; not positive once it has ended."""
+        """Return how long the lease still holds at `now_ms`; 0 or negative after its end."""
         return self.ends_ms - now_ms
 
     def holds(self, now_ms: float) -> bool:
-        """Tell whether the owner may still act at `now_ms`."""
+        """Return whether the owner may still act at `now_ms`."""
         return self.left_ms(now_ms) > 0
 
     def may_send(self, now_ms: float) -> bool:
-        """Tell whether a record of the claim may be sent at `now_ms`: it cannot arrive after the lease's end."""
+        """Return whether a record that is sent at `now_ms` arrives before the lease ends, or is never delivered."""
         return self.left_ms(now_ms) > delivery_timeout_ms(self.heartbeat_interval_ms)
 
     def renewed(self, by: "Lease") -> "Lease":
-        """Give the lease after a heartbeat that brings `by` was seen accepted; it never gets shorter."""
+        """Return the later one of this lease and `by`, the lease of a heartbeat that was read back as accepted."""
         return by if by.sent_ms > self.sent_ms else self

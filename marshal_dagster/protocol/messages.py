@@ -1,11 +1,11 @@
-"""The records of the coordination log as values, parsed and rendered (protocol.md, section 1).
+"""Parse and render the records of the coordination log (protocol.md, section 1).
 
-A record's value is text, its fields joined with `/`:
+The value of a record is text, its fields joined with `/`:
 
     Type/version/time/instance/client/group/topic/partition[/tail]
 
-`parse` never raises: what is not valid becomes an `InvalidMessage` that says why. `render` is its inverse,
-byte for byte.
+`parse` never raises: it returns an `InvalidMessage` with the reason for a value that is not valid. `render` is its
+inverse, byte for byte. The module also defines the settings of a group, because a record carries them.
 """
 
 import re
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record_type(cls: type[T]) -> type[T]:
-    """Make a dataclass of keyword-only fields that the type checker holds frozen.
+    """Make `cls` a dataclass with keyword-only fields that type checkers treat as frozen.
 
-    At run time it is not: a frozen one takes three times as long to make, and a claim of many partitions makes
-    thousands.
+    It is not frozen at run time, because a frozen object takes three times as long to create, and a claim of many
+    partitions creates thousands.
     """
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
 
@@ -40,22 +40,27 @@ TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 FEATURE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 _NOT_IN_NAMES: Final = frozenset({"Cc", "Cs"})
-"""Unicode's categories of control characters and of surrogates."""
+"""Unicode's general categories of control characters and surrogates."""
 
 
 class RuleSet(StrEnum):
-    """By which rules a group's records are judged (protocol.md, sections 4 and 7)."""
+    """The rules by which the records of a group are judged (protocol.md, sections 4 and 7)."""
 
     NATIVE = "native"
+    """The rules of this library: records of a member that lost its claim are refused."""
     GO = "go"
+    """The rules of the Go library, for groups that Go consumers share; the heartbeat interval is 60 s."""
 
 
 class DeliveryMode(StrEnum):
-    """What a group promises for each message (protocol.md, section 6)."""
+    """The guarantee of a group for each message (protocol.md, section 6)."""
 
     AT_MOST_ONCE = "at_most_once"
+    """Commit before processing. If the run crashes, the rest of the batch is not processed."""
     AT_LEAST_ONCE = "at_least_once"
+    """Commit after processing. If the run crashes, another run repeats the whole batch."""
     EFFECTIVELY_ONCE = "effectively_once"
+    """Commit after processing, into a sink that takes each range of offsets once."""
 
 
 RULE_SETS: Final = frozenset(RuleSet)
@@ -64,26 +69,38 @@ DELIVERY_MODES: Final = frozenset(DeliveryMode)
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What the members of a group agree on."""
+    """The settings that all members of a group share (protocol.md, section 3.2).
+
+    The first member of a group writes them to the coordination log. A member with other settings does not claim.
+
+    Example:
+        ```python
+        GroupSettings(10_000, delivery=DeliveryMode.EFFECTIVELY_ONCE)
+        ```
+    """
 
     heartbeat_interval_ms: int = 60_000
+    """The heartbeat interval HI in milliseconds. An owner without a heartbeat for 2 HI is stale."""
     rule_set: RuleSet = RuleSet.NATIVE
+    """The rules by which the group's records are judged."""
     delivery: DeliveryMode = DeliveryMode.AT_LEAST_ONCE
+    """The guarantee for each message."""
     features: tuple[str, ...] = ()
+    """Features that every member must know; `ranges` is the only one (protocol.md, section 8)."""
 
 
 DEFAULT_SETTINGS: Final = GroupSettings(10_000)
-"""What a member is configured with unless its user says otherwise."""
+"""The settings of a member whose user configures none."""
 WITHOUT_SETTINGS: Final = GroupSettings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.GO)
-"""What holds in a group until a `GroupSettings` record is accepted: its members are Go consumers.
+"""The settings in force until a `GroupSettings` record is accepted: the group's members are Go consumers.
 
-See protocol.md, section 3.
+See protocol.md, section 3.2.
 """
 
 
 @record_type
 class Message:
-    """What every record carries. `time_s` is the sender's clock in unix seconds; no rule uses it."""
+    """The fields of every record. `time_s` is the sender's clock in unix seconds; no rule uses it."""
 
     instance: str
     client: str
@@ -96,47 +113,47 @@ class Message:
 
 @record_type
 class ClaimingPartition(Message):
-    """Asks for the partition."""
+    """A request for the partition."""
 
 
 @record_type
 class Heartbeat(Message):
-    """Still here; everything before `offset` is done."""
+    """A sign that the owner is alive; everything before `offset` is done."""
 
     offset: int
 
 
 @record_type
 class ReleasingPartition(Message):
-    """Gives the partition up, which stands at `offset`; the pausing instance sets the position with it."""
+    """The release of the partition, which is at `offset`; the pausing instance sets the position with it."""
 
     offset: int
 
 
 @record_type
 class ClaimingMessages(Message):
-    """The plan: the messages up to `plan_end` (exclusive) are one batch."""
+    """A plan: the messages up to `plan_end` (exclusive) are one batch."""
 
     plan_end: int
 
 
 @record_type
 class RevokingClaim(Message):
-    """Takes the claim of `epoch` from its owner."""
+    """The revocation of the claim with this epoch."""
 
     epoch: int
 
 
 @record_type
 class DataTopic(Message):
-    """Says which incarnation of the data topic the key's offset belongs to."""
+    """The id of the incarnation of the data topic to which the key's offset belongs."""
 
     topic_id: str
 
 
 @record_type
 class ClaimingRange(Message):
-    """Asks for the offsets from `start` up to `end` (exclusive)."""
+    """A request for the offsets from `start` to `end` (exclusive)."""
 
     start: int
     end: int
@@ -144,41 +161,41 @@ class ClaimingRange(Message):
 
 @record_type
 class RangeMessage(Message):
-    """Speaks of the range that the record at log offset `epoch` won."""
+    """A record about the range that the record at log offset `epoch` won."""
 
     epoch: int
 
 
 @record_type
 class PlanningRange(RangeMessage):
-    """The plan: the range up to `end` (exclusive) is one batch."""
+    """A plan: the range up to `end` (exclusive) is one batch."""
 
     end: int
 
 
 @record_type
 class RangeHeartbeat(RangeMessage):
-    """Still here."""
+    """A sign that the owner of the range is alive."""
 
 
 @record_type
 class RangeDone(RangeMessage):
-    """The commit: the planned range is done."""
+    """The commit of a planned range: it is done."""
 
 
 @record_type
 class ReleasingRange(RangeMessage):
-    """Gives the range up."""
+    """The release of the range."""
 
 
 @record_type
 class RevokingRange(RangeMessage):
-    """Takes the range from its owner."""
+    """The revocation of the range."""
 
 
 @record_type
 class GroupMessage(Message):
-    """A record about a whole group, or about none: its topic is empty and its partition is 0."""
+    """A record that concerns a whole group, or no group: its topic is empty and its partition is 0."""
 
     topic: str = ""
     partition: int = 0
@@ -186,7 +203,7 @@ class GroupMessage(Message):
 
 @record_type
 class ReleaseGroup(GroupMessage):
-    """Pauses the group until `expiry_s`, unix seconds; one that has passed resumes it."""
+    """A pause of the group until `expiry_s` (unix seconds); if that time has passed, the group resumes."""
 
     expiry_s: int
     version: int = 0
@@ -194,22 +211,22 @@ class ReleaseGroup(GroupMessage):
 
 @record_type
 class GroupSettingsRecord(GroupMessage):
-    """What the group's members agree on."""
+    """The settings of the group."""
 
     settings: GroupSettings
 
 
 @record_type
 class Mark(GroupMessage):
-    """Moves log time and nothing else."""
+    """A record that moves log time and does nothing else."""
 
 
 GROUP_MESSAGES: Final[frozenset[type[Message]]] = frozenset({ReleaseGroup, GroupSettingsRecord, Mark})
-"""The types of records about a whole group, or about none."""
+"""The types of records that concern a whole group, or no group."""
 
 
 class Invalid(StrEnum):
-    """Why a value is not a valid message."""
+    """Why a value is not a valid message. Snapshots store these texts as keys of their counts."""
 
     NO_VALUE = "no value"
     TOO_LONG = "longer than 2048 bytes"
@@ -226,7 +243,7 @@ class Invalid(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InvalidMessage:
-    """A value that no reader acts upon."""
+    """A value that is not valid: every reader counts and skips it."""
 
     reason: Invalid
 
@@ -243,14 +260,14 @@ def _number(text: str, most: int = INT64_MAX) -> int:
 
 
 _repeated_number = lru_cache(maxsize=4_096)(_number)
-"""For numbers that many records share."""
+"""Parses numbers that many records share."""
 
 
 @lru_cache(maxsize=4_096)
 def is_name(text: str) -> bool:
-    """Tell whether `text` may be an instance, client or group: 1 to 255 code points, no `/`, none of Cc.
+    """Return whether `text` may be an instance, client or group: 1 to 255 code points, no `/`, no control character.
 
-    Nor a lone surrogate, which no UTF-8 holds: an argument or a JSON text may bring one, a record never.
+    A lone surrogate is not allowed either. No UTF-8 text has one, but a command argument or a JSON text may.
     """
     if not 0 < len(text) <= MAX_NAME_LENGTH or "/" in text:
         return False
@@ -259,7 +276,7 @@ def is_name(text: str) -> bool:
 
 @lru_cache(maxsize=4_096)
 def is_topic(text: str) -> bool:
-    """Tell whether `text` may name a Kafka topic."""
+    """Return whether Kafka allows `text` as the name of a topic."""
     return TOPIC.fullmatch(text) is not None and text not in {".", ".."}
 
 
@@ -289,22 +306,30 @@ def _write_settings(settings: GroupSettings) -> str:
 
 
 def settings_text(settings: GroupSettings) -> str:
-    """Write settings as the end of a `GroupSettings` record. Raises `ValueError` for those that no record can carry."""
+    """Return settings as the tail of a `GroupSettings` record.
+
+    Raises:
+        ValueError: no record can carry these settings.
+    """
     try:
         return _write_settings(settings)[1:]
     except _InvalidError:
-        raise ValueError(f"not valid as settings: {settings}") from None
+        raise ValueError(f"not valid as settings of a group: {settings}") from None
 
 
 def settings_of(text: str) -> GroupSettings:
-    """Read what `settings_text` writes. Raises `ValueError` for anything else."""
+    """Parse the text that `settings_text` returns.
+
+    Raises:
+        ValueError: `text` is not the tail of a `GroupSettings` record.
+    """
     tail = text.split("/")
     try:
         if len(tail) == _SETTINGS_FIELDS:
             return _read_settings(tail)
     except _InvalidError:
         pass
-    raise ValueError(f"not valid as settings: {text[:MAX_NAME_LENGTH]!r}")
+    raise ValueError(f"not valid as settings of a group: {text[:MAX_NAME_LENGTH]!r}")
 
 
 _SETTINGS_FIELDS: Final = 4
@@ -332,9 +357,9 @@ def _write_offset(offset: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How one type's tail is read and written: the field it fills, and how many parts it has.
+    """The form of a record type: which fields its tail fills, and how the tail is parsed and rendered.
 
-    `second` is filled by the last part, a number, where there are two fields.
+    `parts` is the number of parts of the tail. If it fills two fields, the last part is a number and fills `second`.
     """
 
     name: str
@@ -346,14 +371,14 @@ class _Form:
     second: str | None = None
 
     def content(self, tail: list[str]) -> dict[str, Any]:
-        """Read the fields that the tail fills."""
+        """Return the fields that the tail fills."""
         if self.field is None:
             return {}
         first = self.read(tail)
         return {self.field: first} if self.second is None else {self.field: first, self.second: _number(tail[-1])}
 
     def tail(self, message: Message) -> str:
-        """Write the tail, the slash before it included."""
+        """Return the tail of `message` with the slash before it."""
         if self.field is None:
             return ""
         first = self.write(getattr(message, self.field))
@@ -384,7 +409,7 @@ _FORM_OF: Final = {form.type: form for form in FORMS.values()}
 
 
 def type_name(message: Message) -> str:
-    """Return the record type of `message` as its record names it."""
+    """Return the name of the record type of `message`, the first field of its value."""
     return _FORM_OF[type(message)].name
 
 
@@ -392,7 +417,10 @@ _HEAD_FIELDS: Final = 8
 
 
 def parse(value: bytes | None) -> Message | InvalidMessage:
-    """Read a record's value. Never raises; its placement is judged by the world state."""
+    """Parse the value of a record. Never raises.
+
+    The caller checks whether the record lies in the coordination partition of its topic.
+    """
     try:
         return _parse(value)
     except _InvalidError as invalid:
@@ -435,9 +463,11 @@ def _parse(value: bytes | None) -> Message:
 
 
 def render(message: Message) -> bytes:
-    """Write `message` as a record's value, which `parse` reads back to an equal message.
+    """Return `message` as the value of a record; `parse` returns an equal message for it.
 
-    Raises `ValueError` when it could not: no name can inject a field, nothing invalid is ever appended.
+    Raises:
+        ValueError: the message is not valid as a record. So no name can inject a field, and no member appends an
+            invalid record.
     """
     kind, partition = type(message), message.partition
     form = _FORM_OF[kind]
@@ -458,7 +488,7 @@ def render(message: Message) -> bytes:
 def _head(  # noqa: PLR0917 - the fields of a record, in their order
     kind: str, version: int, time_s: int, instance: str, client: str, group: str, topic: str
 ) -> str:
-    """Write all that comes before the partition: the same for all records that one member sends within a second."""
+    """Return the fields before the partition. They are equal in all records that a member sends within one second."""
     numbers = 0 <= version <= INT64_MAX and 0 <= time_s <= INT64_MAX
     names = is_name(instance) and is_name(client) and is_name(group)
     place = not topic if FORMS[kind].type in GROUP_MESSAGES else is_topic(topic)
@@ -469,9 +499,9 @@ def _head(  # noqa: PLR0917 - the fields of a record, in their order
 
 @lru_cache(maxsize=65_536)
 def coordination_partition(topic: str, coordination_partitions: int) -> int:
-    """Give the coordination partition, 0 to `coordination_partitions` - 1, that holds all records of `topic`.
+    """Return the coordination partition that holds all records of `topic` (protocol.md, section 1.5).
 
-    The first 8 bytes of md5(topic), read as a little-endian unsigned integer, modulo the partition count.
+    It is the first 8 bytes of md5(topic), read as a little-endian unsigned integer, modulo the partition count.
     """
     digest = md5(topic.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "little") % coordination_partitions

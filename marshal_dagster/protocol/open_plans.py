@@ -1,4 +1,7 @@
-"""Plans that no live member holds, and which of them are exhausted: tried too often (protocol.md, section 6)."""
+"""List the plans that no live member holds, and those that are exhausted: tried too often (protocol.md, section 6).
+
+Sensors and the command line use this to report failing batches and to suggest the command that retries them.
+"""
 
 import shlex
 from collections.abc import Callable, Collection, Sequence
@@ -10,12 +13,15 @@ from marshal_dagster.protocol.state import Owner, Phase
 from marshal_dagster.protocol.world import World
 
 DEFAULT_MAX_ATTEMPTS: Final = 5
-"""How often a plan is taken over by default before it is left to an operator (protocol.md, section 6)."""
+"""How often members take over a plan by default before they leave it to an operator (protocol.md, section 6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPlan:
-    """A plan, of a whole partition or of a range, that no live member holds: offsets from `start` up to `end`."""
+    """A plan, of a partition or of a range, that no live member holds.
+
+    It has the offsets from `start` to `end` (exclusive). `start` is None if the key has no offset.
+    """
 
     group: str
     topic: str
@@ -23,16 +29,17 @@ class OpenPlan:
     start: int | None
     end: int
     attempts: int
-    """How often it was taken over, without the attempt that wrote it."""
+    """How often a member took the plan over; the attempt that wrote it does not count."""
     generation: int = 0
+    """The generation of the key."""
 
     def __str__(self) -> str:
-        """Return the plan as messages name it."""
+        """Return the plan as messages show it."""
         return f"{self.topic}/{self.partition} [{self.start}, {self.end}) of group {self.group!r}"
 
     @property
     def tries(self) -> int:
-        """How often it was tried, including the attempt that wrote it."""
+        """How often the plan was tried, including the attempt that wrote it."""
         return self.attempts + 1
 
     @property
@@ -49,9 +56,16 @@ def open_plans(
     topic: str | None = None,
     is_dead: Callable[[Owner], bool] = lambda _: False,
 ) -> list[OpenPlan]:
-    """Return the open plans that no live member holds at `wall_ms` (unix ms): advice, the log alone decides.
+    """Return the open plans that no live member holds, those with the most attempts first.
 
-    Plans of an owner that `is_dead` are among them. Those with the most attempts come first.
+    The result is advice: only the log decides.
+
+    Args:
+        world: The state of the coordination log.
+        wall_ms: The present time in unix milliseconds.
+        group: Only the plans of this group.
+        topic: Only the plans of this data topic.
+        is_dead: Returns whether an owner is known to be dead, although it is not stale yet. Its plans are included.
     """
     found = []
     for name, (of_topic, partition), state, key in world.keys():  # noqa: SIM118 - no mapping
@@ -74,15 +88,16 @@ def open_plans(
 
 
 def exhausted(plans: Collection[OpenPlan], max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[OpenPlan]:
-    """Return those of `plans` that were taken over `max_attempts` times: members do not retry them any more."""
+    """Return the plans that were taken over `max_attempts` times or more: members no longer retry them."""
     return [plan for plan in plans if plan.attempts >= max_attempts]
 
 
 def parts_to_retry(plans: Collection[OpenPlan], max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[tuple[int, ...]]:
-    """Return the partitions of the plans that were tried twice or more, in parts that are tried one by one.
+    """Divide the partitions whose plans were taken over before into parts that are tried one after another.
 
-    Plans with `a` attempts are divided into 2^a parts; before the last attempt each partition is a part. Those with the
-    fewest attempts come first. See docs/decisions/0015-failing-plans-in-halves.md.
+    The partitions whose plans have `a` attempts are divided into 2^a parts. Before the last attempt each partition is a
+    part of its own. Partitions with the fewest attempts come first. See
+    docs/decisions/0015-failing-plans-in-halves.md.
     """
     attempts: dict[int, int] = {}
     for plan in plans:
@@ -105,6 +120,6 @@ def retry_commands(plans: Sequence[OpenPlan]) -> str:
 
 
 def retry_command(group: str, topic: str, partitions: Collection[int]) -> str:
-    """Return the command that retries exhausted plans of a topic; it names the partition if there is only one."""
+    """Return the command that retries the exhausted plans of a topic; it names the partition if there is only one."""
     only = map(str, partitions) if len(partitions) == 1 else ()
     return shlex.join(["marshal-dagster", "retry", group, topic, *only])

@@ -1,4 +1,7 @@
-"""What a member had better claim of a partition that is held by ranges: advice (protocol.md, section 8.4, "Claim")."""
+"""Choose the range that a member claims in a partition (protocol.md, section 8.4, "Claim").
+
+The choice is advice: the rules in `rules` decide whether the claim is accepted.
+"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -12,7 +15,11 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ChoiceContext:
-    """What one knows beside the state: the time, in ms, and who is `dead` though not stale yet."""
+    """What a member knows in addition to the state.
+
+    `at_ms` is the time at which owners are judged, in unix milliseconds (`Group.advice_time_ms`). `dead` are owners
+    that are known to be dead but are not stale yet.
+    """
 
     at_ms: int
     dead: Collection[Owner] = ()
@@ -28,11 +35,19 @@ def choose_range(
     readable: int = 0,
     max_attempts: int | None = None,
 ) -> Bounds | None:
-    """Choose what to claim of `key`, or None where nothing is free or ranges cannot be claimed.
+    """Return the range of `key` to claim, or None if nothing is free or ranges cannot be claimed.
 
-    First the lowest planned range that nobody alive holds and that had fewer than `max_attempts` attempts, exactly as
-    it is; else at most `size` offsets of the lowest gap, none at or beyond `until`; those below `readable`, which
-    retention has deleted, do not count.
+    The first choice is the lowest planned range without a live owner that has fewer than `max_attempts` attempts. It is
+    claimed exactly as it is. Otherwise the choice is at the start of the lowest gap between ranges.
+
+    Args:
+        group: The state of the group.
+        key: The state of the partition for the group.
+        look: The time, and the owners that are known to be dead.
+        until: The end (exclusive) of the offsets that may be claimed.
+        size: The number of offsets at most. Offsets below `readable` do not count.
+        readable: The first offset that retention has not deleted.
+        max_attempts: Leave planned ranges with this number of attempts or more; None: take all.
     """
     if not _may_be_claimed(group, key, look):
         return None
@@ -50,7 +65,7 @@ def choose_range(
 
 
 def overlapping_dead_ranges(ranges: Ranges, start: int, end: int, dead: Collection[Owner]) -> list[Range]:
-    """Give the ranges of `dead` owners that overlap [start, end): revoke them before it is claimed."""
+    """Return the ranges of `dead` owners that overlap [start, end); the caller revokes them before it claims."""
     return [
         range_ for range_ in ranges if range_.owner is not None and range_.owner in dead and range_.overlaps(start, end)
     ]
@@ -74,7 +89,7 @@ def _abandoned_plan(group: Group, ranges: Ranges, look: ChoiceContext, max_attem
 
 
 def _lowest_gap(kept: Iterable[Range], offset: int, until: int) -> Bounds | None:
-    """Give the lowest offsets from `offset` on and below `until` that none of `kept`, which are ordered, has."""
+    """Return the lowest offsets, from `offset` to `until` (exclusive), that no range in the ordered `kept` covers."""
     at = offset
     for range_ in kept:
         if at < range_.start:

@@ -1,6 +1,7 @@
-"""The ranges by which a partition is held, and what becomes of them (protocol.md, section 8.2).
+"""Change the ranges of a key (protocol.md, section 8.2).
 
-All are values: an accepted record gives a key another tuple of them, ordered and without overlap.
+Ranges are immutable. An accepted record replaces the key's tuple of ranges; the tuple is ordered and without overlap.
+`rules` calls these functions as the effects of range records.
 """
 
 from collections.abc import Iterable
@@ -9,11 +10,11 @@ from typing import Final
 from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
 
 MOST_RANGES: Final = 256
-"""How many a key may have: each of its records is judged against all of them."""
+"""How many ranges a key may have. There is a limit because each record of the key is judged against all of them."""
 
 
 def of_epoch(ranges: Ranges, epoch: int) -> Range | None:
-    """Find the range that was won by the record at log offset `epoch`, while its owner has it."""
+    """Return the range that the record at log offset `epoch` won, if its owner still holds it."""
     for each in ranges:
         if each.owner is not None and each.owner.epoch == epoch:
             return each
@@ -21,31 +22,35 @@ def of_epoch(ranges: Ranges, epoch: int) -> Range | None:
 
 
 def put(ranges: Iterable[Range], new: Range) -> Ranges:
-    """Add a range, in place of the one that begins where it does."""
+    """Add a range; it replaces the range with the same start."""
     return tuple(sorted([*(range_ for range_ in ranges if range_.start != new.start), new]))
 
 
 def give_up(ranges: Ranges, given: Range) -> Ranges:
-    """Take the owner from a range: one that is only claimed is gone."""
+    """Remove the owner of a range. A range that is only claimed is removed altogether."""
     if given.phase is Phase.CLAIMED:
         return tuple(range_ for range_ in ranges if range_ is not given)
     return put(ranges, given.without_owner())
 
 
 def without_owners(ranges: Ranges) -> Ranges:
-    """Take all owners away; what was only claimed is gone."""
+    """Remove all owners. Ranges that are only claimed are removed altogether."""
     return tuple(range_.without_owner() for range_ in ranges if range_.phase is not Phase.CLAIMED)
 
 
 def is_done(key: Key, start: int, end: int) -> bool:
-    """Tell whether all offsets from `start` up to `end` are done: passed by the offset, or done ahead of it."""
+    """Return whether all offsets from `start` to `end` (exclusive) are done: below the offset, or in a done range."""
     if key.offset is not None and key.offset >= end:
         return True
     return any(range_.phase is Phase.DONE and range_.start <= start and end <= range_.end for range_ in key.ranges)
 
 
 def finish(ranges: Ranges, done: Range, offset: int) -> tuple[Ranges, int]:
-    """Let `done` be done, as one with the done ranges that it touches; give what is left, and the offset."""
+    """Mark the range `done` as done and merge it with the done ranges that it touches.
+
+    Returns:
+        The ranges that remain, and the offset, which passes the done range if that starts there.
+    """
     start, end, kept = done.start, done.end, []
     for range_ in ranges:
         if range_ is done:

@@ -1,4 +1,7 @@
-"""A stored coordination log as text: JSON lines in, the world state as one JSON object out."""
+"""Read a stored coordination log from JSON lines, and show the state that it leads to as one JSON object.
+
+The command `marshal-dagster replay` is built on this module; `tail --json` writes the lines that it reads.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -10,12 +13,12 @@ from marshal_dagster.protocol.world import World
 
 
 class MalformedLogError(ValueError):
-    """A line of a stored log cannot be read, or does not follow the one before it; the message names the line."""
+    """A line of a stored log cannot be parsed or has an offset that does not rise; the message has the line number."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """One record of a stored log; `partition` is the coordination partition."""
+    """A record of a stored log; `partition` is the coordination partition."""
 
     partition: int
     offset: int
@@ -24,10 +27,11 @@ class StoredRecord:
 
 
 def parse_lines(lines: Iterable[str]) -> Iterator[StoredRecord]:
-    """Read JSON lines `{"partition","offset","timestamp","value"}`; empty lines are passed over.
+    """Parse JSON lines of the form `{"partition","offset","timestamp","value"}`; empty lines are skipped.
 
-    Raises `MalformedLogError` for a line that is not of that form, or whose offset does not rise within its
-    coordination partition.
+    Raises:
+        MalformedLogError: a line does not have that form, or its offset does not rise within its coordination
+            partition.
     """
     last: dict[int, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -36,8 +40,8 @@ def parse_lines(lines: Iterable[str]) -> Iterator[StoredRecord]:
         record = _parse_line(number, line)
         if record.offset <= last.get(record.partition, -1):
             raise MalformedLogError(
-                f"line {number}: offset {record.offset} of coordination partition {record.partition} comes after "
-                f"{last[record.partition]}; offsets must rise within a partition"
+                f"line {number}: offset {record.offset} of coordination partition {record.partition} follows "
+                f"{last[record.partition]}, but offsets must rise within a partition"
             )
         last[record.partition] = record.offset
         yield record
@@ -46,26 +50,26 @@ def parse_lines(lines: Iterable[str]) -> Iterator[StoredRecord]:
 def _parse_line(number: int, line: str) -> StoredRecord:
     try:
         fields = json.loads(line)
-    except (ValueError, RecursionError) as error:  # a number too long and a nesting too deep are errors of other kinds
+    except (ValueError, RecursionError) as error:  # not only JSONDecodeError: numbers can be too long, nesting too deep
         raise MalformedLogError(f"line {number}: not JSON ({error})") from None
     form = '{"partition": int, "offset": int, "timestamp": ms, "value": text or null}'
     if not isinstance(fields, dict):
-        raise MalformedLogError(f"line {number}: not an object {form}")
+        raise MalformedLogError(f"line {number}: not a JSON object; expected {form}")
     for name in ("partition", "offset", "timestamp"):
         at_least = None if name == "timestamp" else 0
         if type(fields.get(name)) is not int or (at_least is not None and fields[name] < at_least):
             raise MalformedLogError(f"line {number}: {name!r} is missing or not a whole number; expected {form}")
     value = fields.get("value")
     if "value" not in fields or not isinstance(value, str | None):
-        raise MalformedLogError(f"line {number}: 'value' is missing or neither text nor null; expected {form}")
+        raise MalformedLogError(f"line {number}: 'value' is missing, or is neither text nor null; expected {form}")
     encoded = None if value is None else encode_value(value)
     return StoredRecord(fields["partition"], fields["offset"], fields["timestamp"], encoded)
 
 
 def encode_value(text: str) -> bytes:
-    """Turn a stored value into bytes; lone surrogates become the bytes that `decode_value` made them from.
+    """Return the bytes of a stored value; lone surrogates become the bytes from which `decode_value` made them.
 
-    A text that `decode_value` never makes, one whose lone surrogates spell valid UTF-8, stays invalid.
+    A text whose lone surrogates form valid UTF-8 never comes from `decode_value`. Its bytes are not valid UTF-8.
     """
     try:
         value = text.encode("utf-8", "surrogateescape")
@@ -75,19 +79,19 @@ def encode_value(text: str) -> bytes:
 
 
 def decode_value(value: bytes | None) -> str | None:
-    """Turn a record's bytes into text that JSON can carry and `encode_value` turns back."""
+    """Return a record's bytes as text that JSON can carry; `encode_value` is the inverse."""
     return None if value is None else value.decode("utf-8", "surrogateescape")
 
 
 def render_record(record: StoredRecord) -> str:
-    """Write one record as the JSON line that `parse_lines` reads."""
+    """Return one record as the JSON line that `parse_lines` parses."""
     value = decode_value(record.value)
     fields = {"partition": record.partition, "offset": record.offset, "timestamp": record.timestamp_ms, "value": value}
     return json.dumps(fields)
 
 
 def summary(world: World) -> dict[str, Any]:
-    """Give the world state as `replay --json` prints it: a stale owner and an expired pause are shown as stored."""
+    """Return the state as `replay --json` prints it; stale owners and expired pauses are shown as they are stored."""
     partitions = [world.partitions[number] for number in sorted(world.partitions)]
     names = sorted({name for partition in partitions for name in partition.groups})
     return {

@@ -1,10 +1,10 @@
-"""The tables of protocol.md, sections 4 and 8.3, as a table.
+"""The rules that accept or refuse a record, as tables (protocol.md, sections 4, 5.5, 7 and 8.3).
 
-For each type of record: the conditions under which it is accepted, the reason that is named when one fails, its effect.
-A condition may rely on those before it.
+Each table maps a type of record to a `Rule`: the conditions under which the record is accepted, the reason that is
+reported if a condition fails, and the effect. The conditions are checked in order, so one may rely on those before it.
 
-`NATIVE` and `GO` (section 7) judge; `OBSERVING` (section 5) is what a reader does that could not start at the
-log's beginning: it refuses nothing and is never claimed from.
+`NATIVE` and `GO` are the tables of the two rule sets. `OBSERVING` is the table of a reader that could not start at the
+beginning of the log or at a snapshot: it refuses nothing, and no member claims from its state.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range, Rang
 
 
 class Refusal(StrEnum):
-    """Why a valid record changed nothing."""
+    """Why a valid record was refused. Snapshots store these texts as keys of their counts."""
 
     LIVE_OWNER = "the partition has a live owner"
     PAUSED = "the group is paused"
@@ -64,7 +64,7 @@ class Refusal(StrEnum):
 
 
 class RecordNote(StrEnum):
-    """What a reader reports of a record that it accepted."""
+    """What a reader reports about an accepted record. Snapshots store these texts as keys of their counts."""
 
     REWIND = "a heartbeat below the offset"
     LOWERED = "a heartbeat lowered the offset"
@@ -81,10 +81,11 @@ _NO_RANGE: Final = Range(0, 0, Phase.DONE)
 
 @dataclass(slots=True)
 class Event(Generic[M]):
-    """One record, where it fell, and the state that it may change."""
+    """A record, its place in the log, and the state that it may change."""
 
     message: M
     offset: int
+    """The log offset of the record."""
     log_time_ms: int
     group: Group
     key: Key
@@ -97,13 +98,16 @@ Effect = Callable[[Event[Any]], Notes]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """All of `guards` must hold, else the first that fails names the refusal; then `effect` is carried out."""
+    """The rule of one type of record: if all guards hold, the effect is applied.
+
+    Otherwise the record is refused with the reason of the first guard that fails.
+    """
 
     effect: Effect
     guards: tuple[tuple[Guard, Refusal], ...] = ()
 
     def refusal(self, event: Event[Any]) -> Refusal | None:
-        """Name the reason for which `event` is refused, or None."""
+        """Return the reason why `event` is refused, or None if it is accepted."""
         for guard, refusal in self.guards:
             if not guard(event):
                 return refusal
@@ -142,7 +146,7 @@ def is_offset_known(event: Event[Any]) -> bool:
     return event.key.offset is not None
 
 
-# Guards of range claims, and of what they keep from being claimed whole
+# Guards of range claims, and of whole claims where a key has ranges
 
 
 def is_free_of_live_ranges(event: Event[Any]) -> bool:
@@ -190,12 +194,12 @@ def _effective_ranges(event: Event[Any]) -> Ranges:
 
 
 def _named(event: Event[Any]) -> Range:
-    """Return the range that the record names; where there is none, which the first guard refuses, an empty one."""
+    """Return the range that the record names, or `_NO_RANGE` if there is none; the first guard then refuses."""
     return of_epoch(event.key.ranges, event.message.epoch) or _NO_RANGE
 
 
 def _abandoned_plan(event: Event[ClaimingRange]) -> Range | None:
-    """Find the planned range without a live owner that is exactly the one asked for."""
+    """Return the planned range without a live owner that is exactly the requested one."""
     asked, interval_ms = (event.message.start, event.message.end), event.group.settings.heartbeat_interval_ms
     for range_ in event.key.ranges:
         if (range_.start, range_.end) == asked and range_.phase is Phase.PLANNED:
@@ -317,7 +321,7 @@ def release_range(event: Event[RangeMessage]) -> Notes:
 
 
 def nothing(_: Event[Any]) -> Notes:
-    """Move log time only."""
+    """Change no key and no group; the reader has moved log time already."""
     return ()
 
 

@@ -1,21 +1,21 @@
-"""The whole state of a coordination partition as numbered records, and back (protocol.md, section 5).
+"""Render the state of a coordination partition as snapshot records, and load it again (protocol.md, section 5).
 
-A snapshot is a text of JSON lines, cut into parts that fit into records, and a closing part that counts them and
-carries the checksum of all. The record's key names the snapshot and the part:
+A snapshot is a text of JSON lines. It is cut into parts that fit into records, and a closing part has their number and
+the checksum. The key of a record names the snapshot and the part:
 
     version/topic id/partition count/coordination partition/log offset/snapshot id/part
 
-The snapshot id makes every snapshot's keys its own: no writer, however late, replaces a part of another's, and of two
-that write at once neither breaks the other's. A snapshot counts when its closing part and all parts are there and the
-checksum, taken over name and text, is right. Of those the one at the highest log offset is used, unless the last record
-before it, which it names, is another one in the log by now: then the log has lost records and grown again. Parts are
-deleted, by records without value, only when a whole snapshot at a higher log offset has been read.
+The snapshot id is random. So no writer replaces a part of another writer's snapshot, and two that write at the same
+time do not damage each other's. A snapshot is whole if its closing part and all parts exist and the checksum of name
+and text is right. The reader uses the whole snapshot with the highest log offset. It skips one if the log has another
+record where the snapshot names the last one before it: then the log was truncated and has grown again. A writer
+deletes parts, by records without value, only after it has read a whole snapshot at a higher log offset.
 
-Version 3 has no ranges. From the first settings that name `ranges` on a snapshot has version 4, which holds them too.
-Versions 1 and 2 were written when a group without settings was judged by the rule set `native`: a reader starts from
-one only if every group with keys in it has settings, and no member deletes it.
+Version 3 has no ranges. Version 4 has them; it is written from the first settings that name `ranges`. Versions 1 and 2
+were written when the rule set `native` judged groups without settings. A reader starts from one only if every group
+with keys in it has settings. No member deletes it.
 
-Whatever is odd in a record is a reason to pass it over, never an exception.
+Nothing in a record makes the reader raise: a snapshot that does not fit is skipped with a reason.
 """
 
 import json
@@ -49,48 +49,48 @@ from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 VERSION: Final = 3
 VERSION_WITH_RANGES: Final = 4
 WRITTEN_VERSIONS: Final = frozenset({VERSION, VERSION_WITH_RANGES})
-"""The versions that members write now."""
+"""The versions that members write."""
 _WITH_RANGES: Final = frozenset({2, VERSION_WITH_RANGES})
 _FORMER_VERSIONS: Final = frozenset({1, 2})
 _FORMER_WITHOUT_SETTINGS: Final = GroupSettings(60_000, RuleSet.NATIVE)
-"""What held in a group without settings when snapshots of former versions were written."""
+"""The settings in force in a group without settings when snapshots of the former versions were written."""
 _VERSIONS: Final = {str(version): version for version in WRITTEN_VERSIONS | _FORMER_VERSIONS}
 _KNOWN: Final = [RANGES]
-"""What the writer of a snapshot without ranges says that it knew, or it would have passed over records."""
+"""The features that this writer knows. If they are not in a snapshot, its writer may have skipped records of ranges."""
 PART_BYTES: Final = 500_000
-"""The largest part: two fit into one of the client library's batches, and one into what brokers take by default."""
+"""The size of a part, at most. Two parts fit into a batch of the client library, and one into a broker's default."""
 SNAPSHOT_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CLOSING: Final = "end"
 _KEY_FIELDS: Final = 7
 _RANGES_AT: Final = 7
-"""Where the ranges stand in the row of a key."""
+"""The index of the ranges in the row of a key."""
 
 
 class RejectedSnapshot(StrEnum):
-    """Why a snapshot is passed over."""
+    """Why a reader skips a snapshot."""
 
     NEWER_VERSION = "it was written by another version of marshal-dagster"
-    OTHER_LOG = "it is of another coordination topic, one with another id"
-    OTHER_PARTITION_COUNT = "it was taken under another number of coordination partitions"
-    INCOMPLETE = "its closing part or another one is missing"
+    OTHER_LOG = "it belongs to a coordination topic with another topic id"
+    OTHER_PARTITION_COUNT = "it was written for another number of coordination partitions"
+    INCOMPLETE = "its closing part or another part is missing"
     CHECKSUM = "its checksum is wrong"
-    OTHER_DEFAULTS = "it was taken with other settings for groups that have none"
-    MALFORMED = "it cannot be understood"
-    RANGES_SKIPPED = "its writer did not know range claims and may have passed over some"
-    BEFORE_START = "the log begins only after it"
-    BEYOND_END = "the log ends before it"
-    OTHER_RECORDS = "the log has lost records since it was taken, and holds others in their place"
+    OTHER_DEFAULTS = "it was written with other default settings for groups without settings"
+    MALFORMED = "its content is malformed"
+    RANGES_SKIPPED = "its writer did not know range claims and may have skipped some"
+    BEFORE_START = "its log offset is before the first offset of the log"
+    BEYOND_END = "its log offset is after the end of the log"
+    OTHER_RECORDS = "the log lost records after it was written, and holds other records at their offsets"
 
 
 class Record(NamedTuple):
-    """A record of the snapshot topic; one without value deletes the part that its key names."""
+    """A record of the snapshot topic; a record without value deletes the part that its key names."""
 
     key: bytes
     value: bytes | None
 
 
 class SnapshotName(NamedTuple):
-    """What a snapshot is of, and which it is: all records before `offset` of coordination partition `number` count."""
+    """The identity of a snapshot: its state includes all records of coordination partition `number` before `offset`."""
 
     topic_id: str
     partitions: int
@@ -100,24 +100,24 @@ class SnapshotName(NamedTuple):
     version: int = VERSION
 
     def __str__(self) -> str:
-        """Give it as the keys of its parts begin."""
+        """Return the beginning of the keys of its parts."""
         return "/".join((str(self.version), *map(str, self[:-1])))
 
     def key(self, part: str | int) -> bytes:
-        """Give the key of a part."""
+        """Return the key of a part."""
         return f"{self}/{part}".encode()
 
 
 @dataclass(slots=True)
 class StoredSnapshot:
-    """What was read of one snapshot: its parts by the last field of their keys."""
+    """The parts of one snapshot that were read, by the last field of their keys."""
 
     name: SnapshotName
     parts: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def closing(self) -> "ClosingPart | None":
-        """What the closing part says, if it is there and all that it counts are too."""
+        """The content of the closing part; None if it or one of the parts that it counts is missing."""
         closing = _closing_of(self.parts.get(_CLOSING))
         if closing is None or not all(str(part) in self.parts for part in range(closing.parts)):
             return None
@@ -125,7 +125,7 @@ class StoredSnapshot:
 
     @property
     def text(self) -> bytes | RejectedSnapshot:
-        """What the parts say together, if all are there and none was changed."""
+        """The joined text of the parts, or the reason why it is not whole."""
         closing = self.closing
         if closing is None:
             return RejectedSnapshot.INCOMPLETE
@@ -134,12 +134,12 @@ class StoredSnapshot:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it can be read; nothing is said of what it holds."""
+        """Whether all parts exist and the checksum is right; the content may still be malformed."""
         return isinstance(self.text, bytes)
 
 
 class ClosingPart(NamedTuple):
-    """What a closing part says; `log_time_ms` is that of the state, for those who ask how old it is."""
+    """The content of a closing part. `log_time_ms` is the log time of the state; it shows the snapshot's age."""
 
     parts: int
     checksum: str
@@ -148,21 +148,33 @@ class ClosingPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChoice:
-    """The state of the newest snapshot that fits, and which ones at a higher log offset do not, by key's beginning."""
+    """The state of the newest snapshot that fits, or None, and the reason for each snapshot that was skipped.
+
+    `passed_over` maps the beginning of a snapshot's keys to the reason.
+    """
 
     world: PartitionWorld | None
     passed_over: Mapping[str, RejectedSnapshot]
 
 
 def render(world: PartitionWorld, topic_id: str, snapshot_id: str, part_bytes: int = PART_BYTES) -> list[Record]:
-    """Write `world`, of the coordination topic with that id, as records; the closing part is the last.
+    """Return the snapshot of `world` as records; the closing part is the last.
 
-    Raises `ValueError` for a state that is not certain, or an id that cannot stand in a key.
+    Args:
+        world: The state of a coordination partition.
+        topic_id: Kafka's id of the coordination topic.
+        snapshot_id: A random id that no other snapshot has.
+        part_bytes: The size of a part in bytes, at most.
+
+    Raises:
+        ValueError: the state is not certain, or an id is not allowed in a key.
     """
     if not world.certain:
-        raise ValueError(f"coordination partition {world.number} is only observed: nobody may start from its state")
+        raise ValueError(f"coordination partition {world.number} is only observed: no member may start from its state")
     if SNAPSHOT_ID.fullmatch(snapshot_id) is None or TOPIC_ID.fullmatch(topic_id) is None:
-        raise ValueError(f"{snapshot_id!r} or {topic_id!r} cannot stand in the key of a snapshot")
+        raise ValueError(
+            f"snapshot id {snapshot_id!r} or topic id {topic_id!r} is not allowed in the key of a snapshot"
+        )
     version = VERSION_WITH_RANGES if world.had_ranges else VERSION
     name = SnapshotName(topic_id, world.coordination_partitions, world.number, world.next_offset, snapshot_id, version)
     text = "\n".join(map(_line, _rows(world))).encode()
@@ -175,9 +187,14 @@ def render(world: PartitionWorld, topic_id: str, snapshot_id: str, part_bytes: i
 def collect(
     records: Iterable[tuple[bytes | None, bytes | None]],
 ) -> tuple[list[StoredSnapshot], dict[str, RejectedSnapshot]]:
-    """Put records of the snapshot topic together, in the order in which they were read; highest log offset first.
+    """Group records of the snapshot topic by snapshot; the snapshot with the highest log offset comes first.
 
-    Those of another version are told apart; what is no part of a snapshot is passed over.
+    Args:
+        records: Keys and values, in the order in which they were read.
+
+    Returns:
+        The snapshots of known versions, and the reason for each one of another version, by the beginning of its keys.
+        Records that are no part of a snapshot are skipped.
     """
     found: dict[SnapshotName, StoredSnapshot] = {}
     newer: dict[str, RejectedSnapshot] = {}
@@ -207,9 +224,17 @@ def choose(
     defaults: GroupSettings,
     foreign: Collection[LastRecord] = (),
 ) -> SnapshotChoice:
-    """Read the newest snapshot from which the log of that id, which holds the offsets [start, end), can be read on.
+    """Load the newest snapshot that fits the log (protocol.md, section 5.3).
 
-    `foreign` are last records before a snapshot of which it is known that the log holds others there.
+    Args:
+        records: Keys and values of the snapshot topic, in the order in which they were read.
+        topic_id: Kafka's id of the coordination topic.
+        number: The coordination partition.
+        partitions: The partition count of the coordination topic.
+        start: The first offset of the log.
+        end: The end (exclusive) of the log.
+        defaults: The settings in force in groups without settings.
+        foreign: Last records, as snapshots name them, that the log does not hold at their offsets.
     """
     stored, passed_over = collect(records)
     for snapshot in stored:
@@ -225,7 +250,7 @@ def choose(
 
 
 def load(stored: StoredSnapshot, defaults: GroupSettings) -> PartitionWorld | RejectedSnapshot:
-    """Read the state back, or say why it cannot be."""
+    """Return the state of a snapshot, or the reason why it cannot be loaded."""
     text = stored.text
     if isinstance(text, RejectedSnapshot):
         return text
@@ -238,10 +263,10 @@ def load(stored: StoredSnapshot, defaults: GroupSettings) -> PartitionWorld | Re
 
 
 def outdated(stored: Sequence[StoredSnapshot], newest: SnapshotName) -> list[Record]:
-    """Give the records that delete all of the same log at a lower log offset than `newest`, which was read whole.
+    """Return the records that delete all snapshots of the same log at a lower log offset than `newest`.
 
-    What lies at the same one stays: of two writers that both did this, each would delete the other's. What is of
-    another version stays too: there may be members that read only that.
+    The caller has read `newest` whole. Snapshots at the same log offset stay, because two writers would delete each
+    other's. Snapshots of another version stay too, because there may be members that read only those.
     """
     log = (*newest[:3], newest.version)
     return [
@@ -266,7 +291,10 @@ def _rejection(name: SnapshotName, topic_id: str, partitions: int, start: int, e
 
 
 def _read_name(key: bytes | None) -> tuple[SnapshotName, str] | str | None:
-    """Give the snapshot and the part; the beginning of a key of another version; None for what is no key of ours."""
+    """Return the snapshot and the part that a key names.
+
+    For a key of another version return its beginning, and for any other key None.
+    """
     fields = (key or b"").decode("utf-8", "replace").split("/")
     if NUMBER.fullmatch(fields[0]) is None:
         return None
@@ -346,7 +374,7 @@ class _RejectedError(Exception):
 
 
 def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: GroupSettings) -> PartitionWorld:
-    """Build the state. Raises whatever comes of rows that are not as `_rows` writes them."""
+    """Return the state. Rows that `_rows` would not write raise exceptions of several types; `load` catches them."""
     remaining = iter(rows)
     first = next(remaining)
     is_former = name.version in _FORMER_VERSIONS
@@ -377,8 +405,8 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: GroupSettings)
     return world
 
 
-def _may_lack_ranges(world: PartitionWorld, knows: Any) -> bool:  # noqa: ANN401 - what was read
-    """Tell whether the writer of a snapshot without ranges may have passed over range records, now or earlier."""
+def _may_lack_ranges(world: PartitionWorld, knows: Any) -> bool:  # noqa: ANN401 - any JSON value
+    """Return whether the writer of a snapshot without ranges may have skipped records of ranges."""
     groups = world.groups.values()
     if any(RANGES in group.settings.features for group in groups):
         return True
@@ -386,8 +414,8 @@ def _may_lack_ranges(world: PartitionWorld, knows: Any) -> bool:  # noqa: ANN401
     return skipped and knows != _KNOWN
 
 
-def _read_last(last: Any, name: SnapshotName) -> LastRecord | None:  # noqa: ANN401 - this is what judges it
-    """Read the last record before the snapshot, which older writers did not note."""
+def _read_last(last: Any, name: SnapshotName) -> LastRecord | None:  # noqa: ANN401 - checks the type itself
+    """Return the last record before the snapshot, or None if the writer did not note it."""
     if last is None:
         return None
     offset, timestamp_ms, digest = last
@@ -400,7 +428,7 @@ _Reason = TypeVar("_Reason", Invalid, Refusal, RecordNote)
 
 
 def _read_counts(counts: dict[str, Any], reasons: type[_Reason]) -> Counter[_Reason]:
-    """Read counts that are there for people; a reason that this version does not know is left out."""
+    """Return counts, which are for people; a reason that this version does not know is dropped."""
     known = frozenset(reasons)
     return Counter({reasons(reason): _whole_number(count) for reason, count in counts.items() if reason in known})
 
@@ -470,14 +498,14 @@ def _read_owner(instance: str, client: str, epoch: int) -> Owner:
     return Owner(_name(instance), _name(client), _whole_number(epoch))
 
 
-def _whole_number(value: Any, most: int = INT64_MAX) -> int:  # noqa: ANN401 - this is what judges it
+def _whole_number(value: Any, most: int = INT64_MAX) -> int:  # noqa: ANN401 - checks the type itself
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(value)
     return value
 
 
 def _time(value: Any) -> int:  # noqa: ANN401 - as above
-    """Read a broker's timestamp, which is -1 where there was none."""
+    """Return a broker's timestamp, which is -1 if the record had none."""
     if type(value) is not int:
         raise ValueError(value)
     return value

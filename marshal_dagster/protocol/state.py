@@ -1,4 +1,7 @@
-"""The values that the log's records change: keys, their owners, and groups (protocol.md, section 3)."""
+"""The state of keys, ranges and groups (protocol.md, sections 3 and 8.2), and questions about it.
+
+`rules` changes these values; `world` holds them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,22 +12,25 @@ from marshal_dagster.protocol.messages import GroupSettings, RuleSet
 from marshal_dagster.protocol.staleness import GO_ALLOWANCE_MS, stale_after_ms
 
 DataPartitionId = tuple[str, int]
-"""A data topic and a partition of it."""
+"""A data topic and the number of one of its partitions."""
 
 
 class OffsetBounds(NamedTuple):
-    """The offsets that a partition holds, or of it can be read: from `start` up to `end`, the next one."""
+    """The offsets that a partition holds, or that can be read from it: from `start` to `end` (exclusive)."""
 
     start: int
     end: int
 
 
 RANGES: Final = "ranges"
-"""The feature that lets a group's members claim ranges of a partition's offsets."""
+"""The feature that allows the members of a group to claim ranges of a partition's offsets."""
 
 
 class Owner(NamedTuple):
-    """Who holds a key, or a range of it. `epoch` is the log offset of the winning record; an observer knows none."""
+    """The member that holds a key or a range of it.
+
+    `epoch` is the log offset of the record that won it; None if the reader only observes (protocol.md, section 5.5).
+    """
 
     instance: str
     client: str
@@ -32,18 +38,21 @@ class Owner(NamedTuple):
 
 
 class Phase(StrEnum):
-    """How far a range has got."""
+    """The phase of a range. Snapshots store these texts."""
 
     CLAIMED = "claimed"
-    """It goes with its owner."""
+    """A member holds it; without a live owner it does not count."""
     PLANNED = "planned"
-    """One batch, which stays as it is until it is done."""
+    """It is one batch, which does not change until it is done."""
     DONE = "done"
-    """It waits for the offset."""
+    """It is done and waits until the offset reaches it."""
 
 
 class Range(NamedTuple):
-    """The offsets from `start` up to `end` (exclusive); `last_beat_ms` means something only while there is an owner."""
+    """A range of a key: the offsets from `start` to `end` (exclusive).
+
+    `last_beat_ms` is log time, and has a meaning only while there is an owner.
+    """
 
     start: int
     end: int
@@ -53,19 +62,19 @@ class Range(NamedTuple):
     attempts: int = 0
 
     def is_live(self, at_ms: int, heartbeat_interval_ms: int) -> bool:
-        """Tell whether it has an owner that is not stale at `at_ms`."""
+        """Return whether the range has an owner that is not stale at `at_ms`."""
         return self.owner is not None and at_ms - self.last_beat_ms <= stale_after_ms(heartbeat_interval_ms)
 
     def is_spent(self, at_ms: int, heartbeat_interval_ms: int) -> bool:
-        """Tell whether nothing but a stale owner speaks for it."""
+        """Return whether the range is only claimed, and its owner is stale, so that it can be ignored."""
         return self.phase is Phase.CLAIMED and not self.is_live(at_ms, heartbeat_interval_ms)
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Tell whether it shares an offset with [start, end)."""
+        """Return whether the range shares an offset with [start, end)."""
         return self.start < end and start < self.end
 
     def without_owner(self) -> "Range":
-        """Give it as it is when nobody holds it."""
+        """Return the range without its owner."""
         return self._replace(owner=None, last_beat_ms=0)
 
 
@@ -74,60 +83,68 @@ Ranges = tuple[Range, ...]
 
 @dataclass(slots=True)
 class Key:
-    """The state of one partition of a data topic for one group.
-
-    `offset` is the next to read; `plan_end` (exclusive) is there while a plan is open; `last_beat_ms` is log time and
-    means something only while there is an owner. `ranges` are ordered and do not overlap (protocol.md, section 8.2).
-    """
+    """The state of one partition of a data topic for one group (protocol.md, section 3.1)."""
 
     offset: int | None = None
+    """The next offset to read; None if the group has no position yet."""
     owner: Owner | None = None
+    """The member that holds the whole key, live or stale."""
     last_beat_ms: int = 0
+    """The log time of the owner's last heartbeat or claim; it has no meaning without an owner."""
     plan_end: int | None = None
+    """The end (exclusive) of the open plan; None while no plan is open."""
     plan_attempts: int = 0
+    """How often a member took the open plan over (section 3.5)."""
     generation: int = 0
+    """The log offset of the last record that started a new generation (section 3.6)."""
     data_topic_id: str | None = None
+    """Kafka's id of the data topic to which the offset belongs."""
     provisional: bool = False
+    """Whether the reader only observes, so that no member may claim from this state (section 5.5)."""
     ranges: Ranges = ()
+    """The ranges of the key, ordered and without overlap (section 8.2)."""
 
     @property
     def owners(self) -> tuple[Owner, ...]:
-        """The members that hold the key whole, or ranges of it."""
+        """The members that hold the whole key or ranges of it."""
         return tuple(owner for owner in (self.owner, *(range_.owner for range_ in self.ranges)) if owner is not None)
 
     def owners_within(self, start: int, end: int) -> tuple[Owner, ...]:
-        """Return the members that hold the key whole, or ranges of it that share an offset with [start, end)."""
+        """Return the members that hold the whole key, or ranges of it that share an offset with [start, end)."""
         return replace(self, ranges=tuple(range_ for range_ in self.ranges if range_.overlaps(start, end))).owners
 
     @property
     def ahead(self) -> Ranges:
-        """The ranges that are planned or done ahead of the offset."""
+        """The ranges that are planned or done; none of them begins below the offset."""
         return tuple(range_ for range_ in self.ranges if range_.phase is not Phase.CLAIMED)
 
     def copy(self) -> "Key":
-        """Return a copy, which stays as it is while the log is followed further."""
+        """Return a copy, which does not change while the reader follows the log."""
         return replace(self)
 
     def end_plan(self) -> None:
-        """Forget the open plan, if any, and its attempts."""
+        """Delete the open plan, if there is one, and its attempts."""
         self.plan_end = None
         self.plan_attempts = 0
 
     def move(self, offset: int | None) -> None:
-        """Set the offset; another offset than before ends the plan."""
+        """Set the offset; if it changes, the plan ends."""
         if offset != self.offset:
             self.end_plan()
         self.offset = offset
 
     def new_generation(self, generation: int) -> None:
-        """Begin to count "once" anew: the plan ends, all ranges are gone."""
+        """Start a new generation: the plan ends and all ranges are deleted (protocol.md, section 3.6)."""
         self.end_plan()
         self.ranges = ()
         self.generation = generation
 
 
 def enables_ranges(settings: GroupSettings) -> bool:
-    """Tell whether a group under `settings` may claim ranges: a Go reader would take the partition for free."""
+    """Return whether a group with these settings may claim ranges.
+
+    A Go group may not, because a Go reader would consider the partition free.
+    """
     return RANGES in settings.features and settings.rule_set is RuleSet.NATIVE
 
 
@@ -138,13 +155,18 @@ def without_ranges(settings: GroupSettings) -> GroupSettings:
 
 @dataclass(slots=True)
 class Group:
-    """What one coordination partition knows of a group."""
+    """The state of a group in one coordination partition (protocol.md, section 3.1)."""
 
     settings: GroupSettings
+    """The settings in force."""
     settings_accepted: bool = False
+    """Whether a record has set them."""
     paused_until_s: int | None = None
+    """The end of the last pause, in unix seconds; it may have passed."""
     paused_by: str | None = None
+    """The instance that sent that pause."""
     keys: dict[DataPartitionId, Key] = field(default_factory=dict)
+    """The group's keys in this coordination partition."""
 
     @property
     def is_go(self) -> bool:
@@ -153,42 +175,43 @@ class Group:
 
     @property
     def has_go_keys(self) -> bool:
-        """Whether Go consumers use it: it has no settings here, and a key with an offset and no data topic id."""
+        """Whether Go consumers use the group: it has no settings here, and a key with offset but no data topic id."""
         keys = () if self.settings_accepted else self.keys.values()
         return any(key.offset is not None and key.data_topic_id is None for key in keys)
 
     def advice_time_ms(self, log_time_ms: int | None, wall_ms: int) -> int:
-        """Return the time at which a member judges between records who is stale: advice, never a state.
+        """Return the time that a member uses between records to judge whether an owner is stale.
 
         It is the later of log time and the member's clock (protocol.md, section 2), less the allowance in a Go group.
+        The answer is advice and never part of the state.
         """
         return max(log_time_ms or 0, wall_ms) - (GO_ALLOWANCE_MS if self.is_go else 0)
 
     def is_paused(self, at_ms: int) -> bool:
-        """Tell whether the group is paused at `at_ms`."""
+        """Return whether the group is paused at `at_ms`."""
         return self.paused_until_s is not None and at_ms < self.paused_until_s * 1_000
 
     def is_paused_by(self, instance: str, at_ms: int) -> bool:
-        """Tell whether the group is paused at `at_ms`, and `instance` paused it."""
+        """Return whether the group is paused at `at_ms`, and `instance` paused it."""
         return self.paused_by == instance and self.is_paused(at_ms)
 
     def is_live(self, key: Key, at_ms: int) -> bool:
-        """Tell whether `key` is held whole by an owner that is not stale at `at_ms`."""
+        """Return whether an owner that is not stale at `at_ms` holds the whole of `key`."""
         interval_ms = self.settings.heartbeat_interval_ms
         return key.owner is not None and at_ms - key.last_beat_ms <= stale_after_ms(interval_ms)
 
     def live_keys(self, at_ms: int) -> Iterator[DataPartitionId]:
-        """Give the places that are held at `at_ms`, whole or by a range, by an owner that is not stale."""
+        """Return the partitions that an owner that is not stale at `at_ms` holds, whole or by a range."""
         return (
             place for place, key in self.keys.items() if self.is_live(key, at_ms) or self.has_live_range(key, at_ms)
         )
 
     def has_live_range(self, key: Key, at_ms: int) -> bool:
-        """Tell whether a range of `key` has an owner that is not stale at `at_ms`."""
+        """Return whether a range of `key` has an owner that is not stale at `at_ms`."""
         interval_ms = self.settings.heartbeat_interval_ms
         return any(range_.is_live(at_ms, interval_ms) for range_ in key.ranges)
 
     def effective_ranges(self, key: Key, at_ms: int) -> Ranges:
-        """Give the ranges of `key` that count at `at_ms`: all but those for which only a stale owner speaks."""
+        """Return the ranges of `key` that count at `at_ms`: all except those that are only claimed by a stale owner."""
         interval_ms = self.settings.heartbeat_interval_ms
         return tuple(range_ for range_ in key.ranges if not range_.is_spent(at_ms, interval_ms))

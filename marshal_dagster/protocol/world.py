@@ -1,8 +1,8 @@
-"""The world state: what every certain reader computes from the same log (protocol.md, sections 2, 3 and 5).
+"""Compute the world state: what every certain reader finds in the same log (protocol.md, sections 2, 3 and 5).
 
-`World` holds one `PartitionWorld` for each coordination partition; that holds the `Group`s named in it, and each
-group its `Key`s, one for each (topic, partition). All of these change as the log is followed, and only by
-`apply` or `apply_many`; which record changes what stands in `transitions`.
+A `World` has one `PartitionWorld` for each coordination partition. That has the `Group`s named there, and each group
+has its `Key`s, one for each (topic, partition). Only `apply` and `apply_many` change them, as the reader follows the
+log. `rules` defines what each record changes.
 """
 
 import re
@@ -33,7 +33,7 @@ from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, Key, 
 
 
 class VerdictKind(StrEnum):
-    """What a record came to."""
+    """The result of judging a record."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
@@ -42,7 +42,7 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one record came to, why it was refused or invalid, and what should be reported of it."""
+    """The result of judging a record, the reason if it is refused or invalid, and what to report about it."""
 
     kind: VerdictKind
     reason: Refusal | Invalid | None = None
@@ -55,7 +55,10 @@ _INVALID: Final = {invalid: Verdict(VerdictKind.INVALID, invalid) for invalid in
 
 
 class LastRecord(NamedTuple):
-    """What tells a record before a log offset from another that may come to lie there: `digest` is of its value."""
+    """The identity of the last record before a log offset, with the SHA-256 of its value.
+
+    If the log is truncated and grows again, the record at that offset is another one.
+    """
 
     offset: int
     timestamp_ms: int
@@ -63,12 +66,12 @@ class LastRecord(NamedTuple):
 
     @classmethod
     def of(cls, offset: int, timestamp_ms: int, value: bytes | None) -> "LastRecord":
-        """Tell it by what was read."""
+        """Return the identity of a record; the digest of a null value is empty."""
         return cls(offset, timestamp_ms, "" if value is None else sha256(value).hexdigest())
 
 
 class Unplanned(NamedTuple):
-    """A heartbeat that moved an offset without a plan, as only a Go consumer's does, and where it lies in the log."""
+    """A heartbeat that moved an offset without a plan, which only Go consumers send, and its log offset."""
 
     log_offset: int
     message: Message
@@ -77,14 +80,14 @@ class Unplanned(NamedTuple):
 class PartitionWorld:
     """The world state of one coordination partition.
 
-    `certain` tells whether it was read from the log's start or a snapshot; if not, every key is provisional and nobody
-    claims from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is the largest broker
-    timestamp so far, None before the first record.
-    `had_ranges` tells whether a group's settings ever named the feature (protocol.md, section 8.5).
+    `certain` is whether the state was read from the start of the log or from a snapshot. If it was not, every key is
+    provisional and no member claims from it. `next_offset` is the log offset of the next record to apply.
+    `log_time_ms` is the largest broker timestamp so far, None before the first record. `had_ranges` is whether the
+    settings of any group ever named the feature `ranges` (protocol.md, section 5.2).
     """
 
     def __init__(self, number: int, coordination_partitions: int, defaults: GroupSettings, start: int) -> None:
-        """Begin at log offset `start`, knowing nothing."""
+        """Start at log offset `start` with an empty state."""
         self.number = number
         self.coordination_partitions = coordination_partitions
         self.defaults = defaults
@@ -98,53 +101,65 @@ class PartitionWorld:
         self._last: LastRecord | tuple[int, int, bytes | None] | None = None
         self.log_time_ms: int | None = None
         self.unplanned: dict[str, Unplanned] = {}
-        """The last heartbeat of each group that moved an offset without a plan, since this reader began."""
+        """For each group the last heartbeat that moved an offset without a plan, since this reader started."""
         self._beats: dict[bytes, tuple[Key, Owner, bool]] = {}
         self._remembered: dict[tuple[str, DataPartitionId], bytes] = {}
         self._event: Event[Message] = Event(_NOTHING, -1, 0, Group(defaults), Key())
-        """What is being judged, one object for all records: making one costs as much as many a rule."""
+        """The record that is being judged. The object is reused, because creating one costs as much as some rules."""
 
     @property
     def last(self) -> LastRecord | None:
-        """The last record that was read, as far as who reads has noted it; nothing in the state depends on it."""
+        """The last record that was read, if the reader has set it; nothing in the state depends on it."""
         last = self._last
         return last if last is None or isinstance(last, LastRecord) else LastRecord.of(*last)
 
     def set_last_record(self, last: LastRecord | tuple[int, int, bytes | None] | None) -> None:
-        """Note the last record: its offset, timestamp in ms and value, or what tells it."""
+        """Set the last record: either its identity, or its offset, timestamp in ms and value."""
         self._last = last
 
     def group(self, name: str) -> Group:
-        """Give a group; an unknown one has the defaults."""
+        """Return the state of a group; an unknown group has the defaults."""
         return self.groups.get(name) or Group(self.defaults)
 
     def key(self, group: str, topic: str, partition: int) -> Key:
-        """Give the state of one key; one never named is empty."""
+        """Return the state of a key; an unknown key is empty."""
         known = self.groups.get(group)
         key = known.keys.get((topic, partition)) if known is not None else None
         return key or Key(provisional=not self.certain)
 
     def present_ms(self, wall_ms: int) -> int:
-        """Return the later of log time and a clock that shows `wall_ms`: the time of a silent log stands still."""
+        """Return the later of log time and `wall_ms` (a clock), because log time does not move in a silent log."""
         return max(self.log_time_ms or 0, wall_ms)
 
     def is_home_of(self, topic: str) -> bool:
-        """Tell whether the records of a data topic lie here."""
+        """Return whether this coordination partition holds the records of a data topic."""
         return coordination_partition(topic, self.coordination_partitions) == self.number
 
     def resume_at(self, next_offset: int, log_time_ms: int | None) -> None:
-        """Stand where every record before `next_offset` was read; who calls it brings the state that they led to."""
+        """Continue at `next_offset`, after the caller has loaded the state of all records before it."""
         self.next_offset = next_offset
         self.log_time_ms = log_time_ms
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None, known: Message | None = None) -> Verdict:
-        """Let the record at log offset `offset` act. Never raises because of what a record holds.
+        """Apply the record at log offset `offset`. Never raises because of the content of the record.
 
-        `known` is what `value` parses to, from who has rendered it for this coordination partition. Raises `ValueError`
-        for an offset that was read before: applying a record twice would be another log.
+        Args:
+            offset: The log offset of the record.
+            timestamp_ms: The broker's timestamp.
+            value: The value of the record.
+            known: The message that `value` parses to, if the caller rendered it for this coordination partition.
+
+        Returns:
+            Whether the record was accepted, refused or invalid, and why.
+
+        Raises:
+            ValueError: a record at this offset or a later one was applied before.
         """
         if offset < self.next_offset:
-            raise ValueError(f"offset {offset} of coordination partition {self.number} was read before")
+            raise ValueError(
+                f"offset {offset} of coordination partition {self.number} was applied before: the next one is "
+                f"{self.next_offset}"
+            )
         self.next_offset = offset + 1
         log_time_ms = self.log_time_ms
         if log_time_ms is None or timestamp_ms > log_time_ms:
@@ -159,10 +174,10 @@ class PartitionWorld:
         return self._judge(message, offset, log_time_ms, value)
 
     def apply_many(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
-        """Let (offset, timestamp in ms, value) records act, in order; the state is that which `apply` leads to.
+        """Apply records, given as (offset, timestamp in ms, value), in order. The result is the same as by `apply`.
 
-        The heartbeat of an owner that was heard of before, at an offset that is not lower, can only move
-        `last_beat_ms` and the offset: such records, nearly all of a long log, are carried out without parsing.
+        Nearly all records of a long log are heartbeats of a known owner at an offset that is not lower. They can only
+        move `last_beat_ms` and the offset, so they are applied without parsing.
         """
         beats, log_time_ms, known_head = self._beats, self.log_time_ms, b""
         for offset, timestamp_ms, value in records:
@@ -184,7 +199,7 @@ class PartitionWorld:
                         self.next_offset = offset + 1
                         if timestamp_ms > log_time_ms:  # type: ignore[operator] # noqa: PLR1730 - max() is dear here
                             log_time_ms = timestamp_ms
-                        key.last_beat_ms = log_time_ms  # type: ignore[assignment] # an owner was heard of: it is set
+                        key.last_beat_ms = log_time_ms  # type: ignore[assignment] # set, because the owner is known
                         if to != key.offset:
                             key.move(to)
                         continue
@@ -227,9 +242,9 @@ class PartitionWorld:
         return NATIVE if group.settings.rule_set is RuleSet.NATIVE else GO
 
     def _remember_beat(self, value: bytes | None, group: Group, key: Key, named: tuple[str, DataPartitionId]) -> None:
-        """Let `apply_many` know the sender's fields of an accepted heartbeat, as long as that owner stays.
+        """Store the sender's fields of an accepted heartbeat, so that `apply_many` recognises that owner.
 
-        One a key: owners come and go for as long as a log is followed.
+        Only the last owner of each key is stored, because there is no limit to the number of owners.
         """
         if value is None or key.owner is None or key.ranges or not self.certain:
             return
@@ -246,18 +261,18 @@ class PartitionWorld:
 
 
 _BEAT: Final = re.compile(rb"Heartbeat/1/[1-9][0-9]{9}/")
-"""What a heartbeat begins with whose sender's clock has ten digits, as all will have until the year 2286."""
+"""The beginning of a heartbeat whose time has ten digits, as the unix time has until the year 2286."""
 _BEAT_LENGTH: Final = len(b"Heartbeat/1/0123456789/")
 _PLAIN_DIGITS: Final = 18
 _LONGEST_REST: Final = MAX_VALUE_BYTES - len("/") - _PLAIN_DIGITS
-"""With any plain offset behind it, it is not too long for a record."""
+"""The longest beginning of a heartbeat to which any offset of `_PLAIN_DIGITS` digits can be appended."""
 _ZERO: Final = ord("0")
 _NO_BEAT: Final = (Key(), Owner("", "", None), False)
 _NOTHING: Final = Mark(instance="", client="", group="", time_s=0)
 
 
 class World:
-    """The world state of a whole coordination log, or of those coordination partitions of it that are followed."""
+    """The world state of a coordination log, or of those coordination partitions that the reader follows."""
 
     def __init__(
         self,
@@ -265,7 +280,10 @@ class World:
         heartbeat_interval_ms: int = WITHOUT_SETTINGS.heartbeat_interval_ms,
         rule_set: RuleSet = WITHOUT_SETTINGS.rule_set,
     ) -> None:
-        """Know nothing yet; interval and rule set hold until a group's first settings record."""
+        """Start without any coordination partition.
+
+        The heartbeat interval and the rule set are in force in each group until its first settings record.
+        """
         if coordination_partitions < 1:
             raise ValueError(f"a coordination topic has at least 1 partition, not {coordination_partitions}")
         self.coordination_partitions = coordination_partitions
@@ -273,34 +291,41 @@ class World:
         self._defaults = GroupSettings(heartbeat_interval_ms, rule_set)
 
     def start(self, partition: int, offset: int) -> PartitionWorld:
-        """Begin to follow coordination partition `partition` at log offset `offset`, knowing nothing of it."""
+        """Start to follow coordination partition `partition` at log offset `offset` with an empty state."""
         if not 0 <= partition < self.coordination_partitions:
-            raise ValueError(f"there is no coordination partition {partition} of {self.coordination_partitions}")
+            raise ValueError(
+                f"coordination partition {partition} does not exist: the topic has {self.coordination_partitions}, "
+                "numbered from 0"
+            )
         begun = PartitionWorld(partition, self.coordination_partitions, self._defaults, offset)
         self.partitions[partition] = begun
         return begun
 
     def adopt(self, state: PartitionWorld) -> None:
-        """Follow a coordination partition from where `state` stands, in place of what was known of it.
+        """Replace the state of a coordination partition by `state`, and follow it from there.
 
-        Raises `ValueError` for one of another log, or that was read under other defaults.
+        Raises:
+            ValueError: the state has another partition count or other defaults.
         """
         if (state.coordination_partitions, state.defaults) != (self.coordination_partitions, self._defaults):
-            raise ValueError("the state was read under another partition count or other defaults")
+            raise ValueError(
+                f"the state of coordination partition {state.number} was read with another partition count or other "
+                "defaults"
+            )
         self.partitions[state.number] = state
 
     @property
     def defaults(self) -> GroupSettings:
-        """What holds until a group's first settings record."""
+        """The settings in force in each group until its first settings record."""
         return self._defaults
 
     def apply(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> Verdict:
-        """Let one record act; a coordination partition not begun yet begins at this record."""
+        """Apply one record; a coordination partition that is not followed yet starts at this record."""
         world = self.partitions.get(partition) or self.start(partition, offset)
         return world.apply(offset, timestamp_ms, value)
 
     def apply_many(self, partition: int, records: Iterable[tuple[int, int, bytes | None]]) -> None:
-        """Let many records of one coordination partition act; see `PartitionWorld.apply_many`."""
+        """Apply many records of one coordination partition; see `PartitionWorld.apply_many`."""
         remaining = iter(records)
         if partition not in self.partitions:
             first = next(remaining, None)
@@ -310,24 +335,28 @@ class World:
         self.partitions[partition].apply_many(remaining)
 
     def partition_of(self, topic: str) -> PartitionWorld:
-        """Give the state of the coordination partition of `topic`. Raises `KeyError` if it is not followed."""
+        """Return the state of the coordination partition of `topic`.
+
+        Raises:
+            KeyError: that coordination partition is not followed.
+        """
         return self.partitions[coordination_partition(topic, self.coordination_partitions)]
 
     def group_of(self, group: str, topic: str) -> Group:
-        """Give `group` as the coordination partition of `topic` knows it; an unknown one has the defaults."""
+        """Return the state of `group` in the coordination partition of `topic`; an unknown group has the defaults."""
         return self.partition_of(topic).group(group)
 
     def key(self, group: str, topic: str, partition: int) -> Key:
-        """Give the state of one key; one never named is empty."""
+        """Return the state of a key; an unknown key is empty."""
         return self.partition_of(topic).key(group, topic, partition)
 
     def advice_time_ms(self, group: str, topic: str, wall_ms: int) -> int:
-        """Return the time at which a member judges who is stale in `group`; see `Group.advice_time_ms`."""
+        """Return the time that a member uses to judge which owners in `group` are stale; see `Group.advice_time_ms`."""
         world = self.partition_of(topic)
         return world.group(group).advice_time_ms(world.log_time_ms, wall_ms)
 
     def go_groups(self) -> dict[str, list[DataPartitionId]]:
-        """Return the groups that Go consumers use, each with the keys that show it (protocol.md, section 6)."""
+        """Return the groups of Go consumers, each with the keys that show it (protocol.md, section 6, "Settings")."""
         found: dict[str, list[DataPartitionId]] = {}
         for world in self.partitions.values():
             for name, group in world.groups.items():
@@ -339,16 +368,16 @@ class World:
 
     @property
     def has_settings(self) -> bool:
-        """Whether any group was ever given settings: records that Go does not know are in the log."""
+        """Whether settings of any group were accepted, so that the log has records that Go does not know."""
         return any(group.settings_accepted for world in self.partitions.values() for group in world.groups.values())
 
     def keys(self) -> Iterator[tuple[str, DataPartitionId, Group, Key]]:
-        """Give group name, place, group and key of every key named so far."""
+        """Yield the group's name, the (topic, partition), the group and the state of every key."""
         for world in self.partitions.values():
             for name, group in world.groups.items():
                 for place, key in group.keys.items():
                     yield name, place, group, key
 
     def snapshot_key(self, group: str, topic: str, partition: int) -> Key:
-        """Give a copy of one key's state, which stays as it is while the log is followed further."""
+        """Return a copy of a key's state, which does not change while the reader follows the log."""
         return self.key(group, topic, partition).copy()

@@ -513,7 +513,7 @@ def test_an_output_that_refuses_fails_the_batch_before_it_is_processed(scene: Sc
     scene.sink.stored[1].add(replace(batch.ranges[1], end=4))
 
     with (
-        pytest.raises(SinkRejectedError, match="the output stands at 4"),
+        pytest.raises(SinkRejectedError, match="the output is at position 4"),
         scene.batch(scene.delivery(EFFECTIVELY_ONCE)),
     ):
         pytest.fail("entered")

@@ -367,7 +367,7 @@ def test_nothing_is_planned_of_a_topic_made_anew_while_it_was_waited_for(scene: 
     scene.drain(scene.delivery(ranges=True), ranges=TEN)
     after_looks(scene, 3, lambda: scene.data.make(partitions=2, messages=60))
 
-    with pytest.raises(DataTopicChangedError, match="made anew"), ranged_batch(scene, ranges=AHEAD):
+    with pytest.raises(DataTopicChangedError, match="deleted and re-created"), ranged_batch(scene, ranges=AHEAD):
         pytest.fail("entered")
 
     assert scene.key().ranges == ()

@@ -110,7 +110,7 @@ def test_policy_fail_gives_no_position(scene: Scene) -> None:
     """With policy `fail` a group without a past claims nothing for long, and the error says what can be done."""
     scene.data.make(messages=5)
 
-    with pytest.raises(StartPositionError, match="set the position, or choose 'earliest' or 'latest'"):
+    with pytest.raises(StartPositionError, match="or choose the policy 'earliest' or 'latest'"):
         scene.work(scene.delivery(), start=StartPolicy.FAIL)
 
     assert scene.key().offset is None
@@ -298,7 +298,7 @@ def test_the_strict_modes_fail_on_loss(scene: Scene, mode: DeliveryMode) -> None
     cut(scene, mode)
     done = dict(scene.counts(mode))
 
-    with pytest.raises(DataLossError, match="Accept the loss explicitly"):
+    with pytest.raises(DataLossError, match="Accept the loss for one run"):
         scene.work(scene.delivery(mode))
 
     assert scene.counts(mode) == done
@@ -465,13 +465,13 @@ def empty(scene: Scene) -> None:
 def test_a_topic_made_anew_is_an_error_in_every_mode(
     scene: Scene, mode: DeliveryMode, anew: Callable[[Scene], None]
 ) -> None:
-    """However long the new topic is: nothing is processed until a person sets the position, and nobody says drained."""
+    """Nothing is processed until an operator sets the position, and no batch is reported as drained."""
     scene.data.make(messages=5)
     scene.drain(scene.delivery(mode))
     done = dict(scene.counts(mode))
     anew(scene)
 
-    with pytest.raises(DataTopicChangedError, match="until a person sets the position"):
+    with pytest.raises(DataTopicChangedError, match="until an operator sets the position"):
         scene.work(scene.delivery(mode))
 
     assert scene.counts(mode) == done

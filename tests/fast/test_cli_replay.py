@@ -175,7 +175,7 @@ def test_a_log_that_begins_later_is_only_observed(capsys: pytest.CaptureFixture[
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ('{"partition": ' + "9" * 5_000 + ', "offset": 1, "timestamp": 0, "value": null}', "not JSON"),
-        ("[]", "not an object"),
+        ("[]", "not a JSON object"),
         ('{"partition": 4, "timestamp": 0, "value": null}', "'offset' is missing"),
         ('{"partition": "4", "offset": 1, "timestamp": 0, "value": null}', "'partition' is missing or not a whole"),
         ('{"partition": -1, "offset": 1, "timestamp": 0, "value": null}', "'partition'"),

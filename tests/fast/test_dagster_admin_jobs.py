@@ -544,7 +544,7 @@ def test_a_topic_that_cannot_be_is_refused(stand: Stand, name: str, config: dict
     error = failure(stand.run(name, topic="orders/0", **config)).step_failure_data.error
     assert error is not None
     assert error.cause is not None
-    assert "ConfigurationError: topic: 'orders/0' is no name" in error.cause.message
+    assert "ConfigurationError: topic: 'orders/0' is not a name" in error.cause.message
     assert stand.intervals == []
 
 

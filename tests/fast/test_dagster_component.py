@@ -98,7 +98,7 @@ def test_what_is_not_wanted_is_left_out() -> None:
         ({"output_folder": "a", "sink": "process.py:sink"}, "not both"),
         ({"output_folder": "a"}, "in at_least_once the function writes itself"),
         ({"sink": "process.py:sink", "delivery": "at_most_once"}, "in at_most_once the function writes itself"),
-        ({"topic": "a/b"}, "no name that Kafka allows"),
+        ({"topic": "a/b"}, "not a name that Kafka allows"),
         ({"max_records": 0}, "must be above 0"),
         ({"delivery": "sometimes"}, "delivery"),
         ({"sensors": ["lag"]}, "sensors"),

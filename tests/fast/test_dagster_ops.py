@@ -1223,7 +1223,7 @@ def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"topic": "no topic"}, "topic: 'no topic' is no name that Kafka allows"),
+        ({"topic": "no topic"}, "topic: 'no topic' is not a name that Kafka allows"),
         ({"max_records": 0}, "max_records is 0; it must be above 0"),
         ({"time_budget_s": -1}, "time_budget_s is -1; it must be above 0"),
         ({"start": "yesterday"}, "start: 'yesterday'; give earliest or latest or fail"),

@@ -624,7 +624,7 @@ def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch
     assert _run_check(watch.instance).passed
     with pytest.raises(ConfigurationError, match="group 'a/b' cannot be a name"):
         build_exhausted_plans_check(TOPIC, group="a/b")
-    with pytest.raises(ConfigurationError, match="topic: 'a/b' is no name"):
+    with pytest.raises(ConfigurationError, match="topic: 'a/b' is not a name"):
         build_exhausted_plans_check("a/b", group=GROUP)
 
 

@@ -92,7 +92,7 @@ def test_a_member_of_the_group_without_a_partition_has_not_failed() -> None:
     elector._gain(consumer, [TopicPartition("topic", 0)])
     elector._gain(consumer, [])
     assert elector.failure is not None
-    elector._lose_all("the group has given it to another")
+    elector._lose_all("the group assigned it to another member")
     elector._gain(consumer, [])
     assert elector.failure is None
 

@@ -67,7 +67,7 @@ def test_servers_must_be_host_and_port(servers: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "bootstrap_servers is missing: give host:port"),
+        ({}, "bootstrap_servers is missing: set it to host:port"),
         ({"bootstrap_servers": 9092}, "bootstrap_servers must be text"),
         ({"bootstrap_server": "a:1", "bootstrap_servers": "a:1"}, "did you mean bootstrap_servers?"),
         ({"security_protocol": "TLS"}, "security_protocol must be one of 'PLAINTEXT', 'SSL', 'SASL_PLAINTEXT'"),
@@ -106,21 +106,21 @@ def test_all_wrong_fields_are_told_at_once() -> None:
     message = refusal({"timeout_s": -1, "colour": "blue"})
     assert "bootstrap_servers is missing" in message
     assert "timeout_s must" in message
-    assert "colour is no setting" in message
+    assert "colour is not a setting" in message
 
 
 def test_a_certificate_and_its_key_go_together(pem: dict[str, Any]) -> None:
     """A certificate without a key is refused, and a key without a certificate."""
     base = {"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"}
     for field in ("ssl_certificate_location", "ssl_key_location"):
-        assert "go together" in refusal({**base, field: pem[field]})
+        assert "belong together" in refusal({**base, field: pem[field]})
 
 
 def test_an_encrypted_key_needs_its_password(pem: dict[str, Any]) -> None:
     """A key that is encrypted is refused at once when no password comes with it."""
     Path(pem["ssl_key_location"]).write_text(KEY.replace("PRIVATE", "ENCRYPTED PRIVATE"))
     settings = {"bootstrap_servers": "kafka:9092", "security_protocol": "SSL", **pem}
-    assert "is encrypted: give ssl_key_password" in refusal(settings)
+    assert "is encrypted: set ssl_key_password" in refusal(settings)
     assert KafkaConnection.from_settings({**settings, "ssl_key_password": SECRET}).ssl_key_password is not None
 
 
@@ -142,14 +142,14 @@ def test_an_encrypted_key_needs_its_password(pem: dict[str, Any]) -> None:
         ("ssl.key.pem", "plain text"),
         ("socket.timeout.ms", "use timeout_s"),
         ("oauth_cb", "other ways to authenticate are not supported"),
-        ("default.topic.config", "give the settings of topics directly"),
+        ("default.topic.config", "set the settings of topics directly"),
         ("rebalance_cb", "its value is not text"),
-        ("stats_cb", "already taken care of"),
+        ("stats_cb", "already handles the client's log"),
         ("opaque", "its value is not text"),
         ("ssl.keystore.location", "reads would fail: give the certificate and its key as PEM files"),
         ("ssl.engine.location", "reads would fail: give the certificate and its key as PEM files"),
         ("enable.ssl.certificate.verification", "reads would fail: give the authority"),
-        ("Socket Timeout", "no name of a librdkafka setting"),
+        ("Socket Timeout", "not the name of a librdkafka setting"),
     ],
 )
 def test_settings_that_the_protocol_needs_are_refused_with_a_reason(name: str, words: str) -> None:
@@ -278,9 +278,9 @@ def test_a_file_is_read(tmp_path: Path, pem: dict[str, Any]) -> None:
     ("name", "text", "words"),
     [
         ("kafka.yaml", "a: 1", "must be a .toml or .json file"),
-        ("kafka.toml", "bootstrap_servers = ", "is no TOML"),
-        ("kafka.json", "{", "is no JSON"),
-        ("kafka.json", "[1]", "its top level must hold the fields"),
+        ("kafka.toml", "bootstrap_servers = ", "is not valid TOML"),
+        ("kafka.json", "{", "is not valid JSON"),
+        ("kafka.json", "[1]", "its top level must be a table of the fields"),
         ("kafka.toml", "timeout_s = 1", "bootstrap_servers is missing"),
     ],
 )
@@ -374,7 +374,7 @@ def test_spark_gets_certificates_whole(pem: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("field", "text", "words"),
     [
-        ("ssl_ca_location", "nothing here", "ssl_ca_location: '{path}' is no PEM file"),
+        ("ssl_ca_location", "nothing here", "ssl_ca_location: '{path}' is not a PEM file"),
         ("ssl_key_location", KEY.replace("PRIVATE", "RSA PRIVATE"), "openssl pkcs8 -topk8"),
     ],
 )

@@ -57,8 +57,8 @@ def test_an_answer_that_lists_no_brokers_ends_no_process() -> None:
     """)
     for line in lines[:-1]:
         assert line.startswith("UnavailableError: Kafka at 127.0.0.1:")
-        assert "the answer from there lists no live broker" in line
-        assert "look at the brokers' logs" in line
+        assert "the server's answer lists no live broker" in line
+        assert "check the brokers' logs" in line
     assert lines[-1] == "1 OffsetBounds(start=3, end=68)"
 
 
@@ -71,7 +71,7 @@ def test_each_client_names_a_cluster_without_brokers(kind: str) -> None:
             client, log = clients.{kind}(connection_to(broker), client_id="a"{arguments})
             print(told(lambda: clients.reach(client, log, timeout_s=0.7)))
     """)
-    assert "the answer from there lists no live broker (tried for 0.7 s); look at the brokers' logs" in line
+    assert "the server's answer lists no live broker (tried for 0.7 s); check the brokers' logs" in line
 
 
 def test_leaders_that_come_and_go_end_no_process() -> None:

@@ -80,7 +80,7 @@ HALF = "half \ud83d"
         (OutboxRecord("t", "v", HALF), "key: character 5 is half"),
         (OutboxRecord("t", "v", headers={HALF: "v"}), "headers: the name: character 5 is half"),
         (OutboxRecord("t", "v", headers={"h": HALF}), "header 'h': character 5 is half"),
-        (OutboxRecord(HALF, "v"), "topic: .*is no name that Kafka allows"),
+        (OutboxRecord(HALF, "v"), "topic: .*is not a name that Kafka allows"),
         (OutboxRecord(cast("Any", None), "v"), "topic: NoneType; give text"),
         (OutboxRecord("t", cast("Any", 7)), "value: int; give bytes, text or None"),
         (OutboxRecord("t", "v", headers=cast("Any", 7)), "headers: int; give a mapping, or pairs"),

@@ -79,7 +79,7 @@ class SimulatedElector(Elector):
         if self.process.is_dead:
             return
         self._is_over = True
-        self._lose_all("it leaves the group")
+        self._lose_all("this member leaves the group")
         self._world.group.leave(self)
         self.wake()
 
@@ -165,7 +165,7 @@ class SimulatedElector(Elector):
     def _drop_partition(self) -> None:
         self.has_partition = False
         self.inbox.clear()
-        self._lose(_PARTITIONS, "the group has given it to another")
+        self._lose(_PARTITIONS, "the group assigned it to another member")
 
     def _note(self, _: int, event: Event) -> None:
         term, judge = event.term, self._world.judge

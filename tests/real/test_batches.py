@@ -357,7 +357,7 @@ def test_a_data_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode
     assert group.topics.create(name, 1, 1)
     fill(name, 1, messages)
 
-    with pytest.raises(DataTopicChangedError, match="until a person sets the position"):
+    with pytest.raises(DataTopicChangedError, match="until an operator sets the position"):
         group.work(group.open(mode), name)
 
     assert sum(group.counts(mode).values()) == 4

@@ -174,7 +174,7 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConne
             wait_until(lambda: len(events) == 2, "two events were reported", WITHIN_S)
             assert topics.has_consumers(elector.group)
         assert isinstance(events[1], TermEnded)
-        assert events[1].reason == "heard no beat of its own of the last 1 s"
+        assert events[1].reason == "read back none of its own beats of the last 1 s"
         set_largest(connection, name, 10_000)
         second = elector.wait_for_term(WITHIN_S)
         assert second is not None

@@ -101,7 +101,7 @@ WRONG_WAYS: dict[str, tuple[str, str, dict[str, str], str]] = {
     ),
     "a wrong password, SCRAM": ("SASL_SSL", "SASL_SSL", {**WITH_SCRAM, "password": "wrong"}, "Authentication failed"),
     "an unknown user": ("SASL_SSL", "SASL_SSL", {**WITH_SCRAM, "username": "nobody"}, "Authentication failed"),
-    "no certificate of one's own": ("SSL", "SSL", {}, "wants a certificate of this client, which has none"),
+    "no certificate of one's own": ("SSL", "SSL", {}, "requires a certificate of this client, which has none"),
     "a server's certificate that is out of date": ("SSL", "EXPIRED", {}, "the server's certificate has expired"),
     "another host's certificate": ("SSL", "ELSEWHERE", {}, "certificate is not for the host 127.0.0.1"),
     "TLS where there is none": ("SSL", "PLAINTEXT", {}, "SSL"),
@@ -142,12 +142,12 @@ def test_a_certificate_that_is_not_trusted_is_told(secured: SecuredKafka, author
 def test_a_certificate_of_ones_own_that_is_not_trusted_is_told(secured: SecuredKafka) -> None:
     """The server refuses it, and the line names the fields that hold it."""
     own = {"ssl_certificate_location": str(secured.unknown), "ssl_key_location": str(secured.unknown)}
-    assert "check ssl_certificate_location and ssl_key_location" in refused(
+    assert "ssl_certificate_location and ssl_key_location" in refused(
         connect(secured, "SSL", **trusting(secured), **own)
     )
 
 
-@pytest.mark.parametrize(("which", "words"), [("outdated", "expired on "), ("early", "begins on ")])
+@pytest.mark.parametrize(("which", "words"), [("outdated", "expired on "), ("early", "is not valid before ")])
 def test_a_certificate_of_ones_own_that_is_not_in_date_is_told(secured: SecuredKafka, which: str, words: str) -> None:
     """The server does not say why it refuses it; one's own look at it does, with the date and the file."""
     own = getattr(secured, which)

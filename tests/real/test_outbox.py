@@ -313,10 +313,10 @@ def test_a_rollback_leaves_nothing(site: Site, way: Way) -> None:
     ("record", "said"),
     [
         (OutboxRecord("t", "x" * 90, "y" * 8, {"h": "z" * 2}), "has 101 bytes; 100 are allowed"),
-        (OutboxRecord("no topic", "x"), "'no topic' is no name that Kafka allows"),
-        (OutboxRecord("", "x"), "is no name that Kafka allows"),
-        (OutboxRecord("..", "x"), "is no name that Kafka allows"),
-        (OutboxRecord("t" * 250, "x"), "is no name that Kafka allows"),
+        (OutboxRecord("no topic", "x"), "'no topic' is not a name that Kafka allows"),
+        (OutboxRecord("", "x"), "is not a name that Kafka allows"),
+        (OutboxRecord("..", "x"), "is not a name that Kafka allows"),
+        (OutboxRecord("t" * 250, "x"), "is not a name that Kafka allows"),
         (OutboxRecord("t", "x", headers={ID_HEADER: "1"}), "is the harvester's own"),
         (OutboxRecord("t", 7), "value: int; give bytes, text or None"),  # type: ignore[arg-type]
     ],

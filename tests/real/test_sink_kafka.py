@@ -278,7 +278,9 @@ def test_a_record_without_a_key_for_a_compacted_topic_is_named(
         return (replace(record, key=None) if record.source_offset == 2 else record for record in records(rows))
 
     monkeypatch.setattr(FakeRecords, "__iter__", without_a_key)
-    with pytest.raises(SinkRejectedError, match=r"t/0 offset 2 of group 'g'.*--to-offset 0=3`, which skips the 2 off"):
+    with pytest.raises(
+        SinkRejectedError, match=r"t/0 offset 2 of group 'g'.*--to-offset 0=3`, which also skips the 2 off"
+    ):
         deliver(KafkaTarget(output), "a", part(0, 0, 4))
 
 
@@ -292,7 +294,7 @@ def test_records_that_are_too_large_together_are_sent_one_by_one(connection: Kaf
     wanted, rows[7] = part(0, 30, 60), (0, 37, "x" * 20_000)
     rows = [(0, 30 + index, value) for index, (_, _, value) in enumerate(rows)]
     with pytest.raises(
-        SinkRejectedError, match=r"t/0 offset 37 of group 'g'.*--to-offset 0=38`, which skips the 7 off"
+        SinkRejectedError, match=r"t/0 offset 37 of group 'g'.*--to-offset 0=38`, which also skips the 7 off"
     ):
         deliver(KafkaTarget(output), "a", wanted, rows=rows)
 

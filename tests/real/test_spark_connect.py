@@ -243,7 +243,7 @@ def test_the_message_that_fails_is_named(driver: Driver, work: Work) -> None:
     """The plan that failed is evaluated again by the server, over parts of what was read."""
     error = driver.call(fail_at_a_message, work)
     assert "partition 1, offset 8 fails in Spark: [USER_RAISED_EXCEPTION] no good" in error
-    assert "--to-offset 1=9`, which skips the 8 offsets of the batch before it too" in error
+    assert "--to-offset 1=9`, which also skips the 8 offsets of the batch before it" in error
 
 
 def test_decoding(driver: Driver, work: Work, topic: MakeTopic) -> None:
