@@ -381,7 +381,7 @@ class BaseClaimer(ABC, Generic[H]):
         return won
 
     def _revoke_unconfirmed(self) -> None:
-        """Revoke what claims without acknowledgement have won; such a record may still arrive in the log later."""
+        """Revoke what claims without acknowledgement have won; their records may still arrive in the log later."""
         unconfirmed = self._claim_set.unconfirmed
         if unconfirmed:
             self.rationalizer.catch_up()

@@ -130,7 +130,7 @@ class ClaimSet(Generic[H]):
         self.require(partitions)
 
     def require_certain(self, partitions: Collection[int]) -> None:
-        """Raise `ClaimLostError` if the log can only be observed: such a reader judges every record as accepted."""
+        """Raise `ClaimLostError` if the log can only be observed: then every record looks accepted."""
         if not self._reader.is_certain:
             self.drop_all_if_log_changed()
             raise ClaimLostError(self._why_lost(sorted(partitions)))
@@ -175,7 +175,7 @@ class ClaimSet(Generic[H]):
     def _fence(self, partitions: Iterable[int]) -> None:
         fenced = list(partitions)
         for partition in fenced:
-            self.lose(partition, "its lease ended: no heartbeat was seen accepted in time")
+            self.lose(partition, "its lease ended: no heartbeat was accepted in time")
         if fenced:
             self._reader.rationalizer.log.purge()
 

@@ -401,7 +401,7 @@ class Claimer(BaseClaimer[Claim]):
     def _release_record(self, claim: Claim, signed: dict[str, Any]) -> Message | None:
         """Return a release, a revocation, or None if the claim has to go stale.
 
-        A release would set a position if the key has no offset, or if this instance paused the group. Such a claim is
+        A release would set a position if the key has no offset, or if this instance paused the group. Then the claim is
         revoked instead. In a Go group it goes stale, because Go consumers do not know revocations.
         """
         if claim.offset is None or self.group.paused_by == self.member.instance:

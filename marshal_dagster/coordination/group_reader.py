@@ -59,7 +59,7 @@ class GroupReader:
 
     @property
     def unplanned(self) -> Unplanned | None:
-        """The last heartbeat that moved an offset of the group without a plan; only Go consumers send such."""
+        """The last heartbeat that moved an offset of the group without a plan; only Go consumers do that."""
         return self.home.unplanned.get(self.member.group)
 
     @property

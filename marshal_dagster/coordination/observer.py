@@ -74,4 +74,4 @@ class ClaimerObserver:
         try:
             report(self.observer)
         except Exception:
-            logger.exception("an observer of claims failed; the claims are not affected")
+            logger.exception("an observer of claims failed")

@@ -53,7 +53,7 @@ class Severity(StrEnum):
     """How much a problem matters."""
 
     UNUSABLE = "unusable"
-    """No member and no command uses such a topic, and no option allows it (protocol.md, section 2)."""
+    """No member and no command uses the topic, and no option allows it (protocol.md, section 2)."""
     DANGER = "danger"
     """The guarantees of the protocol do not hold."""
     WARNING = "warning"
