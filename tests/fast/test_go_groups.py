@@ -490,7 +490,7 @@ def test_a_group_goes_back_to_the_rules_of_go(site: Site, capsys: pytest.Capture
         (("--rules", "gopher"), "--rules: 'gopher'; give native or go"),
         (("--delivery", "twice"), "--delivery: 'twice'; give at_most_once"),
         (("--rules", "go", "--delivery", "at_most_once"), "can only promise at_least_once"),
-        (("--rules", "go", "--ranges"), "does not go with rule set 'go'"),
+        (("--rules", "go", "--ranges"), "cannot be used with rule set 'go'"),
         (("--json",), "give --yes too"),
     ],
 )
