@@ -113,8 +113,8 @@ class ClaimedBatch:
     then, unless `BatchRequest.late_plan` is set. If the block ends without an error, the ranges are committed and
     released. If it ends with an error, they are released and nothing more is committed.
 
-    A block that has not read the batch commits nothing; in at least once it raises `BatchAbortedError`. `idle` states
-    why there is nothing to do. Create batches with `BatchSession.claimed_batch`.
+    A block that has not processed its ranges commits nothing. Then at least once and effectively once raise
+    `BatchAbortedError`. `idle` states why there is nothing to do. Create batches with `BatchSession.claimed_batch`.
 
     Example:
         ```python
@@ -320,9 +320,9 @@ class ClaimedBatch:
     def begin_processing(self) -> None:
         """Get the permission to process the `ranges`.
 
-        Call it before you read the ranges without `read`, which calls it itself. In at most once it plans, announces
-        and commits the ranges now. Ranges without permission are in `dropped`, even if this raises. With a late plan,
-        the plan is written now.
+        Call it before you read the ranges in another way than with `read`. In at most once it plans, announces and
+        commits the ranges now. Ranges without permission are in `dropped`, even if this raises. With a late plan, the
+        plan is written now.
 
         Raises:
             PlanRejectedError: a plan was refused.
@@ -340,7 +340,7 @@ class ClaimedBatch:
         """Return a DataFrame over exactly the messages of `ranges`.
 
         Each action on the frame reads Kafka again: cache it, or use it for one action. Its Spark jobs are cancelled if
-        the claim is lost. In at most once this also commits (`begin_processing`).
+        the claim is lost. In at most once the ranges are planned, announced and committed first.
 
         Args:
             spark: the Spark session.

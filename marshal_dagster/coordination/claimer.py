@@ -366,7 +366,7 @@ class Claimer(BaseClaimer[Claim]):
         if refused:
             raise CommitFailedError(
                 f"group {self.member.group!r}: the commit of {self._named(refused)} was not seen in the log, so "
-                "nothing was committed there. The next run repeats these messages"
+                "nothing was committed there. The next run takes these messages over"
             )
         return missing
 
