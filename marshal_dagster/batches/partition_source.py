@@ -1,7 +1,7 @@
-"""Claims whole partitions for a batch, and determines where each starts and ends (protocol.md, section 6).
+"""Claims whole partitions for a batch, and determines where each range starts and ends.
 
-`ClaimedBatch` uses it in groups that do not claim ranges, and for a group's first positions. See "Where to start" in
-section 6.
+`ClaimedBatch` uses it in groups that do not claim ranges, and for a group's first positions (protocol.md, section 6,
+"Where to start").
 """
 
 import logging
@@ -35,7 +35,7 @@ class PartitionSource:
         self._keep_alive = keep_alive
 
     def worth_trying(self, planned: Sequence[int]) -> list[int]:
-        """Return the `planned` partitions that look free and have had fewer than `max_attempts` attempts."""
+        """Return the `planned` partitions that look free, without those whose plan has had too many attempts."""
         return self._free(planned)[0] if planned else []
 
     def take(self, wanted: Sequence[int]) -> tuple[ClaimedRange, ...]:
