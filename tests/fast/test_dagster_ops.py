@@ -850,7 +850,7 @@ def test_a_step_that_failed_behind_its_work_hands_it_on_when_tried_again(
     assert [each.asset_key for each in stand.observations(result)] == []
     assert result.output_for_node("after").offsets == 30
     assert len(result.output_for_node("after").batch_ids) == 1
-    assert "nothing to read" in str(_output(result).metadata["ended"].value)
+    assert "no unread messages" in str(_output(result).metadata["ended"].value)
     assert stand.tags(result)["marshal/outcome"] == "done"
     assert len(stand.materializations(result)) == 1
 
