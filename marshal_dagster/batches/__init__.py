@@ -1,8 +1,9 @@
-"""Claimed batches: exact offset ranges held by a run, in the three delivery modes (protocol.md, section 6).
+"""Claimed batches: exact offset ranges that one run claims, processes and commits (protocol.md, section 6).
 
-It imports `coordination`, `kafka` and `spark`, knows nothing of Dagster. A `BatchSession` is what one process
-needs for batch after batch; each `ClaimedBatch` is a tenure of its own: claim, plan, process, commit, release. It
-holds whole partitions (`partition_source`) or ranges of them (`range_source`).
+A `BatchSession` has the connections and the state that the batches of one process share. Each `ClaimedBatch` claims
+with its own instance id, plans, processes, commits and releases. It claims whole partitions (`partition_source`) or
+ranges of them (`range_source`), in one of three delivery modes. The package imports `coordination`, `kafka` and
+`spark`, and does not know Dagster.
 """
 
 from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch

@@ -1,4 +1,8 @@
-"""One claimed batch: its ranges, from the claim to the commit, and what becomes of it when something fails."""
+"""One claimed batch, from the claim of its ranges to their commit, in each delivery mode and after each failure.
+
+`BatchSession` creates batches. A batch takes its ranges from `partition_source` or `range_source`, keeps its claims
+with `claim_guard`, and reads and writes with Spark.
+"""
 
 import logging
 import time
@@ -47,22 +51,22 @@ logger = logging.getLogger(__name__)
 
 
 class BatchState(StrEnum):
-    """How far a batch has got."""
+    """The state of a batch."""
 
     PREPARED = "prepared"
     """Nothing is claimed yet."""
     CLAIMED = "claimed"
     """The block was entered: the batch has its ranges, or is idle."""
     PERMITTED = "permitted"
-    """This process may process the ranges; at most once has committed them."""
+    """This process may process the ranges. In at most once they are committed."""
     READ = "read"
-    """The block has been given what it needs to process the ranges."""
+    """The block has read the batch, or has called `begin_processing`."""
     LEFT_UNREAD = "left_unread"
-    """The block was left, and nothing can have been processed."""
+    """The block was left, and no message can have been processed."""
     LEFT_READ = "left_read"
-    """The block was left after it was read; what it did is not committed, or not complete."""
+    """The block was left after it was read; its work is not committed, or not complete."""
     COMPLETED = "completed"
-    """The block was left cleanly after it was read, and what it did is committed."""
+    """The block was left without an error after it was read, and its work is committed."""
 
     @property
     def was_read(self) -> bool:
@@ -71,12 +75,12 @@ class BatchState(StrEnum):
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the block was left with its work not done, or not wholly."""
+        """Whether the block was left before its work was completely done."""
         return self in {BatchState.LEFT_UNREAD, BatchState.LEFT_READ}
 
 
 class BatchEvent(StrEnum):
-    """What moves a batch from one state to the next."""
+    """An event that changes the state of a batch."""
 
     ENTER = "enter"
     PERMIT = "permit"
@@ -89,7 +93,7 @@ BATCH_TRANSITIONS: Final[Mapping[tuple[BatchState, BatchEvent], BatchState]] = M
     {
         (BatchState.PREPARED, BatchEvent.ENTER): BatchState.CLAIMED,
         (BatchState.CLAIMED, BatchEvent.PERMIT): BatchState.PERMITTED,
-        (BatchState.CLAIMED, BatchEvent.READ): BatchState.READ,  # of nothing: there are no ranges to permit
+        (BatchState.CLAIMED, BatchEvent.READ): BatchState.READ,  # an empty batch: it has no ranges to permit
         (BatchState.PERMITTED, BatchEvent.READ): BatchState.READ,
         (BatchState.READ, BatchEvent.READ): BatchState.READ,
         (BatchState.CLAIMED, BatchEvent.LEAVE): BatchState.LEFT_UNREAD,
@@ -99,15 +103,25 @@ BATCH_TRANSITIONS: Final[Mapping[tuple[BatchState, BatchEvent], BatchState]] = M
         (BatchState.LEFT_READ, BatchEvent.COMPLETE): BatchState.COMPLETED,
     }
 )
-"""Every move that a batch can make; any other is a mistake of the caller (`ConfigurationError`)."""
+"""All transitions of a batch; any other is a mistake of the caller (`ConfigurationError`)."""
 
 
 class ClaimedBatch:
-    """Exact offset ranges of a data topic, held by this process from `with` to the block's end.
+    """Exact offset ranges of a data topic that this process holds during a `with` block.
 
-    On entering it claims, plans and (at least once, effectively once) has its `ranges`; leaving the block cleanly
-    commits and releases, any other way releases with nothing more committed. A block that did not read the batch
-    commits nothing: at least once raises `BatchAbortedError`. `idle` says why there is nothing to do.
+    On entry the batch claims partitions and determines its `ranges`. At least once and effectively once also plan them
+    then, unless `BatchRequest.late_plan` is set. If the block ends without an error, the ranges are committed and
+    released. If it ends with an error, they are released and nothing more is committed.
+
+    A block that has not processed its ranges commits nothing. Then at least once and effectively once raise
+    `BatchAbortedError`. `idle` states why there is nothing to do. Create batches with `BatchSession.claimed_batch`.
+
+    Example:
+        ```python
+        with session.claimed_batch(BatchRequest(topic="orders")) as batch:
+            if batch.idle is None:
+                batch.read(spark).write.mode("append").parquet("/data/orders")
+        ```
     """
 
     def __init__(
@@ -120,18 +134,28 @@ class ClaimedBatch:
         *,
         only_positions: bool = False,
     ) -> None:
-        """Prepare; `BatchSession.claimed_batch` makes these.
+        """Prepare a batch; call `BatchSession.claimed_batch` to get one.
 
-        With a `range_claimer` it holds ranges, and whole partitions only where one is to be finished whole; with
-        `only_positions` it gives keys their first position and has nothing to do.
+        Args:
+            delivery: the session of the batch.
+            context: the data topic and the group's keys.
+            claimer: claims whole partitions.
+            range_claimer: claims ranges. With it, whole partitions are claimed only to finish a plan of one.
+            sink: the output, in effectively once.
+            only_positions: only give keys their first position; the batch is idle then.
         """
         self.request = context.request
+        """The options of the batch."""
         self.skipped: tuple[ClaimedRange, ...] = ()
+        """The ranges that the sink has already: they are committed without processing."""
         self.idle: Idle | None = None
+        """Why there is nothing to do, or None."""
         self.advice: Advice | None = None
-        """What it was advised to claim."""
+        """The partitions that the process should claim, if `BatchSession.advise` returned some."""
         self.phases = PhaseDurations()
+        """The seconds spent in each phase so far."""
         self.outcome: WriteResult | None = None
+        """The result of `write`."""
         self.committed = False
         """Whether this batch has committed anything."""
         self._delivery = delivery
@@ -151,10 +175,10 @@ class ClaimedBatch:
         self._to_do: tuple[ClaimedRange, ...] = ()
         self._entered_s = self._left_s = 0.0
         self._frame: DataFrame | None = None
-        """What was read last."""
+        """The frame that `read` returned last."""
         self._written: DataFrame | None = None
 
-    # What it is
+    # State
 
     @property
     def _claimer(self) -> Claimer | RangeClaimer:
@@ -162,7 +186,7 @@ class ClaimedBatch:
 
     @property
     def batch_id(self) -> str:
-        """The instance id of this tenure: unique to the batch."""
+        """The instance id of the batch's claims; it is unique to the batch."""
         return self._claimer.member.instance
 
     @property
@@ -177,28 +201,32 @@ class ClaimedBatch:
 
     @property
     def dropped(self) -> tuple[ClaimedRange, ...]:
-        """At most once: the ranges whose commit is or may be in the log and that are not processed, or not wholly.
+        """In at most once: the ranges whose commit is or may be in the log, but that are not completely processed.
 
-        This process did not get the permission, or left the block by an error, or without having read them; `report`
-        says of each whether it is dropped for sure.
+        Either this process may not process them, or the block ended with an error, or it did not read them. `report`
+        shows for each range whether it is certainly dropped.
         """
         return tuple(part for part in self._to_do if self._is_dropped(part))
 
     @property
     def all_ranges(self) -> tuple[ClaimedRange, ...]:
-        """Every range of the batch, those that need no processing too, by partition."""
+        """All ranges of the batch by partition, with those that need no processing."""
         if not self.skipped:
             return self._to_do
         return tuple(sorted((*self._to_do, *self.skipped), key=lambda part: part.partition))
 
     @property
     def lag_after(self) -> int:
-        """Offsets that the batch leaves to be read in all partitions that it claimed, those that got no part too."""
+        """The number of unread offsets after the batch in all partitions that it claimed."""
         ends = {range_.partition: range_.end for range_ in self.all_ranges}
         return sum(max(0, at.end - ends.get(number, at.readable)) for number, at in self._claims.positions.items())
 
     def report(self) -> list[PartitionReport]:
-        """Tell what each partition's part came to, by partition."""
+        """Return the result for each range, by partition.
+
+        Returns:
+            A report for each range of `all_ranges`. It is final after the block has ended.
+        """
         was_read, early = self._state.was_read, self._early
         states = dict.fromkeys(self.skipped, "skipped")
         states |= {part: early.how_dropped(part, was_read=was_read) for part in self.dropped}
@@ -219,7 +247,7 @@ class ClaimedBatch:
     # The block
 
     def __enter__(self) -> Self:
-        """Claim and plan. Raises `MarshalError`; then nothing is held any more."""
+        """Claim and plan. If this raises a `MarshalError`, nothing is held any more."""
         began_s = time.monotonic()
         try:
             self._begin()
@@ -229,7 +257,7 @@ class ClaimedBatch:
         except BaseException:
             try:
                 self._guard.release()
-            finally:  # once more: the first time may have been interrupted
+            finally:  # again, because the first call may have been interrupted
                 self._guard.release()
             raise
         return self
@@ -237,10 +265,12 @@ class ClaimedBatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Commit if the block was left cleanly; release in any case.
+        """Commit if the block ended without an error; release in any case.
 
-        Raises `BatchAbortedError` where a block that was left cleanly has not read, or not written, what it would
-        commit.
+        Raises:
+            BatchAbortedError: the block has not read the batch, or has not written it to the sink.
+            ClaimLostError: the claim was lost; the message names the present owner.
+            FailingRecordError: Spark failed because of the records that the message names.
         """
         try:
             self._move(BatchEvent.LEAVE)
@@ -253,13 +283,16 @@ class ClaimedBatch:
             finally:
                 try:
                     self._guard.release()
-                finally:  # once more: the first time may have been interrupted
+                finally:  # again, because the first call may have been interrupted
                     self._guard.release()
             self.phases.committing_s += time.monotonic() - self._left_s
             self._notify_left()
         changed = self._claimer.rationalizer.changed
         if error is None and changed is not None and self.committed:
-            raise CoordinationLogChangedError(f"what this batch has committed may be lost: {changed}")
+            raise CoordinationLogChangedError(
+                f"group {self._delivery.group!r}: the commit of this batch of topic {self.request.topic!r} may be "
+                f"lost: {changed}"
+            )
         lost, is_told = self._guard.lost, isinstance(error, ClaimLostError | BatchAbortedError)
         if lost is not None and isinstance(error, Exception) and not is_told:
             raise self._guard.with_present_owner(lost, self._numbers) from error
@@ -269,9 +302,14 @@ class ClaimedBatch:
     # In the block
 
     def check(self) -> None:
-        """Make sure that the claims still hold and the data topic is the same: call it before touching an output.
+        """Check that the claims still hold and that the data topic is the same.
 
-        Raises `ClaimLostError`, `BatchAbortedError`, `DataTopicChangedError`.
+        Call it before you change an output yourself. `write` calls it for a sink.
+
+        Raises:
+            ClaimLostError: a claim is lost.
+            BatchAbortedError: the batch has to stop.
+            DataTopicChangedError: the data topic was deleted and re-created.
         """
         self._check_heartbeats()
         if self.idle is not None:
@@ -280,11 +318,18 @@ class ClaimedBatch:
         self._context.check_topic()
 
     def begin_processing(self) -> None:
-        """Take the permission to process; `read` does it by itself, a reader of one's own must call it first.
+        """Get the permission to process the `ranges`.
 
-        At most once: plans, announces and commits now; what did not get through is in `dropped`, should this raise too.
-        Raises `PlanRejectedError`, `ClaimLostError`, `BatchAbortedError`, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        Call it before you read the ranges in another way than with `read`. In at most once it plans, announces and
+        commits the ranges now. Ranges without permission are in `dropped`, even if this raises. With a late plan, the
+        plan is written now.
+
+        Raises:
+            PlanRejectedError: a plan was refused.
+            ClaimLostError: a claim is lost.
+            BatchAbortedError: the batch has to stop.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: the coordination log is not the one that was read before.
         """
         self._take_permission()
         if self.request.late_plan and self.ranges:
@@ -292,11 +337,27 @@ class ClaimedBatch:
         self._move(BatchEvent.READ)
 
     def read(self, spark: "SparkSession", *, min_partitions: int | None = None) -> "DataFrame":
-        """Give a frame over exactly the ranges: key, value, topic, partition, offset, timestamp, headers.
+        """Return a DataFrame over exactly the messages of `ranges`.
 
-        The frame reads Kafka anew for each action on it: cache it, or act on it once. `min_partitions` splits the
-        reading into at least so many tasks (by default one for each Kafka partition). Its Spark jobs are cancelled when
-        the claim is lost. Raises `ConfigurationError` for a session that could process a message twice in at most once.
+        Each action on the frame reads Kafka again: cache it, or use it for one action. Its Spark jobs are cancelled if
+        the claim is lost. In at most once the ranges are planned, announced and committed first.
+
+        Args:
+            spark: the Spark session.
+            min_partitions: the lowest number of Spark tasks for reading; by default one for each Kafka partition.
+
+        Returns:
+            A frame with the columns key, value, topic, partition, offset, timestamp and headers.
+
+        Raises:
+            ConfigurationError: the session cannot be used. For example, it could process a message twice in at most
+                once.
+            MarshalError: the errors of `begin_processing`.
+
+        Example:
+            ```python
+            frame = batch.read(spark).selectExpr("CAST(value AS STRING) AS json", "partition", "offset")
+            ```
         """
         began_s = time.monotonic()
         reader.check_min_partitions(min_partitions)
@@ -313,24 +374,48 @@ class ClaimedBatch:
         return frame
 
     def plan(self) -> None:
-        """Write a late plan now: from here on, a failure counts as an attempt at it.
+        """Write a late plan now (`BatchRequest.late_plan`); after that, a failure counts as an attempt.
 
-        Raises `GroupPausedError` if the group was paused since the claim: then the batch is idle, and there is nothing
-        to do. Raises `PlanRejectedError`, `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
+        Raises:
+            GroupPausedError: the group was paused since the claim; the batch is idle now.
+            PlanRejectedError: a plan was refused.
+            ClaimLostError: a claim is lost.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: the coordination log is not the one that was read before.
         """
         self._plan()
         if self.idle is not None:
             raise GroupPausedError(self.idle.text)
 
     def write(self, frame: "DataFrame") -> WriteResult:
-        """Hand the result to the sink, once for the whole batch; its rows are told apart by their `partition` column.
+        """Write the result of the batch to the sink (effectively once). Call it once for the whole batch.
 
-        Raises `SinkRejectedError`, and what `check` raises.
+        Args:
+            frame: the rows. The column `partition` assigns each row to a range.
+
+        Returns:
+            The ranges and the numbers of rows that the sink has written.
+
+        Raises:
+            ConfigurationError: the batch has no sink, or `write` was called before.
+            SinkRejectedError: the sink cannot take the ranges or the rows.
+            MarshalError: the errors of `plan` and `check`.
+
+        Example:
+            ```python
+            batch.write(batch.read(spark).groupBy("partition").count())
+            ```
         """
         if self._sink is None:
-            raise ConfigurationError(f"delivery is {self.mode}: the batch has no sink; write the frame yourself")
+            raise ConfigurationError(
+                f"group {self._delivery.group!r} has delivery {self.mode}, so the batch has no sink: write the frame "
+                "without batch.write()"
+            )
         if self.outcome is not None:
-            raise ConfigurationError("write() was called before: the sink takes the result of a batch in one piece")
+            raise ConfigurationError(
+                f"write() was called twice for one batch of topic {self.request.topic!r}: write the whole result with "
+                "one call"
+            )
         self.plan()
         self.check()
         self._written = frame
@@ -376,14 +461,14 @@ class ClaimedBatch:
             self.idle = idle if advice is None else replace(idle, text=f"{idle.text}; {advice.text}")
 
     def _ask_advice(self) -> Advice | None:
-        """Ask which partitions to claim, unless the request says it."""
+        """Return which partitions to claim, unless the request names them."""
         advise, request = self._delivery.advise, self.request
         if advise is None or request.partitions is not None or request.claim_entire_topic:
             return None
         return advise(request.topic)
 
     def _choose_claims(self, wanted: list[int]) -> list[int]:
-        """Say which of `wanted` to claim, and set how: by ranges unless some are to be finished whole first."""
+        """Return which of `wanted` to claim, and set how: by ranges, or whole if plans of whole partitions are open."""
         if self._ranged is None:
             return wanted
         missing = self._ranged.without_position(wanted)
@@ -398,7 +483,7 @@ class ClaimedBatch:
         return planned
 
     def _plan(self) -> None:
-        """Write down the plans; at most once does so just before it processes."""
+        """Write the plans; at most once writes them just before it processes."""
         if self._is_planned or self.mode is DeliveryMode.AT_MOST_ONCE or not self.all_ranges:
             return
         try:
@@ -412,7 +497,7 @@ class ClaimedBatch:
             self._is_planned = True
 
     def _ask_sink(self) -> None:
-        """Ask the sink which ranges it has: those are only committed."""
+        """Find out which ranges the sink has already: those are committed without processing."""
         if self._sink is None or not self._to_do:
             return
         ranges = self._to_do
@@ -423,7 +508,7 @@ class ClaimedBatch:
     # Processing and leaving
 
     def _move(self, event: BatchEvent) -> None:
-        """Move to the next state. Raises `ConfigurationError` for what a batch cannot do in its present one."""
+        """Change to the next state; raise `ConfigurationError` if the present state does not allow the event."""
         moved = BATCH_TRANSITIONS.get((self._state, event))
         if moved is None:
             raise ConfigurationError(
@@ -442,7 +527,7 @@ class ClaimedBatch:
         self._move(BatchEvent.PERMIT)
 
     def _commit_before_processing(self) -> None:
-        """Commit; however this ends, `dropped` has what may be in the log and may not be processed here."""
+        """Commit before processing; then `dropped` has the ranges that may be committed but not processed here."""
         ends = {part.partition: part.end for part in self._to_do}
         self.check()
         self._claimer.plan(ends)
@@ -459,9 +544,10 @@ class ClaimedBatch:
         self._early.log_dropped(self.dropped, was_read=self._state.was_read)
 
     def _end_block(self, error: BaseException | None) -> FailingRecordError | None:
-        """Commit what a clean block has done, or end the work of another; tell Kafka, while this is still the owner.
+        """Commit the work of a block without an error, or stop the work of a failed one.
 
-        Return the error that names the record at fault, where one is found.
+        The offsets are also committed to Kafka, while this batch still owns them. Return the error that names the
+        failing record, if one was found.
         """
         named = None
         if error is None:
@@ -471,30 +557,34 @@ class ClaimedBatch:
             self._count_attempt(error)
             named = self._find_failing_record(error)
             self._guard.cancel_jobs(f"the batch was left: {type(error).__name__}")
-        if self.committed and (error is None or isinstance(error, Exception)):  # an interrupt waits for no broker
+        if self.committed and (error is None or isinstance(error, Exception)):  # after an interrupt, do not wait
             self._commit_to_kafka()
         return named
 
     def _find_failing_record(self, error: BaseException) -> FailingRecordError | None:
-        """Look for the record by which Spark failed; not in at most once, which evaluates no record twice."""
+        """Look for the record that made Spark fail; not in at most once, which must not evaluate a record twice."""
         if not isinstance(error, Exception) or self._frame is None or self.mode is DeliveryMode.AT_MOST_ONCE:
             return None
         check = self._check_heartbeats
         return find_failing_record(error, self._frame, self.ranges, self._read_part, check, written=self._written)
 
     def _count_attempt(self, error: BaseException) -> None:
-        """Write a late plan, so that a failure counts as an attempt; not after a mistake in code or an interrupt."""
+        """Write a late plan, so that the failure counts as an attempt; not after a wrong call or an interrupt."""
         is_mistake = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
         if is_mistake or not self.request.late_plan or self.idle is not None or not self._state.was_read:
             return
         self._plan_after_failure()
 
     def _plan_after_failure(self) -> None:
-        """Write a late plan, so that the failure counts as an attempt and the partitions are tried in parts."""
+        """Write a late plan, so that the failure counts as an attempt, and retries take fewer partitions at once."""
         try:
             self._plan()
         except MarshalError as unplanned:
-            logger.warning("this attempt at %s is not counted: %s", list(map(str, self.all_ranges)), unplanned)
+            logger.warning(
+                "this attempt at %s does not count, because its plan could not be written: %s",
+                list(map(str, self.all_ranges)),
+                unplanned,
+            )
 
     def _finish(self) -> None:
         if self.idle is not None:
@@ -502,7 +592,12 @@ class ClaimedBatch:
         self._check_heartbeats()
         if self.mode is DeliveryMode.AT_MOST_ONCE:
             if not self._early.was_tried:
-                logger.warning("the batch was left without being read: nothing was processed, nothing was committed")
+                logger.warning(
+                    "group %r: the block did not read the batch of topic %r: nothing was processed, and nothing was "
+                    "committed",
+                    self._delivery.group,
+                    self.request.topic,
+                )
             return
         self._require_work()
         self.check()
@@ -511,18 +606,19 @@ class ClaimedBatch:
         self.committed = True
 
     def _require_work(self) -> None:
-        """Refuse to commit what nobody has processed."""
+        """Raise `BatchAbortedError` if the block has not processed the batch."""
         if self._sink is not None and self._to_do and self.outcome is None:
             raise BatchAbortedError(
-                "the block ended without batch.write(...): nothing was written, so nothing is committed"
+                f"group {self._delivery.group!r}, topic {self.request.topic!r}: the block ended without "
+                "batch.write(...), so nothing was written and nothing is committed. Call batch.write(frame) in it"
             )
         if self._sink is None and not self._state.was_read:
             raise BatchAbortedError(reader.NOTHING_READ)
 
     def _commit_to_kafka(self) -> None:
-        """Let lag tools see the offsets that are surely in the log; best effort.
+        """Commit the offsets to Kafka, so that lag tools see them; failures are only logged.
 
-        Before the release, while heartbeats go on: afterwards a successor's may be there, and would be set back.
+        This happens before the release, because later it could set back the offset of the next owner.
         """
         sure = [
             range_
@@ -557,14 +653,14 @@ class ClaimedBatch:
 
     def _notify_left(self) -> None:
         observer = self._delivery.observer
-        if observer is None or self._only_positions:  # a part of another batch, which is told of
+        if observer is None or self._only_positions:  # it is a part of another batch, which is reported
             return
         try:
             observer.left(self)
         except Exception:
             logger.exception("an observer of batches failed")
 
-    # What it holds
+    # Claims
 
     def _check_heartbeats(self) -> None:
         self._guard.check_heartbeats(self._numbers)
@@ -575,8 +671,8 @@ class ClaimedBatch:
 
 
 class BatchObserver(Observer, Protocol):
-    """An observer that is told of batches too."""
+    """Callbacks for the events of batches and claimers. `Observer` has the rules for them."""
 
     def left(self, batch: "ClaimedBatch") -> None:
-        """Take in that a batch was left, idle ones too; it holds nothing any more."""
+        """Handle the end of a batch, also of an idle one; it holds nothing any more."""
         ...

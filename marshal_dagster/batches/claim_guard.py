@@ -1,4 +1,7 @@
-"""Keeps the claims of one batch alive, ends its Spark jobs when they are lost, and releases them."""
+"""Keeps the claims of one batch alive, cancels its Spark jobs if the claims are lost, and releases the claims.
+
+`ClaimedBatch` has one guard. It combines `Heartbeats`, the claimer and Spark's job tags.
+"""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -21,7 +24,7 @@ AnyClaimer = Claimer | RangeClaimer
 
 
 class ReleaseState(StrEnum):
-    """How far the release of a batch's claims has got; an interrupt may come in between."""
+    """The progress of the release of a batch's claims, which an interrupt may stop."""
 
     HELD = "held"
     RELEASING = "releasing"
@@ -31,7 +34,7 @@ class ReleaseState(StrEnum):
 class ClaimGuard:
     """The heartbeats and Spark jobs of one batch, from its claims to their release.
 
-    `claimer` is the one that holds the batch's claims; it is set before the heartbeats start.
+    `claimer` holds the batch's claims; it must be set before the heartbeats start.
     """
 
     def __init__(self, claimer: AnyClaimer, reasons_to_stop: Sequence[ReasonToStop]) -> None:
@@ -50,13 +53,13 @@ class ClaimGuard:
 
     @property
     def lost(self) -> MarshalError | None:
-        """Why the heartbeats have ended by themselves, None while they have not."""
+        """The error with which the heartbeats have ended, or None."""
         return None if self.heartbeats is None else self.heartbeats.error
 
     def start_heartbeats(self) -> None:
-        """Start the heartbeats, once; a key with an offset must have its data topic's id before.
+        """Start the heartbeats, if they were not started before.
 
-        See protocol.md, section 6.
+        Before that, each key with an offset must have its data topic's id (protocol.md, section 6).
         """
         if self.heartbeats is not None:
             return
@@ -65,7 +68,11 @@ class ClaimGuard:
         self.heartbeats.__enter__()
 
     def run_jobs_in(self, spark: "SparkSession") -> bool:
-        """Tag the Spark jobs that follow as the batch's own, so that they can be cancelled; return False if done."""
+        """Tag the following Spark jobs with the batch id, so that they can be cancelled.
+
+        Returns:
+            False if that was done before.
+        """
         if self.spark is not None:
             return False
         self.spark = spark
@@ -79,20 +86,20 @@ class ClaimGuard:
             job_control.cancel(self.spark, self.batch_id, why)
 
     def check_heartbeats(self, partitions: Collection[int]) -> None:
-        """Raise why the heartbeats have ended, if they have; `partitions` are those of the batch."""
+        """Raise the error with which the heartbeats have ended, if they have; `partitions` are those of the batch."""
         lost = self.lost
         if lost is not None:
             raise self.with_present_owner(lost, partitions)
 
     def check_claims(self, partitions: Collection[int]) -> None:
-        """Raise `ClaimLostError`, with who holds them now, unless `partitions` are held under a lease."""
+        """Raise `ClaimLostError`, which names the present owners, unless `partitions` are held under a lease."""
         try:
             self.claimer.check(partitions)
         except ClaimLostError as lost:
             raise self.with_present_owner(lost, partitions) from None
 
     def with_present_owner(self, lost: MarshalError, partitions: Collection[int]) -> MarshalError:
-        """Return the loss of a claim with who holds it now, if the log can be read."""
+        """Return the error of a lost claim with the present owner, or `lost` itself if the log cannot be read."""
         if not isinstance(lost, ClaimLostError):
             return lost
         try:
@@ -101,29 +108,38 @@ class ClaimGuard:
         except ClaimLostError as newer:
             return newer
         except MarshalError as error:
-            logger.warning("who holds the partitions of %r now could not be read: %s", self.claimer.topic, error)
+            logger.warning(
+                "group %r: the present owners of partitions of %r could not be read: %s",
+                self.claimer.member.group,
+                self.claimer.topic,
+                error,
+            )
         return lost
 
     def release(self) -> None:
-        """Stop heartbeats and release; what fails here goes stale by itself, and undoes nothing that was committed.
+        """Stop the heartbeats and release the claims. A claim whose release fails goes stale; commits stay.
 
-        Call it again after an interrupt, which may come anywhere in here; otherwise the second call does nothing.
+        Call it again after an interrupt. Otherwise a second call does nothing.
         """
         if self._state is ReleaseState.RELEASED:
             return
         if self._state is ReleaseState.RELEASING and self.heartbeats is not None:
-            self.stack.push(self.heartbeats)  # the stack may have been about to end them when it was interrupted
+            self.stack.push(self.heartbeats)  # an interrupt may have come before the stack had stopped them
         self._state = ReleaseState.RELEASING
         try:
             self.stack.close()
         except Exception:
-            logger.warning("batch %s did not end cleanly", self.batch_id, exc_info=True)
+            logger.warning(
+                "batch %s: its heartbeats or Spark jobs did not end cleanly; its claims are released",
+                self.batch_id,
+                exc_info=True,
+            )
         finally:
             self.claimer.release()
         self._state = ReleaseState.RELEASED
 
     def _cancel_lost_jobs(self, error: MarshalError) -> None:
-        """End the Spark jobs of a batch whose claim is no longer sure; called from the heartbeat thread."""
+        """Cancel the batch's Spark jobs, because its claim is no longer certain; called by a heartbeat thread."""
         if self.spark is None:
             return
         logger.error("cancelling the Spark jobs of batch %s: %s", self.batch_id, error)

@@ -1,4 +1,4 @@
-"""The ground of a batch: the data topic and where the group stands in it, asked and put into words."""
+"""The data topic, offsets and group state that a batch needs, and the texts for its errors and idle reasons."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class BatchContext:
-    """What a batch asks of its data topic and of the group's keys; copies, which later records do not change.
+    """The data topic of a batch, and the state of the group's keys. Call `look_up` before any other method.
 
-    `look_up` before anything else.
+    States of keys are copies, so later records do not change them.
     """
 
     request: BatchRequest
@@ -46,7 +46,7 @@ class BatchContext:
 
     @property
     def accepts_loss(self) -> bool:
-        """Whether the batch goes on where retention deleted messages unread."""
+        """Whether the batch continues although retention deleted unread messages."""
         if self.request.allow_data_loss is not None:
             return self.request.allow_data_loss
         return self.settings.delivery is DeliveryMode.AT_LEAST_ONCE
@@ -59,55 +59,57 @@ class BatchContext:
     # The data topic
 
     def look_up(self) -> None:
-        """Learn the topic's id and partitions."""
+        """Read the topic's id and partitions from the cluster."""
         described = self.data.describe(self.request.topic)
         self.topic_id, self.existing = described.topic_id, described.partitions
 
     def check_topic(self) -> None:
-        """Raise `DataTopicChangedError` unless the topic is the one that was looked up."""
+        """Raise `DataTopicChangedError` unless the topic still has the id from `look_up`."""
         now = self.data.describe(self.request.topic).topic_id
         if now != self.topic_id:
             raise DataTopicChangedError(
-                f"topic {self.request.topic!r} was made anew while this batch read it (id {now} instead of "
-                f"{self.topic_id}); nothing was written or committed. A person must set the position"
+                f"topic {self.request.topic!r} was deleted and re-created while group {self.group!r} read it (its id "
+                f"is {now}, not {self.topic_id}); nothing was written or committed. Set the group's position in the "
+                "new topic"
             )
 
     def wanted(self) -> list[int]:
-        """Give the partitions that the request names; raises `ConfigurationError` where there are none such."""
+        """Return the partitions that the request names; raise `ConfigurationError` if the topic does not have them."""
         if self.request.partitions is None:
             return list(self.existing)
         unknown = sorted(set(self.request.partitions) - set(self.existing))
         if unknown:
             raise ConfigurationError(
-                f"topic {self.request.topic!r} has no partitions {unknown}; it has {len(self.existing)}"
+                f"topic {self.request.topic!r} has no partitions {unknown}; it has {len(self.existing)} partitions, "
+                "numbered from 0"
             )
         return sorted(set(self.request.partitions))
 
     def extents(self, partitions: Collection[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
-        """Return what can be read of `partitions`; it ends where open transactions begin if `committed_only`."""
+        """Return the readable offsets of `partitions`; with `committed_only` they end where a transaction is open."""
         return self.data.offsets(self.request.topic, partitions, committed_only=committed_only)
 
     def group_offsets(self) -> Mapping[int, int]:
-        """Give the offsets that Kafka knows of the group."""
+        """Return the offsets that the consumer group of the same name has committed to Kafka."""
         return self.data.group_offsets(self.group, self.request.topic)
 
     def position(self, partition: int, offset: int, extent: OffsetBounds) -> Position:
-        """Lay `offset` against what can be read; raises `DataLossError`."""
+        """Return where a batch that continues at `offset` can read; raises `DataLossError`."""
         return position(self.name(partition), offset, extent, allow_data_loss=self.accepts_loss)
 
     # The group's keys
 
     def keys(self, partitions: Iterable[int]) -> dict[int, Key]:
-        """Give copies of the keys' states."""
+        """Return copies of the keys' states."""
         with self.rationalizer.lock:
             world, topic = self.rationalizer.world, self.request.topic
             return {partition: world.snapshot_key(self.group, topic, partition) for partition in partitions}
 
     def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, OffsetBounds]) -> None:
-        """Raise `DataTopicChangedError` unless all keys, and ranges that are batches already, are of this very topic.
+        """Raise `DataTopicChangedError` unless all keys, and their planned ranges, belong to this same topic.
 
-        In a Go group only an offset beyond the topic's end shows another one: ids are not looked at there. `extents`
-        end where open transactions begin; a position may lie beyond that, not beyond the last message.
+        In a Go group topic ids are not compared: there only an offset beyond the topic's end shows another topic.
+        `extents` end where open transactions begin. A position may lie beyond that, but not beyond the last message.
         """
         beyond = {number for number, key in keys.items() if reach(key) > extents[number].end}
         whole = self.extents(beyond, committed_only=False) if beyond else {}
@@ -115,12 +117,12 @@ class BatchContext:
             known = replace(key, data_topic_id=None) if self.is_go else key
             check_incarnation(self.name(number), known, self.topic_id, whole.get(number, extents[number]))
 
-    # Ranges and messages
+    # Ranges and texts
 
     def ranges(
         self, claims: Mapping[int, Claim | RangeClaim], positions: Mapping[int, Position], ends: Mapping[int, int]
     ) -> tuple[ClaimedRange, ...]:
-        """Make the parts of the batch: of each partition in `ends` from its claim's position up to there."""
+        """Return the ranges of the batch: for each partition in `ends`, from its position up to that end."""
         ranges = tuple(
             ClaimedRange(
                 coordination_topic_id=self.rationalizer.identity.topic_id,
@@ -139,39 +141,48 @@ class BatchContext:
         )
         for range_ in ranges:
             if range_.lost is not None:
-                logger.error("retention deleted %s unread: offsets %d to %d (exclusive) are lost", range_, *range_.lost)
+                logger.error(
+                    "retention deleted unread messages of %s: offsets %d to %d (exclusive) are lost",
+                    range_,
+                    *range_.lost,
+                )
         return ranges
 
     def name(self, partition: int) -> str:
-        """Name a key for people."""
+        """Return the name of a key in messages."""
         return f"{self.request.topic}/{partition} of group {self.group!r}"
 
     def paused(self, until_s: int | None) -> Idle:
-        """Say that the group is paused until then (unix seconds)."""
+        """Return that the group is paused until `until_s` (unix seconds)."""
         return Idle(IdleReason.PAUSED, paused_group_text(self.group, until_s))
 
     def given_up(self, plans: Mapping[int, tuple[int | None, int | None]]) -> str:
-        """Say that `plans` are left alone."""
+        """Return the text for `plans` that have had too many attempts."""
         named = ", ".join(f"partition {number} [{start}, {end})" for number, (start, end) in plans.items())
         topic, tries = self.request.topic, self.request.max_attempts + 1
         return (
-            f"plans of topic {topic!r} were tried {tries} times and are left alone: {named}. Fix the cause and run "
-            f"`{retry_command(self.group, topic, plans)}`, or set the position past them"
+            f"plans of group {self.group!r} in topic {topic!r} were tried {tries} times and are not tried again: "
+            f"{named}. Fix the cause and run `{retry_command(self.group, topic, plans)}`, or set the position past them"
         )
 
     def drained(self) -> Idle:
-        """Return that there is nothing to read."""
-        return Idle(IdleReason.DRAINED, f"topic {self.request.topic!r} has nothing to read beyond what was done")
+        """Return that there are no unread messages."""
+        return Idle(IdleReason.DRAINED, f"topic {self.request.topic!r} has no unread messages")
 
     def why_idle(self, held: Idle | None, exhausted: Mapping[int, tuple[int | None, int | None]]) -> Idle:
-        """Return why nothing was claimed: what can be read is `held`, its plans are `exhausted`, or there is none."""
+        """Return why nothing was claimed: partitions are `held`, plans are `exhausted`, or nothing is unread."""
         if not exhausted:
             return held or self.drained()
         given_up = self.given_up(exhausted)
         return replace(held, text=f"{held.text}. {given_up}") if held else Idle(IdleReason.GIVEN_UP, given_up)
 
     def held(self, text: str, owners: Sequence[tuple[Owner, int]]) -> Idle:
-        """Return that `owners`, with their last heartbeats (ms), hold what could be done: `text`, and what is own."""
+        """Return that other claims hold what the batch could claim.
+
+        Args:
+            text: states what is held and by which clients.
+            owners: each owner with the log time of its last heartbeat, in ms.
+        """
         ours = [(owner, last_ms) for owner, last_ms in owners if owner.instance.rpartition(".")[0] == self.run_id]
         if not ours:
             return Idle(IdleReason.HELD, text)
@@ -179,13 +190,16 @@ class BatchContext:
         instances = ", ".join(sorted({repr(owner.instance) for owner, _ in ours}))
         return Idle(
             IdleReason.HELD,
-            f"{text}. Of this very run is instance {instances}: a process of it that died, and is stale in "
-            f"{stale_in_s:.1f} s, or one that works on",
+            f"{text}. This same run holds some of it (instance {instances}): either that process has died, and its "
+            f"claim is stale in {stale_in_s:.1f} s, or it is still working",
             stale_in_s,
         )
 
     def live_for_ms(self, last_beats_ms: Iterable[int]) -> float:
-        """Give for how long the youngest of owners last heard of then is not stale; negative once all of them are."""
+        """Return in how many ms the last of some owners is stale; it is negative if all are stale already.
+
+        `last_beats_ms` are the log times of their last heartbeats.
+        """
         world, topic = self.rationalizer.world, self.request.topic
         with self.rationalizer.lock:
             now_ms = world.advice_time_ms(self.group, topic, self.clock.wall_ms())

@@ -1,4 +1,7 @@
-"""At most once: what came of the commit before processing (protocol.md, section 6, "At most once")."""
+"""The commit before processing in at most once, and which ranges it drops (protocol.md, section 6, "At most once").
+
+`ClaimedBatch` uses it to find out which ranges it may process, and which are lost if it does not.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -13,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class EarlyCommit:
-    """The claims of which a commit was tried, each of which knows what was sent for it, and what was permitted."""
+    """The claims whose commit was sent before processing, and the partitions that may be processed."""
 
     claims: Mapping[int, Claim] | Mapping[int, RangeClaim] = field(default_factory=dict)
     permitted: frozenset[int] | None = None
@@ -26,31 +29,31 @@ class EarlyCommit:
         return bool(self.claims)
 
     def is_permitted(self, part: ClaimedRange) -> bool:
-        """Tell whether this very process's own record has committed the range."""
+        """Return whether this process's own record has committed the range."""
         return self.permitted is not None and part.partition in self.permitted
 
     def is_refused(self, part: ClaimedRange) -> bool:
-        """Tell whether the commit gave no permission for the range; another process may have it by now."""
+        """Return whether the commit has ended without permission to process the range."""
         return self.permitted is not None and not self.is_permitted(part)
 
     def is_dropped(self, part: ClaimedRange, *, is_aborted: bool) -> bool:
-        """Tell whether the commit of the range is or may be in the log though it is not processed, or not wholly."""
+        """Return whether the commit of the range is or may be in the log, but the range is not completely processed."""
         claim = self.claims.get(part.partition)
         if claim is None or not claim.may_be_at(part.end):
             return False
         return is_aborted or not self.is_permitted(part)
 
     def how_dropped(self, part: ClaimedRange, *, was_read: bool) -> str:
-        """Return whether a dropped range is committed for sure and untouched for sure."""
+        """Return `dropped` if a range is certainly committed and certainly not processed, else `possibly dropped`."""
         if self.is_permitted(part):
             return "possibly dropped" if was_read else "dropped"
         return "dropped" if self.claims[part.partition].offset == part.end else "possibly dropped"
 
     def log_dropped(self, dropped: Iterable[ClaimedRange], *, was_read: bool) -> None:
-        """Log what was dropped, each range once."""
+        """Log the dropped ranges, each once."""
         new = [part for part in dropped if part not in self._logged]
         self._logged.update(new)
         for how in ("dropped", "possibly dropped"):
             ranges = ", ".join(str(part) for part in new if self.how_dropped(part, was_read=was_read) == how)
             if ranges:
-                logger.error("%s, as at most once must: %s", how, ranges)
+                logger.error("%s, not repeated in at most once: %s", how, ranges)

@@ -1,4 +1,4 @@
-"""The record by which a batch fails, looked for while the batch is still held, and named."""
+"""Finds the record that makes a batch fail in Spark, while the batch is still claimed, and builds the error for it."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SEARCH_S: Final = 60.0
-"""For how many seconds a search may begin to evaluate one more part of a batch."""
+"""After this many seconds the search evaluates no further part of the batch."""
 
 
 def find_failing_record(
@@ -27,9 +27,15 @@ def find_failing_record(
     *,
     written: "DataFrame | None" = None,
 ) -> FailingRecordError | None:
-    """Return the error that names the record of `ranges` by which Spark failed with `error`; None if none is found.
+    """Return the error that names the record that makes Spark fail, or None if none was found.
 
-    `check` raises when the batch is to end; `written` are the rows that were given to a sink.
+    Args:
+        error: the error with which Spark failed.
+        read: the frame over the batch.
+        ranges: the ranges of the batch.
+        read_part: returns a frame over a part of the batch.
+        check: raises when the batch has to end.
+        written: the rows that were passed to a sink, if any.
     """
     if isinstance(error, MarshalError):
         return None
@@ -46,16 +52,16 @@ def find_failing_record(
         if offsets:
             found = find_failing_part(error, read, offsets, read_part, may_continue, written=written)
     except MarshalError as ended:
-        logger.info("the record that fails is not looked for any more: %s", ended)
+        logger.info("the search for the failing record was stopped: %s", ended)
         return None
     except Exception:
-        logger.warning("the record that fails could not be looked for", exc_info=True)
+        logger.warning("the search for the failing record failed", exc_info=True)
         return None
     return None if found is None else FailingRecordError(_text(found, ranges))
 
 
 def _text(found: FailingPart, ranges: Sequence[ClaimedRange]) -> str:
-    """Say which records fail, how, and how to continue."""
+    """Return the text that names the failing records, their error, and how to continue."""
     named = [range_ for range_ in ranges if range_.partition in found.offsets]
     group, topic = named[0].group, named[0].topic
     places = [f"partition {range_.partition}, {_offsets(*found.offsets[range_.partition])}" for range_ in named]
@@ -67,10 +73,10 @@ def _text(found: FailingPart, ranges: Sequence[ClaimedRange]) -> str:
         why = " (its time is beyond what a timestamp of Spark holds)" if "long overflow" in found.error else ""
         text, which = f"the message of {place} {reads}: {found.error}{why}. Correct {hint}", "it"
     elif found.is_smallest:
-        text = f"it is not one message that fails: those of {place} fail together, and no half of them alone"
+        text = f"no single message fails: those of {place} fail together, and neither half of them fails alone"
         text, which = f"{text}: {found.error}. Correct the code", "them"
     else:
-        text = f"one of the messages of {place} fails in Spark; the search for it was ended after {SEARCH_S:.0f} s"
+        text = f"one of the messages of {place} fails in Spark; the search for it was stopped after {SEARCH_S:.0f} s"
         text, which = f"{text}: {found.error}. Correct the code", "them"
     skip = " and ".join(skip_text(range_, *found.offsets[range_.partition]) for range_ in named)
     return f"group {group!r}: {text}, or skip {which}: {skip}"

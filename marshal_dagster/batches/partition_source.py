@@ -1,4 +1,8 @@
-"""Partitions claimed whole: which, from where, and how far (protocol.md, section 6, "Where to start")."""
+"""Claims whole partitions for a batch, and determines where each range starts and ends.
+
+`ClaimedBatch` uses it in groups that do not claim ranges, and for a group's first positions (protocol.md, section 6,
+"Where to start").
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +20,11 @@ from marshal_dagster.protocol.state import Key, OffsetBounds
 logger = logging.getLogger(__name__)
 
 _MOST_TRIES: Final = 16
-"""How often it is asked for others while each that looks free is refused."""
+"""How often to claim other partitions if all claims are refused."""
 
 
 class PartitionSource:
-    """Claims whole partitions for a batch; `keep_alive` starts the heartbeats."""
+    """Claims whole partitions for a batch. `keep_alive` starts the heartbeats."""
 
     def __init__(self, context: BatchContext, claimer: Claimer, keep_alive: Callable[[], None]) -> None:
         self.claimer = claimer
@@ -31,11 +35,11 @@ class PartitionSource:
         self._keep_alive = keep_alive
 
     def worth_trying(self, planned: Sequence[int]) -> list[int]:
-        """Give those of `planned` partitions that look free and were not tried too often."""
+        """Return the `planned` partitions that look free, without those whose plan has had too many attempts."""
         return self._free(planned)[0] if planned else []
 
     def take(self, wanted: Sequence[int]) -> tuple[ClaimedRange, ...]:
-        """Claim what looks free of `wanted` and has something to do; give what to do with what was won."""
+        """Claim the `wanted` partitions that look free and have unread messages; return the ranges to process."""
         key_partition = self._key_to_first_claim()
         is_first = key_partition is not None
         chosen = (
@@ -44,25 +48,25 @@ class PartitionSource:
         claims = self._claim(chosen, is_first=is_first)
         if not claims:
             return ()
-        # A key with an offset must have its data topic's id before a heartbeat; in a Go group none is written.
+        # A key with an offset must have its data topic's id before a heartbeat. A Go group has no ids.
         if self._context.is_go or all(claim.offset is None or claim.data_topic_id is not None for claim in claims):
             self._keep_alive()
         return self._without_rest(self._take_positions(claims, key_partition), wanted)
 
     def _key_to_first_claim(self) -> int | None:
-        """Give the lowest partition if it has no position yet, else None.
+        """Return the lowest partition if it has no position yet, else None.
 
-        A group's first claim of a topic gives every partition a position, that one last: as long as it has none, the
-        first claim was not carried out, or was cut short, and is begun (again).
+        A group's first claim of a topic gives every partition a position, and the lowest partition is the last. So
+        while that has no position, the first claim was not made, or was interrupted, and has to be made (again).
         """
         lowest = min(self._context.existing)
         key = self._context.keys([lowest])[lowest]
         return lowest if key.offset is None and key.generation == 0 else None
 
     def _choose(self, wanted: Sequence[int]) -> list[int]:
-        """Give those of `wanted` that look free and have something to do, the largest lag first.
+        """Return the `wanted` partitions that look free and have unread messages, the largest lag first.
 
-        Raises `DataTopicChangedError` when one of them stands in another incarnation of the topic.
+        Raises `DataTopicChangedError` if the position of one belongs to another incarnation of the topic.
         """
         free, exhausted = self._free(wanted)
         extents, keys = self._context.extents(wanted), self._context.keys(wanted)
@@ -75,7 +79,7 @@ class PartitionSource:
         return sorted(todo, key=lambda number: (-todo[number], number))
 
     def _free(self, wanted: Sequence[int]) -> tuple[list[int], dict[int, Key]]:
-        """Give those of `wanted` that look free, apart from those whose plan is left alone."""
+        """Return the `wanted` partitions that look free, and separately those whose plan has had too many attempts."""
         is_dead = self._context.is_dead
         free = self.claimer.claimable(wanted, is_dead=is_dead)
         if self._request.retry_exhausted:
@@ -106,7 +110,7 @@ class PartitionSource:
         return kept
 
     def _claim_some(self, chosen: Sequence[int], most: int | None) -> list[Claim]:
-        """Claim at most so many; where all that were asked for were refused, go on with the next."""
+        """Claim at most `most` partitions; if all claims are refused, try the next partitions."""
         rounds = 1 if most is None else min(_MOST_TRIES, -(-len(chosen) // most))
         for _ in range(rounds):
             claims = self.claimer.claim(chosen, max_claims=most, is_dead=self._context.is_dead)
@@ -118,7 +122,7 @@ class PartitionSource:
         return claim.plan_attempts > self._request.max_attempts and not self._request.retry_exhausted
 
     def _take_positions(self, claims: Sequence[Claim], key_partition: int | None) -> tuple[ClaimedRange, ...]:
-        """Read, after the claim is won, where each partition stands; choose how far each goes."""
+        """Read the position of each claimed partition and choose its end. This must come after the claim is won."""
         context, request = self._context, self._request
         context.look_up()
         extents = context.extents([claim.partition for claim in claims])
@@ -157,7 +161,7 @@ class PartitionSource:
         }
 
     def _check_forgotten(self, keys: Mapping[int, Key]) -> None:
-        """Refuse to go on where the coordination log has forgotten a position that Kafka still knows."""
+        """Raise `StartPositionError` if Kafka has a committed offset where the coordination log has no position."""
         mode = self._context.settings.delivery
         unset = [number for number, key in keys.items() if key.offset is None and key.generation == 0]
         if not unset or mode is DeliveryMode.AT_LEAST_ONCE or self._request.allow_log_reset:
@@ -166,9 +170,9 @@ class PartitionSource:
         known = sorted(number for number in unset if number in committed)
         if known:
             raise StartPositionError(
-                f"Kafka knows committed offsets of group {self._context.group!r} for partitions {known} of "
-                f"{self._request.topic!r}, the coordination log does not: was it made anew? {mode} cannot go on by "
-                "itself; check what was done, then accept the new log explicitly (allow_log_reset)"
+                f"Kafka has committed offsets of group {self._context.group!r} for partitions {known} of topic "
+                f"{self._request.topic!r}, but the coordination log has none: perhaps it was deleted and re-created. "
+                f"Delivery {mode} does not continue automatically: check what was processed, then set allow_log_reset"
             )
 
     def _ranges(self, keys: Mapping[int, Key]) -> tuple[ClaimedRange, ...]:
@@ -185,7 +189,7 @@ class PartitionSource:
         return self._context.ranges(claims, self.positions, ends)
 
     def _without_rest(self, ranges: tuple[ClaimedRange, ...], wanted: Sequence[int]) -> tuple[ClaimedRange, ...]:
-        """Release what has no part in the batch, and what is over the limit after a first claim."""
+        """Release partitions without a range in the batch, and those beyond the limit after a first claim."""
         if self._request.claim_entire_topic:
             return ranges
         most, may_have = self._request.max_claims, set(wanted)
@@ -198,16 +202,16 @@ class PartitionSource:
             self.claimer.release(unused)
         return tuple(mine)
 
-    # What to tell
+    # Reporting
 
     def offsets_to_publish(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
-        """Give the offsets that lag tools may see once `sure` are committed: while this is still the owner."""
+        """Return the offsets to commit to Kafka after `sure` are committed, for partitions that are still held."""
         held, now_ms = self.claimer.claims, self.claimer.clock.lease_ms()
         claims = [(range_, held.get(range_.partition)) for range_ in sure]
         return {range_.partition: range_.end for range_, claim in claims if claim and claim.lease.holds(now_ms)}
 
     def why_idle(self, wanted: Sequence[int]) -> Idle:
-        """Return why there is nothing to do, by the log as it is now."""
+        """Read the log to its end, and return why there is nothing to do."""
         context, is_entire = self._context, self._request.claim_entire_topic
         self.claimer.rationalizer.catch_up()
         paused_until_s = self.claimer.paused_until_s()
@@ -223,20 +227,20 @@ class PartitionSource:
         return context.why_idle(held, _plans(exhausted))
 
     def _held(self, taken: Mapping[int, Key], *, is_all: bool) -> Idle:
-        """Say who holds the partitions `taken`, which are or are not all of those that have something to read."""
+        """Return who holds the partitions `taken`; `is_all` if these are all partitions with unread messages."""
         owners = {number: owner for number, key in taken.items() if (owner := key.owner) is not None}
         clients = ", ".join(sorted({owner.client for owner in owners.values()}))
-        text = f"no partition of topic {self._request.topic!r} that has something to read can be claimed"
+        text = f"no partition of topic {self._request.topic!r} with unread messages can be claimed"
         if self._request.claim_entire_topic and owners:
             held = ", ".join(f"{owner.client} holds partition {number}" for number, owner in sorted(owners.items()))
-            text = f"topic {self._request.topic!r} is claimed whole or not at all: {held}"
+            text = f"topic {self._request.topic!r} can only be claimed as a whole, but {held}"
         elif owners:
             text = f"{text}: {'all' if is_all else 'some'} are held by {clients}"
         return self._context.held(text, [(owner, taken[number].last_beat_ms) for number, owner in owners.items()])
 
 
 def _advised_lag(key: Key, extent: OffsetBounds) -> int:
-    """Say how much there seems to be to do: 1 at least for a key without position or with an open plan."""
+    """Return about how many offsets are unread; at least 1 for a key without a position or with an open plan."""
     if key.offset is None or key.plan_end is not None:
         return max(1, extent.end - (key.offset or extent.start))
     return max(0, extent.end - key.offset)

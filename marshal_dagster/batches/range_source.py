@@ -1,4 +1,7 @@
-"""Ranges of partitions claimed: which, and how far what has come lets them go (protocol.md, section 8.4)."""
+"""Claims ranges of partitions for a batch, and cuts each at the messages that exist (protocol.md, section 8.4).
+
+`ClaimedBatch` uses it in groups whose settings name the feature `ranges`.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +20,13 @@ from marshal_dagster.protocol.state import Key, OffsetBounds, Owner, Phase, Rang
 logger = logging.getLogger(__name__)
 
 LOOK_MS: Final = 250.0
-"""How often it is looked whether messages have come."""
+"""The ms between two looks for new messages at prefetched offsets."""
 _MOST_TRIES: Final = 16
-"""How often a range is looked for while others take each that looks free."""
+"""How often to choose other ranges if all claims are refused."""
 
 
 class RangeSource:
-    """Claims one range of each partition for a batch; `keep_alive` starts the heartbeats, `check` asks how they are."""
+    """Claims one range of each partition for a batch. `keep_alive` starts the heartbeats, `check` checks them."""
 
     def __init__(
         self, context: BatchContext, claimer: RangeClaimer, keep_alive: Callable[[], None], check: Callable[[], None]
@@ -36,24 +39,24 @@ class RangeSource:
         self._keep_alive = keep_alive
         self._check = check
         self._told: Mapping[int, tuple[int | None, int]] = {}
-        """The plans of which it was logged that they are left alone."""
+        """The plans with too many attempts that were logged last."""
 
     # Before claiming
 
     def without_position(self, wanted: Sequence[int]) -> list[int]:
-        """Give those of `wanted` that have no offset yet, or none of a topic with an id: only whole claims can help."""
+        """Return the `wanted` partitions without an offset or a data topic id; only a whole claim can set these."""
         return [number for number, key in self._context.keys(wanted).items() if not _has_position(key)]
 
     def planned_whole(self, wanted: Sequence[int]) -> list[int]:
-        """Give those of `wanted` where a batch of the whole partition is to be carried out first."""
+        """Return the `wanted` partitions in which a plan of the whole partition is open; it has to be done first."""
         return [number for number, key in self._context.keys(wanted).items() if key.plan_end is not None]
 
     # Claiming
 
     def take(self, wanted: Sequence[int]) -> tuple[ClaimedRange, ...]:
-        """Claim a range of each of `wanted` where one is free; give what to do with what was won.
+        """Claim a free range of each `wanted` partition; return the ranges to process.
 
-        Only where there is nothing to read anywhere it claims ahead, and waits.
+        If no partition has unread messages, it claims prefetched offsets (`RangeOptions`) and waits for messages.
         """
         claims = self._claim_free(wanted, prefetch_offsets=0)
         is_ahead = not claims and self._options.prefetch_offsets > 0
@@ -63,11 +66,11 @@ class RangeSource:
             return ()
         self._keep_alive()
         extents = self._extents_in_time(claims) if is_ahead else self._context.extents([c.partition for c in claims])
-        self._context.look_up()  # last: nothing is planned of a topic that was made anew meanwhile
+        self._context.look_up()  # last, so that nothing is planned of a topic that was re-created in the meantime
         return self._ranges(claims, extents)
 
     def _claim_free(self, wanted: Sequence[int], *, prefetch_offsets: int) -> list[RangeClaim]:
-        """Claim what is free of `wanted`; where all of it was refused, look anew, past what then looks the same."""
+        """Claim free ranges of `wanted`; if all are refused, choose again, without partitions that look the same."""
         refused: dict[int, int] = {}
         left = set(wanted)
         for _ in range(_MOST_TRIES):
@@ -106,9 +109,9 @@ class RangeSource:
     def _limited(
         self, chosen: Mapping[int, Bounds], planned: set[int], readable: Mapping[int, int], until: Mapping[int, int]
     ) -> dict[int, Bounds]:
-        """Keep to `max_records`: what is `planned` stays as it is, of the rest those furthest behind come first.
+        """Return ranges within `max_records`: the `planned` ones unchanged, then those with the highest lag first.
 
-        What retention has deleted costs nothing.
+        Offsets that retention has deleted do not count.
         """
         offered = {n: (min(end, max(start, readable[n])), end) for n, (start, end) in chosen.items()}
         fresh = {n: bounds for n, bounds in offered.items() if n not in planned}
@@ -133,7 +136,7 @@ class RangeSource:
         return [claim for claim in claims if claim not in exhausted]
 
     def _extents_in_time(self, claims: Sequence[RangeClaim]) -> dict[int, OffsetBounds]:
-        """Wait until messages have come up to the end of each range, or long enough."""
+        """Wait until there are messages up to the end of each range, or until `wait_s` or a pause ends the wait."""
         clock = self.claimer.clock
         until_ms = clock.lease_ms() + self._options.wait_s * 1_000
         while True:
@@ -145,7 +148,7 @@ class RangeSource:
             clock.sleep_ms(min(LOOK_MS, max(1.0, until_ms - clock.lease_ms())))
 
     def _ranges(self, claims: Sequence[RangeClaim], extents: Mapping[int, OffsetBounds]) -> tuple[ClaimedRange, ...]:
-        """Lay what was won against what can be read; let go of that for which nothing came."""
+        """Return the readable parts of the claimed ranges; release claims without messages."""
         context, ends = self._context, dict[int, int]()
         keys = context.keys(extents)
         context.check_incarnation(keys, extents)
@@ -163,15 +166,15 @@ class RangeSource:
             self.claimer.release(unused)
         return context.ranges(held, self.positions, ends)
 
-    # What to tell
+    # Reporting
 
     def offsets_to_publish(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
-        """Give the offsets that lag tools may see once `sure` are committed: up to the first range that is not done."""
+        """Return the offsets to commit to Kafka after `sure` are committed: the start of the first unfinished range."""
         keys = self._context.keys(part.partition for part in sure)
         return {number: key.offset for number, key in keys.items() if key.offset is not None}
 
     def why_idle(self, wanted: Sequence[int]) -> Idle:
-        """Say why there is nothing to do, by the log as it is now."""
+        """Read the log to its end, and return why there is nothing to do."""
         context = self._context
         self.claimer.rationalizer.catch_up()
         paused_until_s = self.claimer.paused_until_s()
@@ -186,11 +189,11 @@ class RangeSource:
 
     def _held(self, owners: Sequence[tuple[Owner, int]]) -> Idle:
         clients = listed(sorted({owner.client for owner, _ in owners}), separator=", ")
-        text = f"no range of topic {self._context.request.topic!r} that has something to read can be claimed"
-        return self._context.held(f"{text}: what is left is held by {clients}" if owners else text, owners)
+        text = f"no range of topic {self._context.request.topic!r} with unread messages can be claimed"
+        return self._context.held(f"{text}: the rest is held by {clients}" if owners else text, owners)
 
     def _exhausted_claims(self, keys: Mapping[int, Key]) -> dict[int, tuple[int | None, int]]:
-        """Give the lowest plan of each partition that was tried too often and that nobody is trying now."""
+        """Return the lowest plan of each partition that has had too many attempts and has no live owner now."""
         request, most = self._context.request, self._context.request.max_attempts
         if request.retry_exhausted:
             return {}
@@ -207,7 +210,7 @@ class RangeSource:
         }
 
     def _owners(self, key: Key) -> list[tuple[Owner, int]]:
-        """Give who holds a key, or ranges of it, and when each was last heard of."""
+        """Return the live owners of a key and of its ranges, each with the log time of its last heartbeat in ms."""
         held: list[Key | Range] = [key, *key.ranges]
         return [(part.owner, part.last_beat_ms) for part in held if part.owner and self._has_recent_heartbeat(part)]
 

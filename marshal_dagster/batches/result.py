@@ -1,4 +1,4 @@
-"""Why a batch had nothing to do, and what each partition's part of it came to."""
+"""The results of a batch: why it was idle, what happened to each partition's range, and how long each phase took."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,34 +10,46 @@ class IdleReason(StrEnum):
     """Why a batch has nothing to do."""
 
     PAUSED = "paused"
+    """The group is paused."""
     HELD = "held"
+    """Other members hold everything that has unread messages."""
     DRAINED = "drained"
+    """There are no unread messages."""
     GIVEN_UP = "given_up"
+    """All that is left are plans that have had `BatchRequest.max_attempts` attempts."""
     NOT_ASSIGNED = "not_assigned"
+    """The process should claim none of these partitions now (`BatchSession.advise`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Why a batch has nothing to do, and in a sentence.
-
-    `stale_in_s` is set where what it waits for is held in the name of its own run: by a process of it that died, or by
-    one that works on. In so many seconds that is stale, unless it sends another heartbeat.
-    """
+    """Why a batch has nothing to do."""
 
     reason: IdleReason
+    """The reason."""
     text: str
+    """The reason in a sentence."""
     stale_in_s: float | None = None
+    """In how many seconds a claim of this same run is stale, unless it gets another heartbeat.
+
+    It is set only if the batch waits for a claim that another process of the same run holds or has left.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """What one partition's part of a batch came to. Lags are in offsets, as known when the batch was planned."""
+    """The result of a batch for one partition. Lags are in offsets, as known when the batch was planned."""
 
     range: ClaimedRange
+    """The offsets of this partition in the batch."""
     lag_before: int
+    """The number of unread offsets before the batch."""
     lag_after: int
+    """The number of unread offsets after the range of the batch."""
     is_replay: bool
+    """Whether the range was taken over from an earlier run that had planned it."""
     state: str
+    """`committed`, `not committed`, `skipped` (the sink had it already), `dropped` or `possibly dropped`."""
 
 
 @dataclass(slots=True)
@@ -45,9 +57,14 @@ class PhaseDurations:
     """Seconds spent in each phase of a batch; starting Spark and writing to the sink are parts of the processing."""
 
     waiting_s: float = 0.0
+    """From the start of the batch until it has claimed and planned."""
     reading_s: float = 0.0
+    """Calls of `ClaimedBatch.read`; Spark itself reads Kafka during the processing."""
     processing_s: float = 0.0
+    """The `with` block without `reading_s`."""
     committing_s: float = 0.0
+    """From the end of the block until everything is committed and released."""
     starting_spark_s: float = 0.0
-    """Noted by who starts the session."""
+    """Starting the Spark session; set by the caller that starts it."""
     writing_s: float = 0.0
+    """Writing to the sink."""

@@ -1,4 +1,4 @@
-"""What the batches of one process share."""
+"""Creates the claimed batches of one process, with the connections and the world state that they share."""
 
 import logging
 import time
@@ -32,79 +32,125 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Announce = Callable[[Sequence[ClaimedRange]], None]
-"""Told the ranges of an at-most-once batch just before they are committed and may be lost."""
+"""Called with the ranges of an at-most-once batch just before they are committed, because then they may be lost."""
 
 
 def announce_to_log(ranges: Sequence[ClaimedRange]) -> None:
-    """Write the ranges into the log."""
+    """Log the ranges that are about to be committed."""
     logger.info("about to commit before processing: %s", ", ".join(str(range_) for range_ in ranges))
 
 
 @dataclass(slots=True, kw_only=True)
 class BatchSession:
-    """What the batches of one process share: connections, the world state, and in whose name they claim.
+    """Creates the claimed batches of one process, which share connections and the state of the coordination log.
 
-    `run_id` is put in front of each instance id, `client` is for people. `is_dead` tells of an owner that its run is
-    over; `reasons_to_stop` are asked four times in each heartbeat interval. `data` are the data cluster's topics; its
-    `connection` is handed to Spark. Where the log is long it is read on from one of `snapshots`, which are renewed at
-    the end. `observer` is told what records and batches came to. `advise` limits batches that name no partitions and do
-    not take the entire topic.
+    Batches may run one after another. Call `close` at the end.
+
+    Raises:
+        ConfigurationError: a member cannot keep the settings.
+
+    Example:
+        ```python
+        for batch in session.batches(BatchRequest(topic="orders"), max_batches=10):
+            with batch:
+                if batch.idle is None:
+                    process(batch.read(spark))
+        ```
     """
 
     log: CoordinationLog
+    """The coordination log."""
     data: "Topics"
+    """The topics of the data cluster."""
     connection: "KafkaConnection"
+    """The connection to the data cluster; Spark reads with it."""
     group: str
+    """The group for which the batches claim."""
     client: str
+    """The client id, which tools show to people."""
     run_id: str
+    """The id of the run; each instance id begins with it."""
     settings: GroupSettings
+    """The settings of the group."""
     is_dead: Callable[[Owner], bool] = assume_alive
+    """Returns whether an owner is known to be dead, because its run is over. Claims of dead owners are revoked."""
     announce: Announce = announce_to_log
+    """Called in at most once just before ranges are committed; by default it logs them."""
     reasons_to_stop: Sequence[ReasonToStop] = ()
+    """Functions that return why the work must stop, or None. They are called four times per heartbeat interval."""
     clock: Clock | None = None
+    """The clock of the member; by default that of this machine."""
     timeout_s: float = DEFAULT_TIMEOUT_S
+    """How long to wait for an answer of the coordination log, in seconds."""
     snapshots: Snapshots | None = None
+    """The snapshots from which a long log is read, and which `close` renews; by default none."""
     observer: BatchObserver | None = None
+    """Callbacks for the results of records and batches."""
     advise: Advise | None = None
+    """Returns which partitions to claim, if the request names none and does not claim the entire topic."""
     _followed: Rationalizer | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.settings, 0)
 
     def claimed_batch(self, request: BatchRequest, sink: Sink | None = None) -> ClaimedBatch:
-        """Give a batch to be used in a `with` block; nothing is claimed before it is entered.
+        """Return a batch for use in a `with` block; it claims when the block is entered.
 
-        In a group that enables ranges it claims these, of one `RangeOptions` if the request says nothing. Raises
-        `ConfigurationError` for what does not go together.
+        In a group whose settings name the feature `ranges`, the batch claims ranges.
+
+        Args:
+            request: the options of the batch.
+            sink: the output; required in effectively once, and not allowed otherwise.
+
+        Returns:
+            A batch that has not claimed anything yet.
+
+        Raises:
+            ConfigurationError: the request, the sink and the group's settings do not fit together.
+            TopicNotFoundError: the coordination topic does not exist.
+            UnavailableError: the log did not answer in time.
+
+        Example:
+            ```python
+            with session.claimed_batch(BatchRequest(topic="orders"), sink) as batch:
+                if batch.idle is None:
+                    batch.write(transform(batch.read(spark)))
+            ```
         """
         effectively_once = self.settings.delivery is DeliveryMode.EFFECTIVELY_ONCE
         if effectively_once and sink is None:
-            raise ConfigurationError("delivery is effectively_once: give the batch a sink that takes each range once")
+            raise ConfigurationError(
+                f"group {self.group!r} has delivery effectively_once, so a batch of topic {request.topic!r} needs a "
+                "sink: pass one"
+            )
         if sink is not None and not effectively_once:
             raise ConfigurationError(
-                f"delivery is {self.settings.delivery}, a sink takes part in effectively_once only: change the "
-                "group's delivery, or write the frame yourself"
+                f"group {self.group!r} has delivery {self.settings.delivery}, but only effectively_once uses a sink: "
+                "change the group's delivery, or write the frame without a sink"
             )
         if request.ranges is not None and not enables_ranges(self.settings):
             raise ConfigurationError(
-                "ranges are claimed only in groups whose settings name the feature 'ranges', with rule set 'native': "
-                "leave ranges out, or enable them for the group"
+                f"group {self.group!r} cannot claim ranges, because its settings lack the feature 'ranges' or the rule "
+                "set 'native': leave ranges out, or enable them for the group"
             )
         if enables_ranges(self.settings) and request.claim_entire_topic:
             raise ConfigurationError(
-                f"claim_entire_topic takes whole partitions, the members of group {self.group!r} claim ranges "
-                "of them: leave "
-                "claim_entire_topic out, or switch the feature 'ranges' off for the group"
+                f"the members of group {self.group!r} claim ranges, but claim_entire_topic claims whole partitions: "
+                "leave out claim_entire_topic, or disable the feature 'ranges' for the group"
             )
         if enables_ranges(self.settings) and sink is not None and not getattr(sink, "supports_unordered_ranges", False):
             raise ConfigurationError(
-                f"{sink!r} keeps one position for each partition, the members of group {self.group!r} claim ranges in "
-                "any order: use a sink that keeps ranges, or switch the feature 'ranges' off for the group"
+                f"{sink!r} stores one position for each partition, but the members of group {self.group!r} claim "
+                "ranges in any order: use a sink that stores ranges, or disable the feature 'ranges' for the group"
             )
         return self._batch(request, sink)
 
     def positions_batch(self, request: BatchRequest) -> ClaimedBatch:
-        """Give a batch that only gives the keys of `request.partitions` what ranges of them need; it is idle."""
+        """Return a batch that only sets first positions.
+
+        It gives the keys of `request.partitions` an offset and a data topic id, so that ranges of them can be claimed.
+        The batch is idle.
+        """
         whole = replace(request, ranges=None, max_records=None, max_claims=None)
         return self._batch(whole, None, only_positions=True)
 
@@ -137,9 +183,21 @@ class BatchSession:
         max_batches: int | None = None,
         time_budget_s: float | None = None,
     ) -> Iterator[ClaimedBatch]:
-        """Give batch after batch, each to be used in a `with` block, until one is idle or a limit is reached.
+        """Yield one batch after another, until one is idle or a limit is reached.
 
-        The last one given may be idle: its `idle` says why. No batch is begun after `time_budget_s` seconds.
+        Use each batch in a `with` block before you take the next one.
+
+        Args:
+            request: the options of each batch.
+            sink: the output; required in effectively once, and not allowed otherwise.
+            max_batches: the highest number of batches; by default no limit.
+            time_budget_s: after this many seconds no further batch is started; by default no limit.
+
+        Yields:
+            The batches. The last one may be idle: its `idle` states why.
+
+        Raises:
+            ConfigurationError: the request, the sink and the group's settings do not fit together.
         """
         began_s = time.monotonic()
         count = 0
@@ -153,10 +211,19 @@ class BatchSession:
             count += 1
 
     def open_plans(self, topic: str, *, read_on: bool = False) -> list[OpenPlan]:
-        """Return the group's open plans in `topic` that no live member holds, as last read; most attempts first.
+        """Return the group's open plans in a topic that no live member holds.
 
-        With `read_on` the log is first read to its present end, which raises `UnavailableError`,
-        `TopicNotFoundError`, `CoordinationLogChangedError`.
+        Args:
+            topic: the data topic.
+            read_on: first read the log to its present end; otherwise the state as last read counts.
+
+        Returns:
+            The open plans, those with the most attempts first.
+
+        Raises:
+            UnavailableError: the log did not answer in time.
+            TopicNotFoundError: the coordination topic does not exist.
+            CoordinationLogChangedError: the coordination log is not the one that was read before.
         """
         if read_on:
             self._rationalizer(topic).catch_up()
@@ -168,7 +235,7 @@ class BatchSession:
             return open_plans(world, wall_ms, group=self.group, topic=topic, is_dead=self.is_dead)
 
     def close(self) -> None:
-        """Renew what snapshots are old, then let go of all connections."""
+        """Renew old snapshots, then close all connections."""
         followed, snapshots = self._followed, self.snapshots
         try:
             if followed is not None and followed.failure is None and snapshots is not None:
@@ -178,7 +245,7 @@ class BatchSession:
             self.data.close()
 
     def _rationalizer(self, topic: str) -> Rationalizer:
-        """Give the one rationalizer on the log; it follows what the topics of all batches need."""
+        """Return the session's rationalizer; it follows the coordination partitions of all topics used so far."""
         if self._followed is None:
             timeout_s = min(self.timeout_s, max(1.0, self.settings.heartbeat_interval_ms / 4_000))
             self._followed = Rationalizer(self.log, topics=[topic], timeout_s=timeout_s, snapshots=self.snapshots)

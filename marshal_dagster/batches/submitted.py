@@ -1,8 +1,8 @@
-"""A claimed batch in a script of its own, that a run has submitted to Spark and waits for.
+"""The claimed batch in a script that a run has submitted to Spark (spark-submit) and waits for.
 
-The run holds the claim, sends the heartbeats and commits (`marshal_dagster.pipes`); it hands over a folder that this
-user alone can read, named in the script's environment, and tells the connection's secrets through a pipe in it: killed,
-they leave no secret behind. The script needs no Dagster:
+The run holds the claim, sends the heartbeats and commits (`marshal_dagster.pipes`). It shares a folder with the script
+that only this user can read, and names it in the script's environment. The secrets of the connection pass through a
+FIFO in that folder, so no secret is left on disk if the processes are killed. The script needs no Dagster:
 
     with submitted_batch() as batch:
         batch.read(spark).groupBy("topic").count().write.parquet(...)
@@ -38,9 +38,9 @@ BATCH_VARIABLE: Final = "MARSHAL_BATCH"
 """The environment variable that names the folder of the batch."""
 
 SETTINGS_FILE: Final = "spark.conf"
-"""The settings that the script's session starts with; they may hold secrets."""
+"""The file with the settings with which the script's session starts; they may contain secrets."""
 KAFKA_PIPE: Final = "kafka"
-"""The pipe through which the options of the Kafka connection are told."""
+"""The FIFO through which the options of the Kafka connection are passed."""
 
 _BATCH_FILE: Final = "batch.json"
 _OUTCOME_FILE: Final = "outcome.json"
@@ -52,7 +52,7 @@ _ANSWER_POLL_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class BatchManifest:
-    """What the script is told of its batch; taken back by removing the file, when the claim is lost."""
+    """The description of a batch that the run writes for the script. The run removes its file if the claim is lost."""
 
     batch_id: str
     topic: str
@@ -61,12 +61,12 @@ class BatchManifest:
     """The run's process, which sends the heartbeats."""
 
     def write(self, folder: Path) -> None:
-        """Put it into `folder`."""
+        """Write the manifest to `folder`."""
         write_private(folder / _BATCH_FILE, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read it. Raises `BatchAbortedError` when it was taken back already."""
+        """Read the manifest in `folder`; raise `BatchAbortedError` if the run has removed it."""
         try:
             told = json.loads((folder / _BATCH_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -76,26 +76,29 @@ class BatchManifest:
 
     @property
     def has_launcher(self) -> bool:
-        """Whether the run's process lives."""
+        """Whether the run's process is alive."""
         return is_alive(self.launcher)
 
 
 def _taken_back(folder: Path) -> BatchAbortedError:
-    return BatchAbortedError(f"the batch of {folder} was taken back by the run that submitted it")
+    return BatchAbortedError(
+        f"the run that submitted this script has withdrawn its batch (folder {folder}), because it lost the claim or "
+        "ended: see the run's log. Nothing more is committed"
+    )
 
 
 def take_back(folder: Path) -> None:
-    """Have the script stop: the claim is lost."""
+    """Make the script stop, because the claim is lost."""
     (folder / _BATCH_FILE).unlink(missing_ok=True)
 
 
 def questions(folder: Path) -> list[Path]:
-    """Give what scripts wait for: that the run looks whether the batch is still theirs, and then removes these."""
+    """Return the files with which scripts ask for a check of the claim; the run removes each after the check."""
     return list(folder.glob(f"{_QUESTION}*"))
 
 
 def read_outcome(folder: Path) -> WriteResult | None:
-    """Give what the script's sink took; None if it wrote none."""
+    """Return the result of the script's sink, or None if the script has not written to it."""
     try:
         told = json.loads((folder / _OUTCOME_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -109,17 +112,23 @@ def read_outcome(folder: Path) -> WriteResult | None:
 
 
 def is_done(folder: Path) -> bool:
-    """Tell whether a script has read the batch and come to the end of its block."""
+    """Return whether the script has read the batch and ended its block without an error."""
     return (folder / _DONE_FILE).exists()
 
 
 class SubmittedBatch:
-    """The batch that this script was submitted for."""
+    """The batch for which a run has submitted this script; get it with `submitted_batch`.
+
+    The run holds the claim and commits. The script reads the batch and writes the results.
+    """
 
     def __init__(self, folder: Path, handed: BatchManifest, stack: ExitStack) -> None:
         self.batch_id = handed.batch_id
+        """The instance id of the batch's claims; it is unique to the batch."""
         self.topic = handed.topic
+        """The data topic."""
         self.ranges: Sequence[ClaimedRange] = handed.ranges
+        """The ranges to process, by partition."""
         self._folder = folder
         self._handed = handed
         self._kafka_options: Mapping[str, str] = self._listen()
@@ -127,13 +136,16 @@ class SubmittedBatch:
         self._spark: SparkSession | None = None
         self._is_read = False
         self._frame: DataFrame | None = None
-        """What was read last."""
+        """The frame that `read` returned last."""
         self._written: DataFrame | None = None
 
     def check(self) -> None:
-        """Have the run look whether the claims hold and the data topic is the same: call it before touching an output.
+        """Let the run check that the claims still hold and that the data topic is the same.
 
-        Raises `BatchAbortedError` when it is not so, or the run has died; the run says why.
+        Call it before you change an output yourself. `write` calls it for a sink.
+
+        Raises:
+            BatchAbortedError: the check failed, or the run has died. The run's log has the reason.
         """
         self._check_handed_over()
         question = self._folder / f"{_QUESTION}{secrets.token_hex(8)}"
@@ -147,18 +159,31 @@ class SubmittedBatch:
         self._check_handed_over()
 
     def _check_handed_over(self) -> None:
-        """Raise `BatchAbortedError` when the run has taken the batch back, or has died."""
+        """Raise `BatchAbortedError` if the run has withdrawn the batch, or has died."""
         if not self._handed.has_launcher:
-            shutil.rmtree(self._folder, ignore_errors=True)  # nobody else is left to do it
-            raise BatchAbortedError(f"the run that submitted batch {self.batch_id} has died: its claim goes stale")
+            shutil.rmtree(self._folder, ignore_errors=True)  # the run cannot do it any more
+            raise BatchAbortedError(
+                f"the run that submitted batch {self.batch_id} of topic {self.topic!r} has died: nothing more is "
+                "committed, and another run takes the batch over once its claim is stale"
+            )
         BatchManifest.read(self._folder)
 
     def read(self, spark: "SparkSession", *, min_partitions: int | None = None) -> "DataFrame":
-        """Give a frame over exactly the ranges: key, value, topic, partition, offset, timestamp, headers.
+        """Return a DataFrame over exactly the messages of `ranges`.
 
-        The frame reads Kafka anew for each action on it. `min_partitions` splits the reading into at least so many
-        tasks (by default one for each Kafka partition). Its Spark jobs are cancelled when the claim is lost. Raises
-        `ConfigurationError` for a session that cannot be used, and what `check` raises.
+        Each action on the frame reads Kafka again: cache it, or use it for one action. Its Spark jobs are cancelled if
+        the claim is lost.
+
+        Args:
+            spark: the Spark session.
+            min_partitions: the lowest number of Spark tasks for reading; by default one for each Kafka partition.
+
+        Returns:
+            A frame with the columns key, value, topic, partition, offset, timestamp and headers.
+
+        Raises:
+            ConfigurationError: the session cannot be used.
+            BatchAbortedError: the claim is lost, or the run has died.
         """
         check_session(spark)
         self.check()
@@ -173,14 +198,19 @@ class SubmittedBatch:
         return frame
 
     def begin_processing(self) -> None:
-        """Say that a reader of your own reads the ranges, instead of `read`. Raises what `check` raises."""
+        """Get the permission to process the `ranges`. Call it before you read the ranges without `read`.
+
+        Raises:
+            BatchAbortedError: the claim is lost, or the run has died.
+        """
         self.check()
         self._is_read = True
 
     def finish(self) -> None:
-        """Let the run commit: `submitted_batch` does so at the end of its block.
+        """Let the run commit the batch. `submitted_batch` calls it at the end of its block.
 
-        Raises `BatchAbortedError` when nothing was read, and what `check` raises.
+        Raises:
+            BatchAbortedError: nothing was read, the claim is lost, or the run has died.
         """
         self.check()
         if not self._is_read:
@@ -188,12 +218,24 @@ class SubmittedBatch:
         write_private(self._folder / _DONE_FILE, "")
 
     def write(self, sink: Sink, frame: "DataFrame") -> WriteResult:
-        """Hand the result to the sink that the run was given too, once for the whole batch (effectively once).
+        """Write the result of the batch to a sink (effectively once). Call it once for the whole batch.
 
-        Raises `SinkRejectedError`, and what `check` raises.
+        Args:
+            sink: the same sink that the run has.
+            frame: the rows. The column `partition` assigns each row to a range.
+
+        Returns:
+            The ranges and the numbers of rows that the sink has written.
+
+        Raises:
+            ConfigurationError: `read` was not called before.
+            SinkRejectedError: the sink cannot take the ranges or the rows.
+            BatchAbortedError: the claim is lost, or the run has died.
         """
         if self._spark is None:
-            raise ConfigurationError("write() before read(): there is no result of this batch yet")
+            raise ConfigurationError(
+                f"write() was called before read() for batch {self.batch_id} of topic {self.topic!r}: call read() first"
+            )
         spark = self._spark
         self.check()
         self._written = frame
@@ -208,7 +250,11 @@ class SubmittedBatch:
         return outcome
 
     def failing_record(self, error: Exception) -> FailingRecordError | None:
-        """Return the error that names the record by which Spark failed with `error`; None if none is found."""
+        """Return the error that names the record that makes Spark fail with `error`, or None if none was found.
+
+        Args:
+            error: the error that Spark raised.
+        """
         spark, frame = self._spark, self._frame
         if spark is None or frame is None:
             return None
@@ -241,17 +287,34 @@ class SubmittedBatch:
 
 @contextmanager
 def submitted_batch(environment: Mapping[str, str] = os.environ) -> Iterator[SubmittedBatch]:
-    """Give the batch that the run handed over to this script; its Spark jobs belong to it until the block ends.
+    """Yield the batch for which a run has submitted this script, for use in a `with` block.
 
-    The run commits only what a script has read (`read`, `begin_processing`) in a block that ended well.
-    Raises `FailingRecordError` in place of an error of Spark's that comes of a record. Raises `ConfigurationError`
-    outside of such a script, `BatchAbortedError` when the run does not hold it any more: also at the end of the block,
-    so that the script fails whose batch was lost meanwhile, or was not read.
+    The run commits only if the block has read the batch (`read`, `begin_processing`) and ended without an error. Spark
+    jobs in the block belong to the batch.
+
+    Args:
+        environment: the environment variables; by default those of this process.
+
+    Yields:
+        The batch.
+
+    Raises:
+        ConfigurationError: this script was not submitted by a run with `marshal_dagster.handed_over`.
+        BatchAbortedError: the run does not hold the batch any more, or the block has not read it. The end of the block
+            raises it too, so that the script fails.
+        FailingRecordError: Spark failed because of the records that the message names.
+
+    Example:
+        ```python
+        with submitted_batch() as batch:
+            batch.read(spark).groupBy("topic").count().write.parquet("/data/counts")
+        ```
     """
     folder = environment.get(BATCH_VARIABLE)
     if folder is None:
         raise ConfigurationError(
-            f"{BATCH_VARIABLE} is not set: a script has a batch where a run submits it (marshal_dagster.handed_over)"
+            f"{BATCH_VARIABLE} is not set, so this script has no batch: let a run submit it with "
+            "marshal_dagster.handed_over"
         )
     (Path(folder) / SETTINGS_FILE).unlink(missing_ok=True)  # this script's Spark has read it
     handed = BatchManifest.read(Path(folder))

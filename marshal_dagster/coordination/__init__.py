@@ -1,7 +1,12 @@
-"""The shell round the rules: a coordination log to append to and read back, and who does it.
+"""Reads and writes the coordination log: claims, heartbeats, plans, commits, group settings and snapshots.
 
-It imports `protocol`, `kafka` and confluent-kafka, knows nothing of batches, Spark or Dagster. Records come from
-a `CoordinationLog` (Kafka here, in memory in `marshal_dagster.testing`), the `Rationalizer` lets them act on the world
-state, the `Claimer` appends on behalf of one instance and asks that state what came of it, `Heartbeats` keeps its
-claims alive. Nothing here applies what it wrote: it appends, reads back, and asks.
+`marshal_dagster.protocol` has the rules, and this package carries them out. It imports `protocol`, `kafka` and
+confluent-kafka, and does not know batches, Spark or Dagster.
+
+- `CoordinationLog` is the log itself: Kafka here, in memory in `marshal_dagster.testing`.
+- `Rationalizer` reads the log and applies each record to the world state.
+- `Claimer` and `RangeClaimer` append records for one instance. They take the results from the world state.
+- `Heartbeats` keeps the claims of one claimer alive.
+
+No class applies its own records directly: it appends them, reads them back, and looks at the state.
 """

@@ -1,4 +1,4 @@
-"""Append, read back, tell what each record came to: what every step of a claimer is made of."""
+"""Appends records to the coordination log, reads them back and returns their results; claimers do each step so."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -14,33 +14,35 @@ from marshal_dagster.protocol.messages import Message, coordination_partition, r
 logger = logging.getLogger(__name__)
 
 GO_TIME_SHIFT_S: Final = 2
-"""How much earlier than its clock a member of a Go group dates a record: Go takes a time ahead of its own for stale."""
+"""By how many seconds a member of a Go group dates its records earlier than its clock shows.
+
+A Go consumer takes a time that is later than its own clock for stale.
+"""
 
 
 @dataclass(slots=True)
 class AppendResult:
-    """Records that were handed to the log together, at `sent_ms`; where each lies and what it came to.
-
-    Both are None for a record that was not acknowledged, the second also for one that retention deleted before it was
-    read back.
-    """
+    """Records that were appended together, with the log offset and the result of each."""
 
     sent_ms: float
+    """When they were appended, in ms of the lease clock (`Clock.lease_ms`)."""
     messages: Sequence[Message]
     log_offsets: Sequence[int | None]
+    """The log offset of each record; None for one that was not acknowledged."""
     outcomes: Sequence[RecordResult | None]
+    """The result of each record; None also for one that retention deleted before it was read back."""
 
     def __iter__(self) -> Iterator[tuple[Message, RecordResult | None]]:
         return zip(self.messages, self.outcomes, strict=True)
 
     @property
     def unconfirmed(self) -> list[int]:
-        """The partitions whose record was not acknowledged, or not read back."""
+        """The data partitions whose record was not acknowledged, or not read back."""
         return [message.partition for message, outcome in self if outcome is None]
 
 
 class Sender:
-    """Sends records about one data topic; use it under the rationalizer's lock."""
+    """Appends records about one data topic; use it under the rationalizer's lock."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class Sender:
         clock: Clock,
         on_sent: Callable[[AppendResult], None] | None = None,
     ) -> None:
-        """Send to the coordination partition of data topic `topic`; `on_sent` is told what the records came to."""
+        """Send to the coordination partition of data topic `topic`; `on_sent` is called with the results."""
         self.coordination_partition = coordination_partition(topic, rationalizer.identity.partitions)
         self._rationalizer = rationalizer
         self._topic = topic
@@ -57,7 +59,7 @@ class Sender:
         self._on_sent = on_sent
 
     def signed(self, by: Member) -> dict[str, Any]:
-        """Give the fields that all records of `by` about the topic share."""
+        """Return the fields that all records of member `by` about the topic share."""
         return {
             "instance": by.instance,
             "client": by.client,
@@ -71,10 +73,15 @@ class Sender:
         return world is not None and world.group(group).is_go
 
     def send(self, messages: Sequence[Message], numbers: Sequence[int] | None = None) -> AppendResult:
-        """Append, read back past the acknowledged offsets, and tell what each record came to.
+        """Append records, read them back and return their results.
 
-        Each goes to the coordination partition that stands in its place in `numbers`, by default the topic's.
-        Raises `UnavailableError`, `CoordinationLogChangedError`; then what is in the log is not known.
+        Args:
+            messages: the records.
+            numbers: the coordination partition of each record; by default that of the topic.
+
+        Raises:
+            UnavailableError: the log did not answer in time. It is not known which records are in it.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         sent = self._send(messages, numbers or [self.coordination_partition] * len(messages))
         if self._on_sent is not None:
@@ -82,11 +89,14 @@ class Sender:
         return sent
 
     def send_last(self, messages: Sequence[Message]) -> None:
-        """Append what nobody here waits for; read it back so that others of this process find it read."""
+        """Append records whose results are not needed.
+
+        They are read back all the same, so that no other claimer in this process has to wait for them.
+        """
         own, _ = self._append(messages, [self.coordination_partition] * len(messages))
         if self._rationalizer.can_resume:
             self._rationalizer.read_past(own)
-        else:  # after an interrupt the log is read again from its start: not while others wait for the keys
+        else:  # after an interrupt the log has to be read again: not now, while other members wait for the keys
             self._rationalizer.expect(own)
 
     def _send(self, messages: Sequence[Message], numbers: Sequence[int]) -> AppendResult:
@@ -99,9 +109,9 @@ class Sender:
     def _append(
         self, messages: Sequence[Message], numbers: Sequence[int]
     ) -> tuple[dict[int, dict[int, OwnRecord]], list[int | None]]:
-        """Append; give what was acknowledged, by where it lies, and the log offset of each record.
+        """Append records; return the acknowledged ones by coordination partition and log offset, and each log offset.
 
-        To a log that was found to be another one, or to store the senders' timestamps, nothing is appended.
+        Nothing is appended to a log that was found to be another one, or to store the senders' timestamps.
         """
         if not messages:
             return {}, []
@@ -111,7 +121,7 @@ class Sender:
         own: dict[int, dict[int, OwnRecord]] = {}
         for (number, value), message, (offset, _) in zip(records, messages, acks, strict=True):
             if offset is not None:
-                # Where two were acknowledged at one offset the first is lost, and reading it back finds that.
+                # If two were acknowledged at the same offset, one is lost: `read_past` finds that by its value.
                 own.setdefault(number, {}).setdefault(offset, (message, value))
         offsets = [ack.offset for ack in acks]
         if None in offsets:

@@ -1,7 +1,8 @@
-"""What claiming whole partitions and claiming ranges have in common (protocol.md, section 6).
+"""The base class of `Claimer` and `RangeClaimer`, with the steps that both share (protocol.md, section 6).
 
-Every step is the same: append, read back past the acknowledged offsets, see what each own record came to. A step that
-was not seen accepted did not happen; one that may have happened is settled by reading before anything else is sent.
+Each step appends records, reads past their acknowledged offsets, and looks at the result of each record. A step counts
+only if its records were read back as accepted. If an acknowledgement is missing, the log is read before anything else
+is sent.
 """
 
 import logging
@@ -41,19 +42,19 @@ from marshal_dagster.protocol.state import RANGES, Group, Key, enables_ranges
 logger = logging.getLogger(__name__)
 
 RETRY_PART: Final = 0.02
-"""Part of the heartbeat interval to wait before something that failed is tried again."""
+"""The part of the heartbeat interval that passes before a failed step is tried again."""
 
 
 class BaseClaimer(ABC, Generic[H]):
-    """Holds something of each of some partitions of one data topic for one instance, under leases.
+    """Holds claims on partitions of one data topic for one instance, each under a lease.
 
-    All methods may be called from any thread; one at a time does its work, under the rationalizer's lock. Once a
-    partition is lost or released, this instance sends no further record for it. When the coordination log turns out
-    not to be the one read before (`CoordinationLogChangedError`), every claim is over.
+    All methods may be called from any thread; the rationalizer's lock lets one work at a time. Once a partition is lost
+    or released, this instance sends no further record for it. If the coordination log is no longer the one that was
+    read before (`CoordinationLogChangedError`), every claim is lost.
     """
 
     _claims_ranges: ClassVar[bool] = False
-    """Whether it holds ranges of partitions, not the whole of each."""
+    """Whether a claim is a range of a partition, not the whole partition."""
 
     def __init__(
         self,
@@ -65,18 +66,22 @@ class BaseClaimer(ABC, Generic[H]):
         clock: Clock | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Be `member`, for the partitions of data topic `topic`, under the group's `settings`.
+        """Claim partitions of data topic `topic` as `member`, under the group's `settings`.
 
-        Raises `ConfigurationError` for settings that a member cannot keep or that do not enable ranges where these are
-        claimed, and for a log opened for a longer heartbeat interval.
+        Raises:
+            ConfigurationError: a member cannot keep the settings, or they do not enable ranges for a claimer of ranges.
+                Or the log was opened for a longer heartbeat interval, or the rationalizer does not follow the topic.
         """
         if self._claims_ranges and not enables_ranges(settings):
             raise ConfigurationError(
-                f"features are {settings.features}, rule set is {settings.rule_set}: ranges are claimed in groups of "
-                f"rule set 'native' whose settings name the feature {RANGES!r}"
+                f"group {member.group!r} has features {settings.features} and rule set {settings.rule_set}: to claim "
+                f"ranges, use rule set 'native' and the feature {RANGES!r}"
             )
         if not is_topic(topic):
-            raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows")
+            raise ConfigurationError(
+                f"{topic!r} is not a valid topic name: use 1 to 249 letters, digits, '.', '_' and '-', and neither '.' "
+                "nor '..'"
+            )
         check_settings(settings, rationalizer.log.delivery_timeout_ms)
         self.member = member
         self.topic = topic
@@ -95,20 +100,20 @@ class BaseClaimer(ABC, Generic[H]):
         self._is_settled = True
         """Whether the result of every record sent for a claim is known."""
 
-    # What it knows
+    # State
 
     @property
     def claims(self) -> Mapping[int, H]:
-        """The claims held now, by partition. A claim whose lease has ended is still among them until `check`."""
+        """The claims held now, by partition. A claim whose lease has ended is among them until the next `check`."""
         return dict(self._claim_set.claims)
 
     @property
     def group(self) -> Group:
-        """The group as the topic's coordination partition knows it; live state, under `rationalizer.lock`."""
+        """The group's live state in the topic's coordination partition; use it under `rationalizer.lock`."""
         return self._reader.group
 
     def key(self, partition: int) -> Key:
-        """Return the key's live state, under `rationalizer.lock`."""
+        """Return the live state of a partition; use it under `rationalizer.lock`."""
         return self._reader.key(partition)
 
     @property
@@ -117,19 +122,24 @@ class BaseClaimer(ABC, Generic[H]):
         return self._reader.is_go
 
     def check(self, partitions: Collection[int] | None = None) -> None:
-        """Raise `ClaimLostError` unless all of `partitions` (or all not released by itself) are held under a lease.
+        """Raise `ClaimLostError` unless all `partitions` are held under a lease.
 
-        In a Go group the log is read first, because a heartbeat of any instance takes a partition there.
+        By default, these are all partitions that this instance has won and not released. In a Go group the log is read
+        first, because there a heartbeat of another instance takes the partition.
         """
         with self.rationalizer.lock:
             self.look()
             self._claim_set.require(partitions)
 
     def look(self) -> None:
-        """Read in a Go group whether the claims are still this instance's: nothing else shows a displacement.
+        """Read the log in a Go group, to find out whether another instance has taken a claim.
 
-        A look that fails decides only by what it read before it failed; for the rest the lease decides. Raises
-        `ClaimLostError`, `CoordinationLogChangedError`.
+        If the log cannot be read to its end, the part that was read counts. For the rest the lease decides. Outside of
+        Go groups this does nothing.
+
+        Raises:
+            ClaimLostError: a claim was lost.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         if not self.is_go or not self._claim_set.claims:
             return
@@ -137,23 +147,29 @@ class BaseClaimer(ABC, Generic[H]):
             try:
                 self._read_claims()
             except UnavailableError as error:
-                logger.warning("the coordination log could not be looked at, the lease runs on: %s", error)
+                logger.warning(
+                    "group %r: the coordination log could not be read; the leases on topic %r continue: %s",
+                    self.member.group,
+                    self.topic,
+                    error,
+                )
                 self._claim_set.require()
 
     def lease_left_ms(self) -> float | None:
-        """Return the time that is left on the shortest lease held, in ms, or None when nothing is held.
-
-        Never waits, whatever another thread is waiting for.
-        """
+        """Return the time left on the shortest lease in ms, or None if nothing is held. It never waits for a lock."""
         return self._claim_set.lease_left_ms()
 
     # Before claiming
 
     def ensure_group_settings(self) -> None:
-        """Require that the group's settings in the log are this member's; write the group's first ones.
+        """Check that the group's settings in the log equal this member's; write them if the group has none.
 
-        Raises `IncompleteLogError`, `SettingsMismatchError`, `GoGroupError`, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        Raises:
+            IncompleteLogError: the coordination partition can only be observed.
+            SettingsMismatchError: the group has other settings, or could not be given any.
+            GoGroupError: Go consumers use the group or the coordination topic.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         with self.rationalizer.lock, self._claim_set:
             self.rationalizer.catch_up()
@@ -164,15 +180,15 @@ class BaseClaimer(ABC, Generic[H]):
             self._reader.require_settings()
 
     def paused_until_s(self) -> int | None:
-        """Return the time (unix seconds) until which the group is paused by another instance, or None."""
+        """Return the end (unix seconds) of a pause that another instance began, or None if there is none."""
         return self._reader.paused_until_s()
 
     # Leaving
 
     def release(self, partitions: Collection[int] | None = None) -> None:
-        """Give up `partitions`, or all that are held or may have been won, at their present offsets.
+        """Release `partitions`, or everything that is held or may have been won, at their present offsets.
 
-        Never raises but what interrupts it: what fails goes stale by itself.
+        It raises nothing except interrupts. A claim whose release fails goes stale by itself.
         """
         with self.rationalizer.lock, self._claim_set:
             try:
@@ -180,19 +196,32 @@ class BaseClaimer(ABC, Generic[H]):
                 self._leave(partitions)
                 if partitions is None:
                     self._revoke_unconfirmed()
-            except Exception as error:  # noqa: BLE001 - whatever a log can come up with
-                logger.warning("release of claims on %r failed, they will go stale: %s", self.topic, error)
+            except Exception as error:  # noqa: BLE001 - a failed release must not hide the result of the work
+                logger.warning(
+                    "group %r: the release of claims on topic %r failed, they will go stale: %s",
+                    self.member.group,
+                    self.topic,
+                    error,
+                )
 
     def revoke(self, claims: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """Take claims, each named by partition and epoch, from owners known to be dead. Return those seen taken.
+        """Revoke claims of owners that are known to be dead.
 
-        Of a log that is only observed none is. Raises `GoGroupError` in a Go group, whose members do not know the
-        record; `UnavailableError`, `CoordinationLogChangedError`.
+        Args:
+            claims: partition and epoch of each claim.
+
+        Returns:
+            The claims whose revocation was read back as accepted; none if the log can only be observed.
+
+        Raises:
+            GoGroupError: Go consumers use the group; they do not know the record.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         if self.is_go:
             raise GoGroupError(
-                f"nothing is revoked in group {self.member.group!r}, which Go consumers use: a dead owner goes stale "
-                "by itself"
+                f"nothing was revoked in group {self.member.group!r}, because Go consumers use it and do not know "
+                "revocations. Wait until the dead owner is stale"
             )
         with self.rationalizer.lock, self._claim_set:
             is_used = any(number in self._claim_set.requested for number, _ in claims)
@@ -202,12 +231,12 @@ class BaseClaimer(ABC, Generic[H]):
             accepted = [claim for claim, outcome in zip(claims, sent.outcomes, strict=True) if is_accepted(outcome)]
             return frozenset(accepted) if self._reader.is_certain else frozenset()
 
-    # How a step is done
+    # The parts of a step
 
     def _send_owned(self, messages: Sequence[Message]) -> AppendResult:
-        """Send records of owned keys, once all that was sent before is settled.
+        """Send records of owned keys, after the results of all earlier records are known.
 
-        Only while more of the lease is left than a record may wait to be sent. Raises `ClaimLostError`.
+        Raises `ClaimLostError` if less of a lease is left than a record may wait to be sent.
         """
         self._settle()
         partitions = [message.partition for message in messages]
@@ -220,19 +249,19 @@ class BaseClaimer(ABC, Generic[H]):
         return sent
 
     def _settle(self) -> None:
-        """Read the results of records whose acknowledgement is missing: nothing else is sent before."""
+        """Read the results of records whose acknowledgement is missing, before anything else is sent."""
         if not self._is_settled:
             self._read_claims()
             self._is_settled = True
 
     def _read_claims(self) -> None:
-        """Read on, and raise `ClaimLostError` where a claim was lost."""
+        """Read the log to its end, and raise `ClaimLostError` if a claim was lost."""
         self.rationalizer.catch_up()
         self._claim_set.refresh()
         self._claim_set.require()
 
     def _apply_heartbeat_results(self, sent: AppendResult) -> None:
-        """Renew the leases whose heartbeats were seen accepted; where one was refused the claim is lost."""
+        """Renew the lease of each claim whose heartbeat was accepted; a claim whose heartbeat was refused is lost."""
         renewed = Lease(self.settings.heartbeat_interval_ms, sent.sent_ms)
         for message, outcome in sent:
             claim = self._claim_set.claims.get(message.partition)
@@ -245,17 +274,18 @@ class BaseClaimer(ABC, Generic[H]):
         self._claim_set.refresh()
 
     def _require_heartbeats(self, sent: AppendResult) -> None:
-        """Raise for claims whose heartbeats `sent` were refused or not acknowledged, and for a log that changed."""
-        self._claim_set.require()  # what was refused is reported first, however long the next question takes
+        """Raise for heartbeats that were refused or not acknowledged, and for a log that changed."""
+        self._claim_set.require()  # refusals are reported first, however long the next call takes
         self._check_log()
         self._claim_set.require()
         if sent.unconfirmed:
             raise CommitFailedError(
-                f"no acknowledgement for the heartbeats of {self._named(sent.unconfirmed)}; the lease runs on"
+                f"group {self.member.group!r}: no acknowledgement for the heartbeats of "
+                f"{self._named(sent.unconfirmed)}. The leases continue, and the next heartbeat is sent soon"
             )
 
     def _require_plans_accepted(self, ends: Mapping[int, int], sent: AppendResult) -> None:
-        """Read the results of the plans that were `sent`; refuse those not seen accepted, nor found by reading."""
+        """Raise `PlanRejectedError` unless all plans that were `sent` are in the log, as acknowledged or by reading."""
         self._settle()
         self._claim_set.refresh()
         self._claim_set.require(ends.keys())
@@ -266,16 +296,22 @@ class BaseClaimer(ABC, Generic[H]):
             if not (claims[partition].plan_end == ends[partition] if outcome is None else outcome.accepted)
         ]
         if refused:
-            raise PlanRejectedError(f"plans of group {self.member.group!r} were not accepted: {listed(refused)}")
+            raise PlanRejectedError(
+                f"plans of group {self.member.group!r} were not accepted: {listed(refused)}. Nothing was committed; "
+                "the next run claims the partitions again"
+            )
         self._check_log()
         self._claim_set.require(ends.keys())
 
     def _require_commit_after(self) -> None:
         if self.settings.delivery is DeliveryMode.AT_MOST_ONCE:
-            raise ConfigurationError("delivery is at_most_once: it commits before it processes, never after")
+            raise ConfigurationError(
+                f"group {self.member.group!r} has delivery at_most_once, which never commits after processing: use "
+                "commit_before_processing()"
+            )
 
     def _commit_while_held(self, missing: Mapping[int, int]) -> None:
-        """Try to commit, and settle what was tried, until nothing is `missing`, for as long as the leases last."""
+        """Try to commit until nothing is `missing`, while the leases last; before each retry, read the results."""
         partitions = tuple(missing)
         is_sent = False
         while missing:
@@ -287,7 +323,12 @@ class BaseClaimer(ABC, Generic[H]):
                         missing = self._uncommitted(missing)
                     missing = self._commit(missing)
                 except UnavailableError as error:
-                    logger.warning("the commit of %s is not settled yet: %s", self._named(missing), error)
+                    logger.warning(
+                        "group %r: the result of the commit of %s is not known yet: %s",
+                        self.member.group,
+                        self._named(missing),
+                        error,
+                    )
                 is_sent = True
             if missing:
                 self.clock.sleep_ms(self.settings.heartbeat_interval_ms * RETRY_PART)
@@ -295,16 +336,18 @@ class BaseClaimer(ABC, Generic[H]):
             self._check_log()
 
     def _check_log(self) -> None:
-        """Make sure that what was read back is of the same log; a broker that cannot tell now is asked again later."""
+        """Check that the records were read back from the same log; if the broker does not answer, check later."""
         try:
             self.rationalizer.check_identity()
         except (UnavailableError, TopicNotFoundError) as error:
-            logger.warning("the coordination topic could not be looked up: %s", error)
+            logger.warning(
+                "the coordination topic %r could not be described: %s", self.rationalizer.identity.topic, error
+            )
 
     def _add_won_claims(self, sent: AppendResult, requests: type[Message]) -> list[H]:
-        """Hold what the records of type `requests` have won by the log as read back.
+        """Add the claims that the records of type `requests` have won, as read back, and return them.
 
-        Settings that changed, or a log that retention cut, while the claim was under way: it is released unused.
+        If the settings changed or retention cut the log in the meantime, all of them are released unused.
         """
         lease = Lease(self.settings.heartbeat_interval_ms, sent.sent_ms)
         keys, claim_set = self.group.keys, self._claim_set
@@ -323,7 +366,12 @@ class BaseClaimer(ABC, Generic[H]):
             try:
                 self._revoke_unconfirmed()
             except UnavailableError as error:
-                logger.warning("claims without acknowledgement are looked for again on leaving: %s", error)
+                logger.warning(
+                    "group %r: claims of %s without acknowledgement could not be revoked; the release tries again: %s",
+                    self.member.group,
+                    self._named(claim_set.unconfirmed),
+                    error,
+                )
         try:
             self._reader.require_certain()
             self._reader.require_settings()
@@ -333,14 +381,14 @@ class BaseClaimer(ABC, Generic[H]):
         return won
 
     def _revoke_unconfirmed(self) -> None:
-        """Revoke what claims without acknowledgement have won; those not in the log yet may still come."""
+        """Revoke what claims without acknowledgement have won; their records may still arrive in the log later."""
         unconfirmed = self._claim_set.unconfirmed
         if unconfirmed:
             self.rationalizer.catch_up()
             unconfirmed -= self._revoke_own(frozenset(unconfirmed))
 
     def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
-        """Revoke what this instance holds of `partitions` by the log; return those where it was taken."""
+        """Revoke what this instance holds of `partitions` by the log; return the partitions that were revoked."""
         held = [
             (partition, owner.epoch)
             for partition in partitions
@@ -352,21 +400,21 @@ class BaseClaimer(ABC, Generic[H]):
     def _leave(self, partitions: Collection[int] | None) -> None:
         now_ms, claim_set = self.clock.lease_ms(), self._claim_set
         going = frozenset(claim_set.claims if partitions is None else claim_set.claims.keys() & set(partitions))
-        claim_set.unconfirmed |= going  # should this be interrupted, what is still held then is revoked on leaving
+        claim_set.unconfirmed |= going  # if this is interrupted, the next release revokes what is still held
         leaving = claim_set.give_up(going)
         signed = self._sender.signed(self.member)
         sendable = [claim for claim in leaving if not claim.is_done and claim.lease.may_send(now_ms)]
         records = [self._release_record(claim, signed) for claim in sendable]
         self._sender.send_last([record for record in records if record is not None])
         claim_set.unconfirmed -= going
-        claim_set.refresh()  # what was read back with them may have ended other claims
+        claim_set.refresh()  # records that were read back with the releases may have ended other claims
         if leaving and not claim_set.claims:
             self.rationalizer.log.purge()
 
     def _named(self, partitions: Iterable[int]) -> str:
         return f"{self.topic}/{listed([str(partition) for partition in sorted(partitions)], separator=',')}"
 
-    # What differs between claims of the whole and of ranges
+    # What differs between claims of partitions and claims of ranges
 
     @abstractmethod
     def beat(self) -> None:
@@ -374,23 +422,23 @@ class BaseClaimer(ABC, Generic[H]):
 
     @abstractmethod
     def _won(self, partition: int, epoch: int, lease: Lease, key: Key) -> H | None:
-        """Make the claim that this process's record at log offset `epoch` has won, if it still has it."""
+        """Return the claim that this instance's record at log offset `epoch` has won, if it is still held."""
 
     @abstractmethod
     def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
-        """Try once, and return what still is not there."""
+        """Try to commit `missing` once, and return the part that is still not committed."""
 
     @abstractmethod
     def _uncommitted(self, ends: Mapping[int, int]) -> dict[int, int]:
-        """Return those of `ends` that are not committed by the log as last read."""
+        """Return the `ends` that are not committed by the log as last read."""
 
     @abstractmethod
     def _release_record(self, claim: H, signed: dict[str, Any]) -> Message | None:
-        """Make the record that gives `claim` up and moves nothing; None where it has to go stale."""
+        """Return the record that releases `claim` and moves no offset; None if the claim has to go stale."""
 
     @abstractmethod
     def _note_sending(self, messages: Sequence[Message]) -> None:
-        """Note that `messages` are about to be sent, and may be in the log from now on."""
+        """Note in the claims that `messages` are about to be sent, and may be in the log from now on."""
 
 
 def is_accepted(outcome: RecordResult | None) -> bool:
@@ -399,5 +447,5 @@ def is_accepted(outcome: RecordResult | None) -> bool:
 
 
 def reason(outcome: RecordResult | None) -> str:
-    """Name the reason for which a record was not accepted."""
+    """Return the reason why a record was not accepted."""
     return "not acknowledged" if outcome is None else str(outcome.verdict.reason)

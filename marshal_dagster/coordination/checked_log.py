@@ -1,4 +1,4 @@
-"""How a reader of a coordination log is opened over Kafka, by all that read it."""
+"""Opens a reader of a coordination log over Kafka; commands, resources and sensors all use it."""
 
 from collections.abc import Collection
 
@@ -17,13 +17,13 @@ def open_rationalizer(
     followed: Collection[str] | None = None,
     interval_ms: int = GO_HEARTBEAT_INTERVAL_MS,
 ) -> Rationalizer:
-    """Return a reader of the coordination log, which the caller closes; no record is read yet.
+    """Return a reader of the coordination log, which the caller has to close; no record is read yet.
 
     Args:
         connection: the cluster that has the coordination topic.
         coordination_topic: its name.
         followed: the data topics whose state is read; by default all.
-        interval_ms: the heartbeat interval of the members as which the log can be written. It does not matter to a
+        interval_ms: the heartbeat interval of the group, in ms, if records are to be appended. It does not matter to a
             caller that only reads.
 
     Raises:

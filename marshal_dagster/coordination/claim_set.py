@@ -1,4 +1,7 @@
-"""The claims that one instance holds, and when each of them ends (protocol.md, section 6, "Stay")."""
+"""The claims that one instance holds, and the conditions that end each of them (protocol.md, section 6, "Stay").
+
+Claimers keep their claims here. This module decides which claims still count; it sends no records.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,31 +17,32 @@ logger = logging.getLogger(__name__)
 _MOST_NAMED: Final = 3
 _DISPLACED: Final = "it is no longer this instance's"
 _OVERTAKEN: Final = (
-    "this reader of the coordination log went on from a snapshot newer than its claims: what lies between was not read"
+    "this reader of the coordination log continued from a snapshot newer than its claims, so records in between were "
+    "not read"
 )
-_OBSERVED: Final = "retention has overtaken this reader of the coordination log, which can only be observed now"
+_OBSERVED: Final = "retention deleted records of the coordination log before they were read: it can only be observed"
 
 H = TypeVar("H", bound=BaseClaim)
 
 
 class ClaimSet(Generic[H]):
-    """The partitions that an instance has requested at any time, and what it holds of them; use it under the lock.
+    """The partitions that an instance has requested so far, and the claims that it holds; use it under the lock.
 
-    A claim is judged by the state as last read and by its lease. Once one is lost, no further record is sent for it.
-    Each step of a claimer is a `with` block: however it ends, what the log has taken meanwhile is not held any more.
+    A claim is judged by the state as last read and by its lease. Once it is lost, no further record is sent for it.
+    Each step of a claimer is a `with` block. At its end, claims that the log shows as taken are dropped.
     """
 
     def __init__(self, reader: GroupReader, on_lost: Callable[[H, str], None]) -> None:
-        """Hold nothing yet; `on_lost` is called with each claim that is lost, and why."""
+        """Hold nothing yet; `on_lost` is called with each claim that is lost, and with the reason."""
         self.claims: dict[int, H] = {}
-        """What is held, by partition: the whole partition, or a range of it."""
+        """The claims that are held, by partition: the whole partition, or a range of it."""
         self.requested: dict[int, Bounds | None] = {}
         """What was requested of each partition: a range, or None for the whole."""
         self.unconfirmed: set[int] = set()
         """Partitions whose claim may be in the log but whose result has not been read back, or whose release is not
-        sent yet. They are revoked on leaving."""
+        sent yet. They are revoked on release."""
         self.left: dict[int, str] = {}
-        """The partitions that were held once, and why they no longer are."""
+        """Why each partition that was held is no longer held."""
         self._reader = reader
         self._on_lost = on_lost
         self._began_at = 0
@@ -51,51 +55,51 @@ class ClaimSet(Generic[H]):
         self.lose_displaced()
 
     def request(self, wanted: Mapping[int, Bounds | None]) -> None:
-        """Note that records which request `wanted`, a range or the whole of each partition, are about to be sent."""
+        """Note that records which request `wanted` (of each partition a range, or None) are about to be sent."""
         if not self.requested:
             self._began_at = self._reader.home.next_offset
         self.unconfirmed.update(wanted)
         self.requested.update(wanted)
 
     def give_up(self, partitions: Iterable[int]) -> list[H]:
-        """Hold `partitions` no more by the instance's own will; return their claims, for their last record."""
+        """Remove the claims on `partitions` and return them, so that the caller can send their release."""
         return [self.claims.pop(partition) for partition in partitions if partition in self.claims]
 
     # Losing claims
 
     def lose(self, partition: int, why: str) -> None:
-        """Hold `partition` no more: no further record is sent for it."""
+        """Remove the claim on `partition`; no further record is sent for it."""
         claim = self.claims.pop(partition, None)
         if claim is not None:
             self.left[partition] = why
             self._on_lost(claim, why)
 
     def lose_refused(self, claim: H, why: str) -> None:
-        """Lose a claim whose record was refused, unless the state shows that it is held, or a range of it done."""
+        """Lose a claim whose record was refused, unless the state shows that it is held, or its range done."""
         if not self._is_current(claim):
             self.lose(claim.partition, why)
 
     def refresh(self) -> None:
-        """Take over from the state what it shows of each claim, and lose those that are another's now."""
+        """Update each claim from the state, and lose those that this instance no longer holds."""
         self.drop_all_if_log_changed()
         for claim in tuple(self.claims.values()):
             if not self._is_current(claim):
                 self.lose(claim.partition, _DISPLACED)
 
     def lose_displaced(self) -> None:
-        """Hold nothing where no promise holds, and no claim that by the log as read is another's or nobody's.
+        """Lose each claim that this instance no longer holds by the log as read; lose all if no claim counts.
 
-        What was read counts, also where the reading failed after that.
+        Everything that was read counts, even if the reading failed after it.
         """
         self.drop_all_if_log_changed()
         read, instance = self._reader.home.next_offset, self._reader.member.instance
         for claim in tuple(self.claims.values()):
-            # While the log is read again from its start, the state is that of before the claim.
+            # While the log is read again from its start, the state is older than the claim.
             if claim.epoch < read and not claim.is_held(self._reader.key(claim.partition), instance):
                 self.lose(claim.partition, _DISPLACED)
 
     def drop_all_if_log_changed(self) -> None:
-        """Hold nothing where by the log as last read no promise holds."""
+        """Lose all claims if, by the log as last read, no claim counts."""
         why = self._why_void()
         if why is not None:
             self._lose_all(why)
@@ -103,46 +107,49 @@ class ClaimSet(Generic[H]):
             self.unconfirmed.clear()
 
     def drop_ended(self) -> None:
-        """Drop each claim whose lease has ended, or that is lost by the log as read."""
+        """Lose each claim whose lease has ended, or that is lost by the log as read."""
         self.lose_displaced()
         now_ms = self._reader.clock.lease_ms()
         self._fence(
             claim.partition for claim in self.claims.values() if not (claim.lease.holds(now_ms) or claim.is_done)
         )
 
-    # What must hold
+    # Checks
 
     def require(self, partitions: Collection[int] | None = None) -> None:
-        """Raise `ClaimLostError` unless all of `partitions` (or all not released by itself) are held under a lease."""
+        """Raise `ClaimLostError` unless `partitions` (default: all won and not released) are held under a lease."""
         self.drop_ended()
         lost = self.left.keys() if partitions is None else [n for n in partitions if n not in self.claims]
         if lost:
             raise ClaimLostError(self._why_lost(sorted(lost)))
 
     def require_sendable(self, partitions: Collection[int]) -> None:
-        """Raise `ClaimLostError` unless more is left of each lease than a record may wait to be sent."""
+        """Raise `ClaimLostError` unless each lease lasts longer than a record may wait to be sent."""
         now_ms = self._reader.clock.lease_ms()
         self._fence(n for n in partitions if (claim := self.claims.get(n)) and not claim.lease.may_send(now_ms))
         self.require(partitions)
 
     def require_certain(self, partitions: Collection[int]) -> None:
-        """Lose all where retention has overtaken the reader: to one that only observes everything looks accepted."""
+        """Raise `ClaimLostError` if the log can only be observed: then every record looks accepted."""
         if not self._reader.is_certain:
             self.drop_all_if_log_changed()
             raise ClaimLostError(self._why_lost(sorted(partitions)))
 
     def require_valid(self, partitions: Collection[int]) -> None:
-        """Raise `ClaimLostError` where no claim counts: a commit that was accepted permits nothing there."""
+        """Raise `ClaimLostError` if no claim counts: then even an accepted commit permits no processing."""
         if self._why_void() is not None:
             raise ClaimLostError(self._why_lost(sorted(partitions)))
 
     def lease_left_ms(self) -> float | None:
-        """Return the time left on the shortest lease, in ms, or None when nothing is held. Never waits for the lock."""
+        """Return the time left on the shortest lease in ms, or None if nothing is held. It never waits for the lock."""
         now_ms, held = self._reader.clock.lease_ms(), tuple(self.claims.values())
         return min((claim.lease.left_ms(now_ms) for claim in held if not claim.is_done), default=None)
 
     def _why_void(self) -> str | None:
-        """Return why no claim counts by the log as read: it is another one, only observed, or a Go consumer joined."""
+        """Return why no claim counts by the log as read, or None if claims count.
+
+        It is another log, or it can only be observed, or records were skipped, or a Go consumer joined the group.
+        """
         changed, seen = self._reader.rationalizer.changed, self._reader.unplanned
         if changed is not None:
             return str(changed)
@@ -154,8 +161,8 @@ class ClaimSet(Generic[H]):
             return None
         return (
             f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
-            "without a plan, as Go consumers do: the group's rule set is not 'go', so no promise holds while one "
-            "is in it. Stop it, or give it a group of its own"
+            "without a plan, as Go consumers do. The group's rule set is not 'go', so a Go consumer breaks its "
+            "guarantees: stop it, or give it another group"
         )
 
     def _is_current(self, claim: H) -> bool:
@@ -168,7 +175,7 @@ class ClaimSet(Generic[H]):
     def _fence(self, partitions: Iterable[int]) -> None:
         fenced = list(partitions)
         for partition in fenced:
-            self.lose(partition, "its lease ended: no heartbeat was seen accepted in time")
+            self.lose(partition, "its lease ended: no heartbeat was accepted in time")
         if fenced:
             self._reader.rationalizer.log.purge()
 
@@ -179,20 +186,20 @@ class ClaimSet(Generic[H]):
             for partition in partitions[:_MOST_NAMED]
         ]
         return (
-            f"group {self._reader.member.group!r} does not hold {listed(reasons, len(partitions))}. What was committed "
-            "stays, the next run takes over the rest"
+            f"group {self._reader.member.group!r} does not hold {listed(reasons, len(partitions))}. Commits stay; the "
+            "next run takes over the rest"
         )
 
     def _holder(self, partition: int) -> str:
         key, bounds = self._reader.key(partition), self.requested.get(partition)
         owners = key.owners if bounds is None else key.owners_within(*bounds)
         if any(owner.instance == self._reader.member.instance for owner in owners):
-            return "the log as last read still shows this very instance as owner, until that goes stale"
+            return "the log as last read still shows this same instance as owner, until the claim is stale"
         held_by = [f"client {owner.client!r}, instance {owner.instance!r}, epoch {owner.epoch}" for owner in owners]
-        return f"by the log as last read it is held by {listed(held_by or ['nobody'])}"
+        return f"by the log as last read it is held by {listed(held_by or ['no instance'])}"
 
 
 def listed(parts: Sequence[str], count: int | None = None, separator: str = "; ") -> str:
-    """Join the first of `parts`, and name how many more of `count` there are."""
+    """Return the first three of `parts`, joined, and how many more of `count` there are."""
     more = (len(parts) if count is None else count) - _MOST_NAMED
     return separator.join(parts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,7 @@
-"""Writes on behalf of one instance: claims, plans, commits, releases (protocol.md, section 6)."""
+"""Claims whole partitions for one instance: claim, plan, commit, release (protocol.md, section 6).
+
+`marshal_dagster.batches` uses it for each batch, and the commands of operators use it to set positions.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,9 +27,9 @@ __all__ = ["Claim", "Claimer", "Member", "assume_alive", "new_instance_id"]
 
 
 class Claimer(BaseClaimer[Claim]):
-    """Claims partitions of one data topic for one instance, keeps, commits and releases them.
+    """Claims partitions of one data topic for one instance, keeps them alive, commits and releases them.
 
-    What holds for all its methods is described at `BaseClaimer`.
+    `BaseClaimer` describes what holds for all methods.
     """
 
     # Before claiming
@@ -38,10 +41,12 @@ class Claimer(BaseClaimer[Claim]):
         is_dead: Callable[[Owner], bool] = assume_alive,
         max_attempts: int | None = None,
     ) -> list[int]:
-        """Give those of `partitions` that look free by the log and this member's own clock: advice, not a promise.
+        """Return the partitions that look free by the log and this member's clock; only a claim decides.
 
-        `is_dead` is asked once for each owner, and may take its time. A partition whose open plan has had
-        `max_attempts` attempts is left alone.
+        Args:
+            partitions: the partitions to look at.
+            is_dead: returns whether an owner is known to be dead. It is called once for each owner, without the lock.
+            max_attempts: leave out partitions whose open plan has had this many attempts; by default, leave out none.
         """
         wanted = list(partitions)
         dead = self._reader.dead_owners(wanted, is_dead)
@@ -57,13 +62,22 @@ class Claimer(BaseClaimer[Claim]):
         max_claims: int | None = None,
         is_dead: Callable[[Owner], bool] = assume_alive,
     ) -> list[Claim]:
-        """Ask for all of `partitions` with one append, and give those that were won.
+        """Claim `partitions` with one append; return the claims that were won.
 
-        At most `max_claims` are held afterwards. Claims of owners that `is_dead` knows to be dead are revoked on the
-        way. A partition is asked for once in a tenure. Read the log first (`ensure_group_settings`); should this raise,
-        `release`.
-        Raises `IncompleteLogError`, `GroupPausedError`, `SettingsMismatchError`, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        Read the log first (`ensure_group_settings`). Call `release` if this raises. An instance requests each partition
+        only once.
+
+        Args:
+            partitions: the partitions to claim, in order of preference.
+            max_claims: how many partitions to hold at most, with those held before.
+            is_dead: returns whether an owner is known to be dead. Claims of dead owners are revoked first.
+
+        Raises:
+            IncompleteLogError: the coordination partition can only be observed.
+            GroupPausedError: another instance has paused the group.
+            SettingsMismatchError: the group has other settings than this member.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         wanted = list(dict.fromkeys(partitions))
         dead = self._reader.dead_owners(wanted, is_dead)
@@ -81,9 +95,10 @@ class Claimer(BaseClaimer[Claim]):
     def claim_entire_topic(
         self, partitions: Collection[int], *, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> list[Claim]:
-        """Claim partition 0, the key to the topic, and all others that look free only if that was won.
+        """Claim partition 0 and, if that was won, all other partitions that look free.
 
-        Raises as `claim`, and `ClaimLostError` when partition 0 is lost while the others are asked for.
+        Partition 0 is the key to the topic: members that claim entire topics claim it first. This raises the errors of
+        `claim`, and `ClaimLostError` if partition 0 is lost while the others are claimed.
         """
         claims = self._claim_set.claims
         if 0 not in claims and not self.claim(self.claimable([0], is_dead=is_dead), is_dead=is_dead):
@@ -95,10 +110,10 @@ class Claimer(BaseClaimer[Claim]):
             return [claims[0], *won]
 
     def name_data_topic(self, topic_id: str) -> None:
-        """Write down which incarnation of the data topic the offsets belong to, where a key does not say.
+        """Write the id of the data topic for each held key that has none (record `DataTopic`).
 
-        What does not have that id afterwards is released, and `ClaimLostError` raised for it. In a Go group nothing is
-        written: Go consumers do not know the record.
+        A key that does not have that id afterwards is released, and `ClaimLostError` is raised. In a Go group nothing
+        is written, because Go consumers do not know the record.
         """
         with self.rationalizer.lock, self._claim_set:
             self._claim_set.require()
@@ -113,19 +128,26 @@ class Claimer(BaseClaimer[Claim]):
             unnamed = [number for number in nameless if number in held and held[number].data_topic_id != topic_id]
             self.release(unnamed)
             self._claim_set.left.update(
-                dict.fromkeys(unnamed, "the data topic's id could not be written down, so it was released")
+                dict.fromkeys(unnamed, "the data topic's id could not be written, so it was released")
             )
             self._claim_set.require()
 
     # Staying
 
     def beat(self, starts: Mapping[int, int] | None = None) -> None:
-        """Send a heartbeat for every claim, at the offset where it stands, and make sure that the log is the same.
+        """Send a heartbeat for every claim at its present offset, and check that the log is the same.
 
-        `starts` gives the first offset of keys that have none; without it these wait. A claim whose heartbeat is
-        refused is lost; one that was not acknowledged stays as long as its lease does.
-        Raises `ClaimLostError`, `CommitFailedError` for one not acknowledged, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        A claim whose heartbeat is refused is lost. A claim whose heartbeat was not acknowledged stays while its lease
+        lasts.
+
+        Args:
+            starts: the first offset of keys that have none. Without it, no heartbeat is sent for these keys.
+
+        Raises:
+            ClaimLostError: a claim is lost.
+            CommitFailedError: a heartbeat was not acknowledged.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         with self.rationalizer.lock, self._claim_set:
             self._claim_set.require()
@@ -139,10 +161,18 @@ class Claimer(BaseClaimer[Claim]):
     # Planning and committing
 
     def plan(self, ends: Mapping[int, int]) -> None:
-        """Write down that the messages up to `ends` (exclusive) are one batch, and read it back.
+        """Write a plan for each partition in `ends`, and read it back: the messages up to the end are one batch.
 
-        One without acknowledgement is settled by reading. Raises `PlanRejectedError` when one was not seen accepted,
-        `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
+        If an acknowledgement is missing, the log shows whether the plan was accepted.
+
+        Args:
+            ends: the exclusive end of each partition's plan.
+
+        Raises:
+            PlanRejectedError: a plan was not accepted.
+            ClaimLostError: a claim is lost.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         with self.rationalizer.lock, self._claim_set:
             self._claim_set.require(ends.keys())
@@ -151,12 +181,20 @@ class Claimer(BaseClaimer[Claim]):
             self._require_plans_accepted(ends, sent)
 
     def commit(self, offsets: Mapping[int, int]) -> None:
-        """Commit `offsets` (next to read) and see them in the log, trying for as long as the leases last.
+        """Commit `offsets` and read them back; retry while the leases last.
 
-        One without acknowledgement is settled by reading: the offset there while one is the owner counts as committed.
-        Raises `PlanRejectedError` where no plan is open; `ClaimLostError` naming the owner of a lost key,
-        `CommitFailedError` otherwise; what was seen stays committed.
-        Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
+        If an acknowledgement is missing, the log is read: the offset counts as committed if the key has it while this
+        instance is the owner. Commits that were read back stay, even if this raises.
+
+        Args:
+            offsets: the next offset to read of each partition.
+
+        Raises:
+            PlanRejectedError: a partition has no open plan; nothing was sent.
+            ClaimLostError: a key is lost; the message names its owner.
+            CommitFailedError: a commit was not seen in the log, or would go back; in that case nothing was sent.
+            ConfigurationError: the delivery is at most once: use `commit_before_processing`.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         self._require_commit_after()
         with self.rationalizer.lock, self._claim_set:
@@ -165,13 +203,23 @@ class Claimer(BaseClaimer[Claim]):
         self._commit_while_held(dict(offsets))
 
     def commit_before_processing(self, ends: Mapping[int, int]) -> frozenset[int]:
-        """Commit plans' ends before their messages are processed; give the partitions that may be processed now.
+        """Commit the ends of plans before their messages are processed (at most once).
 
-        Only where this very process's own record moved the offset from the plan's start to its end (protocol.md,
-        section 6, "At most once"), and while its lease lasts. The others must be dropped, all of them should this
-        raise.
-        Raises `PlanRejectedError` for what is not the end of an open plan, `ClaimLostError`, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        A partition may be processed only if this instance's own record moved its offset from the plan's start to the
+        plan's end, and while its lease lasts (protocol.md, section 6, "At most once"). The caller must drop the other
+        partitions, and all of them if this raises.
+
+        Args:
+            ends: the exclusive end of each partition's open plan.
+
+        Returns:
+            The partitions that may be processed now.
+
+        Raises:
+            PlanRejectedError: no open plan ends at an offset of `ends`.
+            ClaimLostError: a claim is lost.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         with self.rationalizer.lock, self._claim_set:
             self._settle()
@@ -179,7 +227,10 @@ class Claimer(BaseClaimer[Claim]):
             claims = self._claim_set.claims
             unplanned = [number for number, end in ends.items() if claims[number].plan_end != end]
             if unplanned:
-                raise PlanRejectedError(f"{self._named(unplanned)}: no open plan ends there; plan first")
+                raise PlanRejectedError(
+                    f"group {self.member.group!r}, {self._named(unplanned)}: no open plan ends at the offset to "
+                    "commit; call plan() first"
+                )
             starts = {number: claims[number].offset for number in ends}
             sent = self._beat(ends)
             self._check_log()
@@ -198,11 +249,21 @@ class Claimer(BaseClaimer[Claim]):
     # Leaving
 
     def set_positions(self, offsets: Mapping[int, int], topic_id: str) -> frozenset[int]:
-        """Give claims up at new `offsets`, as the instance that paused the group; give the partitions that were set.
+        """Release claims at new `offsets`, as the instance that paused the group: that sets the positions.
 
-        The offsets are of the data topic with id `topic_id`, which is written down first where a key has another.
-        Where another paused or resumed the group in between nothing is set: claim again as a new instance.
-        Raises `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
+        If another instance paused or resumed the group in the meantime, nothing is set: claim again as a new instance.
+
+        Args:
+            offsets: the new position of each partition.
+            topic_id: the id of the data topic to which the offsets belong. It is first written to keys with another id.
+
+        Returns:
+            The partitions whose position was set.
+
+        Raises:
+            ClaimLostError: a claim is lost.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         with self.rationalizer.lock, self._claim_set:
             self._claim_set.require(offsets.keys())
@@ -214,11 +275,11 @@ class Claimer(BaseClaimer[Claim]):
             return self._set({n: at for n, at in offsets.items() if n in held and held[n].data_topic_id == topic_id})
 
     def confirm_positions(self) -> frozenset[int]:
-        """Set the position of each claim to where it stands, as the instance that paused the group; give what was set.
+        """Set the position of each claim to its present offset, as the instance that paused the group.
 
-        The data topic's id is named again before, where there is one: readers that know no ranges may have seen another
-        (protocol.md, section 8.4, "Switch off"). What has no offset, and that of which this was not seen accepted, is
-        not set. Raises as `set_positions`.
+        The data topic's id is written again first, if there is one, because readers that do not know ranges may have
+        accepted another id (protocol.md, section 8.4, "Switch off"). A claim is not set if it has no offset, or if its
+        id was not accepted. This returns the partitions that were set, and raises the errors of `set_positions`.
         """
         with self.rationalizer.lock, self._claim_set:
             self._claim_set.require()
@@ -233,7 +294,7 @@ class Claimer(BaseClaimer[Claim]):
             return self._set({n: offset for n, offset in offsets.items() if offset is not None})
 
     def _set(self, offsets: Mapping[int, int]) -> frozenset[int]:
-        """Give claims up at `offsets`; give those whose generation this has begun."""
+        """Release claims at `offsets`; return the partitions whose generation this has begun."""
         signed = self._sender.signed(self.member)
         self._claim_set.unconfirmed |= offsets.keys()
         try:
@@ -248,12 +309,22 @@ class Claimer(BaseClaimer[Claim]):
         )
 
     def take_over_and_release(self, offsets: Mapping[int, int | None]) -> frozenset[int]:
-        """Free partitions of a Go group from owners that are dead, or set their positions; return what is free there.
+        """Take partitions of a Go group from dead owners, or set their positions.
 
-        `offsets` says where each is to be: None for where it is now. This instance sends a heartbeat, which takes the
-        partition there, and releases it once it has read that back. Where the partition has no offset nothing is sent.
-        The owner, should it be alive, takes the partition back with its next heartbeat. Raises `ClaimLostError`,
-        `UnavailableError`, `CoordinationLogChangedError`.
+        This instance sends a heartbeat, which takes the partition in a Go group. When it has read that back, it
+        releases the partition. Nothing is sent for a partition without an offset. If the owner is alive, it takes the
+        partition back with its next heartbeat.
+
+        Args:
+            offsets: the new position of each partition; None keeps the present one.
+
+        Returns:
+            The partitions that are now free at these offsets.
+
+        Raises:
+            ClaimLostError: a claim is lost.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         with self.rationalizer.lock, self._claim_set:
             self.rationalizer.catch_up()
@@ -271,12 +342,12 @@ class Claimer(BaseClaimer[Claim]):
         owner = self.key(partition).owner
         return owner is not None and owner.instance == self.member.instance
 
-    # How a step is done
+    # The parts of a step
 
     def _beat(self, offsets: Mapping[int, int]) -> AppendResult:
-        """Send heartbeats and note what they came to.
+        """Send heartbeats and apply their results to the claims.
 
-        Where a heartbeat takes a partition (rule set `go`) it is read first whose it is.
+        Under rule set `go` a heartbeat takes a partition, so there the log is read first to see who owns it.
         """
         if self.is_go:
             self._read_claims()
@@ -287,14 +358,15 @@ class Claimer(BaseClaimer[Claim]):
 
     def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
         sent = self._beat(missing)
-        self._claim_set.require(missing.keys())  # what was refused is raised before anything else is asked
+        self._claim_set.require(missing.keys())  # refusals are raised before the log is read again
         self._settle()
         self._claim_set.require(missing.keys())
         missing = self._uncommitted(missing)
         refused = missing.keys() - set(sent.unconfirmed)
         if refused:
             raise CommitFailedError(
-                f"the commit of {self._named(refused)} was not seen in the log; nothing was committed there"
+                f"group {self.member.group!r}: the commit of {self._named(refused)} was not seen in the log, so "
+                "nothing was committed there. The next run takes these messages over"
             )
         return missing
 
@@ -309,7 +381,7 @@ class Claimer(BaseClaimer[Claim]):
         return self._release_own(partitions) if self.is_go else super()._revoke_own(partitions)
 
     def _release_own(self, partitions: Collection[int]) -> frozenset[int]:
-        """Release what this instance holds in a Go group; a release that would set an offset is left to go stale."""
+        """Release what this instance holds in a Go group; a claim whose release would set an offset has to go stale."""
         if self.group.paused_by == self.member.instance:
             return frozenset()
         held = {n: self.key(n).offset for n in partitions if self._owns(n)}
@@ -327,9 +399,10 @@ class Claimer(BaseClaimer[Claim]):
                 claim.highest_sent = max(claim.highest_sent, message.offset)
 
     def _release_record(self, claim: Claim, signed: dict[str, Any]) -> Message | None:
-        """Without an offset to name, or from the instance that paused the group, a release would set a position.
+        """Return a release, a revocation, or None if the claim has to go stale.
 
-        Such a claim is revoked instead; in a Go group, which knows no revocation, it goes stale.
+        A release would set a position if the key has no offset, or if this instance paused the group. Then the claim is
+        revoked instead. In a Go group it goes stale, because Go consumers do not know revocations.
         """
         if claim.offset is None or self.group.paused_by == self.member.instance:
             if self.is_go:
@@ -337,7 +410,7 @@ class Claimer(BaseClaimer[Claim]):
             return RevokingClaim(partition=claim.partition, epoch=claim.epoch, **signed)
         return ReleasingPartition(partition=claim.partition, offset=claim.offset, **signed)
 
-    # What must hold
+    # Checks
 
     def _require_forward(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
@@ -345,15 +418,16 @@ class Claimer(BaseClaimer[Claim]):
             beaten = claim.beat_offset
             if beaten is not None and offset < beaten:
                 raise CommitFailedError(
-                    f"{self.topic}/{number} cannot be committed at {offset}: this instance's heartbeats stand at "
-                    f"{beaten}; nothing was sent. To go back, set the position"
+                    f"group {self.member.group!r}: {self.topic}/{number} cannot be committed at {offset}, because this "
+                    f"instance has sent a heartbeat at {beaten}; nothing was sent. To go back, set the position"
                 )
             if claim.plan_end is None and offset != claim.offset and not self.is_go:
                 raise PlanRejectedError(
-                    f"{self.topic}/{number} has no open plan; plan before a commit. Nothing was sent"
+                    f"group {self.member.group!r}: {self.topic}/{number} has no open plan, so nothing was sent. Call "
+                    "plan() before commit()"
                 )
 
-    # What it believes
+    # Advice
 
     def _select_partitions(self, wanted: Iterable[int], dead: Collection[Owner], max_claims: int | None) -> list[int]:
         asked = self._claim_set.requested
@@ -372,7 +446,10 @@ class Claimer(BaseClaimer[Claim]):
         return not key.ranges or self._has_no_live_ranges(key, dead)
 
     def _has_no_live_ranges(self, key: Key, dead: Collection[Owner]) -> bool:
-        """Tell whether nobody alive holds a range; who has not paused the group may not claim beside others either."""
+        """Return whether the ranges of a key allow a whole claim: none has a live owner, and none is planned or done.
+
+        The instance that paused the group may claim although ranges are planned or done.
+        """
         group, now_ms = self.group, self._reader.present_ms()
         interval_ms = group.settings.heartbeat_interval_ms
         if any(range_.is_live(now_ms, interval_ms) and range_.owner not in dead for range_ in key.ranges):

@@ -1,4 +1,7 @@
-"""Who claims, and what one instance id holds (protocol.md, section 6, "Instance id")."""
+"""The identity of a member, and its claims on partitions and ranges (protocol.md, section 6, "Instance id").
+
+Claimers create and update these objects; they send no records themselves.
+"""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -13,64 +16,66 @@ from marshal_dagster.protocol.state import Key, Phase
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Who claims: the group, the client id for people to see, and the instance id of one tenure."""
+    """The identity with which a process claims."""
 
     group: str
     client: str
+    """The client id, which tools show to people."""
     instance: str
+    """The instance id: unique to one tenure, never used again."""
 
     def __post_init__(self) -> None:
         for name, value in (("group", self.group), ("client id", self.client), ("instance id", self.instance)):
             if not is_name(value):
                 raise ConfigurationError(
-                    f"{name} {value!r} cannot be written into a record: use 1 to 255 characters, no '/' and no control "
-                    "characters"
+                    f"{name} {value!r} cannot be written to the coordination log: use 1 to 255 characters, without '/' "
+                    "and without control characters"
                 )
 
     def with_new_instance(self) -> "Member":
-        """Give the same member with an instance id that was never used: `<what comes before the dot>.<random>`."""
+        """Return the same member with a new instance id: `<the part before the dot>.<random suffix>`."""
         return replace(self, instance=new_instance_id(self.instance.rpartition(".")[0] or self.instance))
 
 
 def new_instance_id(run_id: str) -> str:
-    """Make the id of one tenure: `<run id>.<random suffix>`."""
+    """Return a new instance id: `<run id>.<random suffix>`."""
     return f"{run_id}.{os.urandom(6).hex()}"
 
 
 @dataclass(slots=True)
 class BaseClaim:
-    """What this instance won with the record at log offset `epoch`, and for how long it is surely its own."""
+    """A claim that this instance won with the record at log offset `epoch`, and the lease under which it holds it."""
 
     partition: int
     epoch: int
     lease: Lease
     plan_end: int | None = field(default=None, kw_only=True)
     is_done: bool = field(default=False, kw_only=True)
-    """Whether it needs no lease and no record any more: no member can claim a range again that is done."""
+    """Whether its range is done: then it needs no lease and no further record, because no member can claim it again."""
 
     def refresh(self, key: Key, instance: str) -> bool:
-        """Take over what `key` shows of the claim; return whether it still is the claim of `instance`."""
+        """Update the claim from `key`; return whether it still is the claim of `instance`."""
         raise NotImplementedError
 
     def is_held(self, key: Key, instance: str) -> bool:
-        """Return whether `key` shows that the claim of `instance` is still held, or done; nothing is taken over."""
+        """Return whether `key` shows that the claim of `instance` is still held, or done; change nothing."""
         raise NotImplementedError
 
 
 @dataclass(slots=True)
 class Claim(BaseClaim):
-    """A key that this instance holds: where it stands by the log as last read, and for how long that is sure."""
+    """A partition that this instance holds, with its state by the log as last read."""
 
     offset: int | None = None
     data_topic_id: str | None = None
     generation: int = 0
     plan_attempts: int = 0
     highest_sent: int = -1
-    """The highest offset that a heartbeat of this tenure has carried: none may carry less."""
+    """The highest offset that a heartbeat of this instance has carried; no later heartbeat may carry less."""
 
     @property
     def beat_offset(self) -> int | None:
-        """The offset for the next heartbeat that commits nothing."""
+        """The offset for the next heartbeat that commits nothing; None while the partition has no offset."""
         return None if self.offset is None else max(self.offset, self.highest_sent)
 
     def may_be_at(self, offset: int) -> bool:
@@ -79,12 +84,12 @@ class Claim(BaseClaim):
 
     @classmethod
     def won(cls, partition: int, epoch: int, lease: Lease, key: Key, instance: str) -> Self | None:
-        """Make the claim that the record of `instance` at log offset `epoch` has won, if it still has `key`."""
+        """Return the claim that the record of `instance` at log offset `epoch` has won, if it still holds `key`."""
         claim = cls(partition, epoch, lease)
         return claim if claim.refresh(key, instance) else None
 
     def refresh(self, key: Key, instance: str) -> bool:
-        """Take over where `key` stands; return whether the claim of `instance` still holds it."""
+        """Update the claim from `key`; return whether `instance` still holds it by this claim."""
         is_held = self.is_held(key, instance)
         if is_held:
             self.offset = key.offset
@@ -102,31 +107,31 @@ class Claim(BaseClaim):
 
 @dataclass(slots=True)
 class RangeClaim(BaseClaim):
-    """A range that this instance holds, as it is by the log as last read (protocol.md, section 8.2).
+    """A range that this instance holds, with its state by the log as last read (protocol.md, section 8.2).
 
-    `plan_end` is there once it is planned, and then equals `end`. A done one stays as it was when it was done.
+    Once the range is planned, `plan_end` equals `end`. Once it is done, nothing changes any more.
     """
 
     start: int
     end: int
     attempts: int = 0
-    """How often it was claimed again since it was planned: 0 for a new one."""
+    """How often the range was claimed again since it was planned; 0 for a new range."""
     generation: int = 0
     may_be_done: bool = False
-    """Whether a `RangeDone` of this instance may be in the log that was not acknowledged."""
+    """Whether a `RangeDone` of this instance may be in the log without acknowledgement."""
 
     @property
     def offset(self) -> int:
-        """Where it stands: at its end once it is done, before that at its start."""
+        """The position in the range: its end if it is done, else its start."""
         return self.end if self.is_done else self.start
 
     def may_be_at(self, offset: int) -> bool:
-        """Return whether a `RangeDone` was sent, of the range that ends at `offset`."""
+        """Return whether the range ends at `offset` and a `RangeDone` was sent for it."""
         return self.end == offset and (self.is_done or self.may_be_done)
 
     @classmethod
     def won(cls, partition: int, epoch: int, lease: Lease, key: Key, instance: str) -> Self | None:
-        """Make the claim that the record of `instance` at log offset `epoch` has won, if `key` still has the range."""
+        """Return the claim that the record of `instance` at log offset `epoch` has won, if `key` has the range."""
         held = of_epoch(key.ranges, epoch)
         if held is None:
             return None
@@ -135,10 +140,10 @@ class RangeClaim(BaseClaim):
         return claim
 
     def refresh(self, key: Key, instance: str) -> bool:  # noqa: ARG002 - the epoch alone names the range
-        """Take over what `key` shows of the range; return whether it is still held, or done.
+        """Update the claim from `key`; return whether the range is still held, or done.
 
-        What lies after the end of a plan that was sent stays released. A range is found done too where nothing
-        acknowledged its `RangeDone`.
+        Offsets after the end of a plan that was sent stay released. A range can be found done even if its `RangeDone`
+        was not acknowledged.
         """
         if self.is_done:
             return True
@@ -153,7 +158,7 @@ class RangeClaim(BaseClaim):
         return True
 
     def is_held(self, key: Key, instance: str) -> bool:  # noqa: ARG002 - the epoch alone names the range
-        """Return whether `key` shows the range as held by this claim, or as done."""
+        """Return whether `key` shows the range as held by this claim, or as done; change nothing."""
         return self.is_done or of_epoch(key.ranges, self.epoch) is not None or self._is_found_done(key)
 
     def _is_found_done(self, key: Key) -> bool:

@@ -1,22 +1,22 @@
-"""The two clocks a member has, one to count its leases by, one to tell the time; and how it waits."""
+"""The clocks of a member: one to measure leases, one for the time of day. Tests and the simulator have their own."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a member knows of time; the simulator and tests bring their own."""
+    """The time as a member sees it."""
 
     def lease_ms(self) -> float:
-        """Milliseconds of a clock that neither jumps nor stops while the machine sleeps."""
+        """Return the time in ms of a clock that does not jump, and does not stop while the machine sleeps."""
         ...
 
     def wall_ms(self) -> int:
-        """Unix time in milliseconds: advice, never a decision."""
+        """Return the unix time in ms; it is used for advice, and no rule depends on it."""
         ...
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Let `duration_ms` milliseconds pass."""
+        """Wait for `duration_ms` milliseconds."""
         ...
 
 
@@ -24,13 +24,13 @@ class SystemClock:
     """This machine's clocks: CLOCK_BOOTTIME and the time of day."""
 
     def lease_ms(self) -> float:
-        """Milliseconds since boot, the time asleep included."""
+        """Return the ms since boot, including the time that the machine slept."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) * 1_000
 
     def wall_ms(self) -> int:
-        """Unix time in milliseconds."""
+        """Return the unix time in ms."""
         return time.time_ns() // 1_000_000
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Sleep."""
+        """Sleep for `duration_ms` milliseconds."""
         time.sleep(duration_ms / 1_000)

@@ -1,4 +1,7 @@
-"""What the log shows of one group and data topic, and whether a member may claim by it (protocol.md, section 6)."""
+"""Reads the state of one group and data topic for a claimer, and checks whether it may claim (protocol.md, section 6).
+
+It sends no records. `Claimer` and `RangeClaimer` use it before and during their claims.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,27 +19,27 @@ from marshal_dagster.protocol.world import PartitionWorld, Unplanned
 
 
 def is_go_instance(owner: Owner) -> bool:
-    """Tell whether a Go consumer made this instance id: members of this library put a random suffix after a dot."""
+    """Return whether the owner is a Go consumer: only members of this library have a dot in their instance id."""
     return "." not in owner.instance
 
 
 def assume_alive(_: Owner) -> bool:
-    """Know of no owner that it is dead."""
+    """Return False: no owner is known to be dead."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReader:
-    """Shows the state of a group and of the keys of one data topic to one of its members.
+    """The state of a group and of the keys of one data topic, as one member sees it.
 
-    What it returns is the live state: use it under the rationalizer's lock.
+    It returns live state, not copies: use it under the rationalizer's lock.
     """
 
     rationalizer: Rationalizer
     member: Member
     topic: str
     settings: GroupSettings
-    """What the member is configured with."""
+    """The settings with which the member is configured."""
     clock: Clock
     coordination_partition: int
 
@@ -47,7 +50,7 @@ class GroupReader:
 
     @property
     def group(self) -> Group:
-        """The group as the topic's coordination partition has it."""
+        """The state of the group in the topic's coordination partition."""
         return self.home.group(self.member.group)
 
     def key(self, partition: int) -> Key:
@@ -56,12 +59,12 @@ class GroupReader:
 
     @property
     def unplanned(self) -> Unplanned | None:
-        """The last heartbeat that moved an offset of the group without a plan, as only a Go consumer's does."""
+        """The last heartbeat that moved an offset of the group without a plan; only Go consumers do that."""
         return self.home.unplanned.get(self.member.group)
 
     @property
     def began_at(self) -> int:
-        """The log offset at which the reading of the coordination partition began: at its start, or at a snapshot."""
+        """The log offset from which the coordination partition was read: its start, or that of a snapshot."""
         return self.rationalizer.began_at(self.coordination_partition)
 
     @property
@@ -75,7 +78,7 @@ class GroupReader:
         return self.settings.rule_set is RuleSet.GO
 
     def paused_until_s(self) -> int | None:
-        """Return the time (unix seconds) until which the group is paused by another instance, or None."""
+        """Return the end (unix seconds) of a pause that another instance began, or None if there is none."""
         with self.rationalizer.lock:
             group = self.group
             if not group.is_paused(self.present_ms()) or group.paused_by == self.member.instance:
@@ -83,29 +86,40 @@ class GroupReader:
             return group.paused_until_s
 
     def require_ready(self) -> None:
-        """Refuse to claim from what is only observed, under other settings, or in a paused group."""
+        """Raise an error if the member may not claim now.
+
+        Raises:
+            IncompleteLogError: the coordination partition can only be observed.
+            ConfigurationError: a Go consumer has the member's client id.
+            SettingsMismatchError: the group has other settings than the member.
+            GroupPausedError: another instance has paused the group.
+        """
         self.require_certain()
         self.require_own_client()
         self.require_settings()
         self.require_running()
 
     def require_certain(self) -> None:
-        """Raise `IncompleteLogError` where the coordination partition can only be observed."""
+        """Raise `IncompleteLogError` if the coordination partition can only be observed."""
         if not self.is_certain:
             raise IncompleteLogError(
-                f"the coordination partition of topic {self.topic!r} no longer begins at offset 0 and has no snapshot: "
-                "its state can only be observed. Stop all members of the group, then see `marshal-dagster recover`"
+                f"coordination partition {self.coordination_partition} (topic {self.topic!r}, group "
+                f"{self.member.group!r}) no longer begins at offset 0 and has no snapshot: its state can only be "
+                "observed. Stop all members of the group, then see `marshal-dagster recover`"
             )
 
     def require_own_client(self) -> None:
-        """Refuse a client id that a Go consumer uses: it takes any claim with its own client id for its own."""
+        """Raise `ConfigurationError` if a Go consumer has the member's client id.
+
+        A Go consumer takes any claim with its own client id for its own.
+        """
         if not self.is_go:
             return
         clients = {key.owner.client for key in self.group.keys.values() if key.owner and is_go_instance(key.owner)}
         if self.member.client in clients:
             raise ConfigurationError(
-                f"a Go consumer of group {self.member.group!r} has client id {self.member.client!r} too: it would take "
-                "this member's claims for its own. Give this member another client_id"
+                f"a Go consumer of group {self.member.group!r} has the same client id {self.member.client!r}, so it "
+                "would take this member's claims for its own. Give this member another client_id"
             )
 
     def require_settings(self) -> None:
@@ -113,7 +127,7 @@ class GroupReader:
         require_settings(self.member.group, self.group, self.settings)
 
     def require_running(self) -> None:
-        """Raise `GroupPausedError` while another instance's pause is in force."""
+        """Raise `GroupPausedError` while the group is paused by another instance."""
         until_s = self.paused_until_s()
         if until_s is not None:
             raise GroupPausedError(
@@ -126,7 +140,7 @@ class GroupReader:
         return self.home.present_ms(self.clock.wall_ms())
 
     def dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
-        """Give the owners of `partitions` that `is_dead` knows to be dead; it is asked once an instance, unlocked."""
+        """Return the owners of `partitions` that are dead by `is_dead`, called once per instance without the lock."""
         if is_dead is assume_alive or self.is_go:  # in a Go group a dead owner is waited for
             return frozenset()
         with self.rationalizer.lock:
@@ -144,9 +158,9 @@ class GroupReader:
         dead: Collection[Owner],
         ranges_of: Callable[[int], Iterable[Range]],
     ) -> list[Message]:
-        """Return the records that take keys, and the ranges of them that `ranges_of` gives, from `dead` owners.
+        """Return the records that revoke the claims of `dead` owners on keys, and on the ranges from `ranges_of`.
 
-        Without dead owners no key is looked at, because a claim may be of a thousand partitions.
+        Without dead owners no key is looked at, because a claim may have a thousand partitions.
         """
         if not dead:
             return []
@@ -162,7 +176,14 @@ class GroupReader:
 def revocations_of(
     key: Key, ranges: Iterable[Range], is_dead: Callable[[Owner], bool], fields: Mapping[str, Any]
 ) -> list[Message]:
-    """Return the records that take `key`, and `ranges` of it, from dead owners; `fields` are all others of theirs."""
+    """Return the records that revoke the claims of dead owners on `key` and `ranges`; `fields` are their other fields.
+
+    Args:
+        key: the state of a partition.
+        ranges: the ranges of it to look at.
+        is_dead: returns whether an owner is dead.
+        fields: all fields of the records except the epoch.
+    """
     owners = [*((RevokingRange, range_.owner) for range_ in ranges), (RevokingClaim, key.owner)]
     return [
         record_type(epoch=owner.epoch, **fields)

@@ -1,4 +1,7 @@
-"""What the members of a group must agree on before one claims: its settings (protocol.md, section 6, "Settings")."""
+"""Checks and writes the settings on which all members of a group must agree (protocol.md, section 6, "Settings").
+
+Claimers call it before they claim.
+"""
 
 import shlex
 from collections.abc import Sequence
@@ -21,23 +24,27 @@ from marshal_dagster.protocol.state import RANGES, DataPartitionId, Group, witho
 from marshal_dagster.protocol.world import World
 
 KNOWN_FEATURES: Final = frozenset({RANGES})
-"""Features of a group (protocol.md, section 1) that this version knows; any other keeps it from claiming."""
+"""Features of a group (protocol.md, section 1) that this version knows. With any other feature it does not claim."""
 SETTINGS_TRIES: Final = 10
-"""How often a group's first settings are sent: on a young cluster the first records of a producer can take seconds."""
+"""How often a group's first settings are sent. On a new cluster the first records of a producer can take seconds."""
 
 
 def check_settings(settings: GroupSettings, log_delivery_timeout_ms: int) -> None:
     """Raise `ConfigurationError` for settings that a member cannot keep (protocol.md, sections 1, 6 and 7).
 
-    `log_delivery_timeout_ms` is how long a record may wait in the log that it was given.
+    Args:
+        settings: the settings of the member's group.
+        log_delivery_timeout_ms: how long a record may wait to be sent in the member's log, in ms.
     """
     unknown = sorted(set(settings.features) - KNOWN_FEATURES)
     if unknown:
-        raise ConfigurationError(f"features {unknown} are not known to this version: leave the group to a newer one")
+        raise ConfigurationError(
+            f"this version does not know the features {unknown}: use a newer version, or leave them out"
+        )
     if RANGES in settings.features and settings.rule_set is RuleSet.GO:
         raise ConfigurationError(
-            "feature 'ranges' does not go with rule set 'go': Go consumers take for free what is held by ranges. Leave "
-            "out one of the two"
+            "the feature 'ranges' cannot be used with rule set 'go', because Go consumers do not see claims of ranges: "
+            "leave out the feature, or use rule set 'native'"
         )
     interval_ms = settings.heartbeat_interval_ms
     if interval_ms < 1:
@@ -49,35 +56,42 @@ def check_settings(settings: GroupSettings, log_delivery_timeout_ms: int) -> Non
         )
     if settings.rule_set is RuleSet.GO and interval_ms != GO_HEARTBEAT_INTERVAL_MS:
         raise ConfigurationError(
-            f"heartbeat interval is {interval_ms} ms; Go consumers have {GO_HEARTBEAT_INTERVAL_MS}"
+            f"heartbeat interval is {interval_ms} ms; with rule set 'go' it must be {GO_HEARTBEAT_INTERVAL_MS} ms, as "
+            "Go consumers have it"
         )
     most_ms = delivery_timeout_ms(interval_ms)
     if log_delivery_timeout_ms > most_ms:
         raise ConfigurationError(
             "the coordination log was opened for a longer heartbeat interval: its records may wait "
-            f"{log_delivery_timeout_ms} ms to be sent, with a heartbeat interval of {interval_ms} ms at most {most_ms}"
+            f"{log_delivery_timeout_ms} ms to be sent, but a heartbeat interval of {interval_ms} ms allows at most "
+            f"{most_ms} ms. Open the log with the heartbeat interval of the group"
         )
 
 
 def require_settings(name: str, group: Group, settings: GroupSettings) -> None:
-    """Raise `SettingsMismatchError` unless group `name` works under `settings`."""
+    """Raise `SettingsMismatchError` unless `settings` are in force in group `name`."""
     if group.settings == settings:
         return
     if group.settings_accepted:
         raise SettingsMismatchError(_difference(name, settings, group.settings))
     raise SettingsMismatchError(
-        f"group {name!r} has no settings yet and could not be given any: it has live owners or open plans from before. "
-        f"Let them end, or give it settings: {_how_to_set(name, settings, group.settings)}"
+        f"group {name!r} has no settings, and first settings were refused, because it has live owners or open plans. "
+        f"Wait until they end, or set the settings: {_how_to_set(name, settings, group.settings)}"
     )
 
 
 def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Member, settings: GroupSettings) -> None:
-    """Write a group's first settings, or complete half-written ones, wherever it has none and may be given them.
+    """Write a group's first settings to each coordination partition where it has none and no open plan.
 
-    A member configured as what holds without settings writes none. Raises `GoGroupError` where Go consumers use the
-    group, or the coordination topic while no group in it has settings: a person must decide before anything is
-    written. Raises `SettingsMismatchError` where others are in force, `UnavailableError`,
-    `CoordinationLogChangedError`.
+    This also completes settings of which only some copies were written. If the member has the settings that are in
+    force without any record, nothing is written.
+
+    Raises:
+        GoGroupError: Go consumers use the group, or they use the coordination topic while no group in it has settings.
+            An operator must decide before anything is written.
+        SettingsMismatchError: other settings are in force.
+        UnavailableError: the records were not acknowledged in time.
+        CoordinationLogChangedError: it is not the log that was read before.
     """
     if settings == WITHOUT_SETTINGS:
         return
@@ -93,30 +107,28 @@ def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Mem
         world = rationalizer.catch_up()
         unsent = [number for number in _without_settings(world, member, settings) if number in unconfirmed]
     raise UnavailableError(
-        f"the settings of group {member.group!r} could not be written to coordination partitions {unsent}: the broker "
-        "did not acknowledge them in time. Nothing was claimed; try again when it answers"
+        f"the settings of group {member.group!r} could not be written to coordination partitions {unsent}, because the "
+        "broker did not acknowledge them in time. Nothing was claimed; try again when the broker answers"
     )
 
 
 def require_no_go_consumers(world: World, name: str) -> None:
-    """Raise `GoGroupError` unless group `name` may be given settings without a person's decision.
+    """Raise `GoGroupError` if an operator must allow first settings of group `name` (protocol.md, sections 1, 6).
 
-    See protocol.md, sections 1, 6.
-
-    `world` follows every coordination partition.
+    `world` must follow every coordination partition.
     """
     used = world.go_groups()
     if name in used:
         raise GoGroupError(
-            f"Go consumers use group {name!r}: {_first_key(used[name])} has an offset but no settings. Nothing was "
-            "written. Configure this member with rule_set 'go', or stop the Go consumers for good and give the group "
-            f"settings with `marshal-dagster settings set {name} --go-consumers-stopped {name}`"
+            f"Go consumers use group {name!r} ({_first_key(used[name])} has an offset, but the group has no settings), "
+            "so nothing was written. Configure this member with rule_set 'go', or stop the Go consumers for good and "
+            f"set the settings with `marshal-dagster settings set {name} --go-consumers-stopped {name}`"
         )
     if used and not world.has_settings:
         other, places = next(iter(used.items()))
         raise GoGroupError(
-            f"Go consumers use this coordination topic: group {other!r} holds {_first_key(places)}. Records of a group "
-            f"with other rules disturb them when they start, so nothing was written for group {name!r}. Use another "
+            f"Go consumers use this coordination topic (group {other!r} has {_first_key(places)}), and records of "
+            f"other rule sets disturb them when they start, so nothing was written for group {name!r}. Use another "
             f"coordination topic, or allow it with `marshal-dagster settings set {name} --go-consumers-stopped {name}`"
         )
 
@@ -127,9 +139,10 @@ def _first_key(places: Sequence[DataPartitionId]) -> str:
 
 
 def _without_settings(world: World, member: Member, settings: GroupSettings) -> list[int]:
-    """Return the coordination partitions where the group has no settings; others there must be `settings`.
+    """Return the coordination partitions where the group has no settings and may get them.
 
-    `world` follows every coordination partition.
+    Raises `SettingsMismatchError` if the group has other settings anywhere. `world` must follow every coordination
+    partition.
     """
     groups = {number: partition.groups.get(member.group) for number, partition in world.partitions.items()}
     accepted = {number: group for number, group in groups.items() if group is not None and group.settings_accepted}
@@ -139,7 +152,7 @@ def _without_settings(world: World, member: Member, settings: GroupSettings) -> 
 
 
 def _may_be_settled(group: Group | None) -> bool:
-    """Return whether no open plan forbids first settings; a live owner may be stale when they reach the log."""
+    """Return whether no plan is open. A live owner does not count: it may be stale when the settings arrive."""
     return group is None or all(key.plan_end is None for key in group.keys.values())
 
 
@@ -151,18 +164,18 @@ def _difference(name: str, ours: GroupSettings, theirs: GroupSettings) -> str:
         ("features", ",".join(ours.features) or "-", ",".join(theirs.features) or "-"),
     )
     differing = ", ".join(f"{what} {here!r} here, {there!r} in force" for what, here, there in pairs if here != there)
-    text = f"group {name!r} works under other settings than this member is configured with: {differing}. "
+    text = f"group {name!r} has other settings than this member is configured with: {differing}. "
     unknown = sorted(set(theirs.features) - KNOWN_FEATURES)
     if unknown:
-        return f"{text}Features {unknown} are not known to this version: use the version of the group's other members"
+        return f"{text}This version does not know the features {unknown}: use the version of the group's other members"
     if theirs.rule_set is RuleSet.GO:
-        text += f"Go consumers share the group: configure this member alike (rule_set {str(RuleSet.GO)!r}), or stop "
+        text += f"Go consumers share the group: configure this member with rule_set {str(RuleSet.GO)!r} too, or stop "
         return f"{text}them for good, then change the group's settings: {_how_to_set(name, ours, theirs)}"
-    return f"{text}Configure it alike, or change the group's settings: {_how_to_set(name, ours, theirs)}"
+    return f"{text}Configure the same settings, or change the group's: {_how_to_set(name, ours, theirs)}"
 
 
 def _how_to_set(name: str, wanted: GroupSettings, in_force: GroupSettings) -> str:
-    """Return the commands, and the job, that give group `name` the settings `wanted`."""
+    """Return the commands, and the job, that set the settings of group `name` to `wanted`."""
     commands = []
     after = in_force
     if RANGES in in_force.features and RANGES not in wanted.features:
@@ -176,4 +189,4 @@ def _how_to_set(name: str, wanted: GroupSettings, in_force: GroupSettings) -> st
         given = [str(word) for option in options.items() for word in option]
         commands.append(["settings", "set", name, *given, *ranges, *stopped])
     text = " and then ".join(f"`marshal-dagster {shlex.join(command)}`" for command in commands)
-    return f"{text}, or the job of build_settings_job, pauses the group, waits until nothing is claimed, and sets them"
+    return f"run {text}, or the job of build_settings_job; they pause the group and wait until nothing is claimed"

@@ -1,4 +1,7 @@
-"""Keeps the claims of one claimer alive from threads of its own (protocol.md, section 6, "Stay")."""
+"""Sends heartbeats for the claims of one claimer, from separate threads (protocol.md, section 6, "Stay").
+
+A batch starts `Heartbeats` after it has claimed, and stops it before it releases.
+"""
 
 import logging
 import random
@@ -15,23 +18,23 @@ logger = logging.getLogger(__name__)
 
 LONGEST_PART: Final = 0.9
 SHORTEST_PART: Final = 0.7
-"""Parts of the heartbeat interval between which the time to the next heartbeat is drawn: jitter only shortens."""
+"""The next heartbeat is due after a random part of the heartbeat interval, between these two: jitter only shortens."""
 LOOK_PART: Final = 0.25
-"""Part of the interval after which the leases, and the reasons to stop, are looked at again."""
+"""The part of the interval after which the leases, and the reasons to stop, are checked again."""
 LONGEST_GOODBYE_S: Final = 5.0
 
 ReasonToStop = Callable[[], str | None]
-"""Says why the work has lost its reason to live (the parent process ended, the run is over), or None."""
+"""Returns why the work must stop (the parent process ended, the run is over), or None."""
 
 
 class Heartbeats:
-    """Sends heartbeats while the `with` block runs, and calls `on_lost` once when the claims are no longer sure.
+    """Sends heartbeats during a `with` block, and calls `on_lost` once if the claims are no longer certain.
 
-    `on_lost` gets the error, which `error` keeps; it is called from a thread of the heartbeats and should stop the work
-    at once (cancel Spark jobs, say). After that no heartbeat is sent any more.
+    `on_lost` is called with the error from a thread of the heartbeats. It should stop the work at once, for example
+    cancel Spark jobs. `error` has the error afterwards. After that no heartbeat is sent any more.
 
-    One thread beats, another looks at the leases, so that these end the work on time while the first waits for a
-    broker; a third asks for reasons to stop, of which who knows may take as long as it likes.
+    There are three threads. One sends the heartbeats. The second watches the leases, so that it can stop the work on
+    time while the first waits for a broker. The third calls `reasons_to_stop`, which may take any time.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Heartbeats:
         reasons_to_stop: Sequence[ReasonToStop] = (),
         seed: int | None = None,
     ) -> None:
-        """Prepare; the threads start with the block. `seed` makes the jitter the same each time."""
+        """Prepare the threads; they start with the block. `seed` makes the jitter reproducible."""
         self.error: MarshalError | None = None
         self._claimer = claimer
         self._on_lost = on_lost
@@ -50,7 +53,7 @@ class Heartbeats:
         self._random = random.Random(seed)  # noqa: S311 - jitter, no secret
         self._interval_ms = claimer.settings.heartbeat_interval_ms
         self._failure = ""
-        """Why the last heartbeat failed, in a sentence, if it did."""
+        """A sentence that states why the last heartbeat failed, if it did."""
         self._due_ms = self._first_due_ms()
         self._stopped = threading.Event()
         self._giving_up = threading.Lock()
@@ -68,13 +71,13 @@ class Heartbeats:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop, and wait a while for a heartbeat under way; a thread that hangs sends nothing any more."""
+        """Stop the threads and wait up to 5 s for each; a thread that hangs sends nothing any more."""
         self._stopped.set()
         for thread in self._threads:
             thread.join(LONGEST_GOODBYE_S)
 
     def step(self) -> float:
-        """Beat if it is time to, else look at the log; return the seconds until the next step.
+        """Send a heartbeat if one is due, else look at the log; return the seconds until the next step.
 
         The first thread repeats this, at least every quarter of the heartbeat interval.
         """
@@ -87,30 +90,47 @@ class Heartbeats:
         return min(max(0.0, left_ms), self._interval_ms * LOOK_PART) / 1_000
 
     def watch(self) -> float:
-        """End the work when a lease has ended, and give the seconds until the next look; what the second repeats."""
+        """Stop the work if a lease has ended; return the seconds until the next check.
+
+        The second thread repeats this.
+        """
         left_ms = self._claimer.lease_left_ms()
         if left_ms is None:
             return self._interval_ms * LOOK_PART / 1_000
         if left_ms <= 0:
             self._give_up(
                 ClaimLostError(
-                    f"the lease on partitions of {self._claimer.topic!r} ended, as no heartbeat was seen accepted. "
-                    f"{self._failure or 'Is the broker down, or was this process stopped?'} Nothing more is committed"
+                    f"group {self._claimer.member.group!r}: the lease on partitions of {self._claimer.topic!r} ended, "
+                    "because no heartbeat was accepted in time. "
+                    f"{self._failure or 'Check whether the broker was down or this process was suspended.'} "
+                    "Nothing more is committed"
                 )
             )
         return (min(left_ms, self._interval_ms * LOOK_PART) + 1) / 1_000
 
     def ask(self) -> float:
-        """End the work when there is a reason to; give the seconds until the next question. What the third repeats."""
+        """Stop the work if there is a reason to; return the seconds until the next check.
+
+        The third thread repeats this.
+
+        Raises:
+            BatchAbortedError: the work must stop.
+        """
         for reason_to_stop in self._reasons_to_stop:
             try:
                 reason = reason_to_stop()
             except Exception:
-                logger.warning("it could not be told whether the work should stop; it goes on", exc_info=True)
+                logger.warning(
+                    "group %r, topic %r: it is not known whether the work should stop, so it continues",
+                    self._claimer.member.group,
+                    self._claimer.topic,
+                    exc_info=True,
+                )
                 continue
             if reason is not None:
                 raise BatchAbortedError(
-                    f"the batch on {self._claimer.topic!r} was stopped: {reason}; nothing more is committed"
+                    f"group {self._claimer.member.group!r}: the batch on {self._claimer.topic!r} was stopped: "
+                    f"{reason}; nothing more is committed"
                 )
         return self._interval_ms * LOOK_PART / 1_000
 
@@ -123,19 +143,22 @@ class Heartbeats:
                 self._give_up(error)
             except Exception as error:
                 self._give_up(
-                    BatchAbortedError(f"heartbeats of {self._claimer.topic!r} failed, so the work ends: {error!r}")
+                    BatchAbortedError(
+                        f"group {self._claimer.member.group!r}: the heartbeats on {self._claimer.topic!r} failed, so "
+                        f"the batch was stopped: {error!r}. Nothing more is committed; please report this error"
+                    )
                 )
-                logger.exception("heartbeats failed")
+                logger.exception("the heartbeats on topic %r failed", self._claimer.topic)
 
     def _beat(self, now_ms: float) -> float:
-        """Send heartbeats; give when the next are due: at once, nearly, should these have failed."""
+        """Send heartbeats; return when the next are due (ms of the lease clock): very soon if these failed."""
         try:
             self._claimer.beat()
         except (ClaimLostError, CoordinationLogChangedError):
             raise
         except MarshalError as error:
-            logger.warning("a heartbeat failed and is tried again: %s", error)
-            self._failure = f"The last one failed: {error}."
+            logger.warning("a heartbeat on topic %r failed and is sent again: %s", self._claimer.topic, error)
+            self._failure = f"The last heartbeat failed: {error}."
             return self._claimer.clock.lease_ms() + self._interval_ms * RETRY_PART
         self._failure = ""
         return now_ms + self._next_ms()
@@ -146,15 +169,15 @@ class Heartbeats:
                 return
             self.error = error
             self._stopped.set()
-        # The log may be slow to take a line: the work ends first.
+        # Writing the log line may be slow: stop the work first.
         try:
             self._on_lost(error)
         except Exception:
-            logger.exception("the work could not be stopped; its commit will be refused")
-        logger.error("heartbeats end: %s", error)
+            logger.exception("the work on topic %r could not be stopped; its commit will fail", self._claimer.topic)
+        logger.error("the heartbeats have ended: %s", error)
 
     def _first_due_ms(self) -> float:
-        """Count from the oldest claim: it may have been won a while ago."""
+        """Return when the first heartbeats are due, counted from the oldest claim."""
         now_ms, left_ms = self._claimer.clock.lease_ms(), self._claimer.lease_left_ms()
         age_ms = 0.0 if left_ms is None else Lease(self._interval_ms, now_ms).left_ms(now_ms) - left_ms
         return now_ms + max(0.0, self._next_ms() - age_ms)

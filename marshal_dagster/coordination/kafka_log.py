@@ -1,4 +1,7 @@
-"""The coordination log over Kafka (protocol.md, section 6: idempotent, acks=all, read by position)."""
+"""The coordination log as a topic of a Kafka cluster (protocol.md, section 6: idempotent, acks=all, read by position).
+
+It implements `marshal_dagster.coordination.log.CoordinationLog` with confluent-kafka.
+"""
 
 import time
 from collections import defaultdict
@@ -35,11 +38,14 @@ from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
 from marshal_dagster.protocol.state import OffsetBounds
 
 READ_BATCH: Final = 2_000
-"""Messages taken at once: more of them alive together cost the garbage collector more than fewer calls save."""
+"""How many messages are read with one call. With more, the garbage collector costs more than fewer calls save."""
 CLIENT_ID: Final = "marshal-dagster"
 _SLICE_S: Final = 0.5
 _SHORT_PART: Final = 0.2
-"""Part of the delivery time-out for which another producer's connection is waited for: less than a lease's margin."""
+"""How long to wait for the connection of a later producer, as a part of the delivery time-out.
+
+This is less than the margin of a lease.
+"""
 _POSITION_LOST: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 _PASSING: Final = clients.HARMLESS_TO_A_READER | {
@@ -54,8 +60,8 @@ _PASSING: Final = clients.HARMLESS_TO_A_READER | {
 class KafkaLog:
     """A coordination topic of a Kafka cluster, as a `marshal_dagster.coordination.log.CoordinationLog`.
 
-    Nothing is connected before it is needed; a reader never opens a producer. `heartbeat_interval_ms` bounds how long a
-    record may wait to be sent.
+    Each client connects when it is first needed; a reader never opens a producer. `heartbeat_interval_ms` bounds how
+    long a record may wait to be sent.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class KafkaLog:
         topic: str = DEFAULT_COORDINATION_TOPIC,
         heartbeat_interval_ms: int = GO_HEARTBEAT_INTERVAL_MS,
     ) -> None:
-        """Say where the log is and for members of which interval it is opened."""
+        """Set the cluster, the topic and the heartbeat interval of the members that use the log."""
         self.topic = topic
         self._connection = connection
         self._delivery_timeout_ms = delivery_timeout_ms(heartbeat_interval_ms)
@@ -76,15 +82,15 @@ class KafkaLog:
         self._is_reached = False
         self._positions: dict[int, int] = {}
         self.usable_id: str | None = None
-        """The id of the topic that was found usable, here or by the caller."""
+        """The id of the topic whose settings were found usable, here or by the caller."""
 
     @property
     def delivery_timeout_ms(self) -> int:
-        """How long a record may wait to be sent, in milliseconds."""
+        """How long a record may wait to be sent, in ms."""
         return self._delivery_timeout_ms
 
     def identity(self) -> LogIdentity:
-        """Ask the cluster which log it is now; an unusable topic is refused at the first call (`require_usable`)."""
+        """Return which log the cluster has now; the first call raises if the topic is unusable (`require_usable`)."""
         described = self._admin().describe(self.topic)
         if described.topic_id != self.usable_id:
             require_usable(self._admin(), described)
@@ -92,14 +98,14 @@ class KafkaLog:
         return LogIdentity(self.topic, described.topic_id, len(described.partitions))
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Ask the cluster for the present bounds."""
+        """Return the present bounds of these coordination partitions."""
         return self._admin().offsets(self.topic, partitions, committed_only=False)
 
     def follow(self, positions: Mapping[int, int]) -> None:
-        """Read from `positions` on.
+        """Read from `positions` on, with a new client.
 
-        With a new client, where one was at work: it goes on handing out errors of the positions that it had before, and
-        nothing in them tells (the client library checks the version of such an error, and leaves it at 0).
+        A client that was in use can still return errors that belong to its earlier positions, and they cannot be
+        recognised: the client library compares the version of such an error, but leaves it at 0.
         """
         self._positions = dict(positions)
         former, self._consumer = self._consumer, None
@@ -109,13 +115,13 @@ class KafkaLog:
         self._consumer.assign([TopicPartition(self.topic, number, offset) for number, offset in positions.items()])
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read on, in chunks; an end that no record has (a transaction's marker, say) is reached all the same.
+        """Read on in chunks, up to `ends`, even if there is no record at an end (a transaction marker, for example).
 
-        The first answer of all, for which the client has to connect, is waited for as long as the connection says:
-        nothing is held before that.
+        The first answer may take as long as the connection's time-out, because the client has to connect, and nothing
+        is held before that.
         """
         if self._consumer is None:
-            raise RuntimeError("follow() comes before read_until()")
+            raise RuntimeError("call follow() before read_until()")
         if not self._has_read:
             timeout_s = max(timeout_s, self._connection.timeout_s)
         due = {partition: end for partition, end in ends.items() if self._positions[partition] < end}
@@ -130,17 +136,17 @@ class KafkaLog:
             if due and time.monotonic() > deadline:
                 raise UnavailableError(
                     f"the coordination topic {self.topic!r} was not read up to {due} (partition: offset) within "
-                    f"{timeout_s:g} s; are its leaders up and has this principal READ on it?"
+                    f"{timeout_s:g} s; check that its leaders are up and that this principal has READ on it"
                 )
 
     @staticmethod
     def _consume(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
-        """Wait for one message, then take what else is there: asked for more, `consume` waits for all of them."""
+        """Wait for one message, then read all that are available: `consume(n)` alone would wait for n messages."""
         first = consumer.consume(1, timeout_s)
         return [*first, *consumer.consume(READ_BATCH, 0)] if first else first
 
     def _chunks(self, messages: Iterable[Any]) -> Iterator[Chunk]:
-        """Sort by partition. An end that was reached moves the position too: offsets may hold no record."""
+        """Sort messages by partition. A reached end moves the position too, because an offset may have no record."""
         records: defaultdict[int, list[tuple[int, int, bytes | None]]] = defaultdict(list)
         sender_timed: defaultdict[int, set[int]] = defaultdict(set)
         ends: dict[int, int] = {}
@@ -151,7 +157,7 @@ class KafkaLog:
                 records[message.partition()].append((offset, timestamp_ms, message.value()))
                 if timestamp_type != TIMESTAMP_LOG_APPEND_TIME:
                     sender_timed[message.partition()].add(offset)
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - so the library names its own codes
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
                 ends[message.partition()] = message.offset()
             else:
                 self._judge(error, message.partition())
@@ -163,21 +169,24 @@ class KafkaLog:
             yield Chunk(partition, read, position, sender_timed.get(partition, ()))
 
     def _judge(self, error: KafkaError, partition: int) -> None:
-        """Pass over what mends itself or does not concern a reader by position."""
+        """Raise for an error, unless it is temporary or does not concern a reader by position."""
         if error.code() in _POSITION_LOST:
             raise PositionLostError(partition)
         if not error.retriable() and error.code() not in _PASSING:
-            raise UnavailableError(f"the coordination topic {self.topic!r} cannot be read: {error.str()}")
+            raise UnavailableError(
+                f"coordination partition {partition} of topic {self.topic!r} cannot be read: {error.str()}. Check the "
+                "broker and this principal's rights on the topic"
+            )
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append and wait; each record is given up after a quarter of the heartbeat interval."""
+        """Append `records` and wait; a record fails if it is not acknowledged within `delivery_timeout_ms`."""
         producer = self._open_producer()
         acks: list[Ack | None] = [None] * len(records)
         try:
             self._produce(producer, records, acks)
             self._wait_for(producer)
         except BaseException:
-            self.purge()  # an interrupt: who appended gives up, so nothing of it may be sent later
+            self.purge()  # after an interrupt the caller gives up, so none of its records may be sent later
             raise
         unanswered = Ack(None, self._why_unanswered())
         if self._producer_log is not None and self._producer_log.fatal:
@@ -192,10 +201,10 @@ class KafkaLog:
                 acks[index] = Ack(None, str(error))
 
     def purge(self) -> None:
-        """Drop what waits to be sent, and the producer with it.
+        """Drop the records that wait to be sent, and the producer.
 
-        A purge can go on after its call returned and take records that are produced next (the client library hands its
-        `blocking` on the wrong way round): a producer that was purged is not used again.
+        A purge can continue after the call has returned, and drop records that are produced next, because the client
+        library inverts its `blocking` argument. So a producer is not used again after a purge.
         """
         producer = self._producer
         if producer is not None and len(producer):
@@ -204,7 +213,7 @@ class KafkaLog:
             producer.flush(0)
 
     def close(self) -> None:
-        """Let go of all clients."""
+        """Close all clients."""
         self.purge()
         self._producer = None
         if self._consumer is not None:
@@ -225,7 +234,10 @@ class KafkaLog:
         return self._topics
 
     def _open_producer(self) -> Producer:
-        """Wait for a connection before the first record; later hardly: one for a key that is held must not wait."""
+        """Return the producer; wait for its connection before the first record.
+
+        A later producer waits only briefly, because records of held keys must not wait.
+        """
         if self._producer is None:
             self._producer, self._producer_log = clients.producer(
                 self._connection,
@@ -246,10 +258,10 @@ class KafkaLog:
             clients.reach(self._producer, self._producer_log, timeout_s=timeout_s, topic=self.topic)
 
     def _wait_for(self, producer: Producer) -> None:
-        """Wait in slices, so that signals get through."""
+        """Wait for the acknowledgements in short slices, so that signals are handled."""
         deadline = time.monotonic() + 2 * self._delivery_timeout_ms / 1_000 + 1
         unsent = 1
-        with suppress(KafkaException):  # an idempotent producer that may not write fails here; the acks tell of it
+        with suppress(KafkaException):  # an idempotent producer without the right to write; the acks have the error
             while unsent and time.monotonic() < deadline:
                 unsent = producer.flush(_SLICE_S)
         if unsent:
@@ -261,7 +273,7 @@ def _note(acks: list[Ack | None], index: int, error: KafkaError | None, message:
         acks[index] = Ack(None, error.str())
         return
     offset = message.offset()
-    if offset is None or offset < 0:  # a repetition that the broker knows of, but not where the first one lies
+    if offset is None or offset < 0:  # a retry that the broker recognises, without the offset of the first record
         acks[index] = Ack(None, "acknowledged without an offset")
         return
     acks[index] = Ack(offset)

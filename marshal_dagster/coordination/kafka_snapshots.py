@@ -1,4 +1,7 @@
-"""The topic that holds the snapshots, over Kafka."""
+"""The snapshot topic as a topic of a Kafka cluster.
+
+It implements `marshal_dagster.coordination.snapshots.SnapshotTopic` with confluent-kafka.
+"""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +24,7 @@ _SLICE_S: Final = 0.5
 
 
 def kafka_snapshots(connection: KafkaConnection, coordination_topic: str) -> Snapshots:
-    """Give the snapshots beside a coordination topic; nothing is connected yet."""
+    """Return the snapshots of a coordination topic; the clients connect when they are first used."""
     topic = KafkaSnapshotTopic(connection, snapshot_topic_of(coordination_topic))
     return Snapshots(topic, timeout_s=connection.timeout_s)
 
@@ -36,14 +39,14 @@ class KafkaSnapshotTopic:
         self._consumer: Consumer | None = None
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Ask the cluster: first whether it is there, lest a broker that makes topics by itself makes this one."""
+        """Return the present bounds; check first that the topic exists, so that no broker creates it by itself."""
         if self._topics is None:
             self._topics = Topics(self._connection, client_id=CLIENT_ID)
         self._topics.describe(self.topic)
         return self._topics.offsets(self.topic, partitions, committed_only=False)
 
     def read(self, ranges: Mapping[int, OffsetBounds], timeout_s: float) -> Mapping[int, Read]:
-        """Read each range up to its end, which no record may have: then the end of the partition tells."""
+        """Read each range up to its end; if there is no record at the end, the end of the partition shows it."""
         found: dict[int, list[tuple[bytes | None, bytes | None]]] = {partition: [] for partition in ranges}
         due = {partition: at.end for partition, at in ranges.items() if at.start < at.end}
         if not due:
@@ -60,13 +63,16 @@ class KafkaSnapshotTopic:
             for message in messages:
                 self._take(message, due, found)
             if due and time.monotonic() > deadline:
-                raise UnavailableError(f"the snapshots in topic {self.topic!r} were not read within {timeout_s:g} s")
+                raise UnavailableError(
+                    f"partitions {sorted(due)} of snapshot topic {self.topic!r} were not read within {timeout_s:g} s; "
+                    "check that their leaders are up and that this principal has READ on it"
+                )
         self._consumer.unassign()
         return found
 
     def _take(
         self,
-        message: Any,  # noqa: ANN401 - the library's hints say that an error's message has no place
+        message: Any,  # noqa: ANN401 - by the library's type hints, a message with an error has no partition
         due: dict[int, int],
         found: Mapping[int, list[tuple[bytes | None, bytes | None]]],
     ) -> None:
@@ -74,7 +80,10 @@ class KafkaSnapshotTopic:
         end = due.get(partition)
         if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
             if not error.retriable() and error.code() not in clients.HARMLESS_TO_A_READER:
-                raise UnavailableError(f"the snapshots in topic {self.topic!r} cannot be read: {error.str()}")
+                raise UnavailableError(
+                    f"partition {partition} of snapshot topic {self.topic!r} cannot be read: {error.str()}. Check the "
+                    "broker and this principal's rights on the topic"
+                )
             return
         if end is None:
             return
@@ -85,7 +94,7 @@ class KafkaSnapshotTopic:
             del due[partition]
 
     def append(self, partition: int, records: Sequence[Record]) -> None:
-        """Append with a producer of its own, gone afterwards: this is done once in many runs."""
+        """Append records with a new producer and close it, because few runs write a snapshot."""
         if not records:
             return
         timeout_s = self._connection.timeout_s
@@ -100,7 +109,7 @@ class KafkaSnapshotTopic:
         )
         try:
             clients.reach(producer, log, timeout_s=timeout_s, topic=self.topic)
-            with suppress(KafkaException):  # of a producer that may not write; the refusals tell of it
+            with suppress(KafkaException):  # a producer without the right to write; `refused` has the error
                 for key, value in records:
                     producer.produce(self.topic, value, key, partition=partition, on_delivery=note)
             deadline, unsent = time.monotonic() + 2 * timeout_s, len(records)
@@ -110,13 +119,18 @@ class KafkaSnapshotTopic:
         finally:
             clients.close_client(producer, log)
         if any(error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED for error in refused):
-            raise AuthorizationError(f"this user may not write snapshots: grant WRITE on topic {self.topic!r}")
+            raise AuthorizationError(
+                f"this user is not allowed to write snapshots: grant WRITE on topic {self.topic!r}"
+            )
         if refused or unsent:
             why = refused[0].str() if refused else log.fatal or "no acknowledgement came"
-            raise UnavailableError(f"a snapshot was not written to topic {self.topic!r}: {why}")
+            raise UnavailableError(
+                f"a snapshot was not written to partition {partition} of topic {self.topic!r}: {why}. A later run "
+                "writes it"
+            )
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the clients."""
         consumer, topics = self._consumer, self._topics
         self._consumer = self._topics = None
         if consumer is not None:

@@ -1,4 +1,4 @@
-"""The coordination log as a port: what the rationalizer and the claimer need of Kafka, and nothing more.
+"""The interface of the coordination log: the few operations that the rationalizer and the claimers need.
 
 Two implementations pass the same tests: `kafka_log.KafkaLog` and `marshal_dagster.testing.MemoryLog`.
 """
@@ -15,7 +15,7 @@ DEFAULT_COORDINATION_PARTITIONS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Which log it is: a topic that was deleted and made anew has another id."""
+    """The identity of a log. A topic that was deleted and re-created has another topic id."""
 
     topic: str
     topic_id: str
@@ -30,22 +30,22 @@ class Append(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """What became of one append. Without `offset` it is ambiguous: the record may be in the log, now or later."""
+    """The result of one append. Without `offset` it is not known: the record may be in the log, or arrive later."""
 
     offset: int | None
     error: str | None = None
 
 
 class Chunk(NamedTuple):
-    """Records read from one coordination partition: (offset, timestamp in ms, value); `position` is the next one.
-
-    `sender_timed` are the offsets of records whose timestamp is not the broker's (`LogAppendTime`) but their sender's.
-    """
+    """Records that were read from one coordination partition."""
 
     partition: int
     records: Sequence[tuple[int, int, bytes | None]]
+    """Offset, timestamp in ms and value of each record."""
     position: int
+    """The next offset to read."""
     sender_timed: Collection[int] = ()
+    """Offsets of records that have their sender's timestamp, not the broker's (`LogAppendTime`)."""
 
 
 class PositionLostError(Exception):
@@ -57,40 +57,44 @@ class PositionLostError(Exception):
 
 
 class CoordinationLog(Protocol):
-    """An ordered log per coordination partition. All calls are bounded in time; one thread uses it at a time."""
+    """An ordered log for each coordination partition. All calls are bounded in time; one thread uses it at a time."""
 
     @property
     def delivery_timeout_ms(self) -> int:
-        """How long a record may wait to be sent before it is given up, in milliseconds."""
+        """How long a record may wait to be sent before it fails, in ms."""
         ...
 
     def identity(self) -> LogIdentity:
-        """Ask which log it is now. Raises `TopicNotFoundError`, `UnavailableError`."""
+        """Return which log it is now. Raises `TopicNotFoundError`, `UnavailableError`."""
         ...
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Ask for the present bounds of these coordination partitions. Raises `UnavailableError`."""
+        """Return the present bounds of these coordination partitions. Raises `UnavailableError`."""
         ...
 
     def follow(self, positions: Mapping[int, int]) -> None:
-        """Read these coordination partitions, each from the given offset on, in place of any others."""
+        """Read only these coordination partitions from now on, each from the given offset."""
         ...
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read on, until each partition in `ends` has been read up to that offset (exclusive).
+        """Read on until each partition in `ends` has been read up to that offset (exclusive).
 
-        Raises `PositionLostError`, and `UnavailableError` after `timeout_s`; what was given before that stays read.
+        Chunks that were returned before an error stay read.
+
+        Raises:
+            PositionLostError: the next offset of a partition is not in the log.
+            UnavailableError: no record came within `timeout_s`.
         """
         ...
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append all of `records`, in order within a partition, and wait until each is acknowledged or has failed."""
+        """Append `records`, in order within a partition, and wait until each is acknowledged or has failed."""
         ...
 
     def purge(self) -> None:
-        """Drop what waits to be sent: it must not reach the log any more."""
+        """Drop the records that wait to be sent, so that they do not reach the log later."""
         ...
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         ...

@@ -38,18 +38,18 @@ class ObservedClaimer(Protocol):
 
 
 class Observer(Protocol):
-    """Only looks: it changes nothing, and what it raises is logged and goes no further.
+    """Callbacks for the events of claimers. Errors that they raise are logged and have no other effect.
 
-    It is called under the rationalizer's lock, by the thread that works or the one that beats: both wait for it, so it
-    waits for nobody.
+    They are called under the rationalizer's lock, by the thread that works or the one that sends heartbeats. Both wait,
+    so a callback must not block.
     """
 
     def sent(self, claimer: ObservedClaimer, sent: "AppendResult") -> None:
-        """Take in what records came to, before the claimer does: its claims and leases are those from before."""
+        """Handle the results of records; the claims and leases of `claimer` are still those from before."""
         ...
 
     def lost(self, claimer: ObservedClaimer, claim: "BaseClaim", why: str) -> None:
-        """Take in that a claim is held no more, not by the claimer's own will."""
+        """Handle a claim that was lost, as opposed to released."""
         ...
 
 

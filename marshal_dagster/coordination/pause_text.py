@@ -1,8 +1,8 @@
-"""The text for a paused group, in errors, in reasons for an idle batch, in tables and on the command line."""
+"""Texts for a paused group, shared by errors, idle batches, tables and the command line."""
 
 
 def pause_end_text(until: str, by: str | None = None) -> str:
-    """Return the text for the end of a pause, which instance `by` began where that is shown."""
+    """Return the text for the end of a pause, with the instance `by` that began it, if that is to be shown."""
     return until + (f" by {by}" if by else "")
 
 
@@ -12,5 +12,5 @@ def paused_text(until: str, by: str | None = None) -> str:
 
 
 def paused_group_text(group: str, until_s: int | None, by: str | None = None) -> str:
-    """Return the text for `group`, paused until then (unix seconds)."""
+    """Return the text for `group`, paused until `until_s` (unix seconds)."""
     return f"group {group!r} is {paused_text(f'{until_s} (unix seconds)', by)}"

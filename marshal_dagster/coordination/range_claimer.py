@@ -1,6 +1,7 @@
-"""Claims ranges of partitions on behalf of one instance: many of these work on one partition at once.
+"""Claims ranges of partitions for one instance, so that many instances can work on one partition at once.
 
-What each step must be is in protocol.md, section 8.4.
+It is the counterpart of `Claimer` for groups whose settings name the feature `ranges`; protocol.md, section 8.4, has
+the steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +29,11 @@ __all__ = ["RangeClaim", "RangeClaimer"]
 
 
 class RangeClaimer(BaseClaimer[RangeClaim]):
-    """Claims at most one range of each partition of one data topic for one instance; keeps, commits and releases them.
+    """Claims at most one range of each partition of one data topic for one instance.
 
-    What holds for all its methods is described at `BaseClaimer`. A range that is done needs no lease, no heartbeat and
-    no release: it stays among the `claims` until it is released all the same. The group's settings enable ranges; the
-    instance id is never used for whole claims.
+    `BaseClaimer` describes what holds for all methods. A range that is done needs no lease, no heartbeat and no release
+    record, but it stays among the `claims` until `release` is called. The group's settings must enable ranges. The
+    instance id must not be used for whole claims.
     """
 
     _claims_ranges = True
@@ -48,12 +49,17 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         is_dead: Callable[[Owner], bool] = assume_alive,
         max_attempts: int | None = None,
     ) -> dict[int, Bounds]:
-        """Give what had better be claimed of the partitions in `ends`, where anything is free: advice, not a promise.
+        """Return the range to claim of each partition in `ends` that has one free; only a claim decides.
 
-        `ends` says up to where each may be claimed anew, `size` how many offsets at most, not counting those below
-        what is `readable`. A planned range that nobody alive holds comes first, exactly as it is, also beyond that;
-        one that has had `max_attempts` attempts is left alone. `is_dead` is asked once for each owner, and may take
-        its time.
+        A planned range without a live owner comes first. It is returned with its exact bounds, even beyond `ends` and
+        `size`.
+
+        Args:
+            ends: the exclusive offset up to which a new range of each partition may go.
+            size: the highest number of readable offsets in a new range.
+            readable: the first readable offset of each partition; offsets below it do not count for `size`.
+            is_dead: returns whether an owner is known to be dead. It is called once for each owner, without the lock.
+            max_attempts: leave out planned ranges that have had this many attempts; by default, leave out none.
         """
         dead = self._reader.dead_owners(ends, is_dead)
         with self.rationalizer.lock:
@@ -76,13 +82,22 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     def claim(
         self, wanted: Mapping[int, Bounds], *, is_dead: Callable[[Owner], bool] = assume_alive
     ) -> list[RangeClaim]:
-        """Ask for a range of each partition in `wanted` with one append, and give those that were won.
+        """Claim a range of each partition in `wanted` with one append; return the claims that were won.
 
-        What owners that `is_dead` knows to be dead hold of these is revoked on the way. A partition is asked for once
-        in a tenure, and again where that was refused. Read the log first (`ensure_group_settings`); should this raise,
-        `release`.
-        Raises `IncompleteLogError`, `GroupPausedError`, `SettingsMismatchError`, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        Read the log first (`ensure_group_settings`). Call `release` if this raises. An instance requests each partition
+        only once, except after a refusal.
+
+        Args:
+            wanted: the range of each partition.
+            is_dead: returns whether an owner is known to be dead. Claims of dead owners on these ranges are revoked
+                first.
+
+        Raises:
+            IncompleteLogError: the coordination partition can only be observed.
+            GroupPausedError: another instance has paused the group.
+            SettingsMismatchError: the group has other settings than this member.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         dead = self._reader.dead_owners(wanted, is_dead)
         with self.rationalizer.lock, self._claim_set:
@@ -106,11 +121,16 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     # Staying
 
     def beat(self) -> None:
-        """Send a heartbeat for every range that is not done, and make sure that the log is the same.
+        """Send a heartbeat for every range that is not done, and check that the log is the same.
 
-        A range whose heartbeat is refused is lost; one that was not acknowledged stays as long as its lease does.
-        Raises `ClaimLostError`, `CommitFailedError` for one not acknowledged, `UnavailableError`,
-        `CoordinationLogChangedError`.
+        A range whose heartbeat is refused is lost. A range whose heartbeat was not acknowledged stays while its lease
+        lasts.
+
+        Raises:
+            ClaimLostError: a range is lost.
+            CommitFailedError: a heartbeat was not acknowledged.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         with self.rationalizer.lock, self._claim_set:
             self._settle()
@@ -124,12 +144,19 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     # Planning and committing
 
     def plan(self, ends: Mapping[int, int]) -> None:
-        """Write down that the ranges up to `ends` (exclusive) are one batch each, and read it back.
+        """Write a plan for each range in `ends`, and read it back: the range up to the end is one batch.
 
-        What lies behind these ends is the member's no more from now on. A range that is planned already, as it was
-        when it was won, gets no record, and no other end. One without acknowledgement is settled by reading. Raises
-        `PlanRejectedError` for ends that the ranges do not allow, with nothing sent, and when a plan was not seen
-        accepted; `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
+        The offsets of the range after its end are released with that. A range that was won already planned keeps its
+        end and gets no record. If an acknowledgement is missing, the log shows whether the plan was accepted.
+
+        Args:
+            ends: the exclusive end of each partition's plan.
+
+        Raises:
+            PlanRejectedError: a range does not allow its end (then nothing was sent), or a plan was not accepted.
+            ClaimLostError: a range is lost.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         with self.rationalizer.lock, self._claim_set:
             self._settle()
@@ -143,42 +170,66 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             self._require_plans_accepted(ends, sent)
 
     def commit(self, ends: Mapping[int, int]) -> None:
-        """Say that the planned ranges, which end at `ends`, are done; see it in the log, trying while the leases last.
+        """Commit planned ranges as done and read that back; retry while the leases last.
 
-        One without acknowledgement is settled by reading: in the same generation, the offset at its end or beyond, or
-        a done range that covers it, counts as committed. Ranges that are done stay so. Raises `ClaimLostError` naming
-        who holds a lost range now, `CommitFailedError` for what is not the end of a plan, with nothing sent; what was
-        seen stays committed.
-        Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
+        If an acknowledgement is missing, the log is read. The range counts as committed if, in the same generation, the
+        key's offset is at its end or beyond, or a done range covers it. Commits that were read back stay, even if this
+        raises.
+
+        Args:
+            ends: the exclusive end of each partition's planned range.
+
+        Raises:
+            ClaimLostError: a range is lost; the message names its owner.
+            CommitFailedError: no plan ends at an offset of `ends`; nothing was sent.
+            ConfigurationError: the delivery is at most once: use `commit_before_processing`.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         self._require_commit_after()
         with self.rationalizer.lock, self._claim_set:
             self._claim_set.require(ends.keys())
             unplanned = self._without_plan_to(ends)
             if unplanned:
-                raise CommitFailedError(f"{self._named(unplanned)}: no plan ends there; nothing was sent")
+                raise CommitFailedError(
+                    f"group {self.member.group!r}, {self._named(unplanned)}: no plan ends at the offset to commit, so "
+                    "nothing was sent. Call plan() first"
+                )
             missing = self._uncommitted(ends)
         self._commit_while_held(missing)
 
     def commit_before_processing(self, ends: Mapping[int, int]) -> frozenset[int]:
-        """Say that planned ranges are done before they are processed; give the partitions that may be processed now.
+        """Commit planned ranges as done before they are processed (at most once).
 
-        Only where this very process's own record, known by its log offset, was the one accepted. They need no lease
-        from then on. The others must be dropped, all of them should this raise. Raises `PlanRejectedError` for what is
-        not the end of a plan, or done already, `ClaimLostError`, `UnavailableError`, `CoordinationLogChangedError`.
+        A range may be processed only if this instance's own record, found by its log offset, was accepted. It needs no
+        lease from then on. The caller must drop the other ranges, and all of them if this raises.
+
+        Args:
+            ends: the exclusive end of each partition's planned range.
+
+        Returns:
+            The partitions whose range may be processed now.
+
+        Raises:
+            PlanRejectedError: no plan ends at an offset of `ends`, or the range is done already.
+            ClaimLostError: a range is lost.
+            UnavailableError: the log did not answer in time.
+            CoordinationLogChangedError: it is not the log that was read before.
         """
         with self.rationalizer.lock, self._claim_set:
             self._settle()
             self._claim_set.require(ends.keys())
             unplanned = self._without_plan_to(ends) or ends.keys() - self._uncommitted(ends).keys()
             if unplanned:
-                raise PlanRejectedError(f"{self._named(unplanned)}: no open plan ends there; plan first")
+                raise PlanRejectedError(
+                    f"group {self.member.group!r}, {self._named(unplanned)}: no open plan ends at the offset to "
+                    "commit; call plan() first"
+                )
             sent = self._finish(ends)
             self._check_log()
             self._claim_set.require_valid(ends)
             return frozenset(message.partition for message, outcome in sent if is_accepted(outcome))
 
-    # How a step is done
+    # The parts of a step
 
     def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
         self._finish(missing)
@@ -187,7 +238,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         return self._uncommitted(missing)
 
     def _finish(self, ends: Mapping[int, int]) -> AppendResult:
-        """Say that ranges are done, and note what came of it."""
+        """Send that ranges are done, and apply the results to the claims."""
         self._settle()
         self._claim_set.require(ends.keys())
         claims, signed = self._claim_set.claims, self._sender.signed(self.member)
@@ -199,7 +250,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             if claim is None or outcome is None:
                 continue
             if outcome.accepted:
-                claim.is_done = True  # first of all: between two lines an interrupt may come
+                claim.is_done = True  # first: an interrupt may come between two lines
                 continue
             claim.may_be_done = claim.partition in unconfirmed
             self._claim_set.lose_refused(claim, f"its commit was refused: {reason(outcome)}")
@@ -224,22 +275,22 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     def _release_record(self, claim: RangeClaim, signed: dict[str, Any]) -> Message:
         return ReleasingRange(partition=claim.partition, epoch=claim.epoch, **signed)
 
-    # What must hold
+    # Checks
 
     def _require_fitting(self, ends: Mapping[int, int]) -> None:
-        """Refuse ends that are not within what is still the member's, or not those of the plans there are."""
+        """Raise `PlanRejectedError` unless each end lies within the claimed range and equals the end of its plan."""
         claims = self._claim_set.claims
         for number, end in ends.items():
             claim = claims[number]
             if claim.is_done or claim.plan_end not in {None, end}:
                 raise PlanRejectedError(
-                    f"{self.topic}/{number} is {'done' if claim.is_done else 'planned'} from {claim.start} to "
-                    f"{claim.end}: it cannot be planned to {end}"
+                    f"group {self.member.group!r}: {self.topic}/{number} is {'done' if claim.is_done else 'planned'} "
+                    f"from {claim.start} to {claim.end} (exclusive), so it cannot be planned to {end}; nothing was sent"
                 )
             if not claim.start < end <= claim.end:
                 raise PlanRejectedError(
-                    f"{self.topic}/{number} cannot be planned to {end}: what is held ends at {claim.end}, and begins "
-                    f"at {claim.start}"
+                    f"group {self.member.group!r}: {self.topic}/{number} cannot be planned to {end}, because the "
+                    f"claimed range is {claim.start} to {claim.end} (exclusive); nothing was sent"
                 )
 
     def _without_plan_to(self, ends: Mapping[int, int]) -> list[int]:

@@ -1,4 +1,8 @@
-"""Reads the coordination log into the world state (protocol.md, sections 2 to 5)."""
+"""Reads the coordination log and computes the world state from it (protocol.md, sections 2 to 5).
+
+Everything that reads the log uses it: claimers, commands, sensors and tables. It starts from a snapshot if that saves
+time or if the log has lost its beginning, and it notices if the log is no longer the one that it read before.
+"""
 
 import logging
 import threading
@@ -25,29 +29,31 @@ from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, Ve
 logger = logging.getLogger(__name__)
 
 LOG_TIME_AHEAD_MS: Final = 5_000
-"""How far log time may lie ahead of this machine's clock before it is reported, in milliseconds."""
+"""By how many ms log time may be later than this machine's clock before that is reported."""
 
 LOOK_AGAIN_MS: Final = 60_000
-"""How long a reader that only observes goes on before it looks for a snapshot again, in milliseconds."""
+"""After how many ms a reader that can only observe looks for a snapshot again."""
 
 _MOST_RESTARTS: Final = 5
 _SEE_DOCTOR: Final = "stop all members and see `marshal-dagster doctor`"
 
 OwnRecord = tuple[Message, bytes]
-"""A record that this process appended: what it says, and as which value it was written."""
+"""A record that this process appended: the message, and the value that was written for it."""
 
 
 @dataclass(slots=True, eq=False)
 class RecordResult:
-    """What one own record came to; of a heartbeat also the key's offset just `before` and just `after` it."""
+    """The result of one record that this process appended."""
 
     verdict: Verdict
     before: int | None = None
+    """Of a heartbeat: the offset of its key just before it."""
     after: int | None = None
+    """Of a heartbeat: the offset of its key just after it."""
 
     @property
     def accepted(self) -> bool:
-        """Whether it changed the state."""
+        """Whether the record was accepted."""
         return self.verdict.kind is VerdictKind.ACCEPTED
 
 
@@ -55,13 +61,13 @@ _ACCEPTED: Final = RecordResult(ACCEPTED)
 
 
 class Rationalizer:
-    """Follows coordination partitions and keeps the world state that their records lead to.
+    """Reads coordination partitions and keeps the world state that follows from their records.
 
-    `lock` guards the world state: hold it while looking at a state that another thread may be reading on. What a
-    method returns under it is the live state, not a copy. It is also the lock of every claimer that stands on it.
+    `lock` guards the world state. Hold it while you use the state, because methods return live state, not copies. It is
+    also the lock of every claimer that uses this rationalizer.
 
-    `failure` is the error that the last reading ended with; a `CoordinationLogChangedError` stays, and every later
-    call raises it.
+    `failure` is the error with which the last reading ended, or None. A `CoordinationLogChangedError` stays, and every
+    later call raises it.
     """
 
     def __init__(
@@ -73,11 +79,18 @@ class Rationalizer:
         clock: Clock | None = None,
         snapshots: Snapshots | None = None,
     ) -> None:
-        """Follow the coordination partitions of the data `topics`, or all of them; of the log nothing is read yet.
+        """Follow the coordination partitions of some data topics, or all of them; no record is read yet.
 
-        Where the log is long, or does not begin at offset 0, it is read on from the newest of `snapshots` that fits.
-        `timeout_s` bounds the waiting for each answer, not the reading of a long log; `clock` is what log time is
-        compared with. Raises `TopicNotFoundError`, `UnavailableError`.
+        Args:
+            log: the coordination log.
+            topics: the data topics whose coordination partitions are read; by default all.
+            timeout_s: how long to wait for each answer. Reading a long log may take longer.
+            clock: the clock with which log time is compared.
+            snapshots: where to look for a snapshot if the log is long or does not begin at offset 0.
+
+        Raises:
+            TopicNotFoundError: the coordination topic does not exist.
+            UnavailableError: the log did not answer in time.
         """
         self.lock = threading.RLock()
         self.log = log
@@ -90,15 +103,15 @@ class Rationalizer:
         self._clock = clock or SystemClock()
         self._is_clock_reported = False
         self._looks_again_ms = 0.0
-        """When a snapshot of what is only observed is looked for again."""
+        """When to look again for snapshots of partitions that can only be observed, in ms of the lease clock."""
         self.can_resume = False
-        """Whether no reading was interrupted: the log's next record is the one that the world state waits for."""
+        """Whether the log's next record is the one that the world state needs, because no reading was interrupted."""
         self._began_at: dict[int, int] = {}
-        """The log offset from which each coordination partition was read, the last time that it was begun."""
+        """The log offset from which the present reading of each coordination partition began."""
         self._half_applied: int | None = None
-        """The coordination partition in which a record may have been carried out in part."""
+        """The coordination partition in which a record may have been applied only in part."""
         self._unread_own: dict[int, set[int]] = {}
-        """By coordination partition: the log offsets of own records that were not read yet."""
+        """The log offsets of own records that were not read yet, by coordination partition."""
         self._sender_timed: list[tuple[int, int]] = []
         """Coordination partition and log offset of own records that have their sender's timestamp."""
         count = self.identity.partitions
@@ -106,26 +119,28 @@ class Rationalizer:
 
     @property
     def changed(self) -> CoordinationLogChangedError | None:
-        """How the log was found not to be the one read before; all that was known of it counts no more."""
+        """The error that shows that the log is not the one that was read before, or None; then no state counts."""
         if self._sender_timed:
             return sender_timed_error(self.identity.topic, self._sender_timed[0])
         return self.failure if isinstance(self.failure, CoordinationLogChangedError) else None
 
     def began_at(self, partition: int) -> int:
-        """Return the log offset at which the reading of a coordination partition began, or began again."""
+        """Return the log offset from which the present reading of a coordination partition began."""
         return self._began_at[partition]
 
     def require_unchanged(self) -> None:
-        """Raise how the log was found not to be the one read before, if it was."""
+        """Raise `CoordinationLogChangedError` if the log is not the one that was read before (`changed`)."""
         changed = self.changed
         if changed is not None:
             raise type(changed)(str(changed))
 
     def catch_up(self) -> World:
-        """Read to the present end of every followed coordination partition.
+        """Read to the present end of every followed coordination partition; return the world state.
 
-        Raises `CoordinationLogChangedError` when it is not the log that was read before, or when an own record is read
-        late and has its sender's timestamp; `UnavailableError` when it does not answer.
+        Raises:
+            CoordinationLogChangedError: it is not the log that was read before, or an own record has its sender's
+                timestamp.
+            UnavailableError: the log did not answer in time.
         """
         with self.lock, self._reading():
             self._check_identity()
@@ -136,13 +151,22 @@ class Rationalizer:
             return self.world
 
     def read_past(self, own: Mapping[int, Mapping[int, OwnRecord]]) -> Mapping[int, Mapping[int, RecordResult]]:
-        """Read past every record of `own` (by coordination partition and log offset), and tell what each came to.
+        """Read past the records that this process has appended, and return their results.
 
-        They are told by where they lie: nobody else's equal record is mistaken for one of them.
-        Of a record that retention has deleted meanwhile, or that lies before the snapshot with which the reading began
-        anew, nothing is told. The records must not have been read before: hold `lock` from before they are appended.
-        Raises `CoordinationLogChangedError` when one is not in the log, or is another one there; `TimestampTypeError`,
-        which is one too, when the broker did not give one its timestamp; `UnavailableError`.
+        Records are matched by offset, not by content, so an identical record of another member is never mistaken for
+        one of them. They must not have been read before: hold `lock` from before they are appended.
+
+        Args:
+            own: the records, by coordination partition and log offset.
+
+        Returns:
+            The result of each record. It is missing if retention has deleted the record in the meantime, or if the
+            reading began again from a snapshot after it.
+
+        Raises:
+            CoordinationLogChangedError: a record is not in the log, or another record has its offset.
+            TimestampTypeError: the broker did not give a record its own timestamp.
+            UnavailableError: the log did not answer in time.
         """
         with self.lock, self._reading():
             for partition, records in own.items():
@@ -150,7 +174,7 @@ class Rationalizer:
                 if first < read:
                     raise CoordinationLogChangedError(
                         f"coordination partition {partition} of {self.identity.topic!r} acknowledged a record at "
-                        f"offset {first}, but was read up to {read} before: the log was truncated; {_SEE_DOCTOR}"
+                        f"offset {first}, but was read up to {read} before that: the log was truncated; {_SEE_DOCTOR}"
                     )
             self.expect(own)
             outcomes: dict[int, dict[int, RecordResult]] = {partition: {} for partition in own}
@@ -161,20 +185,21 @@ class Rationalizer:
                 if missing:
                     raise CoordinationLogChangedError(
                         f"records that coordination partition {partition} of {self.identity.topic!r} acknowledged are "
-                        f"not in it: offsets {missing[:5]}. The log was truncated or made anew; {_SEE_DOCTOR}"
+                        f"not in it (offsets {missing[:5]}): the log was truncated, or deleted and re-created; "
+                        f"{_SEE_DOCTOR}"
                     )
             return outcomes
 
     def expect(self, own: Mapping[int, Collection[int]]) -> None:
-        """Note where own records were acknowledged: whichever reading comes there checks their timestamps.
+        """Note the offsets of own records, so that the reading that reaches them checks their timestamps.
 
-        `read_past` does so by itself. Call this, under `lock`, for records that are left to a later reading.
+        `read_past` does that itself. Call this, under `lock`, for records that a later call will read.
         """
         for partition, offsets in own.items():
             self._unread_own.setdefault(partition, set()).update(offsets)
 
     def follow_all(self) -> World:
-        """Follow every coordination partition from now on, and catch up."""
+        """Follow every coordination partition from now on, and read each to its end (`catch_up`)."""
         with self.lock, self._reading():
             missing = set(range(self.identity.partitions)) - self.world.partitions.keys()
             if missing:
@@ -182,21 +207,24 @@ class Rationalizer:
             return self.catch_up()
 
     def check_identity(self) -> None:
-        """Ask whether it is still the log that was read before.
+        """Check that the log is still the one that was read before.
 
-        Raises `CoordinationLogChangedError`, `TopicNotFoundError`, `UnavailableError`.
+        Raises:
+            CoordinationLogChangedError: it is another log.
+            TopicNotFoundError: the coordination topic does not exist.
+            UnavailableError: the log did not answer in time.
         """
         with self.lock, self._reading():
             self._check_identity()
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         with self.lock:
             self.log.close()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Remember how a reading ended, under the lock: what is known of a log that changed counts no more."""
+        """Keep the error with which a reading ends in `failure`; use it under the lock."""
         self.require_unchanged()
         try:
             yield
@@ -209,9 +237,9 @@ class Rationalizer:
         now = self.log.identity()
         if now != self.identity:
             raise CoordinationLogChangedError(
-                f"coordination topic {self.identity.topic!r} is not the one read before: topic id {now.topic_id} "
-                f"with {now.partitions} partitions instead of {self.identity.topic_id} with "
-                f"{self.identity.partitions}. It was made anew or repartitioned; {_SEE_DOCTOR}"
+                f"coordination topic {self.identity.topic!r} has topic id {now.topic_id} and {now.partitions} "
+                f"partitions, but had topic id {self.identity.topic_id} and {self.identity.partitions} partitions "
+                f"before: it was deleted and re-created, or repartitioned; {_SEE_DOCTOR}"
             )
 
     def _require_not_truncated(self, bounds: Mapping[int, OffsetBounds]) -> None:
@@ -224,7 +252,7 @@ class Rationalizer:
                 )
 
     def _begin(self, partitions: Collection[int]) -> None:
-        """Know nothing of these partitions, and read them from a snapshot, or else from the log's start."""
+        """Discard the state of these partitions, and read them from a snapshot, or else from the log's start."""
         self.can_resume = False
         self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         bounds = self.log.bounds(partitions)
@@ -238,7 +266,7 @@ class Rationalizer:
                 if at.start > 0:
                     logger.warning(
                         "coordination partition %d of %r begins at offset %d and no snapshot fits: it is only "
-                        "observed, nothing can be claimed from it",
+                        "observed, so nothing can be claimed; see `marshal-dagster recover`",
                         partition,
                         self.identity.topic,
                         at.start,
@@ -246,7 +274,7 @@ class Rationalizer:
             self._began_at[partition] = self.world.partitions[partition].next_offset
 
     def _look_again(self, bounds: Mapping[int, OffsetBounds]) -> None:
-        """Look whether what is only observed has a snapshot by now: somebody has recovered, or it can be read again."""
+        """Look for snapshots of partitions that are only observed: an operator may have run `recover` since."""
         observed = {number: bounds[number] for number, world in self.world.partitions.items() if not world.certain}
         if self._snapshots is None or not observed or self._clock.lease_ms() < self._looks_again_ms:
             return
@@ -256,7 +284,7 @@ class Rationalizer:
             self.world.adopt(state)
 
     def _snapshots_of(self, bounds: Mapping[int, OffsetBounds]) -> Mapping[int, PartitionWorld]:
-        """Look for snapshots where one is needed or saves time; a log is read without them too."""
+        """Return the newest snapshots of the partitions that need one or are read faster with one."""
         wanted = {number: at for number, at in bounds.items() if at.start > 0 or at.end >= WORTH_A_LOOK}
         snapshots = self._snapshots
         if snapshots is None or not wanted:
@@ -272,7 +300,7 @@ class Rationalizer:
             return snapshots.newest(self.identity, wanted, self.world.defaults, foreign)
         except MarshalError as error:
             level = logging.WARNING if any(at.start > 0 for at in wanted.values()) else logging.INFO
-            logger.log(level, "no snapshot of %r can be read: %s", self.identity.topic, error)
+            logger.log(level, "the snapshots of coordination topic %r cannot be read: %s", self.identity.topic, error)
             return {}
         finally:
             snapshots.close()
@@ -283,7 +311,7 @@ class Rationalizer:
         own: Mapping[int, Mapping[int, OwnRecord]] = MappingProxyType({}),
         outcomes: Mapping[int, dict[int, RecordResult]] = MappingProxyType({}),
     ) -> None:
-        """Read up to `ends`; note in `outcomes` what each record of `own` came to."""
+        """Read up to `ends`; store the result of each record of `own` in `outcomes`."""
         for _ in range(_MOST_RESTARTS):
             self._resume()
             due = {number: end for number, end in ends.items() if end > self.world.partitions[number].next_offset}
@@ -297,15 +325,15 @@ class Rationalizer:
                 self._restart_partition(lost.partition)
                 outcomes.get(lost.partition, {}).clear()
         raise UnavailableError(
-            f"retention deletes the coordination topic {self.identity.topic!r} faster than it is read; set "
-            "retention.ms and retention.bytes to -1"
+            f"retention deletes records of coordination topic {self.identity.topic!r} before they can be read: set "
+            "retention.ms and retention.bytes of the topic to -1"
         )
 
     def _resume(self) -> None:
-        """Read on where the world state stands, after whatever ended the last reading.
+        """Make the log continue at the offsets of the world state, if the last reading did not end normally.
 
-        An exception in the middle of it (Ctrl-C, Dagster's interrupt) may have lost records that the log gave, or have
-        left one half carried out; then that partition is read anew.
+        An exception during a reading (Ctrl-C, Dagster's interrupt) may have lost records that the log returned. It may
+        also have left a record applied only in part: then that partition is read again from its start.
         """
         if self.can_resume:
             return
@@ -317,7 +345,10 @@ class Rationalizer:
         self.can_resume = True
 
     def _check_last_read(self) -> None:
-        """Make sure that the log still holds what was read last: who begins to follow it anew is not told otherwise."""
+        """Check that the log still has the last records that were read.
+
+        A reader that starts again at an offset does not notice by itself that the records before it have changed.
+        """
         read = {number: world for number, world in self.world.partitions.items() if world.last is not None}
         if not read:
             return
@@ -325,8 +356,8 @@ class Rationalizer:
         self._require_not_truncated(bounds)
         for number, last in foreign_snapshots(self.log, bounds, self._timeout_s, read):
             raise CoordinationLogChangedError(
-                f"coordination partition {number} of {self.identity.topic!r} holds something else at offset "
-                f"{last.offset} than was read there: the log was truncated; {_SEE_DOCTOR}"
+                f"coordination partition {number} of {self.identity.topic!r} has another record at offset "
+                f"{last.offset} than the one that was read there: the log was truncated; {_SEE_DOCTOR}"
             )
 
     def _read_further(
@@ -353,7 +384,7 @@ class Rationalizer:
         self.can_resume = True
 
     def _note_own(self, chunk: Chunk) -> None:
-        """Note which own records in `chunk` have their sender's timestamp, and which are still to be read."""
+        """Note which own records in `chunk` have their sender's timestamp, and which were not read yet."""
         own = self._unread_own[chunk.partition]
         self._sender_timed += [(chunk.partition, offset) for offset in chunk.sender_timed if offset in own]
         self._unread_own[chunk.partition] = {offset for offset in own if offset >= chunk.position}
@@ -374,8 +405,8 @@ class Rationalizer:
             if value != sent:
                 raise CoordinationLogChangedError(
                     f"the record at offset {offset} of coordination partition {world.number} of "
-                    f"{self.identity.topic!r} is not the one that was acknowledged there. The log was truncated or "
-                    f"made anew; {_SEE_DOCTOR}"
+                    f"{self.identity.topic!r} is not the one that was acknowledged there: the log was truncated, or "
+                    f"deleted and re-created; {_SEE_DOCTOR}"
                 )
             if isinstance(message, Heartbeat):
                 named = message.group, message.topic, message.partition
@@ -387,25 +418,29 @@ class Rationalizer:
                 outcomes[offset] = _ACCEPTED if verdict is ACCEPTED else RecordResult(verdict)
 
     def _restart_partition(self, partition: int) -> None:
-        """Retention overtook this reader: from here on it can only observe that coordination partition."""
+        """Begin a coordination partition again, after retention deleted the next record before it was read.
+
+        Unless a snapshot fits, the partition can only be observed from now on.
+        """
         read = self.world.partitions[partition].next_offset
         bounds = self.log.bounds([partition])[partition]
         if bounds.start <= read:
             raise CoordinationLogChangedError(
-                f"coordination partition {partition} of {self.identity.topic!r} was read up to {read}, which is no "
-                f"longer in it (it holds {bounds.start} to {bounds.end}): the log was truncated; {_SEE_DOCTOR}"
+                f"coordination partition {partition} of {self.identity.topic!r} was read up to offset {read}, but now "
+                f"has only offsets {bounds.start} to {bounds.end}: the log was truncated; {_SEE_DOCTOR}"
             )
         self._begin([partition])
 
     def _report_clock(self) -> None:
-        """Report once that log time is ahead, until it is not any more (protocol.md, section 6)."""
+        """Log once that log time is later than this machine's clock (protocol.md, section 6)."""
         latest_ms = max([world.log_time_ms or 0 for world in self.world.partitions.values()], default=0)
         ahead_ms = latest_ms - self._clock.wall_ms()
         is_ahead = ahead_ms > LOG_TIME_AHEAD_MS
         if is_ahead and not self._is_clock_reported:
             logger.warning(
-                "log time of %r is %.1f s ahead of this machine's clock: a broker's clock has jumped, or this one is "
-                "slow. Owners may go stale early (safe: they are fenced) or late; check the clocks",
+                "log time of coordination topic %r is %.1f s later than this machine's clock: a broker's clock has "
+                "jumped, or this clock is slow. Owners may go stale early (safe: they are fenced) or late; check the "
+                "clocks",
                 self.identity.topic,
                 ahead_ms / 1_000,
             )
@@ -417,6 +452,6 @@ def sender_timed_error(topic: str, where: tuple[int, int]) -> TimestampTypeError
     partition, offset = where
     return TimestampTypeError(
         f"coordination topic {topic!r} stored record {offset} of partition {partition} with its sender's timestamp, so "
-        f"nothing was claimed, planned or committed by it. Set message.timestamp.type=LogAppendTime on the topic, or "
-        "use a new one, then start the members again"
+        "the record has claimed, planned and committed nothing. Set message.timestamp.type=LogAppendTime on the topic, "
+        "or use a new topic, then restart the members"
     )

@@ -1,7 +1,7 @@
-"""One rationalizer for each coordination topic in a process, for readers that come back again and again.
+"""Shares one rationalizer for each coordination topic within a process.
 
-A Dagster code server builds its resources anew for every sensor tick, in parallel threads; here they find the reader
-that has already read the log, so that a tick reads only what is new.
+A Dagster code server builds its resources again for every sensor tick, in parallel threads. With the shared reader, a
+tick reads only the records that are new.
 """
 
 import threading
@@ -21,7 +21,7 @@ _Key = tuple[KafkaConnection, str]
 
 @dataclass(slots=True)
 class _RegistryEntry:
-    """Where the rationalizer of one coordination topic is kept; who opens it makes nobody wait but its own users."""
+    """The rationalizer of one coordination topic. While it is opened, only users of that topic wait."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     kept: Rationalizer | None = None
@@ -34,11 +34,16 @@ _places: OrderedDict[_Key, _RegistryEntry] = OrderedDict()
 def shared_rationalizer(
     connection: KafkaConnection, coordination_topic: str = DEFAULT_COORDINATION_TOPIC
 ) -> Rationalizer:
-    """Give this process's rationalizer for that topic, which follows all of it; opened now if it is the first use.
+    """Return this process's rationalizer for a coordination topic; it follows all coordination partitions.
 
-    One whose last reading failed (`Rationalizer.failure`) is left to those that still use it, and another is opened in
-    its place. At most 16 are kept, the ones used last. Nobody closes what they get: it is closed when nobody has it any
-    more. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
+    The first call opens it. If its last reading failed (`Rationalizer.failure`), a new one is opened, and the old one
+    is left to its users. The 16 that were used last are kept. Do not close the rationalizer: it is closed when it has
+    no user any more.
+
+    Raises:
+        TopicNotFoundError: the coordination topic does not exist.
+        AuthorizationError: this user may not see it.
+        UnavailableError: no answer in time.
     """
     place = _place_of((connection, coordination_topic))
     with place.lock:

@@ -1,4 +1,4 @@
-"""Who writes snapshots, and when: a member at the end of its run, where the newest one is old."""
+"""Writes snapshots of the coordination log when the newest ones are old; members call it at the end of a run."""
 
 import logging
 from collections.abc import Mapping
@@ -15,26 +15,28 @@ from marshal_dagster.protocol.world import PartitionWorld
 logger = logging.getLogger(__name__)
 
 OLD_RECORDS: Final = 10_000
-"""A snapshot with more records behind it is old,"""
+"""A snapshot is old if more than this many records follow it."""
 OLD_MS: Final = 3_600_000
-"""and so is one from so long ago that is not the present state any more."""
+"""A snapshot is also old after this many ms, if any record follows it."""
 
 
 def renew_snapshots(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock | None = None) -> list[int]:
-    """Write a snapshot of each coordination partition whose newest is old; give those that were written.
+    """Write a snapshot of each coordination partition whose newest snapshot is old; return these partitions.
 
-    The rationalizer follows all coordination partitions afterwards if one that it did not follow needs it: nobody else
-    may come by one whose topics are idle. Best effort: without a snapshot topic, or the right to write, nothing is
-    written, and nothing is raised but what interrupts it.
+    If a partition that the rationalizer does not follow needs a snapshot, it follows all of them from now on: perhaps
+    no other member comes by a partition whose topics are idle. Without a snapshot topic, or without the right to write,
+    nothing is written. Errors are logged and not raised, except interrupts.
     """
     written: list[int] = []
     try:
         with rationalizer.lock:
             _renew(rationalizer, snapshots, clock or SystemClock(), written)
     except MarshalError as error:
-        logger.info("snapshots of %r are not renewed: %s", rationalizer.identity.topic, error)
-    except Exception as error:  # noqa: BLE001 - the work of the run is done, and stays so
-        logger.warning("snapshots of %r could not be renewed: %r", rationalizer.identity.topic, error)
+        logger.info("no snapshots of coordination topic %r were written: %s", rationalizer.identity.topic, error)
+    except Exception as error:  # noqa: BLE001 - the run's work is done, and this must not make it fail
+        logger.warning(
+            "snapshots of coordination topic %r could not be written: %r", rationalizer.identity.topic, error
+        )
     finally:
         snapshots.close()
     return written
@@ -59,27 +61,27 @@ def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, writt
     for number in sorted(due):
         world = rationalizer.world.partitions[number]
         if world.certain:
-            snapshots.write(world, identity, rationalizer.catch_up)  # older ones stay where the log was truncated
+            snapshots.write(world, identity, rationalizer.catch_up)  # if the log was truncated, older ones stay
             written.append(number)
 
 
 def _of_use(head: SnapshotHead | None, world: PartitionWorld | None) -> SnapshotHead | None:
-    """Pass over the snapshot of a member that does not know the ranges that `world` has."""
+    """Return `head`, or None if its writer did not know ranges and `world` has had some."""
     is_lacking = head is not None and world is not None and world.had_ranges and head.version < VERSION_WITH_RANGES
     return None if is_lacking else head
 
 
 def _has_a_start(head: SnapshotHead | None, at: OffsetBounds) -> bool:
-    """Tell whether who reads it now will be certain of it."""
+    """Return whether a reader that starts now can be certain of the state."""
     return at.start == 0 or (head is not None and at.start <= head.offset <= at.end)
 
 
 def outdated_snapshots(
     heads: Mapping[int, SnapshotHead | None], bounds: Mapping[int, OffsetBounds], now_ms: int
 ) -> set[int]:
-    """Give the coordination partitions whose newest snapshot is old, or that have records and none.
+    """Return the coordination partitions whose newest snapshot is old, or that have records and no snapshot.
 
-    One that lies beyond the log's end, which was truncated then, is of no use.
+    A snapshot beyond the log's end counts as old, because the log was truncated.
     """
     return {number for number, at in bounds.items() if _is_old(heads[number], at, now_ms)}
 

@@ -1,7 +1,7 @@
-"""Snapshots beside the coordination log: where a reader may start, and who writes them (protocol.md, section 5).
+"""Finds, writes and deletes snapshots of the coordination log, from which readers can start (protocol.md, section 5).
 
-They lie in a compacted topic, those of a coordination partition in the partition with its number. It is read from its
-end, a little further back each time, until a snapshot is found: what was written before is of no interest. Two
+The snapshots are stored in a compacted topic. Those of a coordination partition are in the partition with the same
+number. Readers look back from the end of that partition, further each time, until they find a snapshot. Two
 implementations of the topic pass the same tests: `kafka_snapshots.KafkaSnapshotTopic` and
 `marshal_dagster.testing.MemorySnapshotTopic`.
 """
@@ -31,57 +31,63 @@ from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 logger = logging.getLogger(__name__)
 
 WORTH_A_LOOK: Final = 10_000
-"""How many records a log must hold for a snapshot to be looked for: fewer are read as fast."""
+"""From how many offsets on a reader looks for a snapshot; a shorter log is read just as fast without one."""
 _FIRST_LOOK: Final = 32
-"""How many offsets back from the end the first look goes."""
+"""How many offsets the first look goes back from the end."""
 _FURTHER: Final = 8
 _NOT_TOLD: Final = frozenset({RejectedSnapshot.BEFORE_START, RejectedSnapshot.INCOMPLETE})
-"""What is no sign of anything wrong once a snapshot that fits was found."""
+"""Reasons for passing over a snapshot that are not logged if another snapshot fits."""
 
 T = TypeVar("T")
 Read = Sequence[tuple[bytes | None, bytes | None]]
-"""Keys and values, in order."""
+"""Keys and values of records, in order."""
 
 
 def snapshot_topic_of(coordination_topic: str) -> str:
-    """Name the topic that holds the snapshots of a coordination topic."""
+    """Return the name of the topic for the snapshots of a coordination topic."""
     return f"{coordination_topic}_snapshot"
 
 
 class SnapshotTopic(Protocol):
-    """The compacted topic. All calls are bounded in time; one thread uses it at a time."""
+    """The interface of the compacted topic. All calls are bounded in time; one thread uses it at a time."""
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Ask for the present bounds. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
+        """Return the present bounds. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
         ...
 
     def read(self, ranges: Mapping[int, OffsetBounds], timeout_s: float) -> Mapping[int, Read]:
-        """Read what lies in these offsets, of which compaction may have left few. Raises `UnavailableError`."""
+        """Return the records in these offsets; compaction may have left few of them. Raises `UnavailableError`."""
         ...
 
     def append(self, partition: int, records: Sequence[Record]) -> None:
-        """Append in order and wait. Raises `UnavailableError` unless all are acknowledged; `AuthorizationError`."""
+        """Append records in order and wait for their acknowledgements.
+
+        Raises:
+            AuthorizationError: this user may not write to the topic.
+            UnavailableError: a record was not acknowledged.
+        """
         ...
 
     def close(self) -> None:
-        """Let go of all connections; the next call opens them anew."""
+        """Close all connections; the next call opens them again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHead:
-    """Where the newest snapshot of a coordination partition stands, as its closing part says."""
+    """The position of a snapshot in the log, from its closing part."""
 
     offset: int
+    """The next offset to read after the snapshot."""
     log_time_ms: int | None
     version: int = VERSION
 
 
 class Snapshots:
-    """Finds, writes and clears away the snapshots of one coordination topic."""
+    """Finds, writes and deletes the snapshots of one coordination topic."""
 
     def __init__(self, topic: SnapshotTopic, *, timeout_s: float = 10.0) -> None:
-        """Say where they lie; `timeout_s` bounds the waiting for each answer."""
+        """Use the snapshots in `topic`; `timeout_s` is how long to wait for each answer."""
         self._topic = topic
         self._timeout_s = timeout_s
 
@@ -92,10 +98,19 @@ class Snapshots:
         defaults: GroupSettings,
         foreign: Collection["ForeignSnapshot"] = (),
     ) -> Mapping[int, PartitionWorld]:
-        """Give the states from which the coordination partitions, which hold `bounds`, can be read on.
+        """Return the state in the newest snapshot of each coordination partition that has one that fits.
 
-        Absent where no snapshot fits; one whose last record is `foreign` to the log does not, see `newest_snapshots`.
-        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
+        Args:
+            identity: the log that must have been read for the snapshot.
+            bounds: the present bounds of the coordination partitions.
+            defaults: the settings of groups that have none.
+            foreign: last records of snapshots that were read from another log; these snapshots do not fit (see
+                `newest_snapshots`).
+
+        Raises:
+            TopicNotFoundError: the snapshot topic does not exist.
+            AuthorizationError: this user may not read it.
+            UnavailableError: no answer in time.
         """
 
         def judge(number: int, records: Read) -> SnapshotChoice:
@@ -116,15 +131,19 @@ class Snapshots:
         return {number: choice.world for number, choice in choices.items() if choice.world is not None}
 
     def heads(self, identity: LogIdentity) -> Mapping[int, SnapshotHead | None]:
-        """Return where the newest whole snapshot of each coordination partition is, None without any.
+        """Return the position of each coordination partition's newest complete snapshot, or None if it has none.
 
-        One of a former version does not count: it may be of no use to readers of the present one.
-        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
+        Snapshots of a former version do not count, because a present reader may not be able to use them.
+
+        Raises:
+            TopicNotFoundError: the snapshot topic does not exist.
+            AuthorizationError: this user may not read it.
+            UnavailableError: no answer in time.
         """
         whose = (identity.topic_id, identity.partitions)
 
         def judge(_: int, records: Read) -> tuple[SnapshotHead | None, bool]:
-            """Give the newest whole one, and whether a newer one may only have been read in part."""
+            """Return the newest complete snapshot, and whether a newer one may have been read only in part."""
             is_cut = False
             for stored in collect(records)[0]:
                 name, closing = stored.name, stored.closing
@@ -140,11 +159,15 @@ class Snapshots:
         return {number: heads.get(number, (None, False))[0] for number in numbers}
 
     def write(self, world: PartitionWorld, identity: LogIdentity, check: Callable[[], object] = lambda: None) -> None:
-        """Write the state of a coordination partition, then clear away what that makes useless.
+        """Write the state of a coordination partition, then delete the snapshots that it replaces.
 
-        Nothing is cleared away where `check`, which is called between, raises.
-        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`: then it may be there in part, which
-        hurts nobody.
+        `check` is called between the two. If it raises, nothing is deleted. If this raises, the snapshot may be written
+        in part, which does no harm.
+
+        Raises:
+            TopicNotFoundError: the snapshot topic does not exist.
+            AuthorizationError: this user may not write to it.
+            UnavailableError: no answer in time.
         """
         number, snapshot_id = world.number, uuid4().hex
         records = render(world, identity.topic_id, snapshot_id)
@@ -159,7 +182,7 @@ class Snapshots:
             self._topic.append(number, outdated(stored, own.name))
 
     def close(self) -> None:
-        """Let go of the topic."""
+        """Close the connections of the snapshot topic."""
         self._topic.close()
 
     def _look(
@@ -169,7 +192,10 @@ class Snapshots:
         is_found: Callable[[T], bool],
         is_cut: Callable[[T], bool],
     ) -> dict[int, T]:
-        """Look further and further back until `judge` has found something, at least twice where it `is_cut`."""
+        """Read further and further back until `judge` has found a snapshot.
+
+        If the first look may have cut off the start of a newer snapshot (`is_cut`), look further back once more.
+        """
         before = self._topic.bounds(numbers)
         due = {number: at for number, at in before.items() if at.end > at.start}
         judged: dict[int, T] = {}
@@ -185,13 +211,13 @@ class Snapshots:
         missing = {number for number in numbers if number not in judged or not is_found(judged[number])}
         now = self._topic.bounds(missing) if missing else {}
         renewed = {number for number, at in now.items() if at.end != before[number].end}
-        if renewed:  # compaction may have taken the older one before it was read
+        if renewed:  # compaction may have deleted the older snapshot before it was read
             judged |= self._look(renewed, judge, is_found, is_cut)
         return judged
 
 
 ForeignSnapshot = tuple[int, LastRecord]
-"""A coordination partition, and a record that a snapshot says was read there, where the log has another."""
+"""A coordination partition, and the last record before a snapshot, where the log has another record."""
 
 
 def newest_snapshots(
@@ -200,11 +226,17 @@ def newest_snapshots(
     timeout_s: float,
     newest: Callable[[Collection[ForeignSnapshot]], Mapping[int, PartitionWorld]],
 ) -> Mapping[int, PartitionWorld]:
-    """Return the states that `newest` finds, given which are foreign, and that were read from this very log.
+    """Return the states in the newest snapshots that were read from this same log.
 
-    A log that lost records by an unclean leader election may have grown again past a snapshot: so the last record
-    before it is looked at, where retention has left it. Afterwards the log follows what it did for that. Raises
-    `UnavailableError`, and what `newest` does.
+    A log that lost records in an unclean leader election may have grown past a snapshot again. So the last record
+    before the snapshot is compared with the log, unless retention has deleted it. Afterwards call `log.follow` again.
+    This raises `UnavailableError`, and the errors of `newest`.
+
+    Args:
+        log: the coordination log.
+        bounds: its present bounds.
+        timeout_s: how long to wait for each answer.
+        newest: returns the states in the newest snapshots, except those that are foreign.
     """
     foreign: frozenset[ForeignSnapshot] = frozenset()
     while True:
@@ -218,10 +250,10 @@ def newest_snapshots(
 def foreign_snapshots(
     log: CoordinationLog, bounds: Mapping[int, OffsetBounds], timeout_s: float, worlds: Mapping[int, PartitionWorld]
 ) -> frozenset[ForeignSnapshot]:
-    """Give the last records of those `worlds` that were not read from this log, which holds `bounds`, up to its ends.
+    """Return the last records of the `worlds` that were not read from this log, whose bounds are `bounds`.
 
-    Between its last record and where such a state stands there must be none, either. What retention has deleted is not
-    looked at. Afterwards the log follows something else. Raises `UnavailableError`.
+    Between the last record of a state and its next offset there must be no other record, either. Records that retention
+    has deleted are not compared. Afterwards call `log.follow` again. Raises `UnavailableError`.
     """
     due: dict[int, tuple[LastRecord, int]] = {
         number: (world.last, world.next_offset)
@@ -235,7 +267,7 @@ def foreign_snapshots(
         except PositionLostError as lost:
             last, _ = due.pop(lost.partition)
             if log.bounds([lost.partition])[lost.partition].start <= last.offset:
-                foreign.add((lost.partition, last))  # truncated meanwhile: retention would have moved the start
+                foreign.add((lost.partition, last))  # the log was truncated: retention would have moved the start
         else:
             foreign |= {(number, last) for number, (last, _) in due.items() if there[number] != [last]}
             break
@@ -245,7 +277,7 @@ def foreign_snapshots(
 def _records(
     log: CoordinationLog, ranges: Mapping[int, tuple[LastRecord, int]], timeout_s: float
 ) -> Mapping[int, Sequence[LastRecord]]:
-    """Read what the log holds from the offset of each record up to an end."""
+    """Return the records in the log from the offset of each given record up to an end."""
     found: dict[int, list[LastRecord]] = {number: [] for number in ranges}
     ends = {number: end for number, (_, end) in ranges.items()}
     log.follow({number: first.offset for number, (first, _) in ranges.items()})
@@ -256,7 +288,7 @@ def _records(
 
 
 def _is_cut(choice: SnapshotChoice) -> bool:
-    """Tell whether a newer snapshot may only have been read in part."""
+    """Return whether a newer snapshot may have been read only in part."""
     return RejectedSnapshot.INCOMPLETE in choice.passed_over.values()
 
 
@@ -264,4 +296,4 @@ def _report(topic: str, number: int, choice: SnapshotChoice) -> None:
     is_found = choice.world is not None
     odd = {name: why for name, why in choice.passed_over.items() if not (is_found and why in _NOT_TOLD)}
     for name, why in odd.items():
-        logger.warning("snapshot %s of coordination partition %d of %r is passed over: %s", name, number, topic, why)
+        logger.warning("snapshot %s of coordination partition %d of %r is not used: %s", name, number, topic, why)

@@ -1,4 +1,8 @@
-"""Makes and checks the coordination topic: the settings that the protocol's promises rest on."""
+"""Creates the coordination topic and its snapshot topic, and checks their settings (protocol.md, section 1.6).
+
+The guarantees of the protocol depend on these settings. Members check some of them before they write, and the commands
+`init` and `doctor` check all.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,17 +17,17 @@ from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 
 MOST_REPLICAS: Final = 3
 LEAST_INSYNC: Final = 2
-"""On how many replicas a record must be before it counts, where there are several."""
+"""How many replicas must have a record before it is acknowledged, if the topic has several."""
 UNLIMITED: Final = "-1"
-NOT_REPORTED: Final = "not told by the broker"
+NOT_REPORTED: Final = "not reported by the broker"
 NO_TOPIC_ID: Final = "A" * 22
-"""The id that a broker reports which gives topics none."""
+"""The id that is reported by a broker that gives topics no id."""
 LEAST_MESSAGE_BYTES: Final = 4_096
 """More than the largest valid record (protocol.md, section 1) with Kafka's own overhead."""
 LEAST_RETENTION: Final[Mapping[str, int]] = {"retention.ms": 86_400_000, "retention.bytes": 1_073_741_824}
-"""Where there are snapshots a log may be cut that keeps a day of records at least, and a GiB."""
+"""The shortest retention (a day, a GiB) that is only a warning if there are snapshots."""
 BATCH_BYTES: Final = 1_048_588
-"""Kafka's own default: the records of a claim of many partitions travel as one batch, to which this limit applies."""
+"""Kafka's default for max.message.bytes. It limits a batch, and a claim of many partitions is one batch."""
 
 ALWAYS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
@@ -42,33 +46,35 @@ SNAPSHOT_SETTINGS: Final[Mapping[str, str]] = {
     "segment.ms": "3600000",
     "unclean.leader.election.enable": "false",
 }
-"""What lies in the newest segment is not compacted: it is closed each hour, lest useless snapshots pile up."""
+"""Kafka does not compact the newest segment. So a segment is closed each hour, and old snapshots are deleted."""
 
 
 class Severity(StrEnum):
     """How much a problem matters."""
 
     UNUSABLE = "unusable"
-    """No member and no command works with such a topic, and no option allows it (protocol.md, section 2)."""
+    """No member and no command uses the topic, and no option allows it (protocol.md, section 2)."""
     DANGER = "danger"
-    """The protocol's promises do not hold."""
+    """The guarantees of the protocol do not hold."""
     WARNING = "warning"
-    """They hold, but less works than could: one machine's failure stops everything, a large claim is refused."""
+    """The guarantees hold, but availability is lower, or a large claim is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """A setting of the coordination topic that is not as it should be, why that matters, and what mends it."""
+    """A wrong setting of the coordination topic."""
 
     setting: str
     found: str
     wanted: str
     why: str
+    """Why the setting matters."""
     mend: str
+    """How to fix it."""
     severity: Severity = Severity.DANGER
 
     def __str__(self) -> str:
-        return f"{self.setting} is {self.found}, it must be {self.wanted}: {self.why} (mend it with: {self.mend})"
+        return f"{self.setting} is {self.found}, it must be {self.wanted}: {self.why} (to fix it: {self.mend})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,8 @@ _CHECKS: Final = (
     _Check(
         "message.timestamp.type",
         "LogAppendTime",
-        "members judge staleness by the broker's clock; with a sender's clock one wrong clock takes over live claims",
+        "staleness is judged by the timestamps of records; with senders' timestamps, one wrong clock takes over live "
+        "claims",
         lambda found: found == "LogAppendTime",
         severity=Severity.UNUSABLE,
     ),
@@ -99,7 +106,7 @@ _CHECKS: Final = (
     _Check(
         "compression.type",
         "producer, uncompressed, gzip or snappy",
-        "Go consumers stop for good at a record that is compressed with lz4 or zstd",
+        "Go consumers stop forever at a record that is compressed with lz4 or zstd",
         lambda found: found not in {"lz4", "zstd"},
         if_not_reported=Severity.WARNING,
     ),
@@ -108,12 +115,12 @@ _CHECKS: Final = (
         "false",
         "an unclean election can lose acknowledged records, and two runs own one partition",
         lambda found: found == "false",
-        if_not_reported=Severity.WARNING,  # some brokers that speak Kafka's protocol have no such elections
+        if_not_reported=Severity.WARNING,  # some brokers with Kafka's protocol have no such elections
     ),
     _Check(
         "cleanup.policy",
         "delete",
-        "only a topic with this policy is cut as retention.ms and retention.bytes say",
+        "retention.ms and retention.bytes apply only to a topic with this policy",
         lambda found: found == "delete" or "compact" in found,
         if_not_reported=Severity.WARNING,
     ),
@@ -136,7 +143,7 @@ _CHECKS: Final = (
     _Check(
         "max.message.bytes",
         f"{BATCH_BYTES} or more",
-        "a claim of many partitions is sent as one batch, which the topic would refuse",
+        "a claim of many partitions is sent as one batch, and the topic would refuse it",
         lambda found: not LEAST_MESSAGE_BYTES <= int(found) < BATCH_BYTES,
         severity=Severity.WARNING,
         if_not_reported=Severity.WARNING,
@@ -145,7 +152,7 @@ _CHECKS: Final = (
 
 
 def settings_for(replication: int) -> dict[str, str]:
-    """Give the topic settings that the protocol needs, for so many replicas."""
+    """Return the topic settings that the protocol needs, for `replication` replicas."""
     return {**ALWAYS, "min.insync.replicas": str(min(LEAST_INSYNC, replication))}
 
 
@@ -155,11 +162,22 @@ def create_coordination_topic(
     partitions: int = DEFAULT_COORDINATION_PARTITIONS,
     replication: int | None = None,
 ) -> bool:
-    """Create the coordination topic; an existing one with as many partitions and safe settings is left as it is.
+    """Create the coordination topic, unless it exists with the same partition count and safe settings.
 
-    `replication` is 3 by default, or as many as there are brokers. Gives True if it was created now. Raises
-    `ConfigurationError` if it exists with another partition count (placement depends on it) or another replication than
-    asked for, `UnsafeTopicError`, `AuthorizationError`, `UnavailableError`.
+    Args:
+        topics: the topics of the cluster.
+        name: the name of the coordination topic.
+        partitions: its partition count.
+        replication: its replication factor; by default 3, or the number of brokers if that is less.
+
+    Returns:
+        Whether it was created now.
+
+    Raises:
+        ConfigurationError: it exists with another partition count, or with another replication than was requested.
+        UnsafeTopicError: it exists with settings under which the guarantees do not hold.
+        AuthorizationError: this user may not create or describe it.
+        UnavailableError: no answer in time.
     """
     replicas = min(MOST_REPLICAS, topics.broker_count()) if replication is None else replication
     if topics.create(name, partitions, replicas, settings_for(replicas)):
@@ -167,23 +185,31 @@ def create_coordination_topic(
     found = topics.describe(name)
     if len(found.partitions) != partitions:
         raise ConfigurationError(
-            f"coordination topic {name!r} exists with {len(found.partitions)} partitions, not {partitions}; that can "
-            f"never change: give --partitions {len(found.partitions)}, or another name"
+            f"coordination topic {name!r} exists with {len(found.partitions)} partitions, not {partitions}, and that "
+            f"must never change: use --partitions {len(found.partitions)}, or another topic name"
         )
     if replication not in (None, found.replication):
         raise ConfigurationError(
             f"coordination topic {name!r} exists with {found.replication} replicas, not {replication}: reassign its "
-            f"partitions with Kafka's own tools, or give --replication {found.replication}"
+            f"partitions with Kafka's own tools, or use --replication {found.replication}"
         )
     require_safe(topics, found)
     return False
 
 
 def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> bool:
-    """Create the compacted topic for the snapshots of the coordination topic `name`; True if it was created now.
+    """Create the compacted topic for the snapshots of the coordination topic `name`, unless it exists.
 
-    It has as many partitions and replicas as that. One that exists stays as it is. Raises `TopicNotFoundError`,
-    `ConfigurationError` (a name too long for Kafka), `AuthorizationError`, `UnavailableError`.
+    It gets as many partitions and replicas as the coordination topic.
+
+    Returns:
+        Whether it was created now.
+
+    Raises:
+        TopicNotFoundError: the coordination topic does not exist.
+        ConfigurationError: the name of the snapshot topic is too long for Kafka.
+        AuthorizationError: this user may not create it.
+        UnavailableError: no answer in time.
     """
     beside = topics.describe(name)
     settings = {**SNAPSHOT_SETTINGS, "min.insync.replicas": str(min(LEAST_INSYNC, beside.replication))}
@@ -191,9 +217,12 @@ def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC
 
 
 def check_coordination_topic(topics: Topics, described: TopicDescription) -> list[SettingProblem]:
-    """List what is wrong with the settings of a coordination topic.
+    """Return the problems in the settings of a coordination topic.
 
-    Raises `TopicNotFoundError`, `AuthorizationError` (DESCRIBE_CONFIGS), `UnavailableError`.
+    Raises:
+        TopicNotFoundError: it does not exist.
+        AuthorizationError: this user has no right DESCRIBE_CONFIGS on it.
+        UnavailableError: no answer in time.
     """
     name = described.name
     settings = topics.settings(name)
@@ -204,10 +233,10 @@ def check_coordination_topic(topics: Topics, described: TopicDescription) -> lis
 
 
 def require_usable(topics: Topics, described: TopicDescription) -> None:
-    """Refuse a coordination topic without an id, with compaction or with senders' timestamps.
+    """Raise `UnsafeTopicError` for a coordination topic without an id, with compaction or with senders' timestamps.
 
-    Settings that this user may not look at are not checked here: an own record with its sender's timestamp is found
-    when it is read back. Raises `UnsafeTopicError`, `UnavailableError`.
+    Settings that this user may not see are not checked here: a record of its own with its sender's timestamp is noticed
+    when it is read back. Raises `UnavailableError` without an answer in time.
     """
     problems = _id_problems(described)
     with suppress(AuthorizationError):
@@ -220,9 +249,9 @@ def require_usable(topics: Topics, described: TopicDescription) -> None:
 
 
 def require_safe(topics: Topics, described: TopicDescription, *, allow_unsafe: bool = False) -> list[SettingProblem]:
-    """Return the problems that are left; raise `UnsafeTopicError` for dangers, unless these are accepted.
+    """Return the problems of a coordination topic that are allowed; raise `UnsafeTopicError` for the others.
 
-    What makes the topic unusable cannot be accepted.
+    Warnings are always allowed, dangers only with `allow_unsafe`. A topic that is unusable is never allowed.
     """
     problems = check_coordination_topic(topics, described)
     is_unusable = any(problem.severity is Severity.UNUSABLE for problem in problems)
@@ -252,9 +281,9 @@ def _id_problems(described: TopicDescription) -> list[SettingProblem]:
         SettingProblem(
             "topic id",
             "missing",
-            "there",
+            "present",
             "a topic that was deleted and re-created under the same name could not be recognised",
-            "brokers of Kafka 2.8 or newer with an inter.broker.protocol.version as new",
+            "use brokers of Kafka 2.8 or newer, with inter.broker.protocol.version 2.8 or newer",
             Severity.UNUSABLE,
         )
     ]
@@ -275,8 +304,8 @@ def _has_snapshot_topic(topics: Topics, name: str) -> bool:
 
 def _outlived(problem: SettingProblem) -> SettingProblem:
     why = (
-        "readers start from the snapshots that runs write when they end; where none ends well for longer than records "
-        "are kept, nothing can be claimed until a person has used `marshal-dagster recover`"
+        "readers start from the snapshots that runs write when they end; if no run ends well for longer than records "
+        "are kept, nothing can be claimed until an operator has run `marshal-dagster recover`"
     )
     return replace(problem, why=why, severity=Severity.WARNING)
 
@@ -291,16 +320,16 @@ def _replica_problems(topics: Topics, described: TopicDescription, settings: Map
                 "replication factor",
                 str(replicas),
                 str(MOST_REPLICAS),
-                "one broker that fails stops all members" + (", and its disk holds the only copies" if alone else ""),
+                "if one broker fails, all members stop" + (", and its disk has the only copies" if alone else ""),
                 f"kafka-reassign-partitions for {described.name}, with {MOST_REPLICAS} replicas for each partition",
                 Severity.DANGER if alone and topics.broker_count() > 1 else Severity.WARNING,
             )
         )
     wanted = min(LEAST_INSYNC, replicas)
     if not wanted <= insync <= replicas:
-        why = "there are never that many, so nothing can be written"
+        why = "the topic has fewer replicas than that, so nothing can be written"
         if insync < wanted:
-            why = "a record acknowledged by one replica alone is lost with it"
+            why = "a record that only one replica has acknowledged is lost if that replica is lost"
         mend = _alter(described.name, "min.insync.replicas", str(wanted))
         problems.append(SettingProblem("min.insync.replicas", str(insync), str(wanted), why, mend))
     return problems

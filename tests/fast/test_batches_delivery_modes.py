@@ -174,7 +174,7 @@ def test_at_most_once_without_an_acknowledgement_drops_the_batch(
         scene.processed.update(scene.data.read(batch.ranges))
 
     assert [one.partition for one in batch.dropped] == [2]
-    assert "dropped, as at most once must: orders/2 [0, 5)" in caplog.text
+    assert "dropped, not repeated in at most once: orders/2 [0, 5)" in caplog.text
     assert {report.range.partition: report.state for report in batch.report()}[2] == "dropped"
     assert {place[0] for place in scene.processed} == {0, 1, 3}
     assert scene.data.committed == {(GROUP, TOPIC): {0: 5, 1: 5, 3: 5}}
@@ -232,7 +232,7 @@ def test_at_most_once_that_was_never_read_commits_nothing(scene: Scene, caplog: 
         pass
 
     assert not batch.committed
-    assert "nothing was processed, nothing was committed" in caplog.text
+    assert "nothing was processed, and nothing was committed" in caplog.text
     assert [scene.key(n).offset for n in range(4)] == [0, 0, 0, 0]
 
 
@@ -275,7 +275,7 @@ def test_an_at_most_once_commit_that_ends_in_an_error_is_told_as_dropped(
     assert (batch.ranges, batch.committed) == ((), False)
     assert [str(one) for one in batch.dropped] == [f"orders/{n} [0, 5)" for n in range(4)]
     assert states(batch) == {"possibly dropped"}
-    assert caplog.text.count("possibly dropped, as at most once must: orders/0 [0, 5), orders/1 [0, 5)") == 1
+    assert caplog.text.count("possibly dropped, not repeated in at most once: orders/0 [0, 5), orders/1 [0, 5)") == 1
     assert scene.data.committed == {}
 
 
@@ -321,7 +321,7 @@ def test_at_most_once_work_that_fails_is_possibly_dropped(
 
     assert (batch.ranges, len(batch.dropped)) == ((), 4)
     assert states(batch) == {"possibly dropped"}
-    assert caplog.text.count("possibly dropped, as at most once must: orders/0 [0, 5)") == 1
+    assert caplog.text.count("possibly dropped, not repeated in at most once: orders/0 [0, 5)") == 1
 
 
 def test_at_most_once_whose_claim_was_lost_meanwhile_is_possibly_dropped(scene: Scene) -> None:
@@ -376,7 +376,7 @@ def test_at_most_once_that_could_not_be_read_is_dropped(
 
     assert [scene.key(n).offset for n in range(4)] == [5, 5, 5, 5]
     assert (len(batch.dropped), states(batch)) == (4, {"dropped"})
-    assert any(line.startswith("dropped, as at most once must: orders/0 [0, 5)") for line in caplog.messages)
+    assert any(line.startswith("dropped, not repeated in at most once: orders/0 [0, 5)") for line in caplog.messages)
 
 
 def test_a_batch_is_read_as_of_the_incarnation_it_claimed(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
@@ -497,7 +497,7 @@ def test_a_data_topic_that_could_not_be_named_is_let_go(scene: Scene) -> None:
 def test_a_block_that_wrote_nothing_commits_nothing(scene: Scene) -> None:
     """Leaving the block cleanly without `write` is an error: else these messages were lost."""
     with (
-        pytest.raises(BatchAbortedError, match="nothing was written, so nothing is committed"),
+        pytest.raises(BatchAbortedError, match="nothing was written and nothing is committed"),
         scene.batch(scene.delivery(EFFECTIVELY_ONCE)) as batch,
     ):
         batch.begin_processing()

@@ -265,7 +265,7 @@ def test_why_there_is_nothing_to_do(scene: Scene) -> None:
 
     assert held is not None
     assert (held.reason, held.stale_in_s) == (IdleReason.HELD, None)
-    assert "what is left is held by client1" in held.text
+    assert "the rest is held by client1" in held.text
     assert own is not None
     assert (own.reason, own.stale_in_s) == (IdleReason.HELD, 2 * HI_MS / 1_000)
     assert paused is not None
@@ -333,12 +333,12 @@ def test_kafka_is_told_the_offset_and_not_what_is_done_ahead(scene: Scene) -> No
 
 def test_what_does_not_go_together(scene: Scene) -> None:
     """Each with a sentence that says what to do."""
-    with pytest.raises(ConfigurationError, match="only in groups whose settings name the feature 'ranges'"):
+    with pytest.raises(ConfigurationError, match="its settings lack the feature 'ranges'"):
         scene.batch(scene.delivery(), ranges=TEN)
-    with pytest.raises(ConfigurationError, match="leave claim_entire_topic out"):
+    with pytest.raises(ConfigurationError, match="leave out claim_entire_topic"):
         scene.batch(member(scene), claim_entire_topic=True)
     scene.sink.supports_unordered_ranges = False
-    with pytest.raises(ConfigurationError, match="use a sink that keeps ranges"):
+    with pytest.raises(ConfigurationError, match="use a sink that stores ranges"):
         scene.batch(member(scene, EFFECTIVELY_ONCE))
     with pytest.raises(ConfigurationError, match="Go"):
         scene.batch(scene.delivery(settings=GroupSettings(60_000, RuleSet.GO, AT_LEAST_ONCE, (RANGES,))))

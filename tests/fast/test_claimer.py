@@ -79,7 +79,7 @@ def test_a_name_that_no_record_carries_is_refused(field: str, name: str) -> None
     ("settings", "said"),
     [
         (GroupSettings(HI_MS, features=("ranges", "unheard_of")), r"features \['unheard_of'\]"),
-        (GroupSettings(60_000, RuleSet.GO, features=("ranges",)), "'ranges' does not go with rule set 'go'"),
+        (GroupSettings(60_000, RuleSet.GO, features=("ranges",)), "'ranges' cannot be used with rule set 'go'"),
         (GroupSettings(60_000, RuleSet.GO, DeliveryMode.AT_MOST_ONCE), "at_least_once"),
         (GroupSettings(60_000, RuleSet.GO, DeliveryMode.EFFECTIVELY_ONCE), "at_least_once"),
         (GroupSettings(HI_MS, RuleSet.GO), "60000"),

@@ -103,7 +103,7 @@ def test_a_lost_lease_is_not_told_as_held_by_oneself(site: Site) -> None:
     with pytest.raises(ClaimLostError) as lost:
         member.check([0])
     assert "its lease ended" in str(lost.value)
-    assert "the log as last read still shows this very instance as owner, until that goes stale" in str(lost.value)
+    assert "the log as last read still shows this same instance as owner, until the claim is stale" in str(lost.value)
     assert "held by" not in str(lost.value)
 
     site.clock.advance(1)
@@ -131,7 +131,7 @@ def test_a_heartbeat_without_acknowledgement_renews_no_lease(site: Site) -> None
     before = member.lease_left_ms()
     faulty(member).fail(Fault.LOST_ACK, of_type("Heartbeat"))
 
-    with pytest.raises(CommitFailedError, match="lease runs on"):
+    with pytest.raises(CommitFailedError, match="The leases continue"):
         member.beat()
 
     assert member.lease_left_ms() == before

@@ -135,7 +135,7 @@ def test_a_compression_at_which_go_consumers_stop_is_a_problem(compression: str)
         for each in check_topic_settings(safe(1, compression_type=compression).topics, NAME, "broker:9092")
         if "compression.type" in each.found
     )
-    assert (found.state, "Go consumers stop for good" in found.why) == (CheckState.PROBLEM, True)
+    assert (found.state, "Go consumers stop forever" in found.why) == (CheckState.PROBLEM, True)
 
 
 class Opened(Cluster):

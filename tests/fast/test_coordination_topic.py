@@ -218,7 +218,7 @@ def test_a_setting_that_is_not_told_is_not_taken_for_right(name: str, severity: 
     """What the broker does not tell is a problem, not a right value."""
     problem = problems(safe(3, **{name: None}))[name.replace("_", ".")]
 
-    assert problem.found == "not told by the broker"
+    assert problem.found == "not reported by the broker"
     assert problem.severity is severity
 
 

@@ -160,7 +160,7 @@ def test_each_batch_is_one_materialization(shop: Shop) -> None:
     batches = [metadata for _, metadata in shop.recorded(result)]
     assert [batch["offsets"] for batch in batches] == [12, 12, 6]
     assert [batch.get("batches") for batch in batches] == [None, None, 3]
-    assert "nothing to read" in batches[-1]["ended"]
+    assert "no unread messages" in batches[-1]["ended"]
     assert len({batch["batch_id"] for batch in batches}) == 3
     assert sorted(shop.stand.scene.sink.counts().values()) == [1] * 30
 

@@ -428,7 +428,7 @@ def _request() -> BatchRequest:
 IDLE = {
     "paused": (_paused, f"group '{GROUP}' is paused until"),
     "held": (_held, "all are held by client1"),
-    "drained": (_drained, "nothing to read beyond what was done"),
+    "drained": (_drained, "has no unread messages"),
     "topic_missing": (_missing, f"topic '{TOPIC}' does not exist"),
 }
 
@@ -727,7 +727,7 @@ def test_what_a_dead_process_of_the_same_run_held_is_waited_for(stand: Stand) ->
     assert stand.scene.sink.counts() == dict.fromkeys(stand.scene.data.all_messages(), 1)
     assert stand.tags(result)["marshal/outcome"] == "done"
     assert 2 * HI_MS < stand.scene.clock.wall_ms() - began_ms < 3 * HI_MS
-    assert any("Of this very run is instance 'run2." in line for line in stand.lines(result))
+    assert any("This same run holds some of it (instance 'run2." in line for line in stand.lines(result))
 
 
 def test_what_the_same_run_works_on_is_held(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -756,7 +756,7 @@ def test_a_run_that_may_not_wait_for_its_own_claims_fails(stand: Stand) -> None:
     result = stand.run(ClaimedBatchConfig(time_budget_s=5))
     assert (result.success, stand.tags(result)["marshal/outcome"]) == (False, "held")
     assert "nothing was done: no partition" in _error(result)
-    assert "Of this very run is instance 'run2." in _error(result)
+    assert "This same run holds some of it (instance 'run2." in _error(result)
 
 
 # Steps that are tried again
@@ -848,7 +848,7 @@ def test_a_step_that_failed_behind_its_work_hands_it_on_when_tried_again(
     assert [each.asset_key for each in stand.observations(result)] == []
     assert result.output_for_node("after").offsets == 30
     assert len(result.output_for_node("after").batch_ids) == 1
-    assert "nothing to read" in str(_output(result).metadata["ended"].value)
+    assert "no unread messages" in str(_output(result).metadata["ended"].value)
     assert stand.tags(result)["marshal/outcome"] == "done"
     assert len(stand.materializations(result)) == 1
 
@@ -1142,7 +1142,7 @@ def test_a_failing_at_most_once_run_says_what_it_dropped(stand: Stand) -> None:
     stand.mode, stand.process = AT_MOST_ONCE, fail
     result = stand.run()
     assert not result.success
-    assert f"possibly dropped, as at most once must: {TOPIC}/0 [0, 10)" in "\n".join(stand.lines(result))
+    assert f"possibly dropped, not repeated in at most once: {TOPIC}/0 [0, 10)" in "\n".join(stand.lines(result))
     assert _told_dropped(stand, result) == [(n, 0, 10, "possibly dropped") for n in range(3)]
     assert stand.run().success
     assert len(stand.seen) == 1
@@ -1178,7 +1178,7 @@ def test_a_drop_is_told_when_the_commit_is_interrupted(stand: Stand, interrupt: 
     assert stand.seen == []
     assert [stand.scene.key(n).offset for n in range(3)] == [10, 10, 10]
     assert _told_dropped(stand, result) == [(n, 0, 10, "possibly dropped") for n in range(3)]
-    assert f"possibly dropped, as at most once must: {TOPIC}/0 [0, 10)" in "\n".join(stand.lines(result))
+    assert f"possibly dropped, not repeated in at most once: {TOPIC}/0 [0, 10)" in "\n".join(stand.lines(result))
 
 
 def test_a_drop_is_told_when_the_frame_cannot_be_made(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

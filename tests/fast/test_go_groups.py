@@ -294,7 +294,7 @@ def test_settings_are_not_given_where_go_consumers_are(site: Site, topics: FakeT
     others_keys(site)
     before = site.values()
     work = PositionResetter(lambda _: reader_on(site), topics, GROUP, TOPIC, "ops", site.clock, SETTINGS)  # type: ignore[arg-type]
-    with pytest.raises(GoGroupError, match="group 'others' holds orders/0"):
+    with pytest.raises(GoGroupError, match="group 'others' has orders/0"):
         work.look(ToOffsets(each=30), new_group=True)
     go_left(site, 0)
     with pytest.raises(GoGroupError, match="Go consumers use group 'etl'"):
@@ -490,7 +490,7 @@ def test_a_group_goes_back_to_the_rules_of_go(site: Site, capsys: pytest.Capture
         (("--rules", "gopher"), "--rules: 'gopher'; give native or go"),
         (("--delivery", "twice"), "--delivery: 'twice'; give at_most_once"),
         (("--rules", "go", "--delivery", "at_most_once"), "can only promise at_least_once"),
-        (("--rules", "go", "--ranges"), "does not go with rule set 'go'"),
+        (("--rules", "go", "--ranges"), "cannot be used with rule set 'go'"),
         (("--json",), "give --yes too"),
     ],
 )

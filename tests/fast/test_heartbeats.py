@@ -119,7 +119,7 @@ def test_a_lease_that_ended_tells_why_heartbeats_failed(site: Site) -> None:
     heartbeats.watch()
 
     assert isinstance(heartbeats.error, ClaimLostError)
-    assert "The last one failed: the broker does not answer. Nothing more is committed" in str(heartbeats.error)
+    assert "The last heartbeat failed: the broker does not answer. Nothing more is committed" in str(heartbeats.error)
 
 
 def test_a_lost_claim_ends_the_heartbeats(site: Site) -> None:
@@ -181,7 +181,7 @@ def test_who_cannot_tell_a_reason_stops_nothing(site: Site, caplog: pytest.LogCa
     heartbeats = Heartbeats(site.owner_of(0), ignore, reasons_to_stop=[broken])
     with caplog.at_level(logging.WARNING):
         heartbeats.ask()
-    assert "it goes on" in caplog.text
+    assert "it continues" in caplog.text
 
 
 def test_an_ended_lease_ends_the_work_once(site: Site) -> None:

@@ -182,7 +182,7 @@ def test_a_log_that_changed_is_an_error_for_good(site: Site, change: str) -> Non
     rationalizer.catch_up()
     CHANGES[change](site)
 
-    with pytest.raises(CoordinationLogChangedError, match=r"truncated|made anew or repartitioned"):
+    with pytest.raises(CoordinationLogChangedError, match=r"truncated|re-created, or repartitioned"):
         rationalizer.catch_up()
     for number in range(10):
         site.broker.append(site.home % site.broker.identity.partitions, render(claim_record(number)))

@@ -135,9 +135,9 @@ def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: p
 
     def work() -> None:
         with batch, handed_over(batch, CONNECTION) as submission:
-            with pytest.raises(BatchAbortedError, match="taken back"):
+            with pytest.raises(BatchAbortedError, match="withdrawn"):
                 script(submission)
-            with pytest.raises(BatchAbortedError, match="taken back"), submitted_batch(submission.environment):
+            with pytest.raises(BatchAbortedError, match="withdrawn"), submitted_batch(submission.environment):
                 raise AssertionError
             monkeypatch.undo()
 
@@ -284,7 +284,7 @@ def test_a_topic_made_anew_before_the_scripts_sink_commits_is_found(
     monkeypatch.setattr("marshal_dagster.pipes._LOOK_EVERY_S", 3_600)
 
     scene.sink.while_reading = lambda: scene.data.make(messages=5)
-    with pytest.raises(BatchAbortedError, match="taken back"):
+    with pytest.raises(BatchAbortedError, match="withdrawn"):
         _work(scene, lambda theirs: _read_and_write(theirs, scene))
     assert not scene.sink.counts()
 
@@ -313,7 +313,7 @@ def test_a_script_that_nobody_submitted_says_so(tmp_path: Path) -> None:
     """In one line; a folder without a batch was taken back."""
     with pytest.raises(ConfigurationError, match="MARSHAL_BATCH is not set"), submitted_batch({}):
         raise AssertionError
-    with pytest.raises(BatchAbortedError, match="taken back"), submitted_batch({BATCH_VARIABLE: str(tmp_path)}):
+    with pytest.raises(BatchAbortedError, match="withdrawn"), submitted_batch({BATCH_VARIABLE: str(tmp_path)}):
         raise AssertionError
     assert read_outcome(tmp_path) is None
     for two_lines in ("a\nb", "a\rspark.master b"):

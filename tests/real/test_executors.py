@@ -377,7 +377,7 @@ def test_a_run_that_is_canceled_by_force_commits_nothing_more(make_site: MakeSit
     run_id = site.start("retrying", halt="processing")
     site.wait_until_halted(run_id)
     site.instance.report_run_canceled(site.run(run_id))
-    wait_until(lambda: "heartbeats end" in site.said(run_id), "its heartbeats end", 20)
+    wait_until(lambda: "the heartbeats have ended" in site.said(run_id), "its heartbeats end", 20)
     going_on().touch()
     (run,) = site.wait(run_id)
     assert f"Dagster says that run {run_id} is canceled: BatchAbortedError" in site.error(run_id)

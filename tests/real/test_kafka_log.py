@@ -261,7 +261,7 @@ def test_a_log_made_anew_ends_the_claims(house: KafkaHouse, partitions: int) -> 
 
     house.recreate(partitions)
 
-    with pytest.raises(CoordinationLogChangedError, match=r"made anew|acknowledged"):
+    with pytest.raises(CoordinationLogChangedError, match=r"re-created|acknowledged"):
         beat_until_it_ends(claimer)
     with pytest.raises(ClaimLostError):
         claimer.check([0])
