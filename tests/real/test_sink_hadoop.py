@@ -119,7 +119,7 @@ def test_through_spark(spark: "SparkSession", hdfs: str) -> None:
     ]
     assert "have no column" in str(sink.can_replace([part(1, 0, 2, generation=20)]))
     assert all(each.startswith(f"{uri}/_marshal/attempts/") for each in sink.committed_uris())
-    with pytest.raises(ConfigurationError, match="ask for `committed_uris`"):
+    with pytest.raises(ConfigurationError, match="call `committed_uris`"):
         sink.committed_files()
 
 
