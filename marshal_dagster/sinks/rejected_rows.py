@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NOT_UTF8 = "it has bytes that are not UTF-8, which would be replaced silently"
-NUL = "it has a NUL character (U+0000), which a text of PostgreSQL cannot hold"
+NUL = "it has a NUL character (U+0000), which PostgreSQL cannot store in a string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RejectedRow:
             message, skip = f"offset {self.offset}", skip_text(range_, self.offset, self.offset + 1)
         column = "" if self.column is None else f", column {self.column!r}"
         return SinkRejectedError(
-            f"{output} does not take the row of topic {range_.topic!r}, partition {self.partition}, {message}{column}: "
+            f"{output} cannot store the row of topic {range_.topic!r}, partition {self.partition}, {message}{column}: "
             f"{self.reason}; nothing was written. Correct the code that makes the row, or skip the message: {skip}"
         )
 

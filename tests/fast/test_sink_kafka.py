@@ -454,7 +454,7 @@ def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None
         (
             RecordRejectedError("t/0 offset 2", "Message size too large", is_too_large=True, is_sure=True),
             SinkRejectedError,
-            "t/0 offset 2 of group 'g': topic output does not take .* raise max.message.bytes",
+            "t/0 offset 2 of group 'g': topic output rejects .* raise max.message.bytes",
         ),
         (
             RecordRejectedError("t/0 offset 2", "bad", is_too_large=False, is_sure=True),
