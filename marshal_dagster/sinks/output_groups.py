@@ -98,7 +98,7 @@ class OutputGroups:
                 f"{self.output} has ranges of topic {topic!r} from group {named}: group {group!r} would write the same "
                 f"offsets again, so nothing was written. If {group!r} replaces {first!r}, stop {first!r}, run "
                 f"`marshal-dagster position import {group} {topic} --consumer-group {first}` (`position reset` if "
-                f"{group!r} has positions already) and give the sink previous_group={first!r}; if both groups shall "
+                f"{group!r} has positions already) and give the sink previous_group={first!r}; if both groups should "
                 "write all offsets, give it shared_by_groups=True"
             )
         for other in others:
@@ -107,6 +107,6 @@ class OutputGroups:
                     f"{range_} of group {group!r}: {self.output} has rows of group {other!r} at these offsets, which "
                     f"{group!r} would write again, so nothing was written. Set the position of {group!r} after them "
                     f"(`marshal-dagster position reset {group} {topic}`), write to a new output, or give the sink "
-                    "shared_by_groups=True if both groups shall write all offsets"
+                    "shared_by_groups=True if both groups should write all offsets"
                 )
         return None

@@ -45,7 +45,7 @@ class Sink(Protocol):
     """An output for the delivery mode `effectively_once` (protocol.md, section 6).
 
     All ranges of one call belong to one group and one topic, with at most one range per partition. If a method raises,
-    each range is either unchanged or completely written.
+    each range is either unchanged or completely written. docs/sinks.md, "A sink of your own", has a complete example.
     """
 
     @property
@@ -53,7 +53,7 @@ class Sink(Protocol):
         """Whether the output stores every range that it has, not only a position for each partition.
 
         Groups whose members claim ranges need this: their ranges arrive in any order (`ClaimedRange.in_any_order`).
-        Such a sink decides with `judge_ranges`, others with `judge`.
+        A sink that returns true decides with `judge_ranges`, any other with `judge`.
         """
         ...
 

@@ -34,8 +34,8 @@ class Case:
     def check(self, target: Target) -> None:
         """Check that the sink of `target` has this property.
 
-        If the sink's `supports_unordered_ranges` is false, cases of ranges in any order only check that it refuses
-        such ranges.
+        If the sink's `supports_unordered_ranges` is false, cases of ranges in any order only check that the sink
+        refuses these ranges.
 
         Args:
             target: An output that is empty.

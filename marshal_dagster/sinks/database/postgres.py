@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 _POSITIONS = "marshal_ranges"
 _TAKEN = "marshal_taken_ranges"
-_WITHOUT_POLICIES = "give the role BYPASSRLS, or disable row-level security of the sink's tables"
+_WITHOUT_POLICIES = "give the role BYPASSRLS, or disable row-level security on the sink's tables"
 
 _CREATE: tuple[LiteralString, ...] = (
     """
@@ -198,6 +198,7 @@ class PostgresSink(Steps):
     """
 
     supports_unordered_ranges = True
+    """True: the sink stores every range, so it accepts ranges in any order."""
     _evaluated = staticmethod(evaluated)
     """Evaluates the rows of the partitions that are not done; tests replace it."""
 

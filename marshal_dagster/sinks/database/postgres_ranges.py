@@ -5,7 +5,7 @@ A writer locks its partitions' rows in `marshal_ranges` before it judges its ran
 - Exclusively (`FOR UPDATE`), if its ranges come in order, begin a generation, are the first ones in any order, or are
   very many.
 - Shared (`FOR SHARE`), in all other cases of ranges in any order. The lock keeps the generation unchanged, and several
-  such writers move their rows at the same time.
+  of these writers move their rows at the same time.
 
 A writer with a shared lock also locks the start of its range, so that another writer of the same range waits and then
 skips it. Immediately before its commit it locks the partition's ranges and checks again that no other range overlaps

@@ -60,6 +60,7 @@ class DeltaSink(Steps):
     """
 
     supports_unordered_ranges = False
+    """False: the sink stores one position for each partition, so it needs ranges in order."""
 
     def __init__(
         self,

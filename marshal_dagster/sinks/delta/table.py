@@ -109,7 +109,7 @@ class DeltaTable:
             only_older: Whether to consider only rows of generations older than the range's.
 
         Returns:
-            For each such range: the range, the lowest generation of these rows, and whether all have offsets.
+            For each of these ranges: the range, the lowest generation of its rows, and whether all rows have offsets.
         """
         if not ranges or not self._history(" LIMIT 1"):
             return []

@@ -20,8 +20,8 @@ from marshal_dagster.sinks.sink import newer_version, partition_key
 VERSION = 2
 """The newest version of these files that this code reads; newer ones are refused.
 
-Files without ranges in any order are written as version 1. In version 2 such ranges have the field `in_any_order`: a
-reader that took the end of such a range for the output's position would skip the ranges missing before it.
+Files without ranges in any order are written as version 1. In version 2 these ranges have the field `in_any_order`: a
+reader that took the end of one for the output's position would skip the ranges missing before it.
 """
 CHECKPOINT_EVERY = 100
 _KEPT_CHECKPOINTS = 2
@@ -58,7 +58,7 @@ class Entry:
     has_offsets: bool
     """Whether all rows have an offset."""
     replaces: tuple[tuple[int, int], ...] = ()
-    """The offsets at which this range replaces rows of older generations; empty if there are no such rows."""
+    """The offsets at which this range replaces rows of older generations; empty if there are no older rows."""
 
 
 @dataclass(frozen=True, slots=True)

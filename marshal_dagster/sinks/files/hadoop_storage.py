@@ -35,7 +35,7 @@ Exclusive = Literal["rename", "create"]
 """How a file system lets only one of several writers create a file, as declared by the user.
 
 `rename`: `FileContext.rename` without overwriting is atomic. `create`: a file created without overwriting appears to
-others only when it is closed, completely, and only one of several such files is created.
+others only when it is closed, with its whole content, and only one of several writers succeeds.
 """
 
 _RENAMING = frozenset({"hdfs"})

@@ -108,6 +108,7 @@ class FileSink(Steps):
     """
 
     supports_unordered_ranges = True
+    """True: the sink stores every range, so it accepts ranges in any order."""
 
     def __init__(
         self,

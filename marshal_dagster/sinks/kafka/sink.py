@@ -147,6 +147,7 @@ class KafkaSink(Steps):
     """
 
     supports_unordered_ranges = False
+    """False: the sink stores one position for each partition, so it needs ranges in order."""
     _evaluated = staticmethod(evaluated)
     """Evaluates the rows of the partitions that are not done; tests replace it."""
 
@@ -550,7 +551,7 @@ class KafkaSink(Steps):
             raise SinkRejectedError(
                 f"{wanted} of group {wanted.group!r}: output topic {self.topic} was deleted and re-created since the "
                 "previous range was written, so nothing was written. Set the group's position to the offset at which "
-                "the new topic shall begin"
+                "the new topic should begin"
             )
         refuses = self.on_new_generation is NewGeneration.REFUSE
         if refuses and verdict is not Verdict.SKIP and note.covers(wanted, place.topic_id):
@@ -577,7 +578,10 @@ class KafkaSink(Steps):
         return f"the note of {key} in topic {self.notes_topic}"
 
     def _key(self, wanted: ClaimedRange) -> str:
-        """Return the transactional id of the range's partition, which is also the key of its note."""
+        """Return the transactional id of the range's partition, which is also the key of its note.
+
+        Only the group's name can contain slashes, so the parts of an id are unambiguous.
+        """
         return f"{self._id_prefix}{wanted.group}/{wanted.topic}/{wanted.partition}"
 
     def _transaction(self, wanted: ClaimedRange) -> "Transaction":
