@@ -20,7 +20,7 @@ OffsetsRead = Callable[[], Mapping[int, Intervals]]
 """Returns the offsets that a batch has read, by partition. It runs a Spark job, so a sink calls it only if needed."""
 
 BeforeCommit = Callable[[], None]
-"""Called after each read of Kafka and before any row is committed. If it raises, the sink writes nothing."""
+"""Called after each read of Kafka and before rows are committed. If it raises, the sink does not write these rows."""
 
 PARTITION_COLUMN = "partition"
 OFFSET_COLUMN = "offset"
@@ -132,8 +132,8 @@ def check_columns(schema: "StructType", reserved: Collection[str], *, case_sensi
         case_sensitive: The session's `spark.sql.caseSensitive`, by which names are compared.
 
     Raises:
-        ConfigurationError: If the column `partition` is missing, `partition` or `offset` is not an integer, or a
-            reserved name is used.
+        ConfigurationError: If the column `partition` is missing, `partition` or `offset` is not an integer or is spelt
+            in another case, or a reserved name is used.
     """
     check_names(schema.names, (PARTITION_COLUMN, OFFSET_COLUMN), case_sensitive=case_sensitive)
     types = {column.name: column.dataType.typeName() for column in schema.fields}

@@ -3,10 +3,10 @@
 It uses two more tables. `marshal_ranges` stores the position and generation of each partition. `marshal_taken_ranges`
 contains one entry for each range that was written, and each row refers to its entry.
 
-A writer first copies its rows to a temporary table. Only then does it lock its partitions in `marshal_ranges`, judge
-its ranges (protocol.md, section 6, "Effectively once"), move the rows to the output and set the positions. So a writer
-that stalls while it copies blocks no other writer, and a writer whose claim was taken over is refused before any of
-its rows is visible. `postgres_ranges` documents the locks.
+A writer first copies its rows to a temporary table. After that it locks its partitions in `marshal_ranges` and judges
+its ranges (protocol.md, section 6, "Effectively once"). Finally it moves the rows to the output and sets the positions.
+So a writer that stalls while it copies blocks no other writer. A writer whose claim was taken over is refused before
+any of its rows is visible. `postgres_ranges` documents the locks.
 """
 
 import zlib

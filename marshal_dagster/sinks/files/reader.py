@@ -1,7 +1,7 @@
 """Reads the committed files of a file output into Spark, without the rows that a newer generation has replaced.
 
-`FileSink.read` uses it. The files of each commit are read with the columns with which they were written and only then
-combined by name, because CSV files contain no column names.
+`FileSink.read` uses it. The files of each commit are read with the columns with which they were written. Only then are
+they combined by name, because CSV files contain no column names.
 """
 
 import json

@@ -178,6 +178,9 @@ class FileSink(Steps):
 
         Returns:
             None, or the reason why these rows cannot be replaced.
+
+        Raises:
+            SinkRejectedError: If the output is damaged or was written by a newer version.
         """
         with self._lock:
             view = self._log.refresh()
@@ -261,8 +264,10 @@ class FileSink(Steps):
             A frame of the rows; Spark reads the files when the frame is evaluated.
 
         Raises:
-            ConfigurationError: If nothing was committed yet, or a column's type differs between commits.
-            SinkRejectedError: If the output is damaged or was written by a newer version.
+            ConfigurationError: If nothing was committed yet, a column's type differs between commits, or a setting of
+                the session would change the values.
+            SinkRejectedError: If the output is damaged, was written by a newer version, or has JSON or CSV files of an
+                older version that lost values.
         """
         self._storage.use(lambda: spark)
         with self._lock:
@@ -318,6 +323,9 @@ class FileSink(Steps):
 
         Returns:
             The number of attempts that were removed.
+
+        Raises:
+            SinkRejectedError: If the output is damaged or was written by a newer version.
         """
         with self._lock:
             return self._sweep()

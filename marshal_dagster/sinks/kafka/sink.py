@@ -2,8 +2,8 @@
 
 Each partition of each group has its own transactional id. Initialising a transaction with it aborts the open
 transaction of an earlier writer and fences that writer, so Kafka accepts only one writer at a time. After that the
-writer reads the newest note of the partition, judges its range by it (protocol.md, section 6), and sends the records
-and finally the new note (docs/decisions/0010-kafka-sink.md).
+writer reads the newest note of the partition and judges its range by it (protocol.md, section 6). It sends the records
+and, last of all, the new note (docs/decisions/0010-kafka-sink.md).
 
 `records` converts rows to records, `notes` defines the notes, and `marshal_dagster.kafka.transactions` contains the
 Kafka client.
@@ -270,6 +270,11 @@ class KafkaSink(Steps):
 
         Returns:
             None, or the reason why they would be refused.
+
+        Raises:
+            SinkRejectedError: If a note is damaged or was written by a newer version.
+            TopicNotFoundError: If the output topic or the topic of notes does not exist.
+            UnavailableError: If Kafka cannot be reached.
         """
         with self._place() as place:
             notes = place.notes.newest(self._patience_s)
