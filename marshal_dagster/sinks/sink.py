@@ -186,9 +186,10 @@ def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[Claimed
     """
     foreign = sorted(map(str, set(partitions) - {range_.partition for range_ in ranges}))
     if foreign:
+        where = f"group {ranges[0].group!r}, topic {ranges[0].topic!r}: " if ranges else ""
         raise SinkRejectedError(
-            f"the result has rows of partition {', '.join(foreign)}, which this batch did not read, so nothing was "
-            f"written. Do not change the column {PARTITION_COLUMN!r}"
+            f"{where}the result has rows of partition {', '.join(foreign)}, which this batch did not read, so nothing "
+            f"was written. Do not change the column {PARTITION_COLUMN!r}"
         )
 
 
