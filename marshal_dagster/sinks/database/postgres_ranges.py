@@ -75,7 +75,7 @@ class RangeTables:
     """Access to the two tables for the ranges of one batch, within a transaction."""
 
     def __init__(self, execute: "Callable[..., Cursor[tuple[Any, ...]]]", output: str, table: str) -> None:
-        """Store the arguments.
+        """Store the arguments; no statement is executed.
 
         Args:
             execute: Executes a statement with the tables' names filled in.
@@ -104,7 +104,7 @@ class RangeTables:
         The lock is shared if only the ranges' own group has ranges there, else exclusive.
 
         Raises:
-            LocksOutdatedError: If another group has written ranges before the shared lock was acquired.
+            LocksOutdatedError: If the topic's groups changed before the shared lock was acquired.
         """
         own = {ranges[0].group}
         is_alone = self.groups(connection, ranges) == own

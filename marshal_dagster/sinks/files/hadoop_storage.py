@@ -203,7 +203,10 @@ class HadoopStorage(Storage):
             put(name, content, scratch)
         except _java_errors() as error:
             # The file may exist already, or be ours with the response lost, or still be created later.
-            unknown = PublishOutcomeUnknownError(f"{self.full(name)}: {_said(error)}")
+            unknown = PublishOutcomeUnknownError(
+                f"{self.full(name)}: whether this commit file was created is not known ({_said(error)}). Run the batch "
+                "again, which skips ranges that were committed"
+            )
             try:
                 published = self._content(name)
             except _java_errors() as unread:
