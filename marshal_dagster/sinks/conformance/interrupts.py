@@ -20,7 +20,7 @@ _MOST_WITH_SPARK = 40
 
 
 class SimulatedDeathError(BaseException):
-    """Simulates the death of a process that cannot be killed."""
+    """The simulated death of a process that cannot be killed."""
 
 
 @contextmanager

@@ -132,7 +132,7 @@ _IS_GONE: LiteralString = """
 
 
 class TransactionHook(Protocol):
-    """Writes more data in the sink's transaction, such as outbox events, so that it is committed with the rows.
+    """A hook that writes more data in the sink's transaction, such as outbox events, to be committed with the rows.
 
     The rows are in the temporary table `pg_temp.marshal_rows`, with the output's columns and `marshal_range`.
     """
@@ -180,7 +180,7 @@ class _OffsetsNeededError(Exception):
 
 
 class PostgresSink(Steps):
-    """Writes rows to the table `table` of PostgreSQL 14 or newer.
+    """A sink that writes rows to the table `table` of PostgreSQL 14 or newer.
 
     The table has the frame's columns, with `partition` and `offset` renamed to `kafka_partition` (integer) and
     `kafka_offset` (bigint; only if the frame has `offset`), and the column `marshal_range` (bigint). Arrays, maps and

@@ -48,7 +48,7 @@ MOST_INTERVALS = 1_000
 
 
 class DeltaSink(Steps):
-    """Writes rows to the Delta table at `path`, with an extra column `marshal` that names the range of each row.
+    """A sink that writes rows to the Delta table at `path`, with an extra column `marshal` for each row's range.
 
     The session needs Delta Lake (`delta_settings`). The frame is persisted on the executors during the write.
 

@@ -98,7 +98,7 @@ _NOTHING = _WrittenFiles()
 
 
 class FileSink(Steps):
-    """Writes files to the folder `path`; read them with `read` or `committed_files`.
+    """A sink that writes files to the folder `path`; read them with `read` or `committed_files`.
 
     Example:
         ```python

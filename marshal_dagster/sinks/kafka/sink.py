@@ -129,7 +129,7 @@ class _Queue:
 
 
 class KafkaSink(Steps):
-    """Writes records to the Kafka topic `topic`, for readers with `isolation.level=read_committed`.
+    """A sink that writes records to the Kafka topic `topic`, for readers with `isolation.level=read_committed`.
 
     The frame has the columns of Spark's own Kafka writer: `value` (string or binary) and optionally `key` (string or
     binary), `headers` and `timestamp`. `partition` and `offset` remain those of the source message. The optional
