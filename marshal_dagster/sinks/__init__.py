@@ -1,12 +1,21 @@
-"""Outputs that take each offset range once per generation, however often it is delivered (protocol.md, section 6).
+"""Sinks: outputs that store each offset range once per generation, however often it is delivered.
 
-`sink` says what a sink is, `output_groups` which groups may write to one, `files.sink`, `database.postgres`,
-`delta.sink` and `kafka.sink` are some, `conformance` is what each must do. `files.commit_log` holds the files' commit
-log, which needs no Spark, `database.postgres_ranges` what the database's tables say, `delta.table` is what Spark does
-for a Delta table; `kafka.notes` is what an output topic's transactions say, and `kafka.records` makes records of rows.
-`source_headers` is for output topics that are written at least once. Imports the standard library,
-`marshal_dagster.errors`, `marshal_dagster.protocol` and, of `marshal_dagster.kafka`, what needs no client; that,
-pyspark and psycopg only inside functions. A frame and its ranges come in from `marshal_dagster.batches`.
+`marshal_dagster.batches` passes a DataFrame and its offset ranges to a sink (protocol.md, section 6).
+
+- `sink`: the `Sink` protocol and helpers that all sinks share.
+- `output_groups`: the rule which consumer groups may write to an output.
+- `files.sink`, `database.postgres`, `delta.sink`, `kafka.sink`: the sinks of this library.
+- `conformance`: test cases that every sink must pass.
+- `files.commit_log`: the commit log of a file output, which does not need Spark.
+- `database.postgres_ranges`: the tables that record which ranges a PostgreSQL output has.
+- `delta.table`: access to a Delta table through Spark.
+- `kafka.notes`: the notes that each transaction to an output topic writes.
+- `kafka.records`: conversion of DataFrame rows to Kafka records.
+- `source_headers`: headers for output topics that are written at least once.
+
+At module level this package imports the standard library, `marshal_dagster.errors`, `marshal_dagster.protocol` and
+parts of `marshal_dagster.kafka` and `marshal_dagster.spark` that need no client. Kafka's client, pyspark and psycopg
+are imported inside functions.
 """
 
 from marshal_dagster.protocol.idempotence import StoredPosition as StoredPosition

@@ -1,4 +1,4 @@
-"""Which rows a sink writes, and that the executors keep them while it does."""
+"""Helpers with which sinks select the rows to write and persist them on the executors during a write."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def without_partitions(frame: "DataFrame", done: Sequence[int]) -> "DataFrame":
-    """Leave out the rows of the partitions `done`; those without a partition stay, to be found and refused."""
+    """Return the rows except those of the partitions `done`; rows without a partition stay, to be refused later."""
     if not done:
         return frame
     partition = f.col(PARTITION_COLUMN)
@@ -21,10 +21,10 @@ def without_partitions(frame: "DataFrame", done: Sequence[int]) -> "DataFrame":
 
 @contextmanager
 def persisted(frame: "DataFrame") -> Iterator["DataFrame"]:
-    """Have the executors keep the rows of `frame`, once they are evaluated, until the block ends.
+    """Persist the rows of `frame` on the executors until the block ends.
 
-    After an interrupt they stay for as long as the session: the JVM is left alone then, since it would answer only when
-    what it is at has ended.
+    After an interrupt they stay persisted until the session ends: the JVM would answer `unpersist` only after its
+    current job, so it is not called.
     """
     from pyspark import StorageLevel
 
@@ -35,7 +35,7 @@ def persisted(frame: "DataFrame") -> Iterator["DataFrame"]:
 
 @contextmanager
 def unless_interrupted(clean_up: Callable[[], object]) -> Iterator[None]:
-    """Clean up at the end of the block, and after an error, but not after an interrupt."""
+    """Call `clean_up` at the end of the block and after an error, but not after an interrupt."""
     try:
         yield
     except Exception:

@@ -1,4 +1,8 @@
-"""Which groups may write to an output: of each data topic one, and those that follow on it, unless groups share it."""
+"""The rule which consumer groups may write to an output.
+
+Each data topic of an output belongs to one group. A renamed group can follow it, or groups can share the output.
+Every sink applies this rule (docs/sinks.md, "Another group").
+"""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,24 +13,43 @@ from marshal_dagster.protocol.batch_planning import ClaimedRange
 
 @dataclass(frozen=True, slots=True)
 class OutputGroups:
-    """The rule of one output. The sink gives what it has of each group: its ranges record who took the first."""
+    """The rule for one output; the sink passes in which groups the output has ranges of.
+
+    Raises:
+        ConfigurationError: If both `shared_by_groups` and `previous_group` are set.
+
+    Example:
+        ```python
+        groups = OutputGroups("table public.orders", previous_group="shops")
+        groups.check(ranges, groups_with_ranges, ranges_with_rows)
+        ```
+    """
 
     output: str
     """The output's name in errors, such as `table public.orders`."""
     shared_by_groups: bool = False
-    """Whether several groups write here, each with ranges of its own."""
+    """Whether several groups write all offsets of a topic to this output, each with ranges of its own."""
     previous_group: str | None = None
-    """The group that wrote here before; a new one may follow on its ranges."""
+    """The group that wrote to this output before; the new group continues after its ranges."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for options that exclude each other."""
+        """Raise `ConfigurationError` if both options are set."""
         if self.shared_by_groups and self.previous_group is not None:
             raise ConfigurationError(
-                "previous_group: with shared_by_groups no group follows on another; give one of them"
+                "previous_group: cannot be combined with shared_by_groups, because groups that share an output do not "
+                "follow one another. Give one of the two"
             )
 
     def others(self, wanted: ClaimedRange, groups: Collection[str]) -> Sequence[str]:
-        """Return which of `groups` must not have rows where `wanted` has; all but its own, unless they share."""
+        """Return which of `groups` must not have rows at the offsets of `wanted`.
+
+        Args:
+            wanted: The range to be written.
+            groups: The groups that have ranges of this topic in the output.
+
+        Returns:
+            All groups except that of `wanted`, sorted; empty if groups share the output.
+        """
         return [] if self.shared_by_groups else sorted(set(groups) - {wanted.group})
 
     def check(
@@ -35,7 +58,16 @@ class OutputGroups:
         groups: Collection[str],
         held: Callable[[Sequence[ClaimedRange]], Iterable[ClaimedRange]],
     ) -> None:
-        """Raise `SinkRejectedError` for what `refusal` gives."""
+        """Raise an error if the group of the ranges must not write them.
+
+        Args:
+            wanted: The ranges to be written, all of one group and topic.
+            groups: The groups that have ranges of this topic in the output.
+            held: Returns those of the given ranges at which the output has rows of the range's own group.
+
+        Raises:
+            SinkRejectedError: With the reason that `refusal` returns.
+        """
         if reason := self.refusal(wanted, groups, held):
             raise SinkRejectedError(reason)
 
@@ -45,10 +77,16 @@ class OutputGroups:
         groups: Collection[str],
         held: Callable[[Sequence[ClaimedRange]], Iterable[ClaimedRange]],
     ) -> str | None:
-        """Return why the group of the ranges `wanted` may not write them, None if it may.
+        """Return why the group of the ranges must not write them, or None if it may.
 
-        `groups` are those of which the output has ranges of this topic. `held` returns those of the ranges given to it
-        at which the output has rows of the range's own group, whatever their generation.
+        Args:
+            wanted: The ranges to be written, all of one group and topic.
+            groups: The groups that have ranges of this topic in the output.
+            held: Returns those of the given ranges at which the output has rows of the range's own group, of any
+                generation.
+
+        Returns:
+            The reason with the steps that resolve it, or None.
         """
         others = self.others(wanted[0], groups) if wanted else []
         if not others:
@@ -58,17 +96,17 @@ class OutputGroups:
             first, named = others[0], ", ".join(map(repr, others))
             return (
                 f"{self.output} has ranges of topic {topic!r} from group {named}: group {group!r} would write the same "
-                f"offsets again, and nothing was written. If {group!r} takes over from {first!r}, stop {first!r}, run "
-                f"`marshal-dagster position import {group} {topic} --consumer-group {first}` (`position reset` if it "
-                f"has positions already) and give the sink previous_group={first!r}; if both are to write all offsets, "
-                "give it shared_by_groups=True"
+                f"offsets again, so nothing was written. If {group!r} replaces {first!r}, stop {first!r}, run "
+                f"`marshal-dagster position import {group} {topic} --consumer-group {first}` (`position reset` if "
+                f"{group!r} has positions already) and give the sink previous_group={first!r}; if both groups should "
+                "write all offsets, give it shared_by_groups=True"
             )
         for other in others:
             for range_ in held([replace(range_, group=other) for range_ in wanted]):
                 return (
                     f"{range_} of group {group!r}: {self.output} has rows of group {other!r} at these offsets, which "
-                    f"{group!r} would write again, and nothing was written. Set the position of {group!r} after them "
+                    f"{group!r} would write again, so nothing was written. Set the position of {group!r} after them "
                     f"(`marshal-dagster position reset {group} {topic}`), write to a new output, or give the sink "
-                    "shared_by_groups=True if both are to write all offsets"
+                    "shared_by_groups=True if both groups should write all offsets"
                 )
         return None

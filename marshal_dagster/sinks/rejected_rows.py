@@ -1,4 +1,4 @@
-"""Rows that an output cannot hold: finds one before it is written, and names its message and column."""
+"""Rows that an output cannot store: finds the first one before the write, and names its message and column."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -16,20 +16,23 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NOT_UTF8 = "it has bytes that are not UTF-8, which would be replaced silently"
-NUL = "it has a NUL character (U+0000), which a text of PostgreSQL cannot hold"
+NUL = "it has a NUL character (U+0000), which PostgreSQL cannot store in a string"
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
-    """A row that cannot be written, and why; `offset` and `column` are None where they are not known."""
+    """A row that cannot be written, and the reason."""
 
     partition: int
+    """The partition of the row's message."""
     offset: int | None
+    """The offset of the row's message, None if unknown."""
     column: str | None
+    """The column with the wrong value, None if unknown."""
     reason: str
 
     def error(self, output: str, ranges: Sequence[ClaimedRange]) -> SinkRejectedError:
-        """Return the error that names the row's message, and how to continue."""
+        """Return the error that names the row's message and how to continue."""
         range_ = next(range_ for range_ in ranges if range_.partition == self.partition)
         if self.offset is None:
             message = f"offsets {range_.start} to {range_.end - 1} (the row has no offset)"
@@ -38,21 +41,25 @@ class RejectedRow:
             message, skip = f"offset {self.offset}", skip_text(range_, self.offset, self.offset + 1)
         column = "" if self.column is None else f", column {self.column!r}"
         return SinkRejectedError(
-            f"{output} does not take the row of topic {range_.topic!r}, partition {self.partition}, {message}{column}: "
+            f"{output} cannot store the row of topic {range_.topic!r}, partition {self.partition}, {message}{column}: "
             f"{self.reason}; nothing was written. Correct the code that makes the row, or skip the message: {skip}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TextCheck:
-    """Finds, in Spark, rows with a text that an output cannot hold."""
+    """A Spark expression that finds rows with a string that an output cannot store."""
 
     problem: "Column"
-    """The row's offset and the problem's number, as a struct; null for a row without a problem."""
+    """A struct of the row's offset and the index of its problem; null for a row without a problem."""
     _problems: Sequence[tuple[str, str]]
 
     def first(self, found: Iterable[tuple[int | None, "Row | None"]]) -> RejectedRow | None:
-        """Return the first row with a problem, by the lowest `problem` of each partition; None if there is none."""
+        """Return the rejected row of the lowest partition, or None.
+
+        Args:
+            found: Partition and lowest `problem` of its rows, None for a partition without problems.
+        """
         rows = [(partition, *problem) for partition, problem in found if partition is not None and problem is not None]
         if not rows:
             return None
@@ -61,7 +68,12 @@ class TextCheck:
 
 
 def text_check(schema: "StructType", *, refuse_nul: bool) -> TextCheck:
-    """Return the check of all texts in the columns of `schema`, also of those within arrays, maps and structs."""
+    """Return the check of all strings in the columns of `schema`, including those in arrays, maps and structs.
+
+    Args:
+        schema: The schema of the rows.
+        refuse_nul: Whether strings with a NUL character are refused, as PostgreSQL does.
+    """
     problems: list[tuple[str, str]] = []
     texts = text_kinds()
     number = f.lit(None).cast("int")

@@ -1,4 +1,4 @@
-"""What a sink is: the questions that a batch asks of its output, and what it tells in return."""
+"""The `Sink` protocol: what a batch requires of its output. Also the checks and helpers that all sinks share."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Intervals = Sequence[tuple[int, int]]
-"""Offsets as rising half-open intervals [start, end)."""
+"""Offsets as half-open intervals [start, end) in ascending order."""
 OffsetsRead = Callable[[], Mapping[int, Intervals]]
-"""Works out which offsets of each partition a batch has read; a Spark job, so asked only where needed."""
+"""Returns the offsets that a batch has read, by partition. It runs a Spark job, so a sink calls it only if needed."""
 
 BeforeCommit = Callable[[], None]
-"""Called each time that Kafka was read, before any row counts; what it raises leaves nothing written."""
+"""Called after each read of Kafka and before rows are committed. If it raises, the sink does not write these rows."""
 
 PARTITION_COLUMN = "partition"
 OFFSET_COLUMN = "offset"
@@ -29,39 +29,45 @@ _INTEGERS = frozenset({"byte", "short", "integer", "long"})
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What became of each range that was to be written.
-
-    `taken` are in the output by this very call, `skipped` were there already; all of them can be committed. `rows`
-    tells the rows written for each partition that was taken, as far as the output knows it. `note` is what a person who
-    reads the output should know, if there is anything.
-    """
+    """The result of `Sink.write`. The positions of all its ranges, taken or skipped, can be committed."""
 
     taken: tuple[ClaimedRange, ...]
+    """The ranges that this call wrote."""
     skipped: tuple[ClaimedRange, ...]
+    """The ranges that the output already had, so this call did not write them."""
     rows: Mapping[int, int]
+    """The number of rows written, by partition; partitions whose count the output does not know are missing."""
     note: str | None = None
+    """A hint for readers of the output, shown in the batch's metadata."""
 
 
 class Sink(Protocol):
-    """An output for effectively once.
+    """An output for the delivery mode `effectively_once` (protocol.md, section 6).
 
-    All ranges of one call are of one group and one topic, each partition at most once. What is raised leaves each range
-    as it was, or wholly taken.
+    All ranges of one call belong to one group and one topic, with at most one range per partition. If a method raises,
+    each range is either unchanged or completely written. docs/sinks.md, "A sink of your own", has a complete example.
     """
 
     @property
     def supports_unordered_ranges(self) -> bool:
-        """Whether it knows each range that it has, not only a position (`judge_ranges`).
+        """Whether the output stores every range that it has, not only a position for each partition.
 
-        Only such a sink can be used in groups whose members claim ranges: there `ClaimedRange.in_any_order` is true.
+        Groups whose members claim ranges need this: their ranges arrive in any order (`ClaimedRange.in_any_order`).
+        A sink that returns true decides with `judge_ranges`, any other with `judge`.
         """
         ...
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
-        """Say what would be done with each range; asked before anything is processed.
+        """Return what the sink would do with each range. Called before the batch is processed.
 
-        Raises `SinkRejectedError` where one of them could not be written: see `judge`, `judge_ranges` and
-        `can_replace`.
+        Args:
+            ranges: The ranges of the batch.
+
+        Returns:
+            The verdict on each range.
+
+        Raises:
+            SinkRejectedError: If one of the ranges cannot be written; see `judge`, `judge_ranges` and `can_replace`.
         """
         ...
 
@@ -72,48 +78,75 @@ class Sink(Protocol):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write the rows of each range, in one step, in place of what older generations hold at the offsets read.
+        """Write the rows of each range atomically, and replace the rows of older generations at the offsets read.
 
-        Best is one step for all ranges; it may be one for each, where the output can do no other.
+        Write all ranges in one atomic step if the output supports it, otherwise each range in one atomic step. Skip
+        ranges that the output has. Store a range that has no rows too.
 
-        Those of the rows themselves are among them, though compaction may have taken one since the rows were worked
-        out. A row belongs to the range of its column `partition`; its column `offset`, if there is one, is that of the
-        message it comes from, by which a newer generation can replace it. Ranges that are found done, by now or before,
-        are left out. A range without rows is taken too. `before_commit` is how the batch makes sure, after Kafka was
-        read and before the output is touched, that its claims hold and the topic is the same.
-        Raises `SinkRejectedError`, `ConfigurationError`, and what `before_commit` raises.
+        Rows of older generations are replaced at the offsets that `offsets_read` returns and at the offsets of the
+        new rows. Both are needed because compaction can remove a message after its row was computed.
+
+        Args:
+            frame: The rows. The column `partition` assigns a row to the range of that partition. The column `offset`,
+                if present, is the offset of the row's message; only rows with an offset can be replaced later.
+            ranges: The ranges of the batch.
+            offsets_read: Returns the offsets that the batch has read, by partition.
+            before_commit: Checks that the batch still holds its claims and that the data topic is the same. Call it
+                after the rows are computed and before the output changes, and again after `offsets_read`.
+
+        Returns:
+            The ranges taken and skipped.
+
+        Raises:
+            SinkRejectedError: If a range or a row cannot be written.
+            ConfigurationError: If the columns or the configuration of the output do not allow it.
+            Exception: Any error that `before_commit` raises.
         """
         ...
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
-        """Return None if a new generation could replace what is held at these offsets, else the reason."""
+        """Return None if a new generation could replace the output's rows at these offsets, else the reason.
+
+        Args:
+            ranges: Ranges of the new generation.
+
+        Returns:
+            None, or the reason why these rows cannot be replaced.
+        """
         ...
 
 
 class Steps:
-    """The steps of a sink's writes, by name: tests crash there."""
+    """Named steps of a sink's writes, at which tests simulate crashes."""
 
     def _reached(self, step: str) -> None:
-        """Do nothing."""
+        """Do nothing; tests override this."""
 
 
 def check_columns(schema: "StructType", reserved: Collection[str], *, case_sensitive: bool = False) -> None:
-    """Raise `ConfigurationError` unless rows of `schema` can be assigned to ranges and have no column of `reserved`.
+    """Check that rows can be assigned to ranges and that no column has a name that the sink reserves.
 
-    Names are compared as a session does whose `spark.sql.caseSensitive` is `case_sensitive`; false is Spark's default.
+    Args:
+        schema: The schema of the rows.
+        reserved: The names of the sink's own columns.
+        case_sensitive: The session's `spark.sql.caseSensitive`, by which names are compared.
+
+    Raises:
+        ConfigurationError: If the column `partition` is missing, `partition` or `offset` is not an integer or is spelt
+            in another case, or a reserved name is used.
     """
     check_names(schema.names, (PARTITION_COLUMN, OFFSET_COLUMN), case_sensitive=case_sensitive)
     types = {column.name: column.dataType.typeName() for column in schema.fields}
     if PARTITION_COLUMN not in types:
         raise ConfigurationError(
-            f"the result has no column {PARTITION_COLUMN!r}, by which a sink for effectively once tells ranges apart: "
-            f'keep it, in an aggregation too: groupBy("{PARTITION_COLUMN}", ...)'
+            f"the result has no column {PARTITION_COLUMN!r}, by which a sink assigns each row to its range. Keep the "
+            f'column, in an aggregation too: groupBy("{PARTITION_COLUMN}", ...)'
         )
     for name in (PARTITION_COLUMN, OFFSET_COLUMN):
         if types.get(name, "integer") not in _INTEGERS:
             raise ConfigurationError(
-                f"the result's column {name!r} is of type {types[name]}; it must be the message's own, a number: "
-                "rename the other one"
+                f"the result's column {name!r} has type {types[name]}, but must be the integer {name} of the message. "
+                "Rename your column, and keep the one that was read"
             )
     own = {name_key(name, case_sensitive=case_sensitive) for name in reserved}
     taken = sorted(name for name in types if name_key(name, case_sensitive=case_sensitive) in own)
@@ -122,12 +155,12 @@ def check_columns(schema: "StructType", reserved: Collection[str], *, case_sensi
 
 
 def session_of(frame: "DataFrame") -> "SparkSession | None":
-    """Return the session of a frame; rows of plain Python, with which sinks are tested, have none."""
+    """Return the session of a frame, or None for the plain Python rows with which sinks are tested."""
     return getattr(frame, "sparkSession", None)
 
 
 def check_ranges(ranges: Sequence[ClaimedRange]) -> None:
-    """Raise `ValueError` unless `ranges` are of one group and topic, each partition once."""
+    """Raise `ValueError` unless `ranges` belong to one group and topic, with at most one range per partition."""
     if len({(range_.coordination_topic_id, range_.group, range_.topic) for range_ in ranges}) > 1:
         raise ValueError("ranges of more than one group or topic in one call")
     counts = Counter(range_.partition for range_ in ranges)
@@ -137,22 +170,41 @@ def check_ranges(ranges: Sequence[ClaimedRange]) -> None:
 
 
 def quoted(name: str) -> str:
-    """Return the column's name as Spark looks it up, where a plain dot leads into a structure."""
+    """Return a column's name quoted for Spark, so that a dot in it does not select a field of a struct."""
     return f"`{name.replace('`', '``')}`"
 
 
 def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[ClaimedRange]) -> None:
-    """Raise `SinkRejectedError` when there are rows of `partitions` that none of `ranges` has."""
+    """Check that all rows belong to partitions that the batch has read.
+
+    Args:
+        partitions: The partitions of the rows.
+        ranges: The ranges of the batch.
+
+    Raises:
+        SinkRejectedError: If there are rows of a partition without a range.
+    """
     foreign = sorted(map(str, set(partitions) - {range_.partition for range_ in ranges}))
     if foreign:
+        where = f"group {ranges[0].group!r}, topic {ranges[0].topic!r}: " if ranges else ""
         raise SinkRejectedError(
-            f"the result has rows of partition {', '.join(foreign)}, which this batch did not read: nothing was "
-            f"written; leave the column {PARTITION_COLUMN!r} as it was read"
+            f"{where}the result has rows of partition {', '.join(foreign)}, which this batch did not read, so nothing "
+            f"was written. Do not change the column {PARTITION_COLUMN!r}"
         )
 
 
 def checked_after_read(offsets_read: OffsetsRead, before_commit: BeforeCommit) -> OffsetsRead:
-    """Return `offsets_read` with `before_commit` behind it: the topic read may be another than that of the rows."""
+    """Return a function that calls `offsets_read` and then `before_commit`.
+
+    The topic can be deleted and re-created between the two reads of Kafka; `before_commit` detects that.
+
+    Args:
+        offsets_read: Returns the offsets that the batch has read, by partition.
+        before_commit: The check that `Sink.write` got from the batch.
+
+    Returns:
+        A function that returns what `offsets_read` returns, or raises what `before_commit` raises.
+    """
 
     def read() -> Mapping[int, Intervals]:
         offsets = offsets_read()
@@ -168,13 +220,13 @@ def partition_key(wanted: ClaimedRange) -> tuple[str, str, int]:
 
 
 def within(taken: ClaimedRange, offsets: Intervals) -> tuple[tuple[int, int], ...]:
-    """Return those of `offsets` that `taken` could read, as rising intervals that do not meet."""
+    """Return the part of `offsets` that `taken` could read, as separate intervals in ascending order."""
     readable = [(max(start, taken.first_readable), min(end, taken.end)) for start, end in offsets]
     return tuple(joined((start, end) for start, end in readable if start < end))
 
 
 def joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the intervals in rising order; those that overlap or touch become one."""
+    """Return the intervals in ascending order, with overlapping and adjacent ones merged."""
     rising: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
         if rising and start <= rising[-1][1]:
@@ -185,12 +237,12 @@ def joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def both(one: Mapping[int, Intervals], other: Mapping[int, Intervals]) -> dict[int, Intervals]:
-    """Return the intervals of both, by partition."""
+    """Return the intervals of both mappings, by partition."""
     return {partition: (*one.get(partition, ()), *other.get(partition, ())) for partition in one.keys() | other.keys()}
 
 
 def position_after(taken: ClaimedRange) -> StoredPosition:
-    """Return what an output stores of a partition when it has taken a range."""
+    """Return the position that an output stores for a partition after it has taken a range."""
     return StoredPosition(
         coordination_topic_id=taken.coordination_topic_id,
         data_topic_id=taken.data_topic_id,
@@ -201,31 +253,33 @@ def position_after(taken: ClaimedRange) -> StoredPosition:
 
 
 def newer_version(what: str, version: object, known: int) -> SinkRejectedError:
-    """Return the refusal of what a newer marshal-dagster has written."""
+    """Return the error for data that a newer version of marshal-dagster has written."""
     return SinkRejectedError(
-        f"{what} has version {version}, this marshal-dagster knows {known}: run one that is at least as new as the "
-        "output's last writer"
+        f"{what} has version {version}, this marshal-dagster knows {known}. Run a version that is at least as new as "
+        "the output's last writer"
     )
 
 
 def changed_result(what: str, expected: int, fetched: int) -> SinkRejectedError:
-    """Return the refusal of a result that had another number of rows when they were fetched."""
+    """Return the error for a result whose number of rows changed between counting and fetching them."""
     return SinkRejectedError(
-        f"{what}: the result had {expected} rows, and {fetched} when they were fetched: nothing of it was written; an "
-        "executor was lost, or the result is not the same each time it is computed"
+        f"{what}: the result had {expected} rows, and {fetched} when they were fetched, so none of them were written. "
+        "Run the batch again if an executor was lost; otherwise make the result the same each time it is computed"
     )
 
 
 def unreplaceable(held: Iterable[tuple[ClaimedRange, int, bool]], where: str) -> str | None:
     """Return why rows without offsets cannot be replaced, and what to do; None if all rows have offsets.
 
-    `held` are ranges where the output has rows, with the generation of these, and whether all of them have offsets.
+    Args:
+        held: The ranges where the output has rows: range, generation of the rows, and whether all have offsets.
+        where: The output's name.
     """
     for wanted, older_generation, has_offsets in held:
         if not has_offsets:
             return (
                 f"{wanted} of group {wanted.group!r}: {where} holds rows of generation {older_generation} there that "
-                f"have no column {OFFSET_COLUMN!r}, or nothing in it, so a new generation cannot replace them offset "
-                "by offset; remove these rows and what the output knows of the group, or write to a new output"
+                f"have no column {OFFSET_COLUMN!r} or null in it, so a new generation cannot replace them. Remove "
+                "these rows and the group's positions from the output, or write to a new output"
             )
     return None

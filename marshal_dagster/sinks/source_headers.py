@@ -1,4 +1,7 @@
-"""Headers that say which message a record comes from, for an output topic that is written at least once."""
+"""Kafka headers that name the source message of each record, for output topics that are written at least once.
+
+Readers of the output topic can use them to drop duplicates (docs/sinks.md, "Kafka, at least once").
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,20 +19,37 @@ _HEADERS = "headers"
 _PREFIX = "marshal-"
 _OWN = (PARTITION_COLUMN, OFFSET_COLUMN, _HEADERS)
 _FOREIGN = (
-    f"the result has rows of a partition that this batch did not read: leave the column {PARTITION_COLUMN!r} as it was "
-    "read"
+    f"the result has rows of a partition that this batch did not read. Do not change the column {PARTITION_COLUMN!r}"
 )
 
 
 def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "DataFrame":
-    """Return `frame` with a column `headers` for Spark's Kafka writer, which names the message of each row.
+    """Return `frame` with a column `headers` for Spark's Kafka writer that names the source message of each row.
 
-    They are `marshal-group`, `-topic`, `-partition`, `-generation`, `-epoch` and, where there is a column `offset`,
-    `-offset`, as text; what stands in `headers` already comes before them. A delivery that is repeated has the same
-    headers but for the epoch, which is higher; one that a person asked for has a higher generation. `ranges` are those
-    of the batch; a row of another partition, or of none, fails the job that writes it, as no record may be missing.
-    Raises `ValueError` for ranges of more than one group or topic, `ConfigurationError` for a column whose name
-    is `partition`, `offset` or `headers` to the session, but spelt otherwise.
+    The headers are `marshal-group`, `marshal-topic`, `marshal-partition`, `marshal-generation`, `marshal-epoch` and,
+    if there is a column `offset`, `marshal-offset`, as UTF-8 text. They follow the headers that the column already
+    has. A repeated delivery has the same headers except for a higher epoch. After an operator has reset the position,
+    the generation is higher.
+
+    A row of a partition that the batch did not read fails the Spark job that writes it, so that no record is lost.
+
+    Args:
+        frame: The rows, with the column `partition` and optionally `offset` and `headers`.
+        ranges: The ranges of the batch.
+
+    Returns:
+        The rows of `frame` with the column `headers` added or extended.
+
+    Raises:
+        ValueError: If the ranges belong to more than one group or topic, or a partition has more than one range.
+        ConfigurationError: If a column's name differs from `partition`, `offset` or `headers` only in a way that the
+            session ignores, or a setting of the session would change names.
+
+    Example:
+        ```python
+        records = with_source_headers(result, batch.ranges).select("value", "headers")
+        records.write.format("kafka").options(**options, topic="orders-upper").save()
+        ```
     """
     check_ranges(ranges)
     spark = frame.sparkSession

@@ -22,7 +22,7 @@ from marshal_dagster.sinks.files.formats import as_nullable, check_writable, los
 )
 def test_options_that_would_lose_values_are_refused(format_name: str, name: str) -> None:
     """When the sink is made, with their names as given."""
-    with pytest.raises(ConfigurationError, match=f"^options: {name}: a file sink chooses these itself"):
+    with pytest.raises(ConfigurationError, match=f"^options: {name}: a file sink sets these itself"):
         FileSink("/nowhere", format_name, {name: "x"})
 
 
@@ -53,7 +53,7 @@ SEEN = t.ArrayType(t.StructType().add("at", t.TimestampType()))
 @pytest.mark.parametrize(
     ("format_name", "kind", "options", "words"),
     [
-        ("csv", t.IntegerType(), None, "in which '' is null"),
+        ("csv", t.IntegerType(), None, "in which '' is read as null"),
         ("csv", t.IntegerType(), {}, None),
         ("json", SEEN, None, "in which times have no microseconds"),
         ("json", t.MapType(t.StringType(), t.TimestampNTZType()), None, "in which times have no microseconds"),

@@ -334,7 +334,9 @@ def test_gaps_in_which_no_row_stays_are_no_conditions(
 def test_rows_that_stay_at_too_many_places_are_refused(target: DeltaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Spark is asked for a commit that it cannot plan; the error says what to do."""
     monkeypatch.setattr(delta_sink, "MOST_INTERVALS", 49)
-    with pytest.raises(SinkRejectedError, match=r"at 50 places .* one commit can name 49 places, .*max_records"):
+    with pytest.raises(
+        SinkRejectedError, match=r"at 50 separate .* one commit can replace 49 intervals, .*max_records"
+    ):
         replacing(target, range(0, 100, 2), range(1, 100, 2))
     assert {row[2] for row in target.found()} == {"old"}
 

@@ -344,7 +344,7 @@ def test_offsets_of_which_there_are_no_records_are_free(target: KafkaTarget) -> 
     deliver(target, "a", part(0, 0, 5), part(1, 0, 5), rows=rows_of("a", part(1, 0, 5)))
     free, held = (part(number, 2, 6, generation=20, epoch=21) for number in (0, 1))
     assert target.sink().can_replace([free]) is None
-    assert "cannot be replaced; write to a new topic" in (target.sink().can_replace([free, held]) or "")
+    assert "cannot be replaced. Write to a new topic" in (target.sink().can_replace([free, held]) or "")
     assert deliver(target, "b", free).taken == (free,)
 
 
@@ -363,7 +363,7 @@ def test_of_two_groups_that_begin_one_is_noted(target: KafkaTarget, monkeypatch:
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     mine, theirs = part(0, 0, 5), part(1, 0, 5, group="h")
     late = hooked(target, "group noted", lambda: expect_taken(deliver(target, "new", theirs)))
-    with pytest.raises(UnavailableError, match="group 'g': another run begins to write to topic output too"):
+    with pytest.raises(UnavailableError, match="group 'g': another run started to write to topic output"):
         deliver(target, "late", mine, sink=late)
     with pytest.raises(SinkRejectedError, match="from group 'h': group 'g'"):
         deliver(target, "late", mine)
@@ -441,7 +441,7 @@ def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None
 
     mine, sink = part(0, 3, 6), answering(target, lost)
     sink._end_open = gone  # type: ignore[method-assign,assignment]
-    with pytest.raises(UnavailableError, match=r"reached\. Whether the commit of t/0 \[3, 6\) .* at the next attempt"):
+    with pytest.raises(UnavailableError, match=r"reached\. Whether the commit of t/0 \[3, 6\) .* the next attempt"):
         sink.write(target.frame(rows_of("a", mine)), [mine], never)
     assert deliver(target, "b", mine).skipped == (mine,)
 
@@ -450,11 +450,11 @@ def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None
     ("raised", "error", "said"),
     [
         (ProducerFencedError(0.5), SinkRejectedError, "another run has taken the partition over"),
-        (ProducerFencedError(121), UnavailableError, "not sent within transaction_timeout_s=120: take smaller batches"),
+        (ProducerFencedError(121), UnavailableError, "not sent within transaction_timeout_s=120. Use smaller batches"),
         (
             RecordRejectedError("t/0 offset 2", "Message size too large", is_too_large=True, is_sure=True),
             SinkRejectedError,
-            "t/0 offset 2 of group 'g': topic output does not take .* raise max.message.bytes",
+            "t/0 offset 2 of group 'g': topic output rejects .* raise max.message.bytes",
         ),
         (
             RecordRejectedError("t/0 offset 2", "bad", is_too_large=False, is_sure=True),
@@ -506,8 +506,8 @@ def test_a_new_generation_may_be_appended(tmp_path: Path, caplog: pytest.LogCapt
     assert target.sink().can_replace(newer) is None
     outcome = deliver(target, "new", *newer)
     assert set(outcome.taken) == set(newer)
-    assert (outcome.note or "").endswith("behind the records of an older one, which stay: t/0 [2, 4)")
-    assert "those of generation 20 stand behind them" in caplog.text
+    assert (outcome.note or "").endswith("older generation remain before the new records of: t/0 [2, 4)")
+    assert "those of generation 20 were appended after them" in caplog.text
     assert target.found() == sorted(rows_of("old", part(0, 0, 4), part(1, 0, 2)) + rows_of("new", *newer))
     assert deliver(target, "again", *newer).skipped
 
@@ -518,7 +518,7 @@ def test_an_output_topic_made_anew_is_refused(target: KafkaTarget) -> None:
     for wanted in (part(0, 0, 3), part(0, 3, 6)):
         sink = target.sink()
         sink.topic_id = "second"
-        with pytest.raises(SinkRejectedError, match="output topic output was made anew"):
+        with pytest.raises(SinkRejectedError, match="output topic output was deleted and re-created"):
             sink.verdicts([wanted])
     sink = target.sink()
     sink.topic_id = "second"
@@ -611,8 +611,8 @@ def test_values_that_cannot_be_are_refused() -> None:
     """The error names the field."""
     for options, said in (
         ({"topic": ""}, "^topic: empty"),
-        ({"transaction_timeout_s": 1}, "^transaction_timeout_s: 1; give at least"),
-        ({"notes_topic": "output"}, "^notes_topic: it is the output topic itself"),
+        ({"transaction_timeout_s": 1}, "^transaction_timeout_s: 1 is too short. Give at least"),
+        ({"notes_topic": "output"}, "^notes_topic: 'output' is the output topic itself"),
         ({"partitioner": "java"}, "^partitioner: 'java'; give murmur2_random or"),
         ({"on_new_generation": "replace"}, "^on_new_generation: 'replace'; give refuse or append"),
     ):
@@ -629,10 +629,10 @@ HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("v
         ({"value": BinaryType(), "key": BinaryType(), "headers": HEADERS, "timestamp": TimestampType()}, None),
         ({"value": StringType(), "key": StringType(), "output_partition": IntegerType(), "offset": LongType()}, None),
         ({"key": StringType()}, "no column 'value'"),
-        ({"value": LongType()}, "column 'value' is of type bigint; .* takes string or binary: cast it"),
-        ({"value": StringType(), "headers": StringType()}, "takes array<struct<key:string,value:binary>>"),
-        ({"value": StringType(), "topic": StringType()}, "writes to output alone: drop the column"),
-        ({"value": StringType(), "shop": StringType()}, "columns shop are no part of a record of output"),
+        ({"value": LongType()}, "column 'value' has type bigint, .* needs string or binary. Cast the column"),
+        ({"value": StringType(), "headers": StringType()}, "needs array<struct<key:string,value:binary>>"),
+        ({"value": StringType(), "topic": StringType()}, "writes only to topic output. Drop the column"),
+        ({"value": StringType(), "shop": StringType()}, "columns shop are not part of a Kafka record of topic output"),
     ],
 )
 def test_columns_are_those_of_a_record(columns: dict[str, DataType], said: str | None) -> None:

@@ -311,7 +311,7 @@ def test_a_header_whose_name_is_no_text_is_found(spark: "SparkSession", ansi: st
 
 def test_a_header_without_a_name_is_refused(spark: "SparkSession") -> None:
     """Kafka's records have none."""
-    said = "^column 'headers', partition 0, offset 41: a header without a name"
+    said = "^column 'headers', partition 0, offset 41: a header has no name"
     with records.evaluated(headers_of(spark, "NULL"), []) as found, pytest.raises(SinkRejectedError, match=said):
         list(found)
 

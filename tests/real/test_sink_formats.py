@@ -294,15 +294,15 @@ def test_a_type_that_is_not_given_back_is_refused(
 
 
 LOST = [
-    ("csv", "CAST(X'FF41' AS string)", "a text that is not UTF-8"),
-    ("csv", text("\0marshal-dagster null\0"), "the text that represents null"),
-    ("json", "CAST(X'FF41' AS string)", "a text that is not UTF-8"),
-    ("json", "array(map('k', CAST(X'FF41' AS string)))", "a text that is not UTF-8"),
-    ("json", "map(CAST(X'FF41' AS string), 1)", "a text that is not UTF-8"),
-    ("json", "named_struct('a', 1, 'b', CAST(X'FF41' AS string))", "a text that is not UTF-8"),
-    ("orc", "DATE'1582-10-10'", "a day from 1582-10-05 to 1582-10-14"),
-    ("orc", "timestamp_micros(-1L)", "a time of October 1582 or of the second before 1970"),
-    ("orc", "array(TIMESTAMP'1582-10-10T12:00:00Z')", "a time of October 1582 or of the second before 1970"),
+    ("csv", "CAST(X'FF41' AS string)", "a string that is not valid UTF-8"),
+    ("csv", text("\0marshal-dagster null\0"), "the string that represents null"),
+    ("json", "CAST(X'FF41' AS string)", "a string that is not valid UTF-8"),
+    ("json", "array(map('k', CAST(X'FF41' AS string)))", "a string that is not valid UTF-8"),
+    ("json", "map(CAST(X'FF41' AS string), 1)", "a string that is not valid UTF-8"),
+    ("json", "named_struct('a', 1, 'b', CAST(X'FF41' AS string))", "a string that is not valid UTF-8"),
+    ("orc", "DATE'1582-10-10'", "a date from 1582-10-05 to 1582-10-14"),
+    ("orc", "timestamp_micros(-1L)", "a time in October 1582 or in the last second before 1970"),
+    ("orc", "array(TIMESTAMP'1582-10-10T12:00:00Z')", "a time in October 1582 or in the last second before 1970"),
 ]
 
 
@@ -321,7 +321,7 @@ def test_a_value_that_is_not_given_back_is_refused(
 def test_a_file_cannot_begin_with_a_byte_order_mark(spark: "SparkSession", tmp_path: Path) -> None:
     """If the first column is not text, or the text is not at the start of a file, the mark is given back."""
     row = f"{text(chr(0xFEFF) + 'x')} AS kept"
-    with pytest.raises(SinkRejectedError, match="column 'kept': a text that begins with a byte order mark"):
+    with pytest.raises(SinkRejectedError, match="column 'kept': a string that begins with a byte order mark"):
         FileSink(tmp_path, "csv").write(spark.sql(f"SELECT {row}, 0 AS partition"), [part(0, 0, 1)], never)
     sink = FileSink(tmp_path, "csv")
     sink.write(spark.sql(f"SELECT 0 AS partition, {row}"), [part(0, 0, 1)], never)
@@ -349,7 +349,7 @@ def as_old(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("format_name", "columns", "words"),
     [
-        ("csv", "0 AS partition, 'a' AS kept", "in which '' is null, and a line break ends a row"),
+        ("csv", "0 AS partition, 'a' AS kept", "in which '' is read as null, and a line break ends a row"),
         ("json", "0 AS partition, array(TIMESTAMP'2024-01-01 0:0:0Z') AS kept", "in which times have no microseconds"),
     ],
 )

@@ -119,7 +119,7 @@ def test_through_spark(spark: "SparkSession", hdfs: str) -> None:
     ]
     assert "have no column" in str(sink.can_replace([part(1, 0, 2, generation=20)]))
     assert all(each.startswith(f"{uri}/_marshal/attempts/") for each in sink.committed_uris())
-    with pytest.raises(ConfigurationError, match="ask for `committed_uris`"):
+    with pytest.raises(ConfigurationError, match="call `committed_uris`"):
         sink.committed_files()
 
 
@@ -258,7 +258,7 @@ def elsewhere(spark: "SparkSession", tmp_path: Any) -> Callable[..., HadoopStora
 def test_a_file_system_of_which_nothing_is_known_is_refused(elsewhere: Callable[..., HadoopStorage]) -> None:
     """Before anything is processed, with what to do; nothing is made there."""
     for ask in (lambda: elsewhere().check(), lambda: elsewhere().publish("a", b"", "s")):
-        with pytest.raises(ConfigurationError, match=r"LocalFileSystem.* does not say .* vouch for it"):
+        with pytest.raises(ConfigurationError, match=r"LocalFileSystem.* does not declare .* declare it"):
             ask()
     assert elsewhere().names("") == []
 
@@ -275,7 +275,7 @@ def test_one_that_is_vouched_for_is_tried(
     assert storage.names("s") == []
 
     monkeypatch.setattr(HadoopStorage, f"_by_{way}", _overwrites)
-    with pytest.raises(ConfigurationError, match=f"exclusive: {way}.* a second file took the place of the first"):
+    with pytest.raises(ConfigurationError, match=f"exclusive: {way}.* a second file replaced the first"):
         elsewhere(way).publish("b", b"1", "s")
     assert elsewhere().read("b") is None
 
@@ -291,7 +291,9 @@ def test_one_that_vouches_for_itself_is_tried(
     assert not storage.publish("a", b"2", "s")
     assert storage.names("s") == []
     monkeypatch.setattr(HadoopStorage, "_by_conditional_create", _overwrites)
-    with pytest.raises(ConfigurationError, match=r"of itself; tried on .*, a second file took the place of the first"):
+    with pytest.raises(
+        ConfigurationError, match=r"^path: the file system declares .* a second file replaced the first"
+    ):
         elsewhere().publish("b", b"1", "s")
     assert elsewhere().read("b") is None
     assert elsewhere().names("s") == []
@@ -306,7 +308,7 @@ def _overwrites(self: HadoopStorage, name: str, content: bytes, scratch: str) ->
 def test_one_that_is_not_there(spark: "SparkSession") -> None:
     """One clear line each."""
     for uri in ("s3a://bucket/x", "nowhere://host/x"):
-        with pytest.raises(ConfigurationError, match=f"{uri};.*knows no such file system: add its jars"):
+        with pytest.raises(ConfigurationError, match=f"{uri};.*does not support this file system. Add its jars"):
             FileSink(uri, session=lambda: spark).verdicts([part(0, 0, 3)])
     with pytest.raises(ConfigurationError, match="exclusive: 'link'"):
         FileSink("hdfs://host/x", exclusive="link")  # type: ignore[arg-type]

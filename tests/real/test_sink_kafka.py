@@ -229,7 +229,7 @@ def test_topics_that_are_missing_or_wrong(connection: KafkaConnection, topics: T
         KafkaSink(connection, "no-such-topic").verdicts(wanted)
     name = topic(1, {"min.insync.replicas": "1"})
     sink = KafkaSink(connection, name)
-    with pytest.raises(TopicNotFoundError, match=r"`create_notes\(\)` makes it, once"):
+    with pytest.raises(TopicNotFoundError, match=r"call `create_notes\(\)` once"):
         sink.verdicts(wanted)
     assert (sink.create_notes(), sink.create_notes()) == (True, False)
     settings = topics.settings(sink.notes_topic)

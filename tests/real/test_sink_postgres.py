@@ -228,7 +228,7 @@ def held(output: PostgresOutput) -> Iterator[psycopg.Connection]:
 def test_a_position_held_too_long_is_told(output: PostgresOutput) -> None:
     """A writer waits for another only so long, then says that it can be tried again."""
     sink = FakePostgresSink(output.dsn, TABLE, schema=output.schema, lock_timeout_s=0.2)
-    with pytest.raises(UnavailableError, match=r"another writer has held these ranges for 0\.2 s"):
+    with pytest.raises(UnavailableError, match=r"another writer has locked these ranges for 0\.2 s"):
         deliver(output, "b", part(0, 2, 4), sink=sink)
     assert output.rows() == rows_of("a", part(0, 0, 2))
 
@@ -255,7 +255,7 @@ class SlowLines(FakeCopyRows):
 def test_rows_that_do_not_come_in_time_are_told(output: PostgresOutput) -> None:
     """A statement that takes too long is ended by the server, with nothing written."""
     sink = Stalling(output.dsn, TABLE, schema=output.schema, statement_timeout_s=0.4)
-    with pytest.raises(UnavailableError, match=r"no answer within statement_timeout_s=0\.4"):
+    with pytest.raises(UnavailableError, match=r"did not finish within statement_timeout_s=0\.4"):
         deliver(output, "a", part(0, 0, 2), sink=sink)
     assert output.rows() == []
 
@@ -279,7 +279,7 @@ def test_a_lost_connection_is_told(output: PostgresOutput, step: str) -> None:
             )
             assert execute(output, statement) == [(True,)]
 
-    with pytest.raises(UnavailableError, match="seen at the next attempt") as raised:
+    with pytest.raises(UnavailableError, match="the next attempt of the batch finds out") as raised:
         deliver(output, "a", part(0, 0, 2), sink=output.sink(reached))
     assert "\n" not in str(raised.value)
     assert output.rows() == []
@@ -359,7 +359,7 @@ def test_what_is_held_when(with_ranges: PostgresOutput, step: str, other: Claime
     def reached(at: str) -> None:
         if at == step and not outcomes:
             sink = FakePostgresSink(with_ranges.dsn, TABLE, schema=with_ranges.schema, lock_timeout_s=0.3)
-            with pytest.raises(UnavailableError, match="another writer has held") if waits else nullcontext():
+            with pytest.raises(UnavailableError, match="another writer has locked") if waits else nullcontext():
                 assert deliver(with_ranges, "b", other, sink=sink).taken
             outcomes.append(at)
 

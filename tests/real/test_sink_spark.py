@@ -314,8 +314,8 @@ def test_a_new_generation_over_what_spark_read(spark: "SparkSession", tmp_path: 
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        (("'0' AS partition", "1L AS offset"), "column 'partition' is of type string"),
-        (("0 AS partition", "'1' AS offset"), "column 'offset' is of type string"),
+        (("'0' AS partition", "1L AS offset"), "column 'partition' has type string"),
+        (("0 AS partition", "'1' AS offset"), "column 'offset' has type string"),
         (("0 AS partition", "1 AS marshal_range"), "marshal_range are the sink's own"),
         (("1 AS offset",), "no column 'partition'"),
     ],

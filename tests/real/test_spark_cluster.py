@@ -183,7 +183,7 @@ def test_a_session_without_delta_lake_is_refused(work: Work) -> None:
     In a process of its own: once a session there has had Delta Lake, its JVM knows it for good.
     """
     without = replace(work, where=replace(work.where, settings=SINGLE))
-    match = "does not know Delta Lake: start it with `delta_settings`"
+    match = "does not have Delta Lake: start it with `delta_settings`"
     with running_driver() as fresh, pytest.raises(ConfigurationError, match=match):
         fresh.call(write_into, without, DeltaSink(str(work.output)))
     key = key_of(work)

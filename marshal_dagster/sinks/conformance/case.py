@@ -1,4 +1,4 @@
-"""One case of the kit."""
+"""A case of the conformance kit, and the decorator that registers cases."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +11,20 @@ Check = Callable[[Target], None]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Something that every sink does; `str()` is its name, as a test's id."""
+    """A property that every sink must have, and its check; `str()` returns its name, for test ids.
+
+    Example:
+        ```python
+        @pytest.mark.parametrize("case", CASES, ids=str)
+        def test_my_sink(case: Case, tmp_path: Path) -> None:
+            case.check(MyTarget(tmp_path))
+        ```
+    """
 
     name: str
+    """The name of the case."""
     rule: str
-    """What holds, in a sentence."""
+    """The property that is checked, in one sentence."""
     _check: Check
     _in_any_order: bool = False
 
@@ -23,10 +32,17 @@ class Case:
         return self.name
 
     def check(self, target: Target) -> None:
-        """Raise `AssertionError` unless it holds of `target`, an output that is empty.
+        """Check that the sink of `target` has this property.
 
-        What the sink itself raises where it should not goes through. A case of ranges in any order asks of a sink that
-        says that it cannot take them just that it refuses them.
+        If the sink's `supports_unordered_ranges` is false, cases of ranges in any order only check that the sink
+        refuses these ranges.
+
+        Args:
+            target: An output that is empty.
+
+        Raises:
+            AssertionError: If the sink does not have the property.
+            Exception: Any error that the sink raises unexpectedly.
         """
         if self._in_any_order and not target.sink().supports_unordered_ranges:
             expect_refused(
@@ -37,7 +53,7 @@ class Case:
 
 
 def registers(cases: list[Case], *, in_any_order: bool = False) -> Callable[[Check], Check]:
-    """Return a decorator that adds the case that a function is to `cases`: its name, and its docstring as the rule."""
+    """Return a decorator that adds a function to `cases` as a case, with its docstring as the rule."""
 
     def register(check: Check) -> Check:
         cases.append(Case(check.__name__, getdoc(check) or "", check, in_any_order))

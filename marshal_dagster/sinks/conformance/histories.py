@@ -1,4 +1,4 @@
-"""Cases of many batches one after another, right and wrong ones, held against a model of a few lines."""
+"""Conformance cases of many correct and incorrect batches in sequence, compared with a small model of an output."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ _PARTITIONS = 3
 
 
 class Model:
-    """What an output should hold: where each partition stands, and its rows."""
+    """A model of an output: the position of each partition, and the rows."""
 
     def __init__(self, dice: Random, first_partition: int, *, can_replace: bool) -> None:
         self.rows: list[Row] = []
@@ -26,19 +26,19 @@ class Model:
         self._positions: dict[int, tuple[int, int, int]] = {}
 
     def batch(self) -> list[ClaimedRange]:
-        """Return ranges of one batch: mostly what a correct member would have, sometimes not."""
+        """Return the ranges of a random batch: usually those of a correct member, sometimes wrong ones."""
         partitions = self._dice.sample(self._partitions, self._dice.randint(1, _PARTITIONS))
         return [self._range(partition) for partition in partitions]
 
     def taken(self, batch: list[ClaimedRange]) -> set[int] | None:
-        """Return the partitions of which the range is to be taken, None if the batch is to be refused."""
+        """Return the partitions whose ranges the sink must take, or None if it must refuse the batch."""
         verdicts = {range_.partition: self._is_new(range_) for range_ in batch}
         if None in verdicts.values():
             return None
         return {partition for partition, is_new in verdicts.items() if is_new}
 
     def apply(self, batch: list[ClaimedRange], read: list[Row], written: list[Row]) -> None:
-        """Take what `taken` says."""
+        """Apply the batch: replace the rows at the offsets `read`, and add the rows `written`."""
         taken = self.taken(batch) or set()
         gone = {(partition, offset) for partition, offset, _ in read if partition in taken}
         self.rows = [row for row in self.rows if row[:2] not in gone] + [row for row in written if row[0] in taken]
@@ -79,12 +79,12 @@ class Model:
 
 @case
 def random_histories(target: Target) -> None:
-    """After each step of a random history the output has exactly the rows that it should."""
+    """After each step of a random history the output has exactly the expected rows."""
     spare = 10**6
     deliver(target, "spare", part(spare, 0, 5))
     can_replace = target.sink().can_replace([part(spare, 0, 5, generation=1)]) is None
     for seed in range(_SEEDS):
-        dice = Random(seed)  # noqa: S311 - drives cases, guards nothing
+        dice = Random(seed)  # noqa: S311 - for tests, not for security
         model = Model(dice, seed * _PARTITIONS, can_replace=can_replace)
         others = target.found()
         for step in range(_STEPS):
@@ -106,5 +106,5 @@ def _one_step(target: Target, model: Model, dice: Random, value: str) -> None:
         return
     expect(taken is not None, f"{batch} was not refused")
     partitions = {range_.partition for range_ in outcome.taken}
-    expect(partitions == taken, f"of {batch} the partitions {sorted(partitions)} were taken, not {sorted(taken or ())}")
+    expect(partitions == taken, f"{batch}: partitions {sorted(partitions)} were taken, expected {sorted(taken or ())}")
     model.apply(batch, read, written)

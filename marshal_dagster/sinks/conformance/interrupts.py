@@ -1,4 +1,4 @@
-"""Writers that die or stall ahead of a line of their own: no hook in the sink is needed."""
+"""Writers that die or stall before a given line of the sink. It uses Python's tracing, so sinks need no hooks."""
 
 import os
 import sys
@@ -20,18 +20,21 @@ _MOST_WITH_SPARK = 40
 
 
 class SimulatedDeathError(BaseException):
-    """Stands for the end of a process where it cannot be ended."""
+    """The simulated death of a process that cannot be killed."""
 
 
 @contextmanager
 def at_line(files: Collection[str], number: int, then: Callable[[str], None]) -> Iterator[set[tuple[CodeType, int]]]:
-    """Call `then` in this thread ahead of the line of `files` that is come to as the `number`th, from 0.
+    """Call `then` in this thread before the `number`th line of `files` that is reached, counted from 0.
 
-    Gives the lines seen. A line counts once, however often it is run.
+    A line counts once, however often it runs.
+
+    Yields:
+        The lines that were reached; the set grows while the block runs.
     """
     seen: set[tuple[CodeType, int]] = set()
 
-    def lines(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - as Python has it
+    def lines(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - the type of trace functions
         at = frame.f_code, frame.f_lineno
         if event == "line" and at not in seen:
             seen.add(at)
@@ -51,7 +54,7 @@ def at_line(files: Collection[str], number: int, then: Callable[[str], None]) ->
 
 
 def steps_of(target: Target, write: Callable[[], object]) -> list[int]:
-    """Write once, and return at which lines to stop: `Target.most_steps`."""
+    """Write once, and return the numbers of the lines to stop at (`Target.most_steps`)."""
     with at_line(target.source_files(), -1, lambda _: None) as seen:
         write()
     most = target.most_steps or (len(seen) if target.spark is None else _MOST_WITH_SPARK)
@@ -60,10 +63,10 @@ def steps_of(target: Target, write: Callable[[], object]) -> list[int]:
 
 
 def dies(target: Target, number: int, write: Callable[[], object]) -> str | None:
-    """Carry out `write` by one who dies ahead of a line; return the line, None if it was never come to.
+    """Run `write` in a writer that dies before a line; return that line, or None if it was not reached.
 
-    Without Spark that is a process, of which nothing is run afterwards. With Spark `SimulatedDeathError` is raised, as
-    a JVM cannot be forked: what the sink does in `finally` is done.
+    Without Spark the writer is a forked process that exits at once. With Spark it raises `SimulatedDeathError`, because
+    a JVM cannot be forked; then the sink's `finally` blocks run.
     """
     if target.spark is None:
         return _dies_alone(target, number, write)
@@ -85,7 +88,7 @@ def _dies_alone(target: Target, number: int, write: Callable[[], object]) -> str
     files = target.source_files()
     ours, its = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside other threads: only this one goes on
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork with other threads: only this one continues
         process = os.fork()
     if not process:
         _write_and_die(its, files, number, write)
@@ -97,7 +100,7 @@ def _dies_alone(target: Target, number: int, write: Callable[[], object]) -> str
         return report.removeprefix(_DIED).decode()
     if report == _ENDED:
         return None
-    raise AssertionError(f"a writer in a process of its own failed: {report.removeprefix(_FAILED).decode()}")
+    raise AssertionError(f"a writer in a forked process failed: {report.removeprefix(_FAILED).decode()}")
 
 
 def _write_and_die(pipe: int, files: Collection[str], number: int, write: Callable[[], object]) -> None:
@@ -109,7 +112,7 @@ def _write_and_die(pipe: int, files: Collection[str], number: int, write: Callab
         with at_line(files, number, die):
             write()
         os.write(pipe, _ENDED)
-    except BaseException:  # noqa: BLE001 - told to the process that waits
+    except BaseException:  # noqa: BLE001 - reported to the parent process
         os.write(pipe, _FAILED + traceback.format_exc().encode()[-_LONGEST_REPORT_BYTES:])
     finally:
         os._exit(0)
@@ -118,10 +121,12 @@ def _write_and_die(pipe: int, files: Collection[str], number: int, write: Callab
 def stalls(
     target: Target, number: int, late: Callable[[], object], meanwhile: Callable[[], object]
 ) -> tuple[object, object]:
-    """Carry out `late`, which stalls ahead of a line while `meanwhile` is carried out; return what each came to.
+    """Run `late`, stall it before a line, and run `meanwhile` in the meantime.
 
-    That is its result or the exception that it raised. Where `meanwhile` waits for something that `late` holds, both go
-    on after a while.
+    If `meanwhile` waits for a lock of `late`, both continue after `Target.patience_s`.
+
+    Returns:
+        The result of each, or the exception that it raised.
     """
     results: list[object] = []
     other = threading.Thread(target=lambda: results.append(_result(meanwhile)), daemon=True)
@@ -136,12 +141,12 @@ def stalls(
         return result, _result(meanwhile)
     other.join(120)
     if not results:
-        raise AssertionError("a writer that met another one has not ended within 120 s")
+        raise AssertionError("a writer that ran at the same time as another one did not end within 120 s")
     return result, results[0]
 
 
 def _result(call: Callable[[], object]) -> object:
     try:
         return call()
-    except Exception as error:  # noqa: BLE001 - looked at by who asked
+    except Exception as error:  # noqa: BLE001 - the caller examines it
         return error

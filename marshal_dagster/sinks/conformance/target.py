@@ -1,4 +1,4 @@
-"""What a test tells of the output under test, and the ranges and rows that the cases send there."""
+"""The description of an output under test (`Target`), and the ranges, rows and checks that the cases use."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Row = tuple[int, int, str]
-"""Partition, offset, value; the offset is -1 where a row has none."""
+"""Partition, offset and value; the offset is -1 if the row has none."""
 
 COLUMNS = ("partition", "offset", "value")
 LOG = "coordination-topic-id-"
@@ -28,9 +28,9 @@ _TYPES = {"partition": "int", "offset": "bigint", "value": "string"}
 
 @dataclass(frozen=True)
 class LocalFrame:
-    """Rows of plain Python with as much of a DataFrame as a sink uses that fetches its rows.
+    """Plain Python rows with the methods of a DataFrame that a sink uses to fetch rows.
 
-    That is `columns`, `schema`, `collect()` and `toLocalIterator()`. `rows` is None in a frame that must not be read.
+    These are `columns`, `schema`, `collect()` and `toLocalIterator()`. `rows` is None in a frame that must not be read.
     """
 
     columns: list[str]
@@ -48,7 +48,7 @@ class LocalFrame:
         from pyspark.sql import Row as SparkRow
 
         if self.rows is None:
-            raise AssertionError("the frame was evaluated, though all of its ranges are in the output")
+            raise AssertionError("the sink evaluated a frame although the output has all of its ranges")
         self.reads.append("rows")
         named = SparkRow(*self.columns)
         return [named(*row) for row in self.rows]
@@ -59,40 +59,59 @@ class LocalFrame:
 
 
 class Target(ABC):
-    """One output of the sink under test, empty when a case begins."""
+    """An output of the sink under test, empty when a case begins. Subclasses implement `sink` and `rows`.
+
+    Example:
+        ```python
+        class MyTarget(Target):
+            def __init__(self, folder: Path) -> None:
+                self.folder = folder
+
+            def sink(self) -> Sink:
+                return MySink(self.folder)
+
+            def rows(self) -> Iterable[tuple[int, int | None, str]]:
+                return read_my_rows(self.folder)
+        ```
+    """
 
     spark: "SparkSession | None" = None
-    """With a session the frames are Spark's; without one they are a `LocalFrame`, and writers die for real (a fork)."""
+    """The Spark session of the frames. Without one, frames are a `LocalFrame` and writers die in forked processes."""
     most_steps = 0
-    """Ahead of how many of its lines a writer dies or stalls, spread evenly over all that it comes to.
+    """The most lines before which a writer dies or stalls, spread evenly over all lines that it runs.
 
-    0 is all, with Spark 40. Where some are left out, a fault of a single line can be missed.
+    0 means all lines, or 40 with Spark. If lines are left out, a fault at a single line can be missed.
     """
     range_by_range = False
-    """Whether each range of a call is a step of its own.
+    """Whether the sink writes each range of a call in an atomic step of its own.
 
-    A writer that dies may then have taken some of them, each as a whole. That is within the promise, which is made of
-    ranges; a sink that has one step for all does not set this, and is held to it.
+    If true, a writer that dies may have written some of the ranges, each completely. If false, the cases require that
+    all ranges of a call are written in one step.
     """
     patience_s = 0.2
-    """How long a writer that stalls holds up another before it goes on: it may hold a lock."""
+    """How many seconds a stalled writer waits for another writer before it continues: it may hold a lock."""
 
     @abstractmethod
     def sink(self) -> Sink:
-        """Return a new sink of this output, as another process would make one."""
+        """Return a new sink for this output, as another process would create it."""
 
     def shared_sink(self) -> Sink | None:
-        """Return a new sink of this output with `shared_by_groups=True`, None for a sink that groups never share."""
+        """Return a new sink for this output with `shared_by_groups=True`, or None if groups cannot share it."""
         return None
 
     @abstractmethod
     def rows(self) -> Iterable[tuple[int, int | None, str]]:
-        """Return partition, offset and value of all rows that count in the output; read them without the sink."""
+        """Return partition, offset and value of all committed rows, read without the sink."""
 
     def frame(self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = COLUMNS) -> "DataFrame":
-        """Return a frame of these rows."""
+        """Return a frame of these rows.
+
+        Args:
+            rows: The rows, as tuples in the order of `columns`.
+            columns: Some of the columns `partition`, `offset` and `value`.
+        """
         if self.spark is None:
-            return cast("DataFrame", LocalFrame(list(columns), tuple(rows)))  # as much of one as the sink needs
+            return cast("DataFrame", LocalFrame(list(columns), tuple(rows)))  # has the methods that a sink needs
         types = ", ".join(f"{name} {_TYPES[name]}" for name in columns)
         return self.spark.createDataFrame(list(rows), types).coalesce(2)
 
@@ -100,24 +119,24 @@ class Target(ABC):
         """Return a frame that fails when it is evaluated."""
         if self.spark is None:
             return cast("DataFrame", LocalFrame(list(COLUMNS), None))
-        failing = "string(raise_error('evaluated, though all of its ranges are in the output')) AS value"
+        failing = "string(raise_error('evaluated although the output has all of its ranges')) AS value"
         return self.frame([(0, 0, "x")]).selectExpr("partition", "offset", failing)
 
     def source_files(self) -> Collection[str]:
-        """Return the files in whose lines a writer can die: those of the sink's class and what it inherits from."""
+        """Return the source files in whose lines a writer dies: those of the sink's class and its base classes."""
         return {inspect.getfile(kind) for kind in type(self.sink()).__mro__ if kind.__module__ != "builtins"}
 
     def found(self) -> list[Row]:
-        """Return the rows as the cases compare them."""
+        """Return the rows sorted, with -1 for missing offsets, as the cases compare them."""
         return sorted((partition, -1 if at is None else at, value) for partition, at, value in self.rows())
 
 
 def shared_target(target: Target) -> Target | None:
-    """Return the target with sinks that groups share, None where there are none."""
+    """Return the target with sinks that groups share, or None if groups cannot share them."""
     if target.shared_sink() is None:
         return None
     shared = copy(target)
-    shared.sink = target.shared_sink  # type: ignore[method-assign,assignment] # it returns sinks, as was seen
+    shared.sink = target.shared_sink  # type: ignore[method-assign,assignment] # not None, as checked above
     return shared
 
 
@@ -135,7 +154,7 @@ def part(
     topic_id: str = TOPIC_ID,
     in_any_order: bool = False,
 ) -> ClaimedRange:
-    """Return a range of a batch; `readable` is the first offset that retention has left."""
+    """Return a range of a batch; `readable` is the first offset that retention has not deleted."""
     return ClaimedRange(
         coordination_topic_id=log,
         group=group,
@@ -152,12 +171,12 @@ def part(
 
 
 def ahead(partition: int, start: int, end: int, **others: Any) -> ClaimedRange:  # noqa: ANN401 - as `part`
-    """Return a range of a group whose members claim ranges."""
+    """Return a range in any order, as in a group whose members claim ranges."""
     return part(partition, start, end, in_any_order=True, **others)
 
 
 def rows_of(value: str, *ranges: ClaimedRange, without: Iterable[int] = ()) -> list[Row]:
-    """Return a row for each offset that can be read, but for those `without`."""
+    """Return a row for each readable offset of the ranges, except the offsets `without`."""
     gone = set(without)
     return [
         (range_.partition, offset, value)
@@ -168,7 +187,7 @@ def rows_of(value: str, *ranges: ClaimedRange, without: Iterable[int] = ()) -> l
 
 
 def intervals(rows: Iterable[tuple[Any, ...]]) -> dict[int, list[tuple[int, int]]]:
-    """Return the offsets of these rows, as a batch tells them."""
+    """Return the offsets of these rows as intervals by partition, as `offsets_read` does."""
     offsets: dict[int, list[tuple[int, int]]] = {}
     for partition, offset, *_ in sorted(rows):
         runs = offsets.setdefault(partition, [])
@@ -180,8 +199,8 @@ def intervals(rows: Iterable[tuple[Any, ...]]) -> dict[int, list[tuple[int, int]
 
 
 def never() -> Mapping[int, Intervals]:
-    """Stand for offsets that must not be asked for: a Spark job more."""
-    raise AssertionError("asked for the offsets read where nothing older is to be replaced")
+    """Raise `AssertionError`: an `offsets_read` that the sink must not call, because no older rows are replaced."""
+    raise AssertionError("the sink called offsets_read() although there are no older rows to replace")
 
 
 def deliver(
@@ -193,13 +212,13 @@ def deliver(
     sink: Sink | None = None,
     before_commit: BeforeCommit = lambda: None,
 ) -> WriteResult:
-    """Do what a batch does: ask, process, write."""
+    """Call the sink as a batch does: `verdicts`, then `write`. Check that the result names exactly these ranges."""
     sink = sink or target.sink()
     sink.verdicts(ranges)
     read = rows_of(value, *ranges, without=without)
     outcome = sink.write(target.frame(read if rows is None else rows), ranges, lambda: intervals(read), before_commit)
     answered = {*outcome.taken, *outcome.skipped}
-    expect(answered == set(ranges), f"write() of {listed(ranges)} told of {listed(answered)}")
+    expect(answered == set(ranges), f"write() of {listed(ranges)} returned results for {listed(answered)}")
     return outcome
 
 
@@ -215,11 +234,11 @@ def expect_rows(target: Target, expected: Iterable[Row], when: str) -> None:
     if found != wanted:
         twice = sorted({row for row in found if found.count(row) > wanted.count(row)})
         missing = sorted({row for row in wanted if wanted.count(row) > found.count(row)})
-        raise AssertionError(f"{when}: rows too many {twice[:10]}, rows missing {missing[:10]}")
+        raise AssertionError(f"{when}: unexpected rows {twice[:10]}, missing rows {missing[:10]}")
 
 
 def expect_refused(target: Target, value: str, *ranges: ClaimedRange, why: str) -> None:
-    """Raise `AssertionError` unless the ranges are refused both times that the sink is asked, and nothing changes."""
+    """Raise `AssertionError` unless both `verdicts` and `write` refuse the ranges, and the output does not change."""
     before, read = target.found(), rows_of(value, *ranges)
     expect_raised(SinkRejectedError, lambda: target.sink().verdicts(ranges), f"{why}: verdicts() of {listed(ranges)}")
     expect_raised(
@@ -240,5 +259,5 @@ def expect_raised(kind: type[Exception], call: Callable[[], object], what: str) 
 
 
 def listed(ranges: Iterable[ClaimedRange]) -> str:
-    """Name the ranges."""
+    """Return the names of the ranges."""
     return ", ".join(sorted(str(range_) for range_ in ranges)) or "no range"

@@ -1,4 +1,7 @@
-"""Which PostgreSQL types hold the values of a Spark type unchanged, whatever settings a session has."""
+"""Checks that a table's PostgreSQL types store the values of Spark types unchanged, whatever a session's settings are.
+
+`postgres` uses it before a batch is processed.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -35,12 +38,12 @@ _COLUMNS: Final = """
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """The type of a table's column, below any domain."""
+    """The type of a table's column; for a domain its base type."""
 
     shown: str
     """The declared type, as PostgreSQL shows it."""
     type: str
-    """The name of the type if it is PostgreSQL's own, else empty."""
+    """The name of the type if it is a built-in type, else empty."""
     category: str
     """`pg_type.typcategory`."""
     modifier: int
@@ -48,18 +51,18 @@ class TableColumn:
 
     @property
     def scale(self) -> int | None:
-        """The scale of a `numeric`, None if it has none and so holds every number."""
-        # PostgreSQL packs it into 11 bits, with a sign, 4 above nothing.
+        """The scale of a `numeric`, None if it has no scale and so stores every number."""
+        # PostgreSQL stores the scale as a signed number of 11 bits, and adds 4 to the modifier.
         return None if self.modifier < 0 else (((self.modifier - 4) & 0x7FF) ^ 1024) - 1024
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds any text: `name` and "char" cut it."""
+        """Whether the column stores any string unchanged. `name` and "char" do not: they truncate it."""
         return self.type in {"text", "varchar", "bpchar"} or (self.category == "S" and not self.type)
 
 
 def table_columns(connection: "Connection", schema: str, table: str) -> dict[str, TableColumn]:
-    """Read a table's columns by name, without those that the role has no right to; empty if the table is missing."""
+    """Return a table's columns by name, without those on which the role has no right; empty if the table is missing."""
     found = connection.execute(_COLUMNS, (schema, table))
     return {name: TableColumn(*described) for name, *described in found}
 
@@ -67,10 +70,10 @@ def table_columns(connection: "Connection", schema: str, table: str) -> dict[str
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 _JSON: Final = frozenset({"json", "jsonb"})
 _CHANGING_TEXT: Final = frozenset({"bytea", "money", "float4", "float8", "name", "char", "oid", "xid", "xid8", "cid"})
-"""Types that parse a text to another value than it states, or cut it."""
+"""Types that parse a string to another value, or truncate it."""
 
 _COMPOUND: Final = frozenset({"A", "C", "D", "G", "P", "R", "T", "Z"})
-"""Categories of arrays, rows, dates and times, figures, pseudo-types, ranges, intervals and internal types."""
+"""Type categories: arrays, composites, dates and times, geometric, pseudo-types, ranges, intervals, internal types."""
 
 
 def _is_unscaled(column: TableColumn) -> bool:
@@ -86,9 +89,9 @@ def _holds_micros(column: TableColumn) -> bool:
 
 
 def _reads_text(column: TableColumn) -> bool:
-    """Return whether PostgreSQL parses a text for this type to the value that it states, or refuses it.
+    """Return whether PostgreSQL parses a string for this type to exactly the value that it denotes, or rejects it.
 
-    Of other types it may drop the zone of a time, round a number to the column's scale, or look up an object's name.
+    For other types it may drop the zone of a time, round a number to the column's scale, or look up an object's name.
     """
     if column.category in _COMPOUND or column.type in _CHANGING_TEXT:
         return False
@@ -121,10 +124,15 @@ _HOLDS: Final[Mapping[str, Callable[[TableColumn], bool]]] = {
 def check_column_types(
     table: str, types: Mapping[str, "DataType"], there: Mapping[str, TableColumn], own: Collection[str]
 ) -> None:
-    """Raise `ConfigurationError` unless each column of `there` holds the values of its type in `types` as they are.
+    """Raise `ConfigurationError` unless each column of the table stores the values of its Spark type unchanged.
 
-    `types` are by the table's names. A text column holds the text of every type except binary. `own` are the
-    columns by which the sink finds rows: they have whole numbers.
+    A text column stores the text of every type except binary.
+
+    Args:
+        table: The table's name, for the error.
+        types: The Spark types, by the table's column names.
+        there: The table's columns.
+        own: The columns by which the sink finds rows; these must have integer types.
     """
     wrong = [
         f"column {name!r} is {there[name].shown}, and the result's is {data_type.simpleString()}: make it {wanted}"
@@ -134,8 +142,8 @@ def check_column_types(
     ]
     if wrong:
         raise ConfigurationError(
-            f"table: {table} would hold other values than the result has: {'; '.join(wrong)}; or cast it in the result "
-            "to a type that the column holds as it is"
+            f"table: {table} would store other values than the result has: {'; '.join(wrong)}. Or cast the column in "
+            "the result to a type that the table's column stores unchanged"
         )
 
 

@@ -1,4 +1,7 @@
-"""Rows as lines of PostgreSQL's COPY text format, rendered by Spark so that Python only passes them on."""
+"""Renders rows as lines of PostgreSQL's COPY text format in Spark, so that Python only forwards the lines.
+
+`staged_rows` sends them to PostgreSQL. The values do not depend on settings of the Spark session.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,13 +49,14 @@ _TYPES: Mapping[str, str] = {
 
 
 def postgres_type(name: str, data_type: "DataType") -> str:
-    """Return PostgreSQL's type for a column; raises `ConfigurationError` where there is none."""
+    """Return the PostgreSQL type for a column. Raises `ConfigurationError` for a type that the sink does not write."""
     if isinstance(data_type, t.DecimalType):
         return f"numeric({data_type.precision},{data_type.scale})"
     target = _TYPES.get(data_type.typeName())
     if target is None:
         raise ConfigurationError(
-            f"column {name!r} is of type {data_type.simpleString()}, which a Postgres sink does not write: cast it"
+            f"column {name!r} has type {data_type.simpleString()}, which a PostgreSQL sink does not write. Cast the "
+            "column"
         )
     if target == "jsonb":
         check_nested_names(name, data_type, case_sensitive=True)
@@ -61,12 +65,12 @@ def postgres_type(name: str, data_type: "DataType") -> str:
 
 
 def _check_keys(name: str, data_type: "DataType") -> None:
-    """Raise `ConfigurationError` for maps whose keys have no text: JSON would have Java's text of an object."""
+    """Raise `ConfigurationError` for maps whose keys cannot be converted to JSON strings unchanged."""
     if isinstance(data_type, t.MapType):
         key = data_type.keyType
         if not isinstance(key, t.DecimalType) and _TYPES.get(key.typeName()) in {None, "bytea", "jsonb"}:
             raise ConfigurationError(
-                f"column {name!r} has maps with keys of type {key.simpleString()}, which are no texts in JSON: cast "
+                f"column {name!r} has maps with keys of type {key.simpleString()}, which cannot be keys in JSON. Cast "
                 "the keys to string"
             )
         _check_keys(name, data_type.valueType)
@@ -78,7 +82,7 @@ def _check_keys(name: str, data_type: "DataType") -> None:
 
 
 def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":
-    """Return one line of COPY text, without its end, of the columns `names`."""
+    """Return one line of COPY text, without the line end, for the columns `names`."""
     fields = [f.coalesce(_text(name, schema[name].dataType)(f.col(quoted(name))), f.lit(NULL)) for name in names]
     return f.concat_ws("\t", *fields)
 
@@ -99,7 +103,7 @@ def _plain_text(column: "Column") -> "Column":
 
 
 def _decimal_text(number: "Column") -> "Column":
-    """Render a number with all its digits: a cast alone gives `0E-7` for zeros and small ones where ANSI is off."""
+    """Render a number with all its digits. Without ANSI mode, a cast would render small numbers and zeros as `0E-7`."""
     text = number.cast("string")
     digits = f.translate(f.substring_index(text, "E-", 1), "-.", "")
     zeros = f.repeat(f.lit("0"), f.substring_index(text, "E-", -1).try_cast("int") - 1)
@@ -114,12 +118,12 @@ def _escaped(column: "Column") -> "Column":
 
 
 def _date_text(date: "Column") -> "Column":
-    """Render a date as PostgreSQL reads it; unlike a cast, this depends on no setting of Spark's session."""
+    """Render a date as PostgreSQL parses it, independent of the Spark session's settings."""
     return f.concat(_day(date), _era(date))
 
 
 def _timestamp_text(instant: "Column") -> "Column":
-    """Render an instant in UTC from its number of microseconds, whatever zone the session has."""
+    """Render an instant in UTC from its number of microseconds, independent of the session's time zone."""
     date, time = _in_utc(instant)
     return f.concat(_day(date), f.lit(" "), _time(time), f.lit("+00"), _era(date))
 
@@ -137,14 +141,14 @@ _TIMES: "Mapping[str, Callable[[Column], Column]]" = {
 
 
 def _in_utc(instant: "Column") -> "tuple[Column, Column]":
-    """Return the date in UTC and the microseconds of that day."""
+    """Return the date in UTC and the microseconds since that day's midnight."""
     micros = f.unix_micros(instant)
     days = f.call_function("div", micros, f.lit(_DAY_US)) - (micros % _DAY_US < 0).cast("bigint")
     return f.date_from_unix_date(days.cast("int")), f.pmod(micros, f.lit(_DAY_US))
 
 
 def _parts(local: "Column") -> "tuple[Column, Column]":
-    """Return the date and the microseconds of that day."""
+    """Return the date and the microseconds since that day's midnight."""
     second_us = (f.extract(f.lit("SECOND"), local) * _SECOND_US).cast("bigint")
     minutes = (f.hour(local) * 60 + f.minute(local)).cast("bigint")
     return local.cast("date"), minutes * (60 * _SECOND_US) + second_us
@@ -180,9 +184,9 @@ def _padded(number: "Column", width: int) -> "Column":
 
 
 def _with_times_as_text(value: "Column", data_type: "DataType") -> "Column":
-    """Return `value` with its dates and times as texts of ISO 8601, instants in UTC, for `to_json`.
+    """Return `value` with its dates and times as ISO 8601 strings for `to_json`, instants in UTC.
 
-    The texts of `to_json` itself depend on the session's zone and settings, and have no microseconds.
+    What `to_json` itself renders depends on the session's time zone and settings, and has no microseconds.
     """
     if isinstance(data_type, t.DateType):
         return _iso_date(value)
@@ -217,7 +221,7 @@ def _has_time(data_type: "DataType") -> bool:
 
 
 def _iso_date(date: "Column") -> "Column":
-    """Render a date; years before 0 and after 9999 have a sign, as in ISO 8601."""
+    """Render a date as in ISO 8601: years before 0 and after 9999 have a sign."""
     year = f.year(date)
     sign = f.when(year < 0, f.lit("-")).when(year > 9999, f.lit("+")).otherwise(f.lit(""))  # noqa: PLR2004 - digits
     return f.concat(sign, _with_month_and_day(f.abs(year), date))
@@ -225,17 +229,18 @@ def _iso_date(date: "Column") -> "Column":
 
 @dataclass(frozen=True, slots=True)
 class FrameLines:
-    """An evaluated frame as COPY text, a line for each row with all its columns; it can be gone through repeatedly."""
+    """An evaluated frame as lines of COPY text, one for each row. It can be iterated repeatedly."""
 
     counts: Mapping[int | None, int]
+    """The number of rows, by partition."""
     all_have_offsets: bool
     rejected: RejectedRow | None
-    """The first row with a text that PostgreSQL would change or refuse."""
+    """The first row with a string that PostgreSQL would change or reject, or None."""
     _lines: "DataFrame"
     _size: int
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        """Yield each row's partition and line; only some megabytes of them are in this process at a time."""
+        """Yield each row's partition and line; this process holds a few megabytes of them at a time."""
         pieces = math.ceil(self._size / _CHARACTERS_AT_ONCE)
         if pieces <= 1:
             rows: Iterable[Row] = self._lines.collect()
@@ -247,7 +252,7 @@ class FrameLines:
 
 @contextmanager
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
-    """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its lines."""
+    """Evaluate `frame` once on the executors, without the rows of the partitions `done`, and yield its lines."""
     partition = f.col(PARTITION_COLUMN)
     has_offset = f.col(OFFSET_COLUMN).isNotNull() if OFFSET_COLUMN in frame.columns else f.lit(False)  # noqa: FBT003
     texts = text_check(frame.schema, refuse_nul=True)

@@ -1,11 +1,12 @@
-"""A sink of rows in a PostgreSQL table, taken in the same transaction as the ranges that they are of.
+"""A sink that writes rows to a PostgreSQL table, and the ranges they belong to in the same transaction.
 
-Two tables stand beside the rows': `marshal_ranges` says how far the output has got with each partition, in which
-generation; `marshal_taken_ranges` lists each range that was taken, and each row names its entry there. A writer copies
-its rows to a temporary table first; only then does it lock its partitions in `marshal_ranges`, judge its ranges
-(protocol.md, section 6, "Effectively once"), move the rows over and set the positions. So a writer that stalls holds
-nobody up, and one that was overtaken finds that out before a row of its own is seen; `postgres_ranges` says who holds
-what.
+It uses two more tables. `marshal_ranges` stores the position and generation of each partition. `marshal_taken_ranges`
+contains one entry for each range that was written, and each row refers to its entry.
+
+A writer first copies its rows to a temporary table. After that it locks its partitions in `marshal_ranges` and judges
+its ranges (protocol.md, section 6, "Effectively once"). Finally it moves the rows to the output and sets the positions.
+So a writer that stalls while it copies blocks no other writer. A writer whose claim was taken over is refused before
+any of its rows is visible. `postgres_ranges` documents the locks.
 """
 
 import zlib
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 
 _POSITIONS = "marshal_ranges"
 _TAKEN = "marshal_taken_ranges"
-_WITHOUT_POLICIES = "give the role BYPASSRLS, or disable row-level security of the sink's tables"
+_WITHOUT_POLICIES = "give the role BYPASSRLS, or disable row-level security on the sink's tables"
 
 _CREATE: tuple[LiteralString, ...] = (
     """
@@ -131,23 +132,40 @@ _IS_GONE: LiteralString = """
 
 
 class TransactionHook(Protocol):
-    """What is written in the same transaction as the rows: all of it is there, or none.
+    """A hook that writes more data in the sink's transaction, such as outbox events, to be committed with the rows.
 
     The rows are in the temporary table `pg_temp.marshal_rows`, with the output's columns and `marshal_range`.
     """
 
     def check(self, connection: "Connection", columns: Sequence[str]) -> None:
-        """Raise `ConfigurationError` if it could not be written of rows with these columns."""
+        """Check before a batch that the data of rows with these columns can be written.
+
+        Args:
+            connection: A connection with an open transaction.
+            columns: The output's columns.
+
+        Raises:
+            ConfigurationError: If it cannot be written.
+        """
         ...
 
     def write(self, connection: "Connection", columns: Sequence[str], ranges: Sequence[int]) -> None:
-        """Write what belongs to the rows whose `marshal_range` is one of `ranges`. Raises `SinkRejectedError`."""
+        """Write the data that belongs to the rows of some ranges.
+
+        Args:
+            connection: The connection with the sink's transaction.
+            columns: The columns of `pg_temp.marshal_rows`.
+            ranges: The values of `marshal_range` of the rows that are written.
+
+        Raises:
+            SinkRejectedError: If the data cannot be written.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _RangeDecisions:
-    """What is done with each range, and which of those to take lie over rows of older generations."""
+    """The verdict on each range, and the ranges at whose offsets there are rows of older generations."""
 
     verdicts: Mapping[ClaimedRange, Verdict]
     over_older: tuple[ClaimedRange, ...]
@@ -158,23 +176,31 @@ class _RangeDecisions:
 
 
 class _OffsetsNeededError(Exception):
-    """Older rows are to be replaced, and the offsets read are not known yet."""
+    """Older rows must be replaced, but the offsets that the batch has read are not known yet."""
 
 
 class PostgresSink(Steps):
-    """Rows in the table `table` of a PostgreSQL 14 or newer.
+    """A sink that writes rows to the table `table` of PostgreSQL 14 or newer.
 
-    The table has the frame's columns under their names, but for `partition` and `offset`: these are `kafka_partition`
-    (integer) and `kafka_offset` (bigint; needed only where the frame has an `offset`); and `marshal_range` (bigint).
-    Arrays, maps and structs go to jsonb. `create_tables` makes all of it. The role must be allowed temporary tables.
+    The table has the frame's columns, with `partition` and `offset` renamed to `kafka_partition` (integer) and
+    `kafka_offset` (bigint; only if the frame has `offset`), and the column `marshal_range` (bigint). Arrays, maps and
+    structs are stored as jsonb. `create_tables` creates all tables. The role needs the right to create temporary
+    tables.
 
-    A column that would hold other values than the frame has is refused (`ConfigurationError`), as is a table that could
-    lose rows. A row that PostgreSQL refuses is named with partition, offset and column (`SinkRejectedError`).
+    Columns that would store other values than the frame has are refused, and so are tables that could lose rows. The
+    error for a row that PostgreSQL rejects names its partition, offset and column.
+
+    Example:
+        ```python
+        sink = PostgresSink("postgresql://me@localhost/shop", "orders")
+        sink.create_tables(frame.schema)  # once, when the output is set up
+        ```
     """
 
     supports_unordered_ranges = True
+    """True: the sink stores every range, so it accepts ranges in any order."""
     _evaluated = staticmethod(evaluated)
-    """Evaluates the rows, except those of partitions that are done; tests put other rows in their place."""
+    """Evaluates the rows of the partitions that are not done; tests replace it."""
 
     def __init__(
         self,
@@ -189,13 +215,23 @@ class PostgresSink(Steps):
         shared_by_groups: bool = False,
         previous_group: str | None = None,
     ) -> None:
-        """Name the output; nothing is connected to before it is used.
+        """Configure the output; the sink does not connect before its first use.
 
-        `dsn` is a connection string or URI; what it says of time-outs and keepalives comes before the defaults here.
-        `companion` writes more in the same transaction, such as events for an outbox. `shared_by_groups` lets several
-        groups write all offsets of a topic, each apart; without it a group is refused where another has ranges, unless
-        that is its `previous_group` (docs/sinks.md, "Another group").
-        Raises `ConfigurationError` for values that cannot be.
+        Args:
+            dsn: A connection string or URI. Timeouts and keepalives in it override the defaults of the sink.
+            table: The table for the rows.
+            schema: The schema of the table and of the sink's own tables.
+            companion: Writes more data in the same transaction, such as events for an outbox.
+            connect_timeout_s: How many seconds connecting may take.
+            lock_timeout_s: How many seconds to wait for the locks of another writer of the same ranges.
+            statement_timeout_s: How many seconds one statement may take, and the transaction may be idle.
+            shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
+                is refused if another group has ranges in the output.
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+                "Another group").
+
+        Raises:
+            ConfigurationError: If a value is not valid.
         """
         self.table, self.schema = table, schema
         for name, value in (("table", table), ("schema", schema)):
@@ -206,7 +242,7 @@ class PostgresSink(Steps):
             ("statement_timeout_s", statement_timeout_s),
         ):
             if seconds <= 0:
-                raise ConfigurationError(f"{name}: {seconds}; give a time above 0")
+                raise ConfigurationError(f"{name}: {seconds}; give a number of seconds above 0")
         self._database = Database(dsn, connect_timeout_s=connect_timeout_s)
         self._lock_timeout_s = lock_timeout_s
         self._statement_timeout_s = statement_timeout_s
@@ -219,9 +255,15 @@ class PostgresSink(Steps):
         return f"PostgresSink(table={self.table!r}, schema={self.schema!r})"
 
     def create_tables(self, rows: "StructType | None" = None) -> None:
-        """Make the sink's own tables where they are missing, and with the frame's schema `rows` the rows' table too.
+        """Create the sink's own tables if they are missing, and optionally the table for the rows.
 
-        Raises `UnavailableError`, as every method that follows, when the database cannot be reached or does not answer.
+        Args:
+            rows: The schema of the frame, to create the table for the rows too if it is missing.
+
+        Raises:
+            ConfigurationError: If a column has a type that the sink does not write or a reserved name, or if the role
+                lacks a right.
+            UnavailableError: If the database cannot be reached or does not answer in time.
         """
         with self._transaction() as connection:
             be_only_creator(connection)
@@ -231,13 +273,35 @@ class PostgresSink(Steps):
                 self._create_rows(connection, rows)
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        """Say what would be done with each range (`Sink.verdicts`)."""
+        """Return what the sink would do with each range (`Sink.verdicts`).
+
+        Args:
+            ranges: The ranges of the batch.
+
+        Returns:
+            The verdict on each range.
+
+        Raises:
+            SinkRejectedError: If one of the ranges cannot be written.
+            ConfigurationError: If a table is missing or the role lacks a right.
+            UnavailableError: If the database cannot be reached or does not answer in time.
+        """
         check_ranges(ranges)
         with self._transaction() as connection:
             return dict(self._judge(connection, ranges).verdicts)
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
-        """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
+        """Return None if a new generation could replace the rows at these offsets, else why not (`Sink.can_replace`).
+
+        Args:
+            ranges: Ranges of the new generation.
+
+        Returns:
+            None, or the reason why these rows cannot be replaced.
+
+        Raises:
+            UnavailableError: If the database cannot be reached or does not answer in time.
+        """
         with self._transaction() as connection:
             held = self._held(connection, ranges, only_older=False)
             return unreplaceable(held, f"table {self._output}") or self._groups.refusal(
@@ -251,10 +315,24 @@ class PostgresSink(Steps):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write the rows of each range that is not yet there, in one transaction (`Sink.write`).
+        """Write the rows of each range that the table does not have, in one transaction (`Sink.write`).
 
-        The frame is evaluated once, by all executors, before the transaction begins; its rows then come through this
-        process, some megabytes at a time.
+        The executors evaluate the frame once, before the transaction begins. The rows then pass through this process,
+        a few megabytes at a time.
+
+        Args:
+            frame: The rows, with the column `partition` and optionally `offset`.
+            ranges: The ranges of the batch.
+            offsets_read: Returns the offsets that the batch has read; called if older rows are replaced.
+            before_commit: Checks that the batch still holds its claims.
+
+        Returns:
+            The ranges taken and skipped.
+
+        Raises:
+            SinkRejectedError: If a range or a row cannot be written.
+            ConfigurationError: If the table is missing or would change or lose values.
+            UnavailableError: If the database cannot be reached or does not answer in time.
         """
         check_columns(frame.schema, {RANGE_COLUMN, *RENAMED.values()})
         check_ranges(ranges)
@@ -282,7 +360,7 @@ class PostgresSink(Steps):
     def _take(
         self, wanted: Sequence[ClaimedRange], columns: Sequence[str], lines: FrameLines, offsets_read: OffsetsRead
     ) -> tuple[ClaimedRange, ...]:
-        """Take, in one transaction, those of `wanted` that are not done meanwhile."""
+        """Write, in one transaction, those of `wanted` that no other writer has written meanwhile."""
         read: Mapping[int, Intervals] | None = None
         while True:
             try:
@@ -344,9 +422,13 @@ class PostgresSink(Steps):
         hold: LockMode = LockMode.NOT,
         own: Collection[int] = (),
     ) -> _RangeDecisions:
-        """Judge all by what is stored beside the entries `own`, held until the transaction ends.
+        """Judge all ranges by the stored ranges, except the entries `own` of this transaction.
 
-        Refuses also where older rows could not be replaced, and ranges that are another group's.
+        `hold` selects the lock that is kept until the transaction ends.
+
+        Raises:
+            SinkRejectedError: If a range is refused, belongs to another group, or lies over rows that cannot be
+                replaced.
         """
         rows = self._ranges.rows(connection, ranges, hold)
         if hold is LockMode.SHARED:
@@ -365,7 +447,7 @@ class PostgresSink(Steps):
     def _of_groups(
         self, connection: "Connection", wanted: Sequence[ClaimedRange]
     ) -> tuple[Sequence[ClaimedRange], Collection[str], Callable[[Sequence[ClaimedRange]], Iterator[ClaimedRange]]]:
-        """Return what `OutputGroups` judges by."""
+        """Return the arguments of `OutputGroups.check` and `refusal`."""
         groups = self._ranges.groups(connection, wanted) if wanted else ()
 
         def held(ranges: Sequence[ClaimedRange]) -> Iterator[ClaimedRange]:
@@ -376,9 +458,10 @@ class PostgresSink(Steps):
     def _held(
         self, connection: "Connection", ranges: Sequence[ClaimedRange], *, only_older: bool
     ) -> list[tuple[ClaimedRange, int, bool]]:
-        """Return which ranges can be read where the output holds rows of this data topic, by generation.
+        """Return the ranges at whose readable offsets the output has rows of the same group and data topic.
 
-        That is the range, the rows' generation, and whether all of them have offsets.
+        Each item is the range, the rows' generation, and whether all of these rows have offsets. With `only_older`
+        only generations older than the range's are considered.
         """
         readable = {range_.partition: range_ for range_ in ranges if range_.first_readable < range_.end}
         if not readable:
@@ -403,7 +486,7 @@ class PostgresSink(Steps):
         return [(readable[partition], generation, offsets) for partition, generation, offsets in held]
 
     def _enter(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: FrameLines) -> dict[int, int]:
-        """Enter the ranges as taken and return what their rows name them by, by partition."""
+        """Insert the entries of the ranges into `marshal_taken_ranges`, and return their ids by partition."""
         entries = self._execute(
             connection,
             "INSERT INTO {taken} (output, member_group, topic, partition, coordination_topic_id, data_topic_id, "
@@ -435,7 +518,7 @@ class PostgresSink(Steps):
                     copy.write_row((range_.partition, start, end))
 
     def _note_own_offsets(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
-        """Add those of the rows to be written: the offsets were read after them, and compaction may have taken some."""
+        """Add the offsets of the rows to be written: compaction can have removed messages since they were computed."""
         connection.execute(
             "INSERT INTO pg_temp.marshal_offsets SELECT kafka_partition, min(kafka_offset), max(kafka_offset) + 1 "
             "FROM (SELECT r.kafka_partition, r.kafka_offset, r.kafka_offset - dense_rank() OVER "
@@ -447,7 +530,7 @@ class PostgresSink(Steps):
         )
 
     def _replace(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
-        """Delete what older generations hold at the very offsets noted."""
+        """Delete the rows of older generations at the offsets in `pg_temp.marshal_offsets`."""
         from psycopg import sql
 
         parameters = (*columns_of(wanted, "partition", "data_topic_id", "generation"), *self._ranges.key(wanted))
@@ -460,8 +543,8 @@ class PostgresSink(Steps):
         )
         if left.rowcount:
             raise SinkRejectedError(
-                f"table {self._output}: {left.rowcount} rows of an older generation were to be deleted and are still "
-                "there: a trigger keeps them. Nothing was written; remove the trigger"
+                f"table {self._output}: {left.rowcount} rows of an older generation still exist after they were "
+                "deleted, because a trigger keeps them, so nothing was written. Remove the trigger"
             )
 
     def _set_positions(self, connection: "Connection", taken: Sequence[ClaimedRange]) -> None:
@@ -490,12 +573,13 @@ class PostgresSink(Steps):
         check_row_count(updated, len(taken), f"{self.schema}.{_POSITIONS}")
 
     def _check_table(self, connection: "Connection", schema: "StructType") -> None:
-        """Raise `ConfigurationError` unless the table keeps rows of this schema as they are."""
+        """Raise `ConfigurationError` unless the table stores rows of this schema unchanged."""
         there = table_columns(connection, self.schema, self.table)
         names = column_names(schema.names)
         if not there:
             raise ConfigurationError(
-                f"table: {self._output} does not exist, or may not be read: `create_tables(frame.schema)` makes it"
+                f"table: {self._output} does not exist, or the role has no right to read it. Create it with "
+                "`create_tables(frame.schema)`, or grant the right"
             )
         if missing := [name for name in names if name not in there]:
             raise ConfigurationError(f"table: {self._output} lacks the columns {', '.join(missing)}: add them")
@@ -512,7 +596,7 @@ class PostgresSink(Steps):
         for (name,) in filtered:
             raise ConfigurationError(
                 f"table: {self.schema}.{name} has row-level security for this role, which could hide rows from the "
-                f"sink: {_WITHOUT_POLICIES}"
+                f"sink. To continue, {_WITHOUT_POLICIES}"
             )
         if self._companion is not None:
             self._companion.check(connection, names)
@@ -531,7 +615,7 @@ class PostgresSink(Steps):
             sql.SQL("{} {}").format(identifier(name), sql.SQL(kind)) for name, kind in kinds.items()
         )
         self._execute(connection, "CREATE TABLE IF NOT EXISTS {rows} ({columns})", columns=columns)
-        # Ranges follow each other in the table, so an index of a few pages finds them.
+        # The rows of a range are stored next to each other, so a BRIN index of a few pages is enough.
         index = identifier(f"marshal_range_{zlib.crc32(self.table.encode()):08x}")
         statement: LiteralString = "CREATE INDEX IF NOT EXISTS {index} ON {rows} USING brin (marshal_range)"
         self._execute(connection, statement, index=index)
@@ -543,7 +627,7 @@ class PostgresSink(Steps):
         parameters: Sequence[object] = (),
         **names: "Composable",
     ) -> "psycopg.Cursor[tuple[Any, ...]]":
-        """Execute a statement with the tables' names, and `names`, put in."""
+        """Execute a statement in which the placeholders of the tables and of `names` are filled in."""
         return connection.execute(self._named(statement, **names), parameters)
 
     def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":
@@ -558,7 +642,7 @@ class PostgresSink(Steps):
 
     @contextmanager
     def _transaction(self) -> "Iterator[Connection]":
-        """Give a connection whose one transaction is committed at the end, and undone by any error."""
+        """Yield a connection with one transaction, which is committed at the end and rolled back after any error."""
         import psycopg
 
         try:
@@ -566,12 +650,13 @@ class PostgresSink(Steps):
                 for name, seconds in (
                     ("lock_timeout", self._lock_timeout_s),
                     ("statement_timeout", self._statement_timeout_s),
-                    # A process that stops in the middle of a transaction loses it.
+                    # The server ends the transaction of a process that stops in the middle of it.
                     ("idle_in_transaction_session_timeout", self._statement_timeout_s),
                 ):
                     milliseconds = max(1, round(seconds * 1000))
                     connection.execute("SELECT set_config(%s, %s, true)", (name, f"{milliseconds}ms"))
-                # What is taken by one's word that it is there must not be lost with the power: off would let it.
+                # The group's positions are committed after this transaction, so a power failure must not undo it. With
+                # synchronous_commit off it could.
                 connection.execute(
                     "SELECT set_config('synchronous_commit', 'on', true) "
                     "WHERE current_setting('synchronous_commit') = 'off'"
@@ -581,34 +666,39 @@ class PostgresSink(Steps):
                 connection.commit()
                 self._reached("committed")
         except psycopg.Error as error:
-            # Not chained: a connection's errors can hold the connection string, and a row's the row.
+            # Not chained: psycopg's errors can contain the connection string or a row.
             raise self._translated_error(error) from None
 
     def _translated_error(self, error: "psycopg.Error") -> MarshalError:
-        """Return the error as one of ours, in one line, without the password."""
+        """Return the error as a `MarshalError`, in one line and without the password."""
         import psycopg
         from psycopg import errors
 
         said = self._database.error_text(error)
         if isinstance(error, errors.LockNotAvailable):
             return UnavailableError(
-                f"table {self._output}: another writer has held these ranges for {self._lock_timeout_s} s: try again"
+                f"table {self._output}: another writer has locked these ranges for {self._lock_timeout_s} s. Run the "
+                "batch again"
             )
         if isinstance(error, errors.QueryCanceled):
             return UnavailableError(
-                f"table {self._output}: no answer within statement_timeout_s={self._statement_timeout_s}: take smaller "
-                "batches, or a longer time-out"
+                f"table {self._output}: a statement did not finish within statement_timeout_s="
+                f"{self._statement_timeout_s}. Use smaller batches or a longer timeout"
             )
         if isinstance(error, errors.UndefinedTable):
-            return ConfigurationError(f"table {self._output}: {said}: `create_tables` makes what is missing")
+            return ConfigurationError(f"table {self._output}: {said}. Create missing tables with `create_tables`")
         if isinstance(error, errors.InsufficientPrivilege) and "row-level security" in said:
-            return ConfigurationError(f"table {self._output}: {said}: {_WITHOUT_POLICIES}")
+            return ConfigurationError(f"table {self._output}: {said}. To continue, {_WITHOUT_POLICIES}")
         outages = psycopg.OperationalError | psycopg.InterfaceError | errors.ReadOnlySqlTransaction
         if isinstance(error, outages) and not isinstance(error, errors.ProgramLimitExceeded):
             return UnavailableError(
-                f"Postgres of table {self._output}: {said or 'the connection was lost'}. Whether a commit that was "
-                "under way took effect is seen at the next attempt, which skips what is there"
+                f"PostgreSQL of table {self._output}: {said or 'the connection was lost'}. Whether a commit in "
+                "progress succeeded is not known: the next attempt of the batch finds out, and skips ranges that were "
+                "written"
             )
         if isinstance(error, psycopg.ProgrammingError):
             return ConfigurationError(f"table {self._output}: {said}")
-        return SinkRejectedError(f"table {self._output} does not take the rows: {said}; nothing was written")
+        return SinkRejectedError(
+            f"table {self._output} cannot store the rows: {said}; nothing was written. Correct the code that makes the "
+            "rows, or change the table"
+        )

@@ -1,14 +1,20 @@
-"""What the tables of a Postgres output say of its ranges, and how writers hold that while they judge by it.
+"""Reads and locks the tables that record which ranges a PostgreSQL output has, for `postgres`.
 
-Who writes in order, begins a generation, writes the first range that came in any order, or has very many partitions,
-holds them alone from judging on until it has committed. All others whose ranges come in any order share them, which
-keeps the generation as it is: they move their rows at the same time. Such a writer also locks the start of its range,
-so that another with the same range waits, and then passes over it. At the very end, for as long as the commit takes, it
-holds the partition's ranges: it looks once more for what overlaps its own, and nobody else can add any before it is
-seen. Each kind is locked in one order, one kind after the other, so nobody waits in a circle.
+A writer locks its partitions' rows in `marshal_ranges` before it judges its ranges, until its transaction ends:
 
-Before all that a writer locks the topic's groups: shared with others of its group where no other group has ranges, else
-alone. So of two groups that begin at once the second sees the first one's ranges.
+- Exclusively (`FOR UPDATE`), if its ranges come in order, begin a generation, are the first ones in any order, or are
+  very many.
+- Shared (`FOR SHARE`), in all other cases of ranges in any order. The lock keeps the generation unchanged, and several
+  of these writers move their rows at the same time.
+
+A writer with a shared lock also locks the start of its range, so that another writer of the same range waits and then
+skips it. Immediately before its commit it locks the partition's ranges and checks again that no other range overlaps
+its own; no other writer can add one until the commit is visible.
+
+Locks of each kind are taken in a fixed order, and one kind after the other, so there are no deadlocks.
+
+Before these locks, a writer locks the topic's groups: shared if only its own group has ranges there, else exclusively.
+So if two groups start at the same time, the second sees the ranges of the first.
 """
 
 import json
@@ -28,19 +34,21 @@ if TYPE_CHECKING:
     from marshal_dagster._internal.postgres import Connection
 
 VERSION = 2
-"""The newest of what is in the sink's own tables; a newer one is refused.
+"""The newest version of rows in the sink's own tables that this code reads; newer ones are refused.
 
-A partition's position is of version 1 while all of its generation was written in order. In version 2 it is the end of
-what was, null if nothing: who takes it for all that is there would pass over ranges or write them again.
+A position has version 1 if all ranges of its generation were written in order. In version 2 the position is the end of
+the ranges written in order, or null if there are none. Code that took it for the whole content of the output would
+skip ranges or write them again.
 """
 IN_ORDER = 1
+"""The version of a position whose ranges were all written in order."""
 
 _MOST_SHARED = 64
-"""Ranges of one batch: each lock of a shared partition takes room in a table of the server that all sessions share."""
+"""The most ranges of a batch with shared locks: these locks use the server's lock table, which sessions share."""
 
 
 class LockMode(Enum):
-    """How a transaction holds its partitions from judging until it ends."""
+    """How a transaction locks its partitions from the judgement of its ranges until it ends."""
 
     NOT = ""
     SHARED = "FOR SHARE"
@@ -49,7 +57,7 @@ class LockMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What stands in `marshal_ranges` for a partition."""
+    """A partition's row in `marshal_ranges`."""
 
     version: int
     coordination_topic_id: str
@@ -60,22 +68,28 @@ class Row:
 
 
 class LocksOutdatedError(Exception):
-    """Another writer has changed what the transaction's locks were chosen by."""
+    """Another writer has changed the state by which the transaction's locks were chosen."""
 
 
 class RangeTables:
-    """The two tables as they stand in a transaction's connection, for the ranges of one batch."""
+    """Access to the two tables for the ranges of one batch, within a transaction."""
 
     def __init__(self, execute: "Callable[..., Cursor[tuple[Any, ...]]]", output: str, table: str) -> None:
-        """Take what executes statements with the tables' names, the output's name there, and that of the positions."""
+        """Store the arguments; no statement is executed.
+
+        Args:
+            execute: Executes a statement with the tables' names filled in.
+            output: The output's name in the tables.
+            table: The name of the table of positions, for errors.
+        """
         self._execute, self._output, self._table = execute, output, table
 
     def key(self, ranges: Sequence[ClaimedRange]) -> tuple[str, str, str]:
-        """Return output, group and topic, which all entries of a batch's ranges have in common."""
+        """Return output, group and topic, which the entries of all ranges of a batch have in common."""
         return self._output, ranges[0].group, ranges[0].topic
 
     def groups(self, connection: "Connection", ranges: Sequence[ClaimedRange]) -> set[str]:
-        """Return the groups of which the output has ranges of the topic of `ranges`."""
+        """Return the groups that have ranges of the topic of `ranges` in the output."""
         output, _, topic = self.key(ranges)
         found = self._execute(
             connection,
@@ -85,7 +99,13 @@ class RangeTables:
         return {group for (group,) in found}
 
     def lock_groups(self, connection: "Connection", ranges: Sequence[ClaimedRange]) -> None:
-        """Keep the groups of the topic as they are until the transaction ends, and others of several from writing."""
+        """Lock the groups of the topic until the transaction ends: no other group can start to write ranges.
+
+        The lock is shared if only the ranges' own group has ranges there, else exclusive.
+
+        Raises:
+            LocksOutdatedError: If the topic's groups changed before the shared lock was acquired.
+        """
         own = {ranges[0].group}
         is_alone = self.groups(connection, ranges) == own
         name = json.dumps([self._output, ranges[0].topic])
@@ -95,14 +115,14 @@ class RangeTables:
             raise LocksOutdatedError
 
     def hold_for(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> LockMode:
-        """Choose how to hold the partitions of `wanted`: shared where that leaves all rows as they are."""
+        """Choose how to lock the partitions of `wanted`: shared if writing them leaves all rows unchanged."""
         if len(wanted) > _MOST_SHARED or not all(range_.in_any_order for range_ in wanted):
             return LockMode.ALONE
         rows = self.rows(connection, wanted, LockMode.NOT)
         return LockMode.SHARED if may_share_lock(rows, wanted) else LockMode.ALONE
 
     def rows(self, connection: "Connection", ranges: Sequence[ClaimedRange], hold: LockMode) -> dict[int, Row]:
-        """Read what stands for each partition, and hold it; always from the lowest partition on."""
+        """Read and lock the row of each partition, in ascending order of partitions."""
         from psycopg import sql
 
         if not ranges:
@@ -138,7 +158,10 @@ class RangeTables:
         rows: Mapping[int, Row],
         own: Collection[int],
     ) -> dict[int, StoredRanges]:
-        """Put together what is stored beside each range; entries of ranges are looked at only where they can decide."""
+        """Return what is stored for each range's partition, without the entries `own` of this transaction.
+
+        The entries of ranges are read only if they can influence the verdict.
+        """
         with_ranges = [
             range_
             for range_ in ranges
@@ -165,9 +188,9 @@ class RangeTables:
     def _overlapping(
         self, connection: "Connection", ranges: Sequence[ClaimedRange], own: Collection[int]
     ) -> dict[int, tuple[int, int]]:
-        """Return, by partition, the first entry of the same generation that shares an offset with the range.
+        """Return, by partition, the first entry of the same generation that overlaps the range.
 
-        Those of one generation do not overlap each other, so it is the first that ends behind the range's start.
+        Entries of one generation do not overlap, so this is the first entry that ends after the range's start.
         """
         if not ranges:
             return {}
@@ -188,7 +211,7 @@ class RangeTables:
     def _output_position(
         self, connection: "Connection", ranges: Sequence[ClaimedRange], own: Collection[int]
     ) -> dict[int, tuple[int | None, int]]:
-        """Return where the output stands, by partition (None: there are gaps), and the highest token there."""
+        """Return, by partition, the output's position (None if its ranges have gaps) and its highest fencing token."""
         if not ranges:
             return {}
         positions = self._execute(
@@ -204,20 +227,24 @@ class RangeTables:
         return {partition: (position, epoch) for partition, position, epoch in positions}
 
     def look_once_more(self, connection: "Connection", taken: Sequence[ClaimedRange], own: Collection[int]) -> None:
-        """See that nobody has added what overlaps these ranges, and that nobody does before they are seen."""
+        """Lock the partitions' ranges, and check again that no other writer has added an overlapping range.
+
+        Raises:
+            LocksOutdatedError: If another writer has.
+        """
         self._lock_names(connection, [self._name(range_) for range_ in taken])
         if self._overlapping(connection, taken, own):
             raise LocksOutdatedError
 
     def lock_starts(self, connection: "Connection", ranges: Sequence[ClaimedRange]) -> None:
-        """Have whoever comes with one of these ranges wait until the transaction ends."""
+        """Lock the start of each range, so that other writers of the same range wait until the transaction ends."""
         self._lock_names(connection, [self._name(range_, range_.generation, range_.start) for range_ in ranges])
 
     def _name(self, wanted: ClaimedRange, *further: int) -> str:
         return json.dumps([self._output, wanted.group, wanted.topic, wanted.partition, *further])
 
     def _lock_names(self, connection: "Connection", names: Sequence[str]) -> None:
-        """Hold what is called so, always in one order, until the transaction ends."""
+        """Take advisory locks with these names until the transaction ends, always in the same order."""
         connection.execute(
             "SELECT pg_advisory_xact_lock(number) FROM (SELECT DISTINCT hashtextextended(name, 0) AS number "
             "FROM unnest(%s::text[]) AS name ORDER BY number) AS numbers",
@@ -234,13 +261,16 @@ def check_row_count(executed: "Cursor[Any]", expected: int, table: str) -> None:
     """Raise `SinkRejectedError` unless a statement affected as many rows of `table` as expected."""
     if executed.rowcount != expected:
         raise SinkRejectedError(
-            f"table {table}: a statement for {expected} rows had an effect on {executed.rowcount}, so a trigger or "
-            "rule of the table skips or moves rows. Nothing was written; remove the trigger or rule"
+            f"table {table}: a statement affected {executed.rowcount} rows instead of {expected}, because a trigger or "
+            "rule of the table skips or moves rows, so nothing was written. Remove the trigger or rule"
         )
 
 
 def may_share_lock(rows: Mapping[int, Row], wanted: Sequence[ClaimedRange]) -> bool:
-    """Say whether `rows` stay as they are with `wanted`, which come in any order: such have come in each generation."""
+    """Return whether writing `wanted`, which come in any order, leaves `rows` unchanged.
+
+    This is so if each partition's generation is that of the range and has other ranges in any order.
+    """
     return all(
         (row := rows.get(range_.partition)) is not None
         and row.version != IN_ORDER
@@ -250,5 +280,5 @@ def may_share_lock(rows: Mapping[int, Row], wanted: Sequence[ClaimedRange]) -> b
 
 
 def columns_of(ranges: Sequence[ClaimedRange], *fields: str) -> list[list[Any]]:
-    """Return of each of these fields the values in all ranges, for `unnest`."""
+    """Return one list of values for each field, for `unnest`."""
     return [[getattr(range_, field) for range_ in ranges] for field in fields]

@@ -1,4 +1,7 @@
-"""A batch's rows in a temporary table: copies them there, moves them to the output, and names a row that is refused."""
+"""Copies a batch's rows to a temporary table, moves them to the output, and finds the row that PostgreSQL rejects.
+
+`postgres` uses it within the sink's transaction.
+"""
 
 import itertools
 import re
@@ -25,12 +28,12 @@ _COPY_LINE: Final = re.compile(r"^COPY marshal_rows, line (?P<line>\d+)(?P<rest>
 
 
 def column_names(columns: Iterable[str]) -> list[str]:
-    """Return the table's names for these columns of a frame, after that of the range."""
+    """Return the table's column names for a frame's columns, preceded by the column of the range."""
     return [RANGE_COLUMN, *(RENAMED.get(name, name) for name in columns)]
 
 
 class StagedRows:
-    """The rows in `pg_temp.marshal_rows`, for as long as the transaction lasts."""
+    """The rows in `pg_temp.marshal_rows`, which exist until the transaction ends."""
 
     def __init__(
         self,
@@ -40,20 +43,24 @@ class StagedRows:
         ids: Mapping[int, int],
         columns: Sequence[str],
     ) -> None:
-        """Name the output and its columns; nothing is copied yet.
+        """Store the arguments; `copy` creates the table.
 
         Args:
-            execute: Executes a statement with the tables' names put in.
+            execute: Executes a statement with the tables' names filled in.
             error_text: Returns an error's text in one line without the password.
             output: The output's name, for errors.
-            ids: The entry of each partition's range in `marshal_taken_ranges`.
+            ids: The id of each range's entry in `marshal_taken_ranges`, by partition.
             columns: The frame's columns.
         """
         self._execute, self._error_text, self._output = execute, error_text, output
         self._ids, self._columns = ids, columns
 
     def copy(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: FrameLines) -> None:
-        """Copy all rows to the temporary table, whose columns have the output's types. Raises `SinkRejectedError`."""
+        """Copy all rows to the temporary table, whose columns have the output's types.
+
+        Raises:
+            SinkRejectedError: If PostgreSQL rejects a row, or the number of rows has changed since they were counted.
+        """
         self._execute(
             connection,
             "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
@@ -70,13 +77,17 @@ class StagedRows:
                 rejected = self._rejected_line(error, lines)
                 if rejected is None:
                     raise
-                # Not chained, as every error of the database.
+                # Not chained: psycopg's error can contain the row.
                 raise rejected.error(f"table {self._output}", wanted) from None
             if cursor.rowcount != (expected := sum(lines.counts.values())):
                 raise changed_result(f"table {self._output}", expected, cursor.rowcount)
 
     def move(self, connection: "Connection", wanted: Sequence[ClaimedRange], counts: Mapping[int | None, int]) -> None:
-        """Move the rows of `wanted`, as many of each partition as `counts` has. Raises `SinkRejectedError`."""
+        """Move the rows of `wanted` to the output.
+
+        Raises:
+            SinkRejectedError: If the table rejects a row, or their number differs from `counts` (by partition).
+        """
         taken = {self._ids[range_.partition]: range_.partition for range_ in wanted}
         try:
             with connection.transaction():
@@ -91,12 +102,12 @@ class StagedRows:
             rejected = self._rejected_row(connection, taken, error)
             if rejected is None:
                 raise
-            # Not chained, as every error of the database.
+            # Not chained: psycopg's error can contain the row.
             raise rejected.error(f"table {self._output}", wanted) from None
         check_row_count(moved, sum(counts.get(partition, 0) for partition in taken.values()), self._output)
 
     def _rejected_line(self, error: "psycopg.Error", lines: FrameLines) -> RejectedRow | None:
-        """Return the row that COPY refused: PostgreSQL names its line, which is looked up by reading the rows again."""
+        """Return the row that COPY rejected: PostgreSQL reports its line number, and the rows are read again."""
         if (found := _COPY_LINE.search(error.diag.context or "")) is None:
             return None
         row = next(itertools.islice(lines, int(found["line"]) - 1, None), None)
@@ -104,7 +115,7 @@ class StagedRows:
             return None
         partition, line = row
         fields = line.split("\t")
-        # A column's name can have colons and commas, so the longest match is the column.
+        # Column names can contain colons and commas, so the longest match is the right one.
         named = [name for name in self._columns if found["rest"].startswith(f", column {RENAMED.get(name, name)}")]
         with_nul = [name for name, field in zip(self._columns, fields, strict=False) if "\0" in field]
         offset = fields[self._columns.index(OFFSET_COLUMN)] if OFFSET_COLUMN in self._columns else NULL
@@ -118,10 +129,10 @@ class StagedRows:
     def _rejected_row(
         self, connection: "Connection", taken: Mapping[int, int], error: "psycopg.Error"
     ) -> RejectedRow | None:
-        """Return the first row that the table refuses, found by moving ever smaller parts of the rows.
+        """Return the first row that the table rejects, found by a binary search that moves parts of the rows.
 
-        Parts that the table accepts stay until the transaction is rolled back, so a duplicate key is found too. None if
-        the table accepts all rows this time, or the search fails.
+        Parts that the table accepts remain until the transaction is rolled back, so duplicate keys are found too.
+        Return None if the table accepts all rows this time, or if the search fails.
         """
         import psycopg
         from psycopg import sql
@@ -153,7 +164,7 @@ class StagedRows:
                 offset=identifier("kafka_offset") if OFFSET_COLUMN in self._columns else sql.NULL,
             ).fetchone()
         except psycopg.Error:
-            # The error about the rows is more useful than a time-out of the search.
+            # The original error is more useful than a timeout of the search.
             return None
         if row is None:
             return None
@@ -173,14 +184,14 @@ class StagedRows:
             )
 
     def _names(self) -> "Composed":
-        """Return the table's columns for use in a statement with parameters, the range's first."""
+        """Return the table's columns for a statement with parameters, the range's column first."""
         from psycopg import sql
 
         return sql.SQL(", ").join(map(identifier, column_names(self._columns)))
 
 
 def _copy_statement(columns: Iterable[str]) -> "Composed":
-    """Return the statement that copies to the temporary table, without parameters: percent signs are not doubled."""
+    """Return the COPY statement for the temporary table; it has no parameters, so percent signs are not doubled."""
     from psycopg import sql
 
     names = sql.SQL(", ").join(map(sql.Identifier, column_names(columns)))
@@ -188,7 +199,7 @@ def _copy_statement(columns: Iterable[str]) -> "Composed":
 
 
 def _value_errors() -> "tuple[type[psycopg.Error], ...]":
-    """Return the errors by which PostgreSQL, or a trigger, refuses a value."""
+    """Return the exceptions with which PostgreSQL or a trigger rejects a value."""
     import psycopg
     from psycopg import errors
 

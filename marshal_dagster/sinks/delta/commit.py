@@ -1,4 +1,4 @@
-"""What a commit of the Delta sink says of each partition."""
+"""The metadata of a commit of the Delta sink: the position of each partition of the output, stored as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ APPLICATION = "marshal-dagster"
 """The application id of the sink's transactions in a table."""
 MARSHAL_COLUMN = "marshal"
 VERSION = 2
-"""The newest of what a commit says of the positions; a newer one is refused."""
+"""The newest version of the metadata that this code reads and writes; newer ones are refused."""
 _ONE_BY_ONE = 1
-"""The version before, in which each partition has all fields of its own."""
+"""The previous version, in which each partition repeats all fields."""
 _COMMON = ("group", "topic", "coordination_topic_id", "data_topic_id", "generation", "first_generation")
 _OWN = ("partition", "epoch", "position")
 _Key = tuple[str, str, int]
@@ -23,7 +23,7 @@ _Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class DeltaPosition:
-    """What is known of one partition: where it stands, and the first generation that it was written in."""
+    """The position of one partition, and the first generation in which it was written."""
 
     position: StoredPosition
     first_generation: int
@@ -31,14 +31,14 @@ class DeltaPosition:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit of the sink says: its number, who made it, and where all partitions of the output stand."""
+    """The metadata of one commit: its number, the attempt that made it, and the positions of all partitions."""
 
     number: int = 0
     attempt: str = ""
     kept: Mapping[_Key, DeltaPosition] = field(default_factory=dict)
 
     def then(self, attempt: str, taken: Sequence[ClaimedRange]) -> "Commit":
-        """Return the commit that follows on this one and takes these ranges."""
+        """Return the commit that follows this one and takes the ranges `taken`."""
         kept = dict(self.kept)
         for range_ in taken:
             before = kept.get(partition_key(range_))
@@ -47,7 +47,7 @@ class Commit:
         return Commit(self.number + 1, attempt, kept)
 
     def to_metadata(self) -> str:
-        """Return it as text: what partitions have in common once, and of each its number, epoch and position."""
+        """Return the metadata as JSON. Fields that partitions have in common are stored once."""
         by_common: dict[tuple[object, ...], list[tuple[int, int, int]]] = {}
         for (group, topic, partition), kept in sorted(self.kept.items()):
             at = kept.position
@@ -59,9 +59,10 @@ class Commit:
 
     @classmethod
     def from_metadata(cls, text: str | None) -> "Commit | None":
-        """Return what `to_metadata` wrote, None for what others write into their commits.
+        """Parse the metadata of a commit, or return None if another writer made the commit.
 
-        Raises `SinkRejectedError` for a newer version.
+        Raises:
+            SinkRejectedError: If the metadata has a newer version.
         """
         try:
             document = json.loads(text or "null")

@@ -1,9 +1,9 @@
-"""A sink of rows in a Delta table, whose commits say with the rows how far each partition is.
+"""A sink that writes rows to a Delta table, and the positions of all partitions in the same commit.
 
-Every commit of the sink holds, as user metadata, the positions of all partitions of the output, and as application
-transaction (`APPLICATION`) its number. Delta lets no two commits of one application transaction overlap, and writes
-none twice: so a commit is a compare-and-set of the number before it, and who loses judges anew
-(docs/decisions/0009-delta.md). `table` carries it out with Spark; this module says what is to be done.
+Each commit of the sink stores the positions of all partitions of the output as user metadata, and its number as an
+application transaction (`APPLICATION`). Delta rejects concurrent commits of one application transaction, and writes
+no number twice. So a commit is a compare-and-set on the previous number, and a writer that loses judges its ranges
+again (docs/decisions/0009-delta.md). This module decides what to write; `table` reads and writes with Spark.
 """
 
 import secrets
@@ -44,16 +44,23 @@ if TYPE_CHECKING:
 _FORGETS = "delta.setTransactionRetentionDuration"
 _APPEND_ONLY = "delta.appendOnly"
 MOST_INTERVALS = 1_000
-"""In so many intervals of offsets one commit replaces rows: each is a condition, and takes Spark some 50 ms."""
+"""The most intervals of offsets that one commit replaces. Each is a condition that costs Spark about 50 ms."""
 
 
 class DeltaSink(Steps):
-    """Rows in the Delta table at `path`, with a column `marshal` more that says which range they are of.
+    """A sink that writes rows to the Delta table at `path`, with an extra column `marshal` for each row's range.
 
-    The session needs Delta Lake (`delta_settings`). The frame is kept on the executors while it is written.
+    The session needs Delta Lake (`delta_settings`). The frame is persisted on the executors during the write.
+
+    Example:
+        ```python
+        settings = spark_settings(app_name="orders", extra=delta_settings())
+        sink = DeltaSink("/data/orders")
+        ```
     """
 
     supports_unordered_ranges = False
+    """False: the sink stores one position for each partition, so it needs ranges in order."""
 
     def __init__(
         self,
@@ -64,19 +71,28 @@ class DeltaSink(Steps):
         shared_by_groups: bool = False,
         previous_group: str | None = None,
     ) -> None:
-        """Name the output; nothing is read or made before it is used.
+        """Configure the output; the sink does not access the table before its first use.
 
-        `session` gives the Spark session; by default it is the active one, which must be there before the batch is
-        claimed, as the table is asked then. `options` are those of Delta's writer, such as `mergeSchema`.
-        `shared_by_groups` lets several groups write all offsets of a topic, each apart; without it a group is refused
-        where another has ranges, unless that is its `previous_group` (docs/sinks.md, "Another group").
-        Raises `ConfigurationError` for an empty path, and for options that are the sink's own.
+        Args:
+            path: The folder of the Delta table.
+            session: Returns the Spark session, by default the active one. The session must exist before the batch is
+                claimed, because the sink reads the table then.
+            options: Options of Delta's writer, such as `mergeSchema`.
+            shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
+                is refused if another group has ranges in the output.
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+                "Another group").
+
+        Raises:
+            ConfigurationError: If the path is empty, or `options` contains an option that the sink sets itself.
         """
         if not path:
             raise ConfigurationError("path: empty; give the folder of the Delta table")
         own = {option.lower() for option in options or ()} & {"usermetadata", "txnappid", "txnversion", "replacewhere"}
         if own:
-            raise ConfigurationError(f"options: {', '.join(sorted(own))}: by these the sink makes its commits")
+            raise ConfigurationError(
+                f"options: {', '.join(sorted(own))}: the sink sets these itself for its commits. Leave them out"
+            )
         self.path = path
         self._session = session or partial(active_session, "a Delta table")
         self._options = dict(options or {})
@@ -86,7 +102,18 @@ class DeltaSink(Steps):
         return f"DeltaSink({self.path!r})"
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        """Say what would be done with each range (`Sink.verdicts`)."""
+        """Return what the sink would do with each range (`Sink.verdicts`).
+
+        Args:
+            ranges: The ranges of the batch.
+
+        Returns:
+            The verdict on each range.
+
+        Raises:
+            SinkRejectedError: If one of the ranges cannot be written.
+            ConfigurationError: If there is no session, or it does not have Delta Lake.
+        """
         check_ranges(ranges)
         table = self._table()
         self._refuse_forgetful(table)
@@ -96,7 +123,14 @@ class DeltaSink(Steps):
         return verdicts
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
-        """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
+        """Return None if a new generation could replace the rows at these offsets, else why not (`Sink.can_replace`).
+
+        Args:
+            ranges: Ranges of the new generation.
+
+        Returns:
+            None, or the reason why these rows cannot be replaced.
+        """
         table = self._table()
         held = table.held(_readable(ranges), only_older=False)
         return (
@@ -112,7 +146,21 @@ class DeltaSink(Steps):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write the rows of each range that is not yet there, in one commit (`Sink.write`)."""
+        """Write the rows of each range that the table does not have, in one commit (`Sink.write`).
+
+        Args:
+            frame: The rows, with the column `partition` and optionally `offset`.
+            ranges: The ranges of the batch.
+            offsets_read: Returns the offsets that the batch has read; called if older rows are replaced.
+            before_commit: Checks that the batch still holds its claims.
+
+        Returns:
+            The ranges taken and skipped.
+
+        Raises:
+            SinkRejectedError: If a range or a row cannot be written.
+            ConfigurationError: If a column has a reserved name, or a setting of the session would change values.
+        """
         spark = session_of(frame)
         check_columns(frame.schema, {MARSHAL_COLUMN}, case_sensitive=is_case_sensitive(spark))
         check_settings(spark, {**PARQUET_FILES, **QUOTED_NAMES}, "a Delta sink")
@@ -139,7 +187,7 @@ class DeltaSink(Steps):
     def _take(
         self, table: DeltaTable, wanted: Sequence[ClaimedRange], rows: KeptRows, offsets_read: OffsetsRead
     ) -> tuple[ClaimedRange, ...]:
-        """Take, in one commit, those of `wanted` that are not done meanwhile."""
+        """Write, in one commit, those of `wanted` that no other writer has written meanwhile."""
         read: Mapping[int, Intervals] | None = None
         while True:
             newest = _newest(table)
@@ -161,7 +209,7 @@ class DeltaSink(Steps):
     def _replaced(
         self, table: DeltaTable, over_older: Sequence[ClaimedRange], read: Mapping[int, Intervals]
     ) -> Mapping[ClaimedRange, Intervals]:
-        """Return at which offsets rows of older generations give way, in as few intervals as say it."""
+        """Return the offsets at which rows of older generations are replaced, in as few intervals as possible."""
         replaced: dict[ClaimedRange, Intervals] = {
             range_: within(range_, read.get(range_.partition, ())) for range_ in over_older
         }
@@ -171,9 +219,9 @@ class DeltaSink(Steps):
         count = sum(len(offsets) for offsets in replaced.values())
         if count > MOST_INTERVALS:
             raise SinkRejectedError(
-                f"table {self.path}: a new generation replaces rows at {count} places between which others stay, as "
-                f"their messages are gone; one commit can name {MOST_INTERVALS} places, and nothing was written. "
-                "Set the group's position anew and take smaller batches (max_records), or write to a new output"
+                f"table {self.path}: a new generation would replace rows at {count} separate intervals of offsets, but "
+                f"one commit can replace {MOST_INTERVALS} intervals, so nothing was written. Set the group's position "
+                "again and use smaller batches (max_records), or write to a new output"
             )
         return replaced
 
@@ -185,11 +233,11 @@ class DeltaSink(Steps):
         commit: Commit,
         replaced: Mapping[ClaimedRange, Intervals],
     ) -> bool:
-        """Commit, or return False if another was first. What became of it the table alone knows, not the answer."""
+        """Commit, or return False if another writer was first. The table's history decides, not the call's result."""
         failure: Exception | None = None
         try:
             table.commit(rows, taken, commit, replaced)
-        except Exception as error:  # noqa: BLE001 - another's commit, a lost answer and a full disk look much alike
+        except Exception as error:  # noqa: BLE001 - a conflict, a lost response and a full disk look alike
             failure = error
         for other in table.commits():
             if other.number == commit.number:
@@ -199,17 +247,18 @@ class DeltaSink(Steps):
         if failure is not None:
             raise failure
         raise SinkRejectedError(
-            f"table {self.path} has commits of marshal-dagster that its history no longer shows: nothing was written. "
-            "The table was restored, or its log was cleaned (delta.logRetentionDuration) while the sink's last commit "
-            "was older than that; write to a new output, and keep the log longer"
+            f"table {self.path} has commits of marshal-dagster that its history no longer shows, so nothing was "
+            "written: the table was restored, or the log with the sink's last commit was cleaned "
+            "(delta.logRetentionDuration). Write to a new output, and keep its log longer"
         )
 
     def _refuse_unreplaceable(
         self, table: DeltaTable, ranges: Sequence[ClaimedRange], newest: Commit
     ) -> tuple[ClaimedRange, ...]:
-        """Return which of `ranges` lie over rows of older generations; refuse where these cannot be replaced.
+        """Return the ranges at whose offsets the table has rows of older generations.
 
-        Refuses ranges that are another group's too.
+        Raises:
+            SinkRejectedError: If these rows cannot be replaced, or the ranges belong to another group.
         """
         self._groups.check(*_of_groups(table, newest, ranges))
         later = [range_ for range_ in _readable(ranges) if _is_later(newest.kept.get(partition_key(range_)), range_)]
@@ -220,16 +269,16 @@ class DeltaSink(Steps):
         return tuple(dict.fromkeys(wanted for wanted, _, _ in held))
 
     def _refuse_forgetful(self, table: DeltaTable) -> None:
-        """Refuse a table that forgets the sink's number, by which a late commit is left out."""
+        """Refuse a table that forgets the sink's transaction number, because a late commit would not be rejected."""
         if _FORGETS in table.properties():
             raise SinkRejectedError(
-                f"table {self.path} has the property {_FORGETS}, after which Delta no longer knows the sink's commits, "
-                f"and writes a range twice: nothing was written; ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES "
+                f"table {self.path} has the property {_FORGETS}, with which Delta forgets the sink's commits and could "
+                f"write a range twice, so nothing was written. Run ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES "
                 f"('{_FORGETS}')"
             )
 
     def _append_only(self, table: DeltaTable) -> str | None:
-        """Say why no rows of the table can be replaced, None if they can."""
+        """Return why rows of the table cannot be replaced, or None if they can."""
         if table.properties().get(_APPEND_ONLY, "").lower() != "true":
             return None
         return (
@@ -238,7 +287,7 @@ class DeltaSink(Steps):
         )
 
     def _table(self) -> DeltaTable:
-        """Return the table; tests put another in its place."""
+        """Return the table; tests override this."""
         return DeltaTable(self._session(), self.path, self._options)
 
 
@@ -254,7 +303,7 @@ def _judge(newest: Commit, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange,
 def _of_groups(
     table: DeltaTable, newest: Commit, wanted: Sequence[ClaimedRange]
 ) -> tuple[Sequence[ClaimedRange], Collection[str], Callable[[Sequence[ClaimedRange]], Iterator[ClaimedRange]]]:
-    """Return what `OutputGroups` judges by."""
+    """Return the arguments of `OutputGroups.check` and `refusal`."""
     groups = {group for group, topic, _ in newest.kept if wanted and topic == wanted[0].topic}
 
     def held(ranges: Sequence[ClaimedRange]) -> Iterator[ClaimedRange]:
@@ -276,7 +325,7 @@ def _is_later(kept: DeltaPosition | None, wanted: ClaimedRange) -> bool:
 
 
 def _spanning(read: Intervals, older: Intervals) -> Intervals:
-    """Return `read` with two intervals made one where no row of the `older` ones is between them."""
+    """Return the intervals of `read`, with neighbours merged if no interval of `older` lies between them."""
     spans: list[tuple[int, int]] = []
     for start, end in read:
         last_before = bisect_left(older, (start,)) - 1

@@ -1,4 +1,7 @@
-"""A Delta table by Spark's public means alone, SQL and the DataFrame writer: no JVM is called."""
+"""Reads and writes a Delta table with Spark's public API (SQL and the DataFrame writer), without calls to the JVM.
+
+`delta.sink` decides what to commit and uses this module to do so. It works over Spark Connect too.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,19 +26,28 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DELTA = "io.delta:delta-spark_2.13:4.0.0"
-"""Maven coordinates of Delta Lake for Spark 4.0; `fetch_connector` fetches its jars ahead."""
+"""Maven coordinates of Delta Lake for Spark 4.0; `fetch_connector(DELTA)` downloads its jars in advance."""
 _COMMITS_AT_FIRST = 20
 _LOCAL = "file:"
-_LOCK = "_marshal_dagster.lock"  # names that begin so are no part of a table
+_LOCK = "_marshal_dagster.lock"  # Delta ignores files whose names begin with an underscore
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND")
 _UNKNOWN_SYNTAX = "PARSE_SYNTAX_ERROR"
-_NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"  # Spark alone takes DETAIL for a table's name, and the table for a column's
+_NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"  # without Delta, Spark parses DETAIL as a table's name and the table as a column
 
 
 def delta_settings(ivy_folder: Path | None = None) -> dict[str, str]:
-    """Return the settings of a session that knows Delta Lake, for `spark_settings(extra=...)`.
+    """Return the settings of a Spark session with Delta Lake, for `spark_settings(extra=...)`.
 
-    Its jars are those that `fetch_connector(DELTA)` has fetched; where it has not, Spark fetches them.
+    Args:
+        ivy_folder: The folder into which `fetch_connector(DELTA)` has downloaded the jars, by default Ivy's own.
+
+    Returns:
+        Spark settings. If the jars were not downloaded in advance, Spark downloads them when the session starts.
+
+    Example:
+        ```python
+        settings = spark_settings(app_name="orders", extra=delta_settings())
+        ```
     """
     jars = connector_jars(DELTA, ivy_folder)
     return {
@@ -47,21 +59,21 @@ def delta_settings(ivy_folder: Path | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The rows of a frame, which executors keep: they are there to be written more than once."""
+    """The rows of a frame, persisted on the executors so that they can be written more than once."""
 
     frame: "DataFrame"
     counts: Mapping[int | None, int]
-    """Rows by partition."""
+    """The number of rows, by partition."""
 
     def offsets(self) -> Mapping[int, Intervals]:
-        """Work out at which offsets of each partition there are rows; none without a column `offset`."""
+        """Return the offsets of the rows, by partition; empty without a column `offset`. Runs a Spark job."""
         if OFFSET_COLUMN not in self.frame.columns:
             return {}
         return offsets_read(self.frame.where(f.col(OFFSET_COLUMN).between(0, HIGHEST_OFFSET)))
 
 
 class DeltaTable:
-    """The table at `path`."""
+    """The Delta table at `path`, accessed through a Spark session."""
 
     def __init__(self, spark: "SparkSession", path: str, options: Mapping[str, str]) -> None:
         self._spark = spark
@@ -70,7 +82,7 @@ class DeltaTable:
         self._name = f"delta.`{path.replace('`', '``')}`"
 
     def commits(self) -> Iterator[Commit]:
-        """Yield what the sink's commits say, the newest first; none if there is no table."""
+        """Yield the sink's commits, newest first; nothing if there is no table."""
         seen = 0
         for limit in (f" LIMIT {_COMMITS_AT_FIRST}", ""):
             history = self._history(limit)
@@ -84,15 +96,20 @@ class DeltaTable:
 
     @contextmanager
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[KeptRows]:
-        """Have the executors keep the rows, except those of the partitions `done`, and count them."""
+        """Persist the rows on the executors, except those of the partitions `done`, and count them."""
         with persisted(without_partitions(frame, done)) as rows:
             counts = {row[0]: row[1] for row in rows.groupBy(PARTITION_COLUMN).count().collect()}
             yield KeptRows(rows, counts)
 
     def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
-        """Return which ranges can be read where the table holds rows of this data topic.
+        """Return the ranges at whose readable offsets the table has rows of the same group and data topic.
 
-        That is the range, a generation of these rows, and whether all of them have offsets.
+        Args:
+            ranges: The ranges, at most one per partition.
+            only_older: Whether to consider only rows of generations older than the range's.
+
+        Returns:
+            For each of these ranges: the range, the lowest generation of its rows, and whether all rows have offsets.
         """
         if not ranges or not self._history(" LIMIT 1"):
             return []
@@ -112,7 +129,7 @@ class DeltaTable:
         return [(by_partition[row[0]], row[1], row[2] == row[3]) for row in sorted(held)]
 
     def older_offsets(self, ranges: Sequence[ClaimedRange]) -> Mapping[int, Intervals]:
-        """Return, by partition, the offsets that can be read in `ranges` and at which rows of older generations are."""
+        """Return the readable offsets of `ranges` at which there are rows of older generations, by partition."""
         conditions = [f.expr(_rows_at(range_, only_older=True)) for range_ in ranges]
         table = self._spark.read.format("delta").load(self._path)
         offsets = offsets_read(
@@ -123,9 +140,9 @@ class DeltaTable:
     def commit(
         self, rows: KeptRows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
-        """Add the rows of the ranges in one commit, in place of older generations' at the offsets `replaced`.
+        """Write the rows of the ranges in one commit, replacing those of older generations at the offsets `replaced`.
 
-        Does so if no other commit has that number, else raises anything or does nothing.
+        If another commit has this number already, raise any error or do nothing.
         """
         fields = attrgetter("partition", "group", "topic", "data_topic_id", "generation", "first_readable", "end")
         known = self._spark.createDataFrame(
@@ -155,16 +172,16 @@ class DeltaTable:
                 writer.mode("append").save(self._path)
 
     def properties(self) -> Mapping[str, str]:
-        """Return the table's properties; none if there is no table."""
+        """Return the table's properties; empty if there is no table."""
         properties = self._described("DETAIL", "", "properties")
         return dict(properties[0] or {}) if properties else {}
 
     def _history(self, limit: str) -> list[str | None]:
-        """Return the user metadata of the table's commits, the newest first; none if there is no table."""
+        """Return the user metadata of the table's commits, newest first; empty if there is no table."""
         return self._described("HISTORY", limit, "userMetadata")
 
     def _described(self, what: str, limit: str, column: str) -> list[Any]:
-        """Return a column of what Delta tells of the table; nothing if there is none."""
+        """Return a column of `DESCRIBE HISTORY` or `DESCRIBE DETAIL`; empty if there is no table."""
         from pyspark.errors import PySparkException
 
         try:
@@ -175,8 +192,8 @@ class DeltaTable:
                 return []
             if condition == _UNKNOWN_SYNTAX or (condition == _NO_TABLE and f"`{what}`" in str(error)):
                 raise ConfigurationError(
-                    "this session does not know Delta Lake: start it with `delta_settings`, in a process that has no "
-                    "session yet"
+                    f"table {self._path}: this Spark session does not have Delta Lake: start it with `delta_settings`, "
+                    "in a process that has no session yet"
                 ) from error
             raise
         return [row[0] for row in rows]
@@ -184,11 +201,10 @@ class DeltaTable:
 
 @contextmanager
 def alone_on_this_machine(path: str) -> Iterator[None]:
-    """Have one process at a time commit to a table in a local file system.
+    """Let only one process at a time commit to a table in a local file system; do nothing for other file systems.
 
-    There Delta looks whether a commit is there and then renames its own to that name: of two processes that do so at
-    once the later takes the earlier one's commit away, and each is told that it has committed. Where the table is in
-    another file system this waits for nobody.
+    On a local file system Delta checks whether a commit file exists, and then renames its own file to that name. If
+    two processes do so at once, the later one overwrites the commit of the earlier one, and both report success.
     """
     folder = _local_folder(path)
     if folder is None:
@@ -200,20 +216,23 @@ def alone_on_this_machine(path: str) -> Iterator[None]:
     except OSError:
         if path.startswith(_LOCAL):
             raise
-        folder = None  # a path without a scheme may be another file system's
+        folder = None  # a path without a scheme can belong to another file system
     with nullcontext() if folder is None else locked(folder / _LOCK):
         yield
 
 
 def _local_folder(path: str) -> Path | None:
-    """Return the folder of a table that is, or may be, in a local file system."""
+    """Return the folder of a table that is or can be in a local file system, else None."""
     if path.startswith(_LOCAL):
         return Path(re.sub("^//[^/]*", "", path.removeprefix(_LOCAL)))
     return None if re.match("[A-Za-z][A-Za-z0-9+.-]*:", path) else Path(path)
 
 
 def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | None = None) -> str:
-    """Return the SQL of the rows of one group, topic and data topic where `wanted` can be read, or at its `offsets`."""
+    """Return the SQL condition for rows of the range's group and data topic, at its readable offsets or at `offsets`.
+
+    With `only_older` the condition selects only rows of generations older than the range's.
+    """
     own = {"group": wanted.group, "topic": wanted.topic, "data_topic_id": wanted.data_topic_id}
     parts = [
         f"{PARTITION_COLUMN} = {wanted.partition}",
@@ -231,7 +250,7 @@ def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | Non
 
 
 def _text(value: str) -> str:
-    """Return a literal of Spark SQL, the same under each of its settings (`spark.sql.parser.escapedStringLiterals`)."""
+    """Return a string literal of Spark SQL that does not depend on `spark.sql.parser.escapedStringLiterals`."""
     if not {"'", "\\"} & set(value):
         return f"'{value}'"
     return f"CAST(X'{value.encode().hex()}' AS STRING)"

@@ -1,1 +1,1 @@
-"""The file sink: Parquet or other files in a local folder or behind Hadoop's file system layer."""
+"""The file sink: writes Parquet, ORC, JSON, CSV or Avro files, locally or through Hadoop's file system API."""

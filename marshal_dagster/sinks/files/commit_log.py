@@ -1,8 +1,9 @@
-"""The commit log of a file output: which files hold which ranges, in an order that no two writers can both extend.
+"""The commit log of a file output: an ordered record of which files contain the rows of which ranges.
 
-Commit n is the file `_marshal/commits/<n>.json`, which only one writer can make, and whole (`Storage.publish`): whoever
-loses reads what won and judges anew. Every 100 commits a checkpoint repeats all that came before.
-Standard library only; the rows themselves are no concern of this module.
+Commit n is the file `_marshal/commits/<n>.json`, which exactly one writer can create, atomically (`Storage.publish`).
+A writer that loses reads the winner's commit and judges its ranges again. Every 100 commits a checkpoint repeats all
+commits before it. `files.sink` appends commits and `files.reader` reads their rows; this module needs only the
+standard library.
 """
 
 import json
@@ -17,10 +18,10 @@ from marshal_dagster.sinks.files.storage import Storage
 from marshal_dagster.sinks.sink import newer_version, partition_key
 
 VERSION = 2
-"""The newest of the files here; a newer one is refused.
+"""The newest version of these files that this code reads; newer ones are refused.
 
-What holds no range that came in any order is written as version 1, as ever. In version 2 such a range has
-`in_any_order`: who reads its end as the position of the output would pass over what is missing before it.
+Files without ranges in any order are written as version 1. In version 2 these ranges have the field `in_any_order`: a
+reader that took the end of one for the output's position would skip the ranges missing before it.
 """
 CHECKPOINT_EVERY = 100
 _KEPT_CHECKPOINTS = 2
@@ -47,43 +48,41 @@ _Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One range as it stands in the output.
-
-    `files` are relative to the attempt's folder, `rows` their rows if known. `replaces` are the offsets at which rows
-    of older generations no longer count; none are kept where none of these rows could be.
-    """
+    """One range of a commit."""
 
     taken: ClaimedRange
     files: tuple[str, ...]
+    """The files with the range's rows, relative to the attempt's folder."""
     rows: int | None
+    """The number of rows in these files, None if unknown."""
     has_offsets: bool
+    """Whether all rows have an offset."""
     replaces: tuple[tuple[int, int], ...] = ()
+    """The offsets at which this range replaces rows of older generations; empty if there are no older rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one writer added in one step.
-
-    `schema` is the rows' Spark schema as JSON, its columns in the order of the files. `options` are the user's options
-    with which files of a text format must be read; None in commits from before these were kept.
-    """
+    """The ranges that one writer added in one atomic step."""
 
     attempt: str
     format: str
     schema: str
+    """The rows' Spark schema as JSON, with the columns in the order of the files."""
     entries: tuple[Entry, ...]
     options: Mapping[str, str] | None = None
+    """The user's options for reading files of a text format; None in commits of older versions."""
 
 
 @dataclass(slots=True)
 class CommitView:
-    """All commits up to `number`, as far as judging and reading need them."""
+    """All commits up to `number`, indexed for judging ranges and reading rows."""
 
     number: int = 0
     commits: list[Commit] = field(default_factory=list)
     _taken: dict[_Key, TakenRanges] = field(default_factory=dict)
     _entries: dict[_Key, dict[int, list[Entry]]] = field(default_factory=dict)
-    """By generation: where there is but one, no entry is looked at for what it replaces."""
+    """By key and generation. If there is only one generation, no entry can have been replaced."""
     _attempts: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, commit: Commit) -> None:
@@ -102,17 +101,22 @@ class CommitView:
         return {group for group, of, _ in self._taken if of == topic}
 
     def stored(self, wanted: ClaimedRange) -> StoredRanges | None:
-        """Return what the output has of the key of `wanted`."""
+        """Return the ranges that the output has of the group, topic and partition of `wanted`."""
         taken = self._taken.get(partition_key(wanted))
         return None if taken is None else taken.beside(wanted)
 
     def files_of(self, attempt: str) -> frozenset[str] | None:
-        """Return the files of `attempt` that count, None if it added nothing."""
+        """Return the committed files of `attempt`, or None if it committed nothing."""
         files = self._attempts.get(attempt)
         return None if files is None else frozenset(files)
 
     def at_offsets_of(self, wanted: ClaimedRange, below_generation: int | None) -> list[Entry]:
-        """Return what holds rows of this data topic where `wanted` can be read, `below_generation` (None: all)."""
+        """Return the entries with rows of the same data topic at the readable offsets of `wanted`.
+
+        Args:
+            wanted: The range.
+            below_generation: Return only entries of generations below this one; None for all generations.
+        """
         if wanted.first_readable == wanted.end:
             return []
         return [
@@ -127,7 +131,7 @@ class CommitView:
         ]
 
     def replaced(self, entry: Entry) -> list[tuple[int, int]]:
-        """Return the offsets of `entry` whose rows no longer count, because a newer generation has read them."""
+        """Return the offsets of `entry` whose rows a newer generation has replaced."""
         taken = entry.taken
         return [
             (max(start, taken.start), min(end, taken.end))
@@ -141,7 +145,7 @@ class CommitView:
 
 
 class CommitLog:
-    """The commit files of one output, in its `storage`. One thread at a time."""
+    """The commit files of one output. Not thread-safe."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -151,9 +155,10 @@ class CommitLog:
         self._checkpoint = 0
 
     def refresh(self) -> CommitView:
-        """Read what was committed since the last call and return all of it.
+        """Read the commits made since the last call, and return all commits.
 
-        Raises `SinkRejectedError` for files that are missing, damaged, or of a newer version.
+        Raises:
+            SinkRejectedError: If a file is missing, damaged, or of a newer version.
         """
         view = self._take_view()
         self._storage.refresh_folder(_COMMITS)
@@ -164,30 +169,36 @@ class CommitLog:
             view.add(_commit_from(document, self._full(_COMMITS, view.number + 1)))
         if self._seen and not self._storage.exists(_name(_COMMITS, self._seen)):
             raise SinkRejectedError(
-                f"commit file {self._full(_COMMITS, self._seen)} was there and is gone: the output was removed or set "
-                "back while this process used it; restore it, or start anew"
+                f"commit file {self._full(_COMMITS, self._seen)} has disappeared: the output was removed or restored "
+                "to an older state while this process used it. Restore it, or start a new output in another folder"
             )
         if view.number < newest:
             raise SinkRejectedError(
-                f"commit file {self._full(_COMMITS, view.number + 1)} is missing, but there are later ones: "
-                "restore it; until then nothing is written"
+                f"commit file {self._full(_COMMITS, view.number + 1)} is missing, but there are later ones, so nothing "
+                "is written. Restore the file"
             )
         self._keep_view(view)
         return view
 
     def settled(self) -> CommitView:
-        """Do as `refresh`, and have the storage hold what is returned.
+        """Do the same as `refresh`, and make all returned commits durable.
 
-        A writer may have died between its commit and seeing to that; what is decided by the commit must not outlive it.
+        A writer may have died after its commit and before syncing it. A decision that is based on a commit must not
+        outlive that commit.
         """
         view = self.refresh()
         self._hold(view.number)
         return view
 
     def append(self, commit: Commit, scratch: str) -> bool:
-        """Make `commit` the next one after those read, or return False if another writer was first.
+        """Append `commit` after the commits that were read, or return False if another writer was first.
 
-        `scratch` is a folder of the writer's own. True means that it will be there after a loss of power too.
+        Args:
+            commit: The commit.
+            scratch: A folder that only this writer uses.
+
+        Returns:
+            True if the commit was written and is durable.
         """
         number = self._view.number + 1
         version = version_of(entry.taken for entry in commit.entries)
@@ -201,7 +212,7 @@ class CommitLog:
         return True
 
     def checkpoint_if_due(self, scratch: str) -> None:
-        """Repeat all commits read in one file when the newest such file is 100 commits back."""
+        """Write a checkpoint with all commits read if the newest checkpoint is 100 or more commits old."""
         number = self._view.number // CHECKPOINT_EVERY * CHECKPOINT_EVERY
         if number <= self._checkpoint:
             return
@@ -215,7 +226,7 @@ class CommitLog:
             self._storage.remove(_name(_CHECKPOINTS, older))
 
     def _take_view(self) -> CommitView:
-        """Return the view to be added to: one that an interrupt leaves half-way is not kept, all is read anew."""
+        """Return the view for an update and reset it, so that after an interrupted update all is read again."""
         view, self._view = self._view, CommitView()
         return view
 
@@ -224,7 +235,7 @@ class CommitLog:
         self._seen = view.number
 
     def _hold(self, number: int) -> None:
-        """Have the storage hold the commits up to `number`, and the folders that lead to them."""
+        """Make the commits up to `number` durable, and the folders above them."""
         if number <= self._held:
             return
         self._storage.hold(_COMMITS, with_above=not self._held)
@@ -233,7 +244,7 @@ class CommitLog:
     def _load_checkpoint(self, view: CommitView) -> None:
         for number in sorted(self._numbers(_CHECKPOINTS), reverse=True):
             document = load(self._storage, _name(_CHECKPOINTS, number))
-            if document is not None:  # else removed in favour of a newer one
+            if document is not None:  # otherwise another process removed it after it wrote a newer one
                 for commit in _checkpoint_from(document, self._full(_CHECKPOINTS, number)):
                     view.add(commit)
                 self._checkpoint = number
@@ -251,10 +262,10 @@ class CommitLog:
 
 
 def decided(stored: StoredRanges | None, wanted: ClaimedRange) -> bool:
-    """Say whether an output that holds `stored` has `wanted` or will refuse it for ever.
+    """Return whether an output with `stored` has the range `wanted` or will always refuse it.
 
-    What is stored in a generation only grows, generations grow, tokens do where they are compared, and neither the
-    coordination topic's id nor, within a generation, the data topic's ever changes in an output.
+    This holds because an output's ranges only grow within a generation, and generations and fencing tokens only
+    increase. The id of the coordination topic never changes in an output, nor that of the data topic in a generation.
     """
     if stored is None:
         return False
@@ -270,7 +281,7 @@ def decided(stored: StoredRanges | None, wanted: ClaimedRange) -> bool:
 
 
 def version_of(ranges: Iterable[ClaimedRange]) -> int:
-    """Return the version in which these ranges can be written."""
+    """Return the lowest version of a file that can contain these ranges."""
     return VERSION if any(range_.in_any_order for range_ in ranges) else 1
 
 
@@ -292,9 +303,10 @@ def as_bytes(document: Mapping[str, Any]) -> bytes:
 
 
 def load(storage: Storage, name: str) -> dict[str, Any] | None:
-    """Return the JSON object in a file, None if there is no such file.
+    """Return the JSON object in a file, or None if the file does not exist.
 
-    Raises `SinkRejectedError` if it is damaged or of a newer version.
+    Raises:
+        SinkRejectedError: If the file is damaged or of a newer version.
     """
     text = storage.read(name)
     if text is None:
@@ -304,7 +316,7 @@ def load(storage: Storage, name: str) -> dict[str, Any] | None:
         version = document["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise SinkRejectedError(
-            f"{storage.full(name)} is damaged ({error}): restore it; until then nothing is written"
+            f"{storage.full(name)} is damaged ({error}), so nothing is written. Restore the file"
         ) from error
     if version not in range(1, VERSION + 1):
         raise newer_version(storage.full(name), version, VERSION)
@@ -335,7 +347,7 @@ def _commit_from(document: Mapping[str, Any], path: str) -> Commit:
         entries = tuple(_entry_from(entry) for entry in document["ranges"])
         return Commit(**fields, entries=entries, options=document.get(_OPTIONS))
     except (KeyError, TypeError, ValueError) as error:
-        raise SinkRejectedError(f"{path} is damaged ({error!r}): restore it; until then nothing is written") from error
+        raise SinkRejectedError(f"{path} is damaged ({error!r}), so nothing is written. Restore the file") from error
 
 
 def _entry_from(document: Mapping[str, Any]) -> Entry:
@@ -365,7 +377,11 @@ def _checkpoint_from(document: Mapping[str, Any], path: str) -> list[Commit]:
         commits = [commit | {"schema": schemas[commit["schema"]]} for commit in document["commits"]]
         whole = len(commits) == document["number"]
     except (KeyError, TypeError, IndexError) as error:
-        raise SinkRejectedError(f"{path} is damaged ({error!r}): remove it, the commit files hold the same") from error
+        raise SinkRejectedError(
+            f"{path} is damaged ({error!r}). Remove the file, because the commit files contain the same data"
+        ) from error
     if not whole:
-        raise SinkRejectedError(f"{path} is damaged (not all commits): remove it, the commit files hold the same")
+        raise SinkRejectedError(
+            f"{path} is damaged (commits are missing). Remove the file, because the commit files contain the same data"
+        )
     return [_commit_from(commit, path) for commit in commits]

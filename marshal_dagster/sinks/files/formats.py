@@ -1,8 +1,9 @@
-"""What each format of a file output keeps: types, values, and the options with which rows are written and read.
+"""The formats of a file output: which types and values each one stores, and with which options Spark writes and reads.
 
-Spark's defaults lose microseconds in JSON and CSV; in CSV also line breaks, spaces at the ends of a text, and the
-difference between '' and null. So these files are written and read with fixed options. What a format cannot give back
-even so is refused: a type before anything is evaluated, a value by the job that writes it.
+Spark's default options lose microseconds in JSON and CSV. In CSV they also lose line breaks, leading and trailing
+spaces, and the difference between '' and null. So the file sink writes and reads these formats with fixed options.
+Types and values that a format still cannot store unchanged are refused: a type before the rows are evaluated, a value
+by the Spark job that writes it.
 """
 
 import json
@@ -57,8 +58,8 @@ _CSV_OPTIONS: Final = {
     "ignoreTrailingWhiteSpace": "false",
 }
 _NULL_IN_CSV: Final = "\0marshal-dagster null\0"
-"""The text that Spark's reader gives for an unquoted empty field; no value may be equal to it."""
-_MOST_CSV_COLUMNS: Final = 20_480  # Spark's own limit, where a row has no more
+"""The string that stands for an unquoted empty field when Spark reads CSV; no value may be equal to it."""
+_MOST_CSV_COLUMNS: Final = 20_480  # Spark's default limit, raised for rows with more columns
 _WRITE_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "json": {**_TEXT_OPTIONS, "ignoreNullFields": "true"},
     "csv": {**_TEXT_OPTIONS, **_CSV_OPTIONS, "emptyValue": '""'},
@@ -77,7 +78,7 @@ _READ_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "enforceSchema": "true",
     },
 }
-# Other options of Spark's formats that would change the values that are written or read.
+# Other options of Spark's formats that would change values on writing or reading.
 _NOT_FOR_USERS: Final[Mapping[str, frozenset[str]]] = {
     "json": frozenset({"charset", "columnnameofcorruptrecord", "primitivesasstring", "pretty", "singlevariantcolumn"}),
     "csv": frozenset(
@@ -94,28 +95,28 @@ _OF_ALL_FILES: Final = frozenset(
 )
 _SEPARATORS: Final = frozenset({"sep", "delimiter"})
 _AVRO_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-# Between the Julian and the Gregorian calendar there are days that ORC's own calendar does not have. Of the second
-# before 1970 it loses the sign.
+# ORC's calendar lacks the days that were skipped between the Julian and the Gregorian calendar. ORC also loses the
+# sign of times in the last second before 1970.
 _NO_DAYS: Final = ("1582-10-05", "1582-10-14")
 _NO_TIMES: Final = (
-    ("1582-10-04T00:00:00Z", "1582-10-16T00:00:00Z"),  # in whatever zone the executor's JVM is
+    ("1582-10-04T00:00:00Z", "1582-10-16T00:00:00Z"),  # covers every time zone of an executor's JVM
     ("1969-12-31T23:59:59.000001Z", "1969-12-31T23:59:59.999999Z"),
 )
-# As an error's message has it; in a query plan, which other errors show, the parts of the text are separate.
+# Matches the message of `raise_error`. It does not match query plans in other errors: there the parts are separate.
 _REFUSED: Final = re.compile(
     r"marshal-dagster refuses (column .+?, partition (-?\d+|null), offset (-?\d+|null|unknown)) ;"
 )
 
 
 def check_options(format_name: str, options: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` for options with which rows would not be read back as they were written."""
+    """Raise `ConfigurationError` for options with which rows would not be read back unchanged."""
     fixed = {name.lower() for of in (_WRITE_OPTIONS, _READ_OPTIONS) for name in of.get(format_name, ())}
     own = _OF_ALL_FILES | fixed | _NOT_FOR_USERS.get(format_name, frozenset())
     wrong = sorted(name for name in options if name.lower() in own)
     if wrong:
         raise ConfigurationError(
-            f"options: {', '.join(wrong)}: a file sink chooses these itself, so that what was written as {format_name} "
-            "can be read back; leave them out"
+            f"options: {', '.join(wrong)}: a file sink sets these itself, so that {format_name} files are read back "
+            "unchanged. Leave them out"
         )
     for name, value in options.items():
         if format_name == "csv" and name.lower() in _SEPARATORS and (not value or set(value) & set('"\r\n\0')):
@@ -123,33 +124,41 @@ def check_options(format_name: str, options: Mapping[str, str]) -> None:
 
 
 def check_writable(spark: "SparkSession | None", format_name: str, schema: "StructType") -> None:
-    """Raise `ConfigurationError` where rows of `schema`, written in this session, could not be read back."""
+    """Raise `ConfigurationError` if rows of `schema`, written in this session, would not be read back unchanged."""
     check_settings(spark, _SETTINGS.get(format_name, {}), f"a file sink of {format_name}")
     case_sensitive = is_case_sensitive(spark)
     for column in schema.fields:
         check_nested_names(column.name, column.dataType, case_sensitive=case_sensitive)
         for what in _unkept(column.name, column.dataType, format_name):
             raise ConfigurationError(
-                f"column {column.name!r}: {what}, which files of format {format_name} cannot give back: cast it, or "
-                "write another format"
+                f"column {column.name!r}: {what}, which files of format {format_name} cannot store unchanged. Cast the "
+                "column, or use another format"
             )
 
 
 def check_readable(spark: "SparkSession", format_name: str) -> None:
-    """Raise `ConfigurationError` where this session would read other values than were written."""
+    """Raise `ConfigurationError` if a setting of this session would change the values that are read."""
     if format_name in TEXT_FORMATS:
         check_settings(spark, _SETTINGS[format_name], f"reading {format_name} files")
 
 
 def write_options(format_name: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of Spark's writer: the user's, and the fixed ones."""
+    """Return the options of Spark's writer: the user's and the fixed ones."""
     return {**options, **_WRITE_OPTIONS.get(format_name, {})}
 
 
 def read_files(
     spark: "SparkSession", format_name: str, schema: "StructType", options: Mapping[str, str], files: Sequence[str]
 ) -> "DataFrame":
-    """Return the rows of files that were written with these columns, in this order, and these options of the user's."""
+    """Return the rows of files.
+
+    Args:
+        spark: The session that reads.
+        format_name: The format of the files.
+        schema: The columns with which the files were written, in this order.
+        options: The user's options with which the files were written.
+        files: The paths of the files, as Spark reads them.
+    """
     given = {**options, **_READ_ALL, **_READ_OPTIONS.get(format_name, {})}
     if format_name in TEXT_FORMATS:
         given["columnNameOfCorruptRecord"] = _unused_name(schema.names)
@@ -163,7 +172,10 @@ def read_files(
 
 
 def refusing(frame: "DataFrame", format_name: str, name: "Column") -> "Column":
-    """Return `name`; it raises an error for a row with a value that the format cannot give back (`refusal_in`)."""
+    """Return the column `name`, extended to raise an error for a row with a value that the format cannot store.
+
+    `refusal_in` recognises this error.
+    """
     wrong = f.lit(None).cast("string")
     has_offset = OFFSET_COLUMN in frame.columns
     offset = _number(OFFSET_COLUMN) if has_offset else f.lit("unknown")
@@ -187,7 +199,7 @@ def _number(column: str) -> "Column":
 
 
 def refusal_in(error: Exception, format_name: str, ranges: Sequence[ClaimedRange]) -> SinkRejectedError | None:
-    """Return the refusal of a value (`refusing`) that caused Spark's error; None for another error."""
+    """Return the refusal of a value by `refusing` that caused Spark's error, or None for any other error."""
     found = _REFUSED.search(str(error))
     if found is None:
         return None
@@ -198,23 +210,23 @@ def refusal_in(error: Exception, format_name: str, ranges: Sequence[ClaimedRange
         if found[2] == str(range_.partition)
     ]
     return SinkRejectedError(
-        f"{found[1]}: files of format {format_name} cannot give it back, so nothing was written. Clean the value in "
-        f"the batch's function, write another format, or skip the message: {', '.join(skips)}"
+        f"{found[1]}: files of format {format_name} cannot store it unchanged, so nothing was written. Change the "
+        f"value in the batch's function, use another format, or skip the message: {', '.join(skips)}"
     )
 
 
 def lost_in(format_name: str, schema: str, options: Mapping[str, str] | None) -> str | None:
-    """Return what files of a commit may have lost; None if nothing. `options` is None in commits of older versions."""
+    """Return what files of a commit may have lost, or None. `options` is None in commits of older versions."""
     if options is not None or format_name not in TEXT_FORMATS:
         return None
     if format_name == "csv":
-        return "in which '' is null, and a line break ends a row"
+        return "in which '' is read as null, and a line break ends a row"
     times = holds(t.StructType.fromJson(json.loads(schema)), (t.TimestampType, t.TimestampNTZType))
     return "in which times have no microseconds" if times else None
 
 
 def as_nullable(data_type: "DataType") -> "DataType":
-    """Return the type with null allowed within it at each place, as Spark's readers give it."""
+    """Return the type with all its parts nullable, as Spark's readers return it."""
     match data_type:
         case t.StructType():
             return t.StructType(
@@ -229,7 +241,7 @@ def as_nullable(data_type: "DataType") -> "DataType":
 
 
 def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]:
-    """Yield what the format cannot give back of a column."""
+    """Yield the reasons why the format cannot store a column unchanged, from its name and type."""
     if format_name == "avro" and not _AVRO_NAME.fullmatch(name):
         yield f"{name!r} is not a valid name in Avro"
     names_keys = format_name in {"json", "avro"}
@@ -238,7 +250,7 @@ def _unkept(name: str, data_type: "DataType", format_name: str) -> Iterator[str]
     if isinstance(data_type, t.StructType) and not data_type.fields:
         yield "it has a struct without fields"
     if isinstance(data_type, t.UserDefinedType) and format_name != "parquet":
-        yield "it has a type of the user's own"
+        yield "it has a user-defined type"
     inner = parts(name, data_type)
     if inner and format_name == "csv":
         yield f"it is of type {data_type.simpleString()}"
@@ -270,11 +282,11 @@ def _leaves(format_name: str) -> tuple[type[Any], ...]:
 
 
 def _as_stored(schema: "StructType", format_name: str) -> "StructType":
-    """Return the columns as Spark must ask for them: Avro has no integers of less than 32 bits."""
+    """Return the schema with which Spark must read the files: Avro has no integers of less than 32 bits."""
     if format_name != "avro" or not holds(schema, (t.ByteType, t.ShortType)):
         return schema
     stored = _widened(schema)
-    assert isinstance(stored, t.StructType)  # noqa: S101 - what was one is one
+    assert isinstance(stored, t.StructType)  # noqa: S101 - a struct stays a struct
     return stored
 
 
@@ -294,17 +306,17 @@ def _widened(data_type: "DataType") -> "DataType":
 
 
 def _wrong_values(format_name: str, *, is_first: bool) -> Iterator[tuple[str, Kinds, Condition]]:
-    """Yield what a column may not hold: as text, the kinds of value, and the condition of such a value."""
+    """Yield the values that a column must not contain: description, types, and the condition for such a value."""
     if format_name in TEXT_FORMATS:
-        yield "a text that is not UTF-8", text_kinds(), is_not_utf8
+        yield "a string that is not valid UTF-8", text_kinds(), is_not_utf8
     if format_name == "csv":
-        yield "the text that represents null", text_kinds(), lambda text: text == f.lit(_NULL_IN_CSV)
-        if is_first:  # of a file that begins with it
-            yield "a text that begins with a byte order mark", text_kinds(), _begins_with_bom
+        yield "the string that represents null", text_kinds(), lambda text: text == f.lit(_NULL_IN_CSV)
+        if is_first:  # only there can it be the beginning of the file
+            yield "a string that begins with a byte order mark", text_kinds(), _begins_with_bom
     if format_name == "orc":
         first, last = (f.lit(day).cast(t.DateType()) for day in _NO_DAYS)
-        yield f"a day from {_NO_DAYS[0]} to {_NO_DAYS[1]}", (t.DateType,), lambda day: day.between(first, last)
-        yield "a time of October 1582 or of the second before 1970", (t.TimestampType,), _is_no_time
+        yield f"a date from {_NO_DAYS[0]} to {_NO_DAYS[1]}", (t.DateType,), lambda day: day.between(first, last)
+        yield "a time in October 1582 or in the last second before 1970", (t.TimestampType,), _is_no_time
 
 
 def _is_no_time(time: "Column") -> "Column":
@@ -317,6 +329,6 @@ def _begins_with_bom(text: "Column") -> "Column":
 
 
 def _unused_name(names: Sequence[str]) -> str:
-    """Return a name for Spark's column of unreadable records that no column has, however names are compared."""
+    """Return a name for Spark's column of corrupt records that differs from all columns, whatever their case."""
     longest = max(map(len, names), default=0)
     return "_" * (longest + 1)

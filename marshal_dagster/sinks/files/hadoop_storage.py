@@ -1,14 +1,14 @@
-"""A file output's files through Hadoop's file system layer, in the driver's JVM.
+"""The storage of a file output on Hadoop file systems such as HDFS, through the driver's JVM.
 
-How a commit is made depends on the file system (docs/decisions/0011-hadoop-files.md):
+How a commit file is created depends on the file system (docs/decisions/0011-hadoop-files.md):
 
-- HDFS: a file is written under another name and renamed without overwriting, which the NameNode does in one step;
-- one that says `fs.option.create.conditional.overwrite` of itself: a file is there once it is closed, if none was;
-- any other: as the user vouches for, else not at all.
+- HDFS: write a temporary file and rename it without overwriting, which the NameNode does atomically.
+- A file system with the capability `fs.option.create.conditional.overwrite`: create the file conditionally; it appears
+  when it is closed, if no file with that name exists.
+- Any other: in the way that the user selects with `exclusive`; without it the file system is refused.
 
-What a file system says, or a user, is tried before the first commit of each process.
-
-An answer may be lost: what became of a commit is read in the file itself.
+What a file system or a user declares is tested before the first commit of each process. If the response to a commit is
+lost, the result is determined by reading the commit file.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Exclusive = Literal["rename", "create"]
-"""By what a user vouches that a file system keeps two writers of one name apart.
+"""How a file system lets only one of several writers create a file, as declared by the user.
 
-`rename`: a rename without overwriting, of `FileContext`, is one step. `create`: a file that is created without
-overwriting is there for others once it is closed, whole, and of several only one is.
+`rename`: `FileContext.rename` without overwriting is atomic. `create`: a file created without overwriting appears to
+others only when it is closed, with its whole content, and only one of several writers succeeds.
 """
 
 _RENAMING = frozenset({"hdfs"})
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
 _PARQUET = "org.apache.parquet.hadoop"
-# What Java's methods are given.
+# Arguments of Java methods.
 _ALL_BELOW, _ONE = True, False
 _OVERWRITE = False
 _IS_SET = True
@@ -51,21 +51,25 @@ _R = TypeVar("_R")
 
 
 class PublishOutcomeUnknownError(OSError):
-    """Whether a file was published is not known, and it may be yet."""
+    """It is not known whether a commit file was created, and it may still be created.
+
+    No data is lost: when the batch is delivered again, ranges that were committed are skipped.
+    """
 
 
 def _apart(
     method: Callable[Concatenate["HadoopStorage", _P], _R],
 ) -> Callable[Concatenate["HadoopStorage", _P], _R]:
-    """Have a method carried out by the storage's own thread, and raise what Java raises as `OSError`.
+    """Run a method in the storage's own thread, and raise Java's errors as `OSError`.
 
-    An interrupt of the caller would leave py4j's connection with an answer that the next call takes for its own.
+    If the calling thread talked to Java itself, an interrupt would leave a response in py4j's connection, which the
+    next call would take for its own.
     """
 
     @functools.wraps(method)
     def call(self: "HadoopStorage", /, *args: _P.args, **others: _P.kwargs) -> _R:
         if self._fs is None and self._spark is None:
-            # In this thread, whose session it may be.
+            # In the caller's thread, because the active session belongs to a thread.
             self._spark = self._session() if self._session else active_session(f"path: {self._output}; it")
         return self._thread().carry_out(lambda: _translated(method, self, *args, **others))
 
@@ -80,17 +84,22 @@ def _translated(method: Callable[_P, _R], /, *args: _P.args, **others: _P.kwargs
 
 
 class HadoopStorage(Storage):
-    """The files below a URI.
+    """The files below the URI of a Hadoop file system.
 
-    What is in a folder is held when the call that changed it has an answer, and a file that was closed is as safe as
-    its file system makes it. Every executor reaches the file system by the same URI, in which nothing is escaped.
+    A change to a folder is durable when the call returns. A closed file is as durable as its file system makes it. All
+    executors use the same URI, in which no character is escaped.
     """
 
     def __init__(self, uri: str, session: "Callable[[], SparkSession] | None", exclusive: Exclusive | None) -> None:
-        """Name the folder; nothing is asked before it is used.
+        """Configure the storage; it does not access the file system before its first use.
 
-        `session` gives the Spark session, by default the active one. Raises `ConfigurationError` for an `exclusive`
-        that is none.
+        Args:
+            uri: The URI of the folder.
+            session: Returns the Spark session, by default the active one.
+            exclusive: How the file system lets only one of several writers create a file, if it does not declare it.
+
+        Raises:
+            ConfigurationError: If `exclusive` has another value.
         """
         if exclusive not in {None, "rename", "create"}:
             raise ConfigurationError(f"exclusive: {exclusive!r}; give rename or create")
@@ -108,11 +117,11 @@ class HadoopStorage(Storage):
 
     @_apart
     def check(self) -> None:
-        """Raise `ConfigurationError` where no two writers can be kept apart (`Storage.check`)."""
+        """Raise `ConfigurationError` if this file system does not support `publish` (`Storage.check`)."""
         self._way()
 
     def use(self, session: "Callable[[], SparkSession]") -> None:
-        """Work through this session (`Storage.use`)."""
+        """Use this session if none is known yet (`Storage.use`)."""
         if self._spark is None and self._session is None:
             self._spark = session()
 
@@ -126,12 +135,12 @@ class HadoopStorage(Storage):
 
     @_apart
     def names(self, folder: str) -> list[str]:
-        """List a folder (`Storage.names`)."""
+        """Return the names in a folder (`Storage.names`)."""
         return self._listed(folder)
 
     @_apart
     def files_below(self, folder: str) -> list[str] | None:
-        """List files (`Storage.files_below`)."""
+        """Return the files below a folder (`Storage.files_below`)."""
         fs, path = self._opened(), self._path(folder)
         if not fs.exists(path):
             return None
@@ -149,12 +158,12 @@ class HadoopStorage(Storage):
 
     @_apart
     def exists(self, name: str) -> bool:
-        """Look for a file (`Storage.exists`)."""
+        """Return whether a file exists (`Storage.exists`)."""
         return bool(self._opened().exists(self._path(name)))
 
     @_apart
     def rows(self, name: str) -> int:
-        """Count rows by the footer (`Storage.rows`)."""
+        """Return the number of rows according to the file's footer (`Storage.rows`)."""
         fs = self._opened()
         source = self._java(f"{_PARQUET}.util.HadoopInputFile").fromPath(self._path(name), fs.getConf())
         reader = self._java(f"{_PARQUET}.ParquetFileReader").open(source)
@@ -165,7 +174,7 @@ class HadoopStorage(Storage):
 
     @_apart
     def refresh_folder(self, folder: str) -> None:  # noqa: ARG002
-        """Have an observer NameNode catch up, where reads go to one (`Storage.refresh_folder`)."""
+        """Wait until an observer NameNode, if reads go to one, has caught up (`Storage.refresh_folder`)."""
         from pyspark.errors import UnsupportedOperationException
 
         with contextlib.suppress(UnsupportedOperationException):
@@ -178,23 +187,26 @@ class HadoopStorage(Storage):
         temporary = f"{folder}/.{secrets.token_hex(8)}.{own}"
         self._write(temporary, content)
         if not self._opened().rename(self._path(temporary), self._path(name)):
-            raise OSError(f"{self.full(name)}: could not be written")
+            raise OSError(f"{self.full(name)}: the file could not be renamed to this name from {temporary}")
 
     @_apart
     def publish(self, name: str, content: bytes, scratch: str) -> bool:
-        """Make a file in the way that this file system can (`Storage.publish`)."""
+        """Create a file in the way that this file system supports (`Storage.publish`)."""
         put = self._way()
         fs, folder = self._opened(), self._path(name.rpartition("/")[0])
         fs.mkdirs(folder)
-        # HDFS was found to keep its word, used in the way that was looked at.
+        # HDFS needs no test here: its rename was verified by real tests.
         is_known = self._vouched is None and fs.getScheme() in _RENAMING
         if not self._tried and not is_known:
             self._try(put, scratch)
         try:
             put(name, content, scratch)
         except _java_errors() as error:
-            # It may be there already, or be ours, the answer lost, or may come to be there yet.
-            unknown = PublishOutcomeUnknownError(f"{self.full(name)}: {_said(error)}")
+            # The file may exist already, or be ours with the response lost, or still be created later.
+            unknown = PublishOutcomeUnknownError(
+                f"{self.full(name)}: whether this commit file was created is not known ({_said(error)}). Run the batch "
+                "again, which skips ranges that were committed"
+            )
             try:
                 published = self._content(name)
             except _java_errors() as unread:
@@ -226,13 +238,13 @@ class HadoopStorage(Storage):
                     fs.delete(self._path(f"{folder}/{place}/{name}"), _ONE)
 
     def is_settled(self, error: BaseException) -> bool:
-        """After an interrupt the JVM goes on with what it is at (`Storage.is_settled`)."""
+        """Return False after an interrupt, because the JVM continues with its call (`Storage.is_settled`)."""
         return isinstance(error, Exception) and not isinstance(error, PublishOutcomeUnknownError)
 
-    # What follows is called in the storage's own thread.
+    # The following methods run in the storage's own thread.
 
     def _way(self) -> Callable[[str, bytes, str], None]:
-        """Return how a file of a new name is made, which fails when there is one."""
+        """Return the method that creates a file, and that fails if a file with that name exists."""
         fs = self._opened()
         if self._vouched is not None:
             return self._by_rename if self._vouched == "rename" else self._by_create
@@ -241,9 +253,9 @@ class HadoopStorage(Storage):
         if fs.hasPathCapability(self._path(""), _CONDITIONAL):
             return self._by_conditional_create
         raise ConfigurationError(
-            f"path: {self._output}; this file system ({fs.getClass().getName()}) does not say that it keeps two "
-            "writers of one file apart, by which commits are made: nothing was written. Use HDFS, a local path, or S3A "
-            "of Hadoop 3.4.2 on; or vouch for it with `exclusive` (docs/sinks.md)"
+            f"path: {self._output}; this file system ({fs.getClass().getName()}) does not declare that only one of "
+            "several writers can create a file, which commits need, so nothing was written. Use HDFS, a local path, or "
+            "S3A of Hadoop 3.4.2 or newer; or declare it yourself with `exclusive` (docs/sinks.md)"
         )
 
     def _by_rename(self, name: str, content: bytes, scratch: str) -> None:
@@ -270,7 +282,7 @@ class HadoopStorage(Storage):
         _fill(builder.build(), content)
 
     def _try(self, put: Callable[[str, bytes, str], None], scratch: str) -> None:
-        """Refuse a file system that lets a second file take the first one's place, whoever says that it does not."""
+        """Create a test file twice, and refuse the file system if the second one replaces the first."""
         name = f"{scratch}/.{secrets.token_hex(8)}.tried"
         put(name, b"first", scratch)
         try:
@@ -282,10 +294,14 @@ class HadoopStorage(Storage):
         content = self._content(name)
         self._opened().delete(self._path(name), _ONE)
         if not refused or content != b"first":
-            said = f"it says {_CONDITIONAL} of itself" if self._vouched is None else f"exclusive: {self._vouched}"
+            declared = (
+                f"path: the file system declares {_CONDITIONAL}"
+                if self._vouched is None
+                else f"exclusive: {self._vouched}"
+            )
             raise ConfigurationError(
-                f"{said}; tried on {self._output}, a second file took the place of the first: two writers of one "
-                "commit would do so too, and nothing was written; use another file system"
+                f"{declared}; in a test on {self._output} a second file replaced the first, as a second commit would "
+                "do, so nothing was written. Use another file system"
             )
         self._tried = True
 
@@ -302,7 +318,7 @@ class HadoopStorage(Storage):
         _fill(self._opened().create(self._path(name), _OVERWRITE), content)
 
     def _listed(self, folder: str) -> list[str]:
-        """Return the names in a folder, by one call for all of them."""
+        """Return the names in a folder, with few calls to Java however many names there are."""
         path = self._path(folder)
         statuses = _unless_missing(lambda: self._opened().listStatus(path))
         if statuses is None:
@@ -328,8 +344,8 @@ class HadoopStorage(Storage):
         assert spark is not None  # noqa: S101 - set by `_apart`
         if connect.is_connect(spark):
             raise ConfigurationError(
-                f"path: {self._output}; over Spark Connect there is no JVM here through which Hadoop's file systems "
-                "are reached: work in a session of the run or by spark-submit, or mount it and give a local path"
+                f"path: {self._output}; over Spark Connect there is no JVM here to access Hadoop file systems. Use a "
+                "session in the run's process or spark-submit, or mount the file system and give a local path"
             )
         from py4j.protocol import Py4JJavaError
 
@@ -341,7 +357,8 @@ class HadoopStorage(Storage):
             if not any(name in str(error) for name in ("UnsupportedFileSystem", "ClassNotFound")):
                 raise
             raise ConfigurationError(
-                f"path: {self._output}; this session's Hadoop knows no such file system: add its jars and settings"
+                f"path: {self._output}; this session's Hadoop does not support this file system. Add its jars and "
+                "settings to the session"
             ) from error
         self._root = self._named(fs.makeQualified(root))
         self._fs = fs
@@ -356,20 +373,20 @@ class HadoopStorage(Storage):
 
 
 class _OwnThread:
-    """Carries out calls one after another; one that never ends, as of a JVM that hangs, keeps no process alive."""
+    """A daemon thread that runs calls one after another; a call that hangs does not keep the process alive."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=_carry_out, args=(self._calls,), name="marshal-files", daemon=True).start()
 
     def carry_out(self, call: Callable[[], _R]) -> _R:
-        """Wait for what `call` gives or raises."""
+        """Run `call` in the thread, wait for it, and return or raise its result."""
         answer: Future[_R] = Future()
         self._calls.put(lambda: settle(answer, call))
         return answer.result()
 
     def end(self) -> None:
-        """End once all calls are done."""
+        """End the thread after all calls are done."""
         self._calls.put(None)
 
 
@@ -380,7 +397,7 @@ def _carry_out(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
 
 
 def _fill(stream: Any, content: bytes) -> None:  # noqa: ANN401 - Java's
-    """Write and close; where the file system can, the disks have it then."""
+    """Write `content` to a Java stream and close it; sync it to disk first if the file system supports that."""
     stream.write(content)
     if stream.hasCapability("hsync"):
         stream.hsync()
@@ -388,7 +405,7 @@ def _fill(stream: Any, content: bytes) -> None:  # noqa: ANN401 - Java's
 
 
 def _java_errors() -> tuple[type[Exception], ...]:
-    """Return as what pyspark raises what Java does: some classes by names of its own."""
+    """Return the exceptions as which pyspark raises Java's errors; it converts some of them to its own classes."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -396,7 +413,7 @@ def _java_errors() -> tuple[type[Exception], ...]:
 
 
 def _unless_missing(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - Java's
-    """Return what Java's `call` gives, None where there is no such file."""
+    """Return the result of a Java `call`, or None if it fails because a file does not exist."""
     from py4j.protocol import Py4JJavaError
 
     try:

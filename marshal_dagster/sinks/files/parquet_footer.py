@@ -1,7 +1,8 @@
-"""How many rows a Parquet file has, from its footer: a few kilobytes at the end, no library needed.
+"""Reads the number of rows of a Parquet file from its footer, without a Parquet library.
 
-A footer is a Thrift struct in the compact protocol: each field a byte of type and distance to the last field's id,
-integers as zigzag varints. Field 3 is the number of rows; what stands before it is skipped.
+The footer is a few kilobytes at the end of the file: a Thrift struct in the compact protocol. Each field begins with a
+byte for its type and the difference to the previous field's id; integers are zigzag varints. Field 3 is the number of
+rows; the fields before it are skipped.
 """
 
 import os
@@ -15,28 +16,28 @@ _ROWS_FIELD = 3
 
 
 class NotParquetError(ValueError):
-    """The file does not end as a Parquet file must."""
+    """The file does not end with a valid Parquet footer."""
 
 
 def parquet_rows(path: Path) -> int:
-    """Return the number of rows in the Parquet file at `path`; raises `NotParquetError` if it is not a whole one."""
+    """Return the number of rows in the Parquet file at `path`. Raises `NotParquetError` if it has no valid footer."""
     with path.open("rb") as file:
         footer = _footer(file)
     try:
         return _Compact(footer).integer_field(_ROWS_FIELD)
     except (IndexError, OverflowError) as error:
-        raise NotParquetError(f"{path}: the footer is cut off") from error
+        raise NotParquetError(f"{path} is not a complete Parquet file: its footer is truncated") from error
 
 
 def _footer(file: BinaryIO) -> bytes:
     size = file.seek(0, os.SEEK_END)
     if size < len(_MAGIC) + _TAIL:
-        raise NotParquetError(f"{file.name}: {size} bytes are no Parquet file")
+        raise NotParquetError(f"{file.name} is not a Parquet file: it has only {size} bytes")
     file.seek(-_TAIL, os.SEEK_END)
     tail = file.read(_TAIL)
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != _MAGIC or length > size - _TAIL:
-        raise NotParquetError(f"{file.name}: no Parquet footer at the end")
+        raise NotParquetError(f"{file.name} is not a complete Parquet file: it does not end with a Parquet footer")
     file.seek(-_TAIL - length, os.SEEK_END)
     return file.read(length)
 
@@ -66,7 +67,7 @@ class _Compact:
         while True:
             byte = self._byte()
             value |= (byte & 0x7F) << shift
-            if byte < 0x80:  # noqa: PLR2004 - the continuation bit
+            if byte < 0x80:  # noqa: PLR2004 - no continuation bit
                 return value
             shift += 7
 
@@ -98,7 +99,7 @@ class _Compact:
     def _skip_list(self) -> None:
         header = self._byte()
         count = header >> 4
-        if count == 0x0F:  # noqa: PLR2004 - too many for the half byte: the count follows
+        if count == 0x0F:  # noqa: PLR2004 - too large for four bits, so the count follows
             count = self._varint()
         for _ in range(count):
             self._skip(header & 0x0F, in_collection=True)

@@ -1,6 +1,7 @@
-"""Reading a file output into Spark by its commits, without the rows that a newer generation has replaced.
+"""Reads the committed files of a file output into Spark, without the rows that a newer generation has replaced.
 
-Files are read by the columns with which they were written, and only then put together by name: CSV has no names.
+`FileSink.read` uses it. The files of each commit are read with the columns with which they were written. Only then are
+they combined by name, because CSV files contain no column names.
 """
 
 import json
@@ -25,7 +26,7 @@ _OFFSETS_PER_BUCKET = 4096
 
 @dataclass(slots=True)
 class _Part:
-    """Files that are read in one go, and the offsets at which their rows do not count: (partition, start, end)."""
+    """Files that are read together, and the offsets at which their rows were replaced: (partition, start, end)."""
 
     schema: "StructType"
     options: Mapping[str, str]
@@ -36,10 +37,16 @@ class _Part:
 def read_committed(
     spark: "SparkSession", view: CommitView, path_of: Callable[[str], str], options: Mapping[str, str]
 ) -> "DataFrame":
-    """Return the rows that count by the commits of `view`; `path_of` gives the path of each of their files.
+    """Return the rows of the commits of `view`, without those that were replaced.
 
-    Files that hold replaced rows are read apart, each generation's together, and joined with what replaces them.
-    `options` are the reader's; files of a text format are read with those of their commit.
+    Files with replaced rows are read separately, those of one generation together, and anti-joined with the replaced
+    offsets.
+
+    Args:
+        spark: The session that reads.
+        view: The commits.
+        path_of: Returns the path of a file, as Spark reads it.
+        options: The reader's options; files of a text format are read with the options of their commit.
     """
     case_sensitive = is_case_sensitive(spark)
     schemas = _schemas(view)
@@ -73,7 +80,8 @@ def _parts(
             if not entry.files:
                 continue
             replaced = view.replaced(entry)
-            # Rows of one class meet the same replaced offsets: a partition's offsets mean the same in all of them.
+            # The files of one class can share their replaced offsets, because an offset of a partition means the
+            # same message in all of them.
             taken = entry.taken
             row_class = (taken.group, taken.topic, taken.data_topic_id, taken.generation) if replaced else ()
             part = parts.setdefault((row_class, layout), _Part(schema, own_options))
@@ -89,7 +97,7 @@ def _options_of(commit: Commit, options: Mapping[str, str]) -> Mapping[str, str]
 def _with_columns(
     rows: "DataFrame", schema: "StructType", columns: Mapping[str, "StructField"], *, case_sensitive: bool
 ) -> "DataFrame":
-    """Put the columns of one layout in the order of all: those that it lacks are null."""
+    """Return the rows with the columns of all commits, in their order; columns that these rows lack are null."""
     own = {name_key(name, case_sensitive=case_sensitive): name for name in schema.names}
     if list(own.values()) == [column.name for column in columns.values()]:
         return rows
@@ -102,7 +110,7 @@ def _with_columns(
 
 
 def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int, int, int]]) -> "DataFrame":
-    """Leave out the rows at `replaced`; buckets of offsets make it a join by equality, however many there are."""
+    """Return the rows without those at `replaced`. Buckets of offsets make this an equi-join, which scales."""
     first, last = f.col("start"), f.col("end") - 1
     bucket = f.explode(f.sequence(_bucket(first), _bucket(last))).alias("bucket")
     gone = (
@@ -123,7 +131,7 @@ def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int,
 
 
 def _interval_schema() -> "StructType":
-    """Return the schema as types, not as DDL: `end` is a reserved word in some sessions."""
+    """Return the schema as types instead of DDL, because `end` is a reserved word in some sessions."""
     kinds = {"partition": t.IntegerType(), "start": t.LongType(), "end": t.LongType()}
     return t.StructType([t.StructField(name, kind) for name, kind in kinds.items()])
 
@@ -133,7 +141,7 @@ def _bucket(offset: "Column") -> "Column":
 
 
 def _schemas(view: CommitView) -> dict[str, "StructType"]:
-    """Return the columns by the schema text of commits, newest first; equal columns are one object."""
+    """Return the columns by the JSON text of a commit's schema, newest first; equal columns are one object."""
     known: dict[str, StructType] = {}
     texts = dict.fromkeys(commit.schema for commit in reversed(view.commits))
     read = {text: _schema_from(text) for text in texts}
@@ -141,13 +149,17 @@ def _schemas(view: CommitView) -> dict[str, "StructType"]:
 
 
 def _schema_from(text: str) -> "StructType":
-    """Return the columns of a commit as they are read: any value may be null."""
+    """Return the columns of a commit with every value nullable, as they are read."""
     columns = t.StructType.fromJson(json.loads(text)).fields
     return t.StructType([t.StructField(column.name, as_nullable(column.dataType), nullable=True) for column in columns])
 
 
 def _columns(schemas: Mapping[str, "StructType"], *, case_sensitive: bool) -> dict[str, "StructField"]:
-    """Return the columns of all commits by the session's key of their name, in the order of `schemas`: newest first."""
+    """Return the columns of all commits, newest first, by their name as the session compares names.
+
+    Raises:
+        ConfigurationError: If a column's type differs between commits.
+    """
     columns: dict[str, t.StructField] = {}
     for schema in schemas.values():
         check_names(schema.names, case_sensitive=case_sensitive, what="a commit's columns")
@@ -156,6 +168,7 @@ def _columns(schemas: Mapping[str, "StructType"], *, case_sensitive: bool) -> di
             if known.dataType != column.dataType:
                 raise ConfigurationError(
                     f"column {column.name!r}: its type changed from {column.dataType.simpleString()} to "
-                    f"{known.dataType.simpleString()} between commits of this output; read `committed_files` yourself"
+                    f"{known.dataType.simpleString()} between commits of this output. Read the files that "
+                    "`committed_files` returns with Spark's own reader, and convert the column"
                 )
     return columns

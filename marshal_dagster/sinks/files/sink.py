@@ -1,15 +1,16 @@
-"""A sink of files, in a folder that all executors have too or through Hadoop's file system layer (`storage`).
+"""A sink that writes files to a folder shared with all executors, or through Hadoop's file system API (`storage`).
 
-Below the output's path stands only `_marshal`, so that whoever reads the path itself sees no half-done work:
+The output's path contains only the folder `_marshal`, so a reader of the path itself never sees incomplete work:
 
-    _marshal/attempts/<attempt>.json                         the ranges that it wants; written first, removed last
-    _marshal/attempts/<attempt>/marshal_range=<partition>/   the rows of one range, apart those that have no offset
-    _marshal/commits/<n>.json                                which files count
-    _marshal/checkpoints/<n>.json                            the same, all up to n
+    _marshal/attempts/<attempt>.json                         the ranges of an attempt; written first, removed last
+    _marshal/attempts/<attempt>/marshal_range=<partition>/   the rows of one range; those without offset separately
+    _marshal/commits/<n>.json                                the files that commit n adds to the output
+    _marshal/checkpoints/<n>.json                            the contents of all commits up to n
 
-A writer writes its attempt, judges its ranges by all commits, and adds the next commit with the names of its files;
-when another was first it judges again (protocol.md, section 6, "Effectively once"). Nothing is ever overwritten, so
-what a process adds that is no longer wanted, or a task that ends late, is named nowhere and does not count.
+A writer writes the files of its attempt, judges its ranges by all commits, and adds the next commit with the names of
+its files. If another writer made that commit first, it judges again (protocol.md, section 6, "Effectively once").
+Nothing is ever overwritten. Files that a fenced process or a late task adds are named in no commit, so readers ignore
+them.
 """
 
 import logging
@@ -69,7 +70,7 @@ _NOTE = ".json"
 _FOLDER = "_marshal"
 _WITHOUT_OFFSET = "_without_offset"
 _PARTITION = re.compile(rf"(0|-?[1-9][0-9]*)({_WITHOUT_OFFSET})?")
-# Of the output committer: a task's files are moved where they count when the whole job has succeeded, by the driver.
+# With version 1 of the output committer, the driver moves the files of all tasks once the whole job has succeeded.
 _COMMITTER_OPTIONS = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -78,14 +79,14 @@ _COMMITTER_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _WrittenFiles:
-    """The files of one range in an attempt, and their rows if known."""
+    """The files of one range in an attempt, and the number of their rows if known."""
 
     files: tuple[str, ...] = ()
     rows: int | None = 0
     has_offsets: bool = True
 
     def beside(self, others: "_WrittenFiles") -> "_WrittenFiles":
-        """Return these files and the `others` of the same range."""
+        """Return these files together with `others` of the same range."""
         return _WrittenFiles(
             files=(*others.files, *self.files),
             rows=None if self.rows is None or others.rows is None else self.rows + others.rows,
@@ -97,9 +98,17 @@ _NOTHING = _WrittenFiles()
 
 
 class FileSink(Steps):
-    """Files in the folder `path`, readable through `read` and `committed_files`."""
+    """A sink that writes files to the folder `path`; read them with `read` or `committed_files`.
+
+    Example:
+        ```python
+        local = FileSink("/data/orders")
+        on_hdfs = FileSink("hdfs://namenode:8020/data/orders", format="orc")
+        ```
+    """
 
     supports_unordered_ranges = True
+    """True: the sink stores every range, so it accepts ranges in any order."""
 
     def __init__(
         self,
@@ -112,21 +121,27 @@ class FileSink(Steps):
         shared_by_groups: bool = False,
         previous_group: str | None = None,
     ) -> None:
-        """Name the output; nothing is read or made before it is used.
+        """Configure the output; the sink does not access the path before its first use.
 
-        `path` is a local path, a `file:` URI, or a URI of a file system that Hadoop's layer knows, such as `hdfs://`.
-        `options` are those of Spark's writer and reader for `format`, except those that the sink fixes so that rows are
-        read back as they were written. `shared_by_groups` lets several groups write all offsets of a topic,
-        each apart; without it a group is refused where another has ranges, unless that is its `previous_group`
-        (docs/sinks.md, "Another group"). The others are for such a file system alone:
-        `session` gives the Spark session through which it is reached, by default the active one, and with `exclusive`
-        the user vouches for one that is not known to keep two writers apart (docs/sinks.md). Raises
-        `ConfigurationError` for another kind of path, a format that is not made of files, and options that are the
-        sink's own.
+        Args:
+            path: A local path, a `file:` URI, or a URI of a file system that Hadoop supports, such as `hdfs://`.
+            format: `parquet`, `orc`, `json`, `csv` or `avro`.
+            options: Options of Spark's writer and reader for `format`. Options that the sink sets itself, so that
+                rows are read back as they were written, are refused.
+            session: For Hadoop file systems: returns the Spark session to use, by default the active one.
+            exclusive: For Hadoop file systems: states that this one lets only one of several writers create a file,
+                if that is not known of it (docs/sinks.md, "Files").
+            shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
+                is refused if another group has ranges in the output.
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+                "Another group").
+
+        Raises:
+            ConfigurationError: If the path, the format or an option is not supported.
         """
         self.path, self._storage = _opened(path, session, exclusive)
         if format not in formats.FORMATS:
-            raise ConfigurationError(f"format: {format!r}; a file sink writes {', '.join(formats.FORMATS)}")
+            raise ConfigurationError(f"format: {format!r} is not supported; give one of {', '.join(formats.FORMATS)}")
         self.format = format
         self.options = dict(options or {})
         formats.check_options(format, self.options)
@@ -138,14 +153,35 @@ class FileSink(Steps):
         return f"FileSink({str(self.path)!r}, format={self.format!r})"
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        """Say what would be done with each range (`Sink.verdicts`)."""
+        """Return what the sink would do with each range (`Sink.verdicts`).
+
+        Args:
+            ranges: The ranges of the batch.
+
+        Returns:
+            The verdict on each range.
+
+        Raises:
+            SinkRejectedError: If one of the ranges cannot be written, or a file of the output is missing or damaged.
+            ConfigurationError: If the file system cannot keep two writers apart, or there is no session to reach it.
+        """
         check_ranges(ranges)
         self._storage.check()
         with self._lock:
             return self._judge(self._log.settled(), ranges)
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
-        """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
+        """Return None if a new generation could replace the rows at these offsets, else why not (`Sink.can_replace`).
+
+        Args:
+            ranges: Ranges of the new generation.
+
+        Returns:
+            None, or the reason why these rows cannot be replaced.
+
+        Raises:
+            SinkRejectedError: If the output is damaged or was written by a newer version.
+        """
         with self._lock:
             view = self._log.refresh()
         held = _held(view, ranges, only_older=False)
@@ -158,11 +194,23 @@ class FileSink(Steps):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write the rows of each range that is not yet there, in one commit (`Sink.write`).
+        """Write the rows of each range that the output does not have, in one commit (`Sink.write`).
 
-        The frame is evaluated once, and not at all when every range is there. `rows` are counted for Parquet only.
-        Raises `ConfigurationError` for columns that the format cannot give back, and for session settings that would
-        change values (docs/sinks.md); `SinkRejectedError` for a value that it cannot give back.
+        The frame is evaluated once, and not at all if the output has every range.
+
+        Args:
+            frame: The rows, with the column `partition` and optionally `offset`.
+            ranges: The ranges of the batch.
+            offsets_read: Returns the offsets that the batch has read; called if older rows are replaced.
+            before_commit: Checks that the batch still holds its claims.
+
+        Returns:
+            The ranges taken and skipped. `rows` is filled for Parquet only.
+
+        Raises:
+            SinkRejectedError: If a range cannot be written, or the format cannot store a value unchanged.
+            ConfigurationError: If the format cannot store a column's type unchanged, or a setting of the session
+                would change values (docs/sinks.md, "Files").
         """
         spark = session_of(frame)
         check_columns(frame.schema, {_RANGE_COLUMN}, case_sensitive=is_case_sensitive(spark))
@@ -205,32 +253,59 @@ class FileSink(Steps):
         )
 
     def read(self, spark: "SparkSession") -> "DataFrame":
-        """Return the rows that count: of the commit files alone, without those that a newer generation replaced.
+        """Return the committed rows, without those that a newer generation has replaced.
 
-        Columns that only some commits have are null in the others; one whose type has changed is a
-        `ConfigurationError`. Raises `SinkRejectedError` for an output that is damaged or was written by a newer
-        version.
+        Columns that only some commits have are null in the rows of the others.
+
+        Args:
+            spark: The session that reads.
+
+        Returns:
+            A frame of the rows; Spark reads the files when the frame is evaluated.
+
+        Raises:
+            ConfigurationError: If nothing was committed yet, a column's type differs between commits, or a setting of
+                the session would change the values.
+            SinkRejectedError: If the output is damaged, was written by a newer version, or has JSON or CSV files of an
+                older version that lost values.
         """
         self._storage.use(lambda: spark)
         with self._lock:
             view = self._log.refresh()
             if not view.number:
-                raise ConfigurationError(f"path: {self.path} holds no commit yet, so its columns are not known")
+                raise ConfigurationError(
+                    f"path: {self.path} holds no commit yet, so its columns are not known. Read it after the first "
+                    "batch"
+                )
             self._refuse_lossy(view, "read")
             return read_committed(spark, view, lambda name: self._storage.to_read(_of_attempt(name)), self.options)
 
     def committed_files(self) -> tuple[Path, ...]:
-        """Return the files that count, for readers other than Spark.
+        """Return the committed local files, for readers other than Spark.
 
-        Where a newer generation has replaced single offsets of an older one, the older file still holds these rows;
-        `read` leaves them out. Raises `ConfigurationError` where they are no local files: `committed_uris`.
+        If a newer generation has replaced some offsets of an older file, that file still contains the old rows; only
+        `read` leaves them out.
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            ConfigurationError: If the output is not local; call `committed_uris` instead.
+            SinkRejectedError: If the output is damaged or was written by a newer version.
         """
         if not isinstance(self.path, Path):
-            raise ConfigurationError(f"path: {self.path}: not local; ask for `committed_uris`")
+            raise ConfigurationError(f"path: {self.path} is not local; call `committed_uris` instead")
         return tuple(map(Path, self.committed_uris()))
 
     def committed_uris(self) -> tuple[str, ...]:
-        """Return the same where the files lie in another file system; local ones by their path."""
+        """Return the committed files as URIs, or as paths if the output is local; see `committed_files`.
+
+        Returns:
+            The URIs or paths of the files.
+
+        Raises:
+            SinkRejectedError: If the output is damaged or was written by a newer version.
+        """
         with self._lock:
             view = self._log.refresh()
         return tuple(
@@ -241,21 +316,27 @@ class FileSink(Steps):
         )
 
     def sweep(self) -> int:
-        """Remove what attempts left that can no longer count, and return how many of them that were.
+        """Remove files of attempts that can no longer be committed.
 
-        An attempt goes when the commits have or refuse each of its ranges for good, never by age: one that still runs
-        could not add anything any more.
+        An attempt is removed if the commits contain or permanently refuse each of its ranges, never because of its
+        age. So an attempt that is removed while it still runs could not have committed anything.
+
+        Returns:
+            The number of attempts that were removed.
+
+        Raises:
+            SinkRejectedError: If the output is damaged or was written by a newer version.
         """
         with self._lock:
             return self._sweep()
 
     def _judge(self, view: CommitView, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        """Judge all, and refuse also where older rows could not be replaced, or are of another format."""
+        """Judge all ranges. Refuses also if older rows cannot be replaced, or the output has another format."""
         verdicts = {wanted: judge_ranges(view.stored(wanted), wanted) for wanted in ranges}
         if view.commits and view.commits[-1].format != self.format:
             raise SinkRejectedError(
-                f"format: {self.path} holds {view.commits[-1].format} files, not {self.format}: nothing was written; "
-                "give the format of the output, or another path"
+                f"format: {self.path} holds {view.commits[-1].format} files, not {self.format}, so nothing was "
+                "written. Give the sink the format of the output, or another path"
             )
         self._refuse_lossy(view, "written")
         undone = [wanted for wanted, verdict in verdicts.items() if verdict is not Verdict.SKIP]
@@ -265,13 +346,13 @@ class FileSink(Steps):
         return verdicts
 
     def _refuse_lossy(self, view: CommitView, done: str) -> None:
-        """Refuse text files that were written with Spark's own options, which lost values."""
+        """Refuse text files that an older version wrote with Spark's default options, which lose values."""
         for commit in view.commits:
             if reason := formats.lost_in(commit.format, commit.schema, commit.options):
                 raise SinkRejectedError(
                     f"path: {self.path} holds {commit.format} files of an older marshal-dagster, {reason}: nothing was "
-                    f'{done}. Continue in a new folder (docs/sinks.md, "A new folder"), and read the files of the old '
-                    "one by committed_files() with Spark's own reader"
+                    f'{done}. Continue in a new folder (docs/sinks.md, "A new folder"), and read the files that '
+                    "committed_files() returns for the old one with Spark's own reader"
                 )
 
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:
@@ -282,11 +363,11 @@ class FileSink(Steps):
         return attempt
 
     def _check_place(self, frame: "DataFrame", note: str) -> None:
-        """Make sure that what executors write is seen here."""
+        """Check that the executors and this process see the same files; tests override this."""
         self._storage.check_seen(frame.sparkSession, note)
 
     def _write_rows(self, frame: "DataFrame", folder: str, done: Sequence[int]) -> None:
-        """Have Spark write the rows, but for those of the partitions `done`, a folder for each partition."""
+        """Write the rows with Spark, except those of the partitions `done`, to one folder for each partition."""
         frame = without_partitions(frame, done)
         name = f.col(PARTITION_COLUMN).cast("string")
         if OFFSET_COLUMN in frame.columns:
@@ -302,7 +383,7 @@ class FileSink(Steps):
             writer.save(self._storage.to_write(folder))
 
     def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, _WrittenFiles]:
-        """List what Spark has committed below `folder`, by partition, and have the storage hold it."""
+        """Return the files that Spark has written below `folder`, by partition, and sync them to disk."""
         written: dict[int, _WrittenFiles] = {}
         foreign: list[str] = []
         expected = {range_.partition for range_ in wanted}
@@ -324,7 +405,8 @@ class FileSink(Steps):
         files = self._storage.files_below(folder)
         if files is None:
             raise SinkRejectedError(
-                f"Spark has written the rows to another place than {self._storage.full(folder)}: nothing was committed"
+                f"path: Spark has written the rows to another place than {self._storage.full(folder)}, so nothing was "
+                "committed. Give a path that this process and Spark resolve to the same folder"
             )
         places: dict[str, list[str]] = {}
         for name in sorted(files):
@@ -342,7 +424,7 @@ class FileSink(Steps):
         written: Mapping[int, _WrittenFiles],
         offsets_replaced: OffsetsRead,
     ) -> tuple[ClaimedRange, ...]:
-        """Add a commit with the ranges of `wanted` that are not done meanwhile, and return these."""
+        """Commit those of `wanted` that no other writer has written meanwhile, and return them."""
         schema = frame.schema.json()
         options = self.options if self.format in formats.TEXT_FORMATS else None
         has_offsets = OFFSET_COLUMN in frame.columns
@@ -374,9 +456,9 @@ class FileSink(Steps):
     def _offsets_replaced(
         self, frame: "DataFrame", folder: str, written: Mapping[int, _WrittenFiles], offsets_read: OffsetsRead
     ) -> Mapping[int, Intervals]:
-        """Work out at which offsets older rows give way.
+        """Return the offsets at which older rows are replaced: those read from Kafka and those of the new rows.
 
-        Kafka is read again for it, when compaction may have taken what a written row comes from.
+        `offsets_read` reads Kafka again, and compaction can have removed the message of a written row since.
         """
         names = [f"{folder}/{name}" for range_files in written.values() for name in range_files.files]
         own = self._offsets_in(frame, names) if names and OFFSET_COLUMN in frame.columns else {}
@@ -388,15 +470,15 @@ class FileSink(Steps):
         return reader.offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, reader.HIGHEST_OFFSET)))
 
     def _sweep_quietly(self) -> None:
-        """Sweep, but let what hinders it hinder no write."""
+        """Sweep, and log errors instead of raising them, so that they do not prevent a write."""
         try:
             self._sweep()
-        except Exception as error:  # noqa: BLE001 - a storage's, or of what another has damaged
-            _logger.warning("attempts below %s were not swept: %s", self._storage.full(_ATTEMPTS), error)
+        except Exception as error:  # noqa: BLE001 - any error of the storage or of damaged files
+            _logger.warning("files of old attempts below %s were not removed: %s", self._storage.full(_ATTEMPTS), error)
 
     def _sweep(self) -> int:
-        # In this order: an attempt found without its note was cleared before, so the commits read now tell of it, on
-        # other hosts too, as `refresh` asks the server for them anew.
+        # The order matters. An attempt without a note was cleared before it was listed, so the commits read after the
+        # listing contain it if it was committed. This holds across hosts, because `refresh` bypasses cached listings.
         folders = {name for name in self._storage.names(_ATTEMPTS) if not name.endswith(_NOTE)}
         notes = {
             name.removesuffix(_NOTE)
@@ -417,23 +499,23 @@ class FileSink(Steps):
     def _is_decided(self, attempt: str, view: CommitView) -> bool:
         note = commit_log.load(self._storage, _note_of(attempt))
         if note is None:
-            return False  # its writer has just cleared it
+            return False  # its writer has removed it meanwhile
         wanted = map(commit_log.range_from, note["ranges"])
         return all(decided(view.stored(range_), range_) for range_ in wanted)
 
     def _clear(self, attempt: str, view: CommitView) -> None:
-        """Remove what of an attempt does not count, and then its note."""
+        """Remove the files of an attempt that are not committed, and then its note."""
         self._storage.remove_below(_of_attempt(attempt), view.files_of(attempt) or ())
         self._reached("cleared")
         self._storage.remove(_note_of(attempt))
 
     def _clear_quietly(self, attempt: str) -> None:
-        """Clear, but let what hinders it neither hide an error nor undo a commit; a later sweep does it."""
+        """Clear an attempt, and log errors instead of raising them; a later sweep removes what is left."""
         try:
             with self._lock:
                 self._clear(attempt, self._log.refresh())
         except Exception as error:  # noqa: BLE001 - as above
-            _logger.warning("attempt %s was not cleared: %s", self._storage.full(_of_attempt(attempt)), error)
+            _logger.warning("files of attempt %s were not removed: %s", self._storage.full(_of_attempt(attempt)), error)
 
 
 def _of_attempt(name: str) -> str:
@@ -447,7 +529,7 @@ def _note_of(attempt: str) -> str:
 def _held(
     view: CommitView, ranges: Sequence[ClaimedRange], *, only_older: bool
 ) -> Iterator[tuple[ClaimedRange, int, bool]]:
-    """Yield the ranges where the output has rows, with the generation of these, and whether all have offsets."""
+    """Yield each range at which the output has rows, with their generation and whether all of them have offsets."""
     for wanted in ranges:
         for entry in view.at_offsets_of(wanted, below_generation=wanted.generation if only_older else None):
             yield wanted, entry.taken.generation, entry.has_offsets
@@ -456,7 +538,7 @@ def _held(
 def _of_groups(
     view: CommitView, wanted: Sequence[ClaimedRange]
 ) -> tuple[Sequence[ClaimedRange], Collection[str], Callable[[Sequence[ClaimedRange]], Iterator[ClaimedRange]]]:
-    """Return what `OutputGroups` judges by."""
+    """Return the arguments of `OutputGroups.check` and `refusal`."""
     groups = view.groups(wanted[0].topic) if wanted else ()
     return wanted, groups, lambda ranges: (range_ for range_, _, _ in _held(view, ranges, only_older=False))
 
@@ -468,19 +550,21 @@ def _of(written: Mapping[int, _WrittenFiles], taken: ClaimedRange) -> _WrittenFi
 def _opened(
     path: str | os.PathLike[str], session: "Callable[[], SparkSession] | None", exclusive: Exclusive | None
 ) -> tuple[Path | str, Storage]:
-    """Return the output's path, as text where it is not local, and what is below it."""
+    """Return the output's path, as a string if it is not local, and its storage."""
     text = os.fspath(path)
     scheme = urlsplit(text)
     if scheme.scheme not in {"", "file"} and text.startswith(f"{scheme.scheme}://"):
         uri = text.rstrip("/")
         return uri, HadoopStorage(f"{uri}/{_FOLDER}", session, exclusive)
     if exclusive is not None:
-        raise ConfigurationError("exclusive: a local file system needs no vouching for, it makes hard links")
+        raise ConfigurationError(
+            f"exclusive: {exclusive!r} is only for Hadoop file systems, and {text} is a local path. Leave it out"
+        )
     if scheme.scheme == "file" and scheme.netloc in {"", "localhost"}:
         text = unquote(scheme.path)
     elif "://" in text or (scheme.scheme and ":" in text.split("/", 1)[0]):
         raise ConfigurationError(
-            f"path: {text}; a file sink writes to a local path, a file: URI, or a URI with :// that Hadoop knows"
+            f"path: {text} is not supported; give a local path, a file: URI, or a URI with :// that Hadoop supports"
         )
     if not text:
         raise ConfigurationError("path: empty; give the folder of the output")

@@ -1,6 +1,7 @@
-"""What a file output needs of its file system, and the local one; `hadoop_storage` is that of Hadoop's layer.
+"""The file system interface of a file output, and its implementation for local folders.
 
-Files are named below one folder, with slashes. What the promise rests on is `Storage.publish` alone.
+`hadoop_storage` implements it for Hadoop's file systems. File names are relative to one folder and use slashes. The
+guarantee that each range is stored once depends only on `Storage.publish`.
 """
 
 import contextlib
@@ -25,88 +26,96 @@ _SYNCS_AT_ONCE = 16
 
 
 class Storage(ABC):
-    """The files below one folder. Errors of the file system are `OSError`.
+    """The files below one folder. Errors of the file system are raised as `OSError`.
 
-    What does nothing here is overridden where a file system needs it.
+    Methods that do nothing by default are overridden for file systems that need them.
     """
 
     def check(self) -> None:  # noqa: B027 - a default
-        """Raise `ConfigurationError` where `publish` cannot be relied on."""
+        """Raise `ConfigurationError` if this file system does not support `publish`."""
 
     def use(self, session: "Callable[[], SparkSession]") -> None:  # noqa: B027 - a default
-        """Work through this session, where none is known yet and one is needed."""
+        """Use this session if the storage needs one and has none yet."""
 
     @abstractmethod
     def full(self, name: str) -> str:
-        """Return the whole name, for readers and messages."""
+        """Return the full path or URI, for readers and messages."""
 
     def to_write(self, name: str) -> str:
-        """Return the path by which Spark writes there."""
+        """Return the path with which Spark writes to `name`."""
         return self.full(name)
 
     @abstractmethod
     def to_read(self, name: str) -> str:
-        """Return the path by which Spark reads this file and no other."""
+        """Return the path with which Spark reads exactly this file."""
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, none if it is not there."""
+        """Return the names in a folder; empty if it does not exist."""
 
     @abstractmethod
     def files_below(self, folder: str) -> list[str] | None:
-        """Return the files below a folder, relative to it, or None if it is not there."""
+        """Return the files below a folder, relative to it, or None if it does not exist."""
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
-        """Return what is in a file, None if there is none."""
+        """Return the content of a file, or None if it does not exist."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """Say whether there is a file."""
+        """Return whether a file exists."""
 
     @abstractmethod
     def rows(self, name: str) -> int:
-        """Return how many rows a Parquet file has."""
+        """Return the number of rows of a Parquet file."""
 
     @abstractmethod
     def refresh_folder(self, folder: str) -> None:
-        """Make sure that what others have done in a folder before this call is seen."""
+        """Make changes that other processes made to a folder before this call visible to this process."""
 
     @abstractmethod
     def write_whole(self, name: str, content: bytes) -> None:
-        """Write a file that is seen whole or not at all, and held; no other writes one of this name."""
+        """Write a file atomically and durably. No other writer uses this name."""
 
     @abstractmethod
     def publish(self, name: str, content: bytes, scratch: str) -> bool:
-        """Make a file that is seen whole or not at all, or return False if there is one of that name.
+        """Create a file atomically, or return False if a file with that name exists.
 
-        Of writers that do so at once, anywhere, one makes it. `scratch` is a folder of this writer's own.
+        If several writers on any machines do so at once, exactly one succeeds.
+
+        Args:
+            name: The name of the file.
+            content: Its content.
+            scratch: A folder that only this writer uses.
         """
 
     def hold(self, folder: str, *, with_above: bool) -> None:  # noqa: B027 - a default
-        """Have what is in a folder, and the folders above `with_above`, outlive a loss of power."""
+        """Make the entries of a folder durable, and `with_above` also the folders above it."""
 
     def hold_below(self, folder: str) -> None:  # noqa: B027 - a default
-        """Have all that is below a folder outlive a loss of power."""
+        """Make all files and folders below a folder durable."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
 
     @abstractmethod
     def remove_below(self, folder: str, keep: Collection[str]) -> None:
-        """Remove what is below a folder but the files `keep`, named relative to it; the folder too if none is kept."""
+        """Remove everything below a folder except the files `keep`, and the folder itself if `keep` is empty.
+
+        The names in `keep` are relative to the folder.
+        """
 
     def check_seen(self, spark: "SparkSession", name: str) -> None:  # noqa: B027 - a default
-        """Raise `ConfigurationError` when an executor does not see a file."""
+        """Raise `ConfigurationError` if an executor does not see a file."""
 
-    def is_settled(self, error: BaseException) -> bool:  # noqa: ARG002 - another file system asks
-        """Return whether what was begun before `error` has ended, so that nothing is published any more."""
+    def is_settled(self, error: BaseException) -> bool:  # noqa: ARG002 - needed by other file systems
+        """Return whether all operations begun before `error` have ended, so that no file can be published later."""
         return True
 
 
 class LocalStorage(Storage):
-    """A folder that this machine and all executors have under the same path, on a file system with hard links."""
+    """A folder that this machine and all executors see under the same path, on a file system with hard links."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,22 +125,22 @@ class LocalStorage(Storage):
         return f"{self._folder}/{name}"
 
     def to_write(self, name: str) -> str:
-        """Return the path on the local file system, whatever Spark's default is (`Storage.to_write`)."""
+        """Return the path as a `file:` URI, which does not depend on Spark's default file system."""
         return f"file:{self.full(name)}"
 
     def to_read(self, name: str) -> str:
-        """Return Spark's path (`Storage.to_read`)."""
+        """Return the path as Spark reads it (`Storage.to_read`)."""
         return path_to_read(self._folder / name)
 
     def names(self, folder: str) -> list[str]:
-        """List a folder (`Storage.names`)."""
+        """Return the names in a folder (`Storage.names`)."""
         try:
             return [path.name for path in (self._folder / folder).iterdir()]
         except FileNotFoundError:
             return []
 
     def files_below(self, folder: str) -> list[str] | None:
-        """List files (`Storage.files_below`)."""
+        """Return the files below a folder (`Storage.files_below`)."""
         top = self.full(folder)
         if not Path(top).is_dir():
             return None
@@ -145,15 +154,15 @@ class LocalStorage(Storage):
             return None
 
     def exists(self, name: str) -> bool:
-        """Look for a file (`Storage.exists`)."""
+        """Return whether a file exists (`Storage.exists`)."""
         return (self._folder / name).exists()
 
     def rows(self, name: str) -> int:
-        """Count rows by the footer (`Storage.rows`)."""
+        """Return the number of rows according to the file's footer (`Storage.rows`)."""
         return parquet_rows(self._folder / name)
 
     def refresh_folder(self, folder: str) -> None:
-        """Have a network file system ask its server for what is there: it remembers until a folder is opened."""
+        """Open the folder, which makes a network file system drop its cached listing (`Storage.refresh_folder`)."""
         with contextlib.suppress(FileNotFoundError):
             os.close(os.open(self._folder / folder, os.O_RDONLY))
 
@@ -165,20 +174,20 @@ class LocalStorage(Storage):
         sync(path.parent)
 
     def publish(self, name: str, content: bytes, scratch: str) -> bool:
-        """Link a whole file to its name, which fails when that is taken (`Storage.publish`)."""
+        """Write a temporary file and hard-link it to its name, which fails if that exists (`Storage.publish`)."""
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with _written(self._folder / scratch, content) as temporary:
             try:
                 os.link(temporary, target)
             except FileExistsError:
-                # A file server may carry a link out and lose the answer.
+                # A file server can create the link and lose the response; the client then tries again.
                 return _is_same(temporary, target)
             except OSError as error:
                 if error.errno in {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}:
                     raise ConfigurationError(
-                        f"path: the file system of {target.parent} has no hard links, by which commits are "
-                        "made: use another"
+                        f"path: the file system of {target.parent} has no hard links, which a file sink needs for its "
+                        "commits. Use another file system"
                     ) from error
                 raise
         return True
@@ -187,11 +196,11 @@ class LocalStorage(Storage):
         """Sync folders (`Storage.hold`)."""
         sync(self._folder / folder)
         for above in _above(self._folder / folder) if with_above else ():
-            with contextlib.suppress(PermissionError):  # may be passed through, not read
+            with contextlib.suppress(PermissionError):  # a folder that can be entered but not read
                 sync(above)
 
     def hold_below(self, folder: str) -> None:
-        """Sync all files, then the folders; many at once share their trips to the disk (`Storage.hold_below`)."""
+        """Sync all files, then the folders, in parallel because that is faster (`Storage.hold_below`)."""
         top = self._folder / folder
         folders, files = [top.parent], []
         for parent, _, names in os.walk(top):
@@ -222,12 +231,12 @@ class LocalStorage(Storage):
                 Path(parent).rmdir()
 
     def check_seen(self, spark: "SparkSession", name: str) -> None:
-        """Raise `ConfigurationError` when an executor does not see a file."""
+        """Raise `ConfigurationError` if an executor does not see a file (`Storage.check_seen`)."""
         check_all_see(spark, self._folder / name)
 
 
 def sync(path: Path) -> None:
-    """Have the storage hold what was written to the file or folder at `path`."""
+    """Sync the file or folder at `path` to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -237,7 +246,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _written(folder: Path, content: bytes) -> Iterator[Path]:
-    """Give a synced file of this content that goes away at the end, unless it was renamed."""
+    """Yield a synced temporary file with this content; remove it at the end unless it was renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".{secrets.token_hex(8)}.json"
     try:
@@ -251,7 +260,7 @@ def _written(folder: Path, content: bytes) -> Iterator[Path]:
 
 
 def _above(folder: Path) -> list[Path]:
-    """Return the folders above `folder` on its file system, any of which its first writer may have made."""
+    """Return the folders above `folder` on its file system; the first writer may have created any of them."""
     above: list[Path] = []
     below = folder.resolve()
     while not below.is_mount():
@@ -268,5 +277,5 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _is_checksum_of(path: Path, keep: Collection[Path]) -> bool:
-    """Hadoop keeps `.name.crc` beside `name`."""
+    """Return whether `path` is Hadoop's checksum file `.name.crc` of a file `name` in `keep`."""
     return path.name.startswith(".") and path.name.endswith(".crc") and path.with_name(path.name[1:-4]) in keep

@@ -1,4 +1,4 @@
-"""What writing a folder for each partition needs of a session."""
+"""Prepares a Spark session for a file sink: a setting for writing, and the check that executors see its folder."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SETTING = "spark.sql.maxConcurrentOutputFileWriters"
 _UNSET = "0"
-# A task that reads one Kafka partition has one file open anyway; each one more can take a row group's memory.
+# A task that reads one Kafka partition has one file open; each additional file can use the memory of a row group.
 _FILES_AT_ONCE = "4"
 _LOOKS = 64
 _NOT_SEEN = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException")
@@ -37,16 +37,17 @@ def path_to_read(path: Path) -> str:
 
 
 def escaped(path: str) -> str:
-    """Return `path` with those characters escaped that stand for others where Spark reads."""
+    """Return `path` with the characters of glob patterns escaped, because Spark expands patterns when it reads."""
     return _GLOB.sub(r"\\\g<0>", path)
 
 
 @contextlib.contextmanager
 def some_files_at_once(spark: "SparkSession") -> Iterator[None]:
-    """Let each task have a few files open while this lasts: Spark otherwise sorts all rows by partition first.
+    """Let each Spark task keep a few files open during the block, so that Spark does not sort the rows by partition.
 
-    That sort takes a quarter of the time of writing a batch. A value that the user has set stays; threads that write at
-    once share the setting. After an interrupt the JVM is left alone: it would answer only when what it is at has ended.
+    The sort takes a quarter of the time of writing a batch. A value that the user has set is not changed, and threads
+    that write at the same time share the setting. After an interrupt the setting is not reset, because the JVM would
+    answer only after its current job.
     """
     with _lock:
         is_ours = spark in _users or spark.conf.get(_SETTING, _UNSET) == _UNSET
@@ -62,15 +63,15 @@ def _leave(spark: "SparkSession") -> None:
         _users[spark] -= 1
         if not _users[spark]:
             del _users[spark]
-            with contextlib.suppress(Exception):  # a session that has died needs no settings
+            with contextlib.suppress(Exception):  # the session may have died
                 spark.conf.set(_SETTING, _UNSET)
 
 
 def check_all_see(spark: "SparkSession", path: Path) -> None:
-    """Raise `ConfigurationError` when an executor does not see the file at `path`.
+    """Raise `ConfigurationError` if an executor does not see the file at `path`.
 
-    What it wrote would stay on its own machine, and be missing here without an error. On one machine nothing is asked;
-    on a cluster, as many tasks as run at once look, so that each executor gets one.
+    Rows that it wrote would stay on its own machine and be missing here without an error. Nothing is checked if Spark
+    runs on one machine. On a cluster, as many tasks check as can run at once, so that each executor gets one.
     """
     if connect.is_connect(spark):
         _check_server_sees(spark, path)
@@ -87,15 +88,15 @@ def check_all_see(spark: "SparkSession", path: Path) -> None:
     blind = sorted({host for host, sees in context.parallelize(range(tasks), tasks).map(look).collect() if not sees})
     if blind:
         raise ConfigurationError(
-            f"path: executors on {', '.join(blind)} do not see {path.parent}: a file sink needs a file system that the "
-            "driver and all executors have under the same path"
+            f"path: executors on {', '.join(blind)} do not see {path.parent}. Use a folder that the driver and all "
+            "executors mount under the same path, or a URI of a Hadoop file system"
         )
 
 
 def _check_server_sees(spark: "SparkSession", path: Path) -> None:
-    """Do so for a Connect server, whose machine may be another and whose Python need not be this one's.
+    """Do the same through a Spark Connect server, which may run on another machine and with another Python.
 
-    The file is read many times over, which Spark spreads over all of its task slots.
+    Spark reads the file many times, which it distributes over all of its task slots.
     """
     looks = 1 if is_local(str(spark.conf.get("spark.master", ""))) else _LOOKS
     try:
@@ -104,6 +105,6 @@ def _check_server_sees(spark: "SparkSession", path: Path) -> None:
         if not any(word in str(error) for word in _NOT_SEEN):
             raise
         raise ConfigurationError(
-            f"path: the Spark Connect server or one of its executors does not see {path.parent}: a file sink needs a "
-            "file system that this process, the server and all executors have under the same path"
+            f"path: the Spark Connect server or one of its executors does not see {path.parent}. Use a folder that "
+            "this process, the server and all executors mount under the same path"
         ) from error

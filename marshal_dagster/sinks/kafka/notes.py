@@ -1,4 +1,8 @@
-"""What a Kafka output notes of each partition: how far it is, and which offsets it may have records of."""
+"""The notes of a Kafka output: records that a transaction of the sink writes besides its output.
+
+A `PositionNote` stores the position of a partition and the offsets of which the output may have records. A
+`GroupsNote` stores which groups write to the output. `kafka.sink` writes and reads both.
+"""
 
 import json
 import secrets
@@ -14,36 +18,36 @@ from marshal_dagster.sinks.sink import joined, newer_version, position_after
 T = TypeVar("T")
 
 VERSION: Final = 1
-"""The newest of what a note says; a newer one is refused."""
+"""The newest version of a note that this code reads and writes; newer ones are refused."""
 _MOST_INTERVALS: Final = 50
 _DAMAGE: Final = (ValueError, KeyError, TypeError, RecursionError)
-"""What parsing anything else than a note raises."""
+"""The errors that parsing a text that is not a note can raise."""
 _POSITION_FIELDS: Final = ("coordination_topic_id", "data_topic_id", "generation", "epoch", "position")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsNote:
-    """Which groups have begun to take ranges of a data topic: noted before the first range of each."""
+    """The groups that write ranges of a data topic; each is added before its first range."""
 
     groups: tuple[str, ...]
 
     def to_json(self) -> bytes:
-        """Return it as text."""
+        """Return the note as JSON."""
         return json.dumps({"version": VERSION, "groups": self.groups}, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> "GroupsNote":
-        """Return what `to_json` wrote. Raises `SinkRejectedError` for a newer version, and for what is none."""
+        """Parse a note. Raises `SinkRejectedError` for a newer version and for damaged text."""
         return _read(cls._parse, text, where)
 
     @classmethod
     def is_note(cls, text: bytes | None) -> bool:
-        """Return whether a sink can have written this, even one of a newer version."""
+        """Return whether `text` is a note, possibly of a newer version."""
         return _is_read(cls._parse, text)
 
     @classmethod
     def _parse(cls, text: bytes) -> "GroupsNote | int":
-        """Read a note; return the version of a newer one. Raises one of `_DAMAGE` for anything else."""
+        """Parse a note, or return its version if that is newer. Raises one of `_DAMAGE` for any other text."""
         fields: dict[str, Any] = json.loads(text)
         version = _known_version(fields)
         return cls(tuple(_typed(str, group) for group in fields["groups"])) if version == VERSION else version
@@ -51,19 +55,20 @@ class GroupsNote:
 
 @dataclass(frozen=True, slots=True)
 class PositionNote:
-    """What the newest transaction of a partition says.
-
-    `covered` are the offsets of the data topic of which the output topic may have records; of very many intervals the
-    nearest are joined.
-    """
+    """The state of a partition after its newest transaction."""
 
     output_topic_id: str
     position: StoredPosition
     covered: tuple[tuple[int, int], ...]
+    """The offsets of the data topic of which the output topic may have records, as intervals [start, end).
+
+    If there are more than 50 intervals, the nearest ones are merged, so some offsets between them are included.
+    """
     attempt: str
+    """A random id of the transaction, by which the writer recognises its own note."""
 
     def to_json(self) -> bytes:
-        """Return it as text."""
+        """Return the note as JSON."""
         document = {
             "version": VERSION,
             "output_topic_id": self.output_topic_id,
@@ -75,17 +80,17 @@ class PositionNote:
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> "PositionNote":
-        """Return what `to_json` wrote. Raises `SinkRejectedError` for a newer version, and for what is none."""
+        """Parse a note. Raises `SinkRejectedError` for a newer version and for damaged text."""
         return _read(cls._parse, text, where)
 
     @classmethod
     def is_note(cls, text: bytes | None) -> bool:
-        """Return whether a sink can have written this, even one of a newer version."""
+        """Return whether `text` is a note, possibly of a newer version."""
         return _is_read(cls._parse, text)
 
     @classmethod
     def _parse(cls, text: bytes) -> "PositionNote | int":
-        """Read a note; return the version of a newer one. Raises one of `_DAMAGE` for anything else."""
+        """Parse a note, or return its version if that is newer. Raises one of `_DAMAGE` for any other text."""
         fields: dict[str, Any] = json.loads(text)
         if (version := _known_version(fields)) != VERSION:
             return version
@@ -103,7 +108,7 @@ class PositionNote:
     def after(
         cls, before: "PositionNote | None", taken: ClaimedRange, output_topic_id: str, *, has_rows: bool
     ) -> "PositionNote":
-        """Return the note that follows when a range is taken."""
+        """Return the note to be written with a range that follows the note `before`."""
         covered: tuple[tuple[int, int], ...] = ()
         if before is not None and before.is_of(taken, output_topic_id):
             covered = before.covered
@@ -112,23 +117,24 @@ class PositionNote:
         return cls(output_topic_id, position_after(taken), covered, secrets.token_hex(16))
 
     def is_of(self, wanted: ClaimedRange, output_topic_id: str) -> bool:
-        """Say whether what is covered is of the messages of `wanted`, and still there."""
+        """Return whether `covered` refers to the data topic of `wanted` and to the current output topic."""
         return self.position.data_topic_id == wanted.data_topic_id and self.output_topic_id == output_topic_id
 
     def covers(self, wanted: ClaimedRange, output_topic_id: str) -> bool:
-        """Say whether the output may have records of what is to be read."""
+        """Return whether the output may have records of offsets that `wanted` can read."""
         return self.is_of(wanted, output_topic_id) and any(
             start < wanted.end and end > wanted.first_readable for start, end in self.covered
         )
 
 
 def _read(parse: Callable[[bytes], T | int], text: bytes, where: str) -> T:
-    """Return the note in `text`. Raises `SinkRejectedError` for one of a newer version, and for anything else."""
+    """Return the note in `text`. Raises `SinkRejectedError` for a newer version and for damaged text."""
     try:
         found = parse(text)
     except _DAMAGE as error:
         raise SinkRejectedError(
-            f"{where} is damaged ({error!r}): nothing was written; somebody else writes to that topic"
+            f"{where} is damaged ({error!r}), so nothing was written. Another program writes to that topic: stop it, "
+            "and restore the note or start a new output"
         ) from None
     if isinstance(found, int):
         raise newer_version(where, found, VERSION)
@@ -144,7 +150,7 @@ def _is_read(parse: Callable[[bytes], object], text: bytes | None) -> bool:
 
 
 def _known_version(fields: Mapping[str, Any]) -> int:
-    """Return a note's version. Raises `ValueError` for one that never was."""
+    """Return a note's version. Raises `ValueError` for a version that never existed."""
     version = _typed(int, fields["version"])
     if version < VERSION:
         raise ValueError(f"version {version}")
@@ -152,14 +158,14 @@ def _known_version(fields: Mapping[str, Any]) -> int:
 
 
 def _typed(kind: type[T], value: object) -> T:
-    """Return a value if it is of a type; `true` is not a number. Raises `TypeError`."""
+    """Return `value` if it has exactly the type `kind`, so `true` is not an integer. Raises `TypeError` otherwise."""
     if type(value) is not kind:
         raise TypeError(f"{value!r:.100} is not of type {kind.__name__}")
     return value
 
 
 def _fewest(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Join what overlaps or touches, and the nearest of those that are too many."""
+    """Merge overlapping and adjacent intervals, then the nearest ones until at most `_MOST_INTERVALS` remain."""
     rising = joined(intervals)
     while len(rising) > _MOST_INTERVALS:
         at = min(range(1, len(rising)), key=lambda at: rising[at][0] - rising[at - 1][1])

@@ -1,4 +1,4 @@
-"""A frame's rows as the records of a topic, in the order of the messages that they come from."""
+"""Converts the rows of a DataFrame to Kafka records, in the order of their source messages, for `kafka.sink`."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _SEQUENCE = "marshal_sequence"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record to be written, with the place of the message that it comes from."""
+    """A record to be written, with partition and offset of its source message."""
 
     source_partition: int
     source_offset: int | None
@@ -44,42 +44,48 @@ class Record:
 
 
 def check_record_columns(schema: "StructType", topic: str, *, case_sensitive: bool = False) -> None:
-    """Raise `ConfigurationError` unless rows of `schema` are records of `topic`, names compared as the session does."""
+    """Raise `ConfigurationError` unless rows of `schema` can be written as records of `topic`.
+
+    `case_sensitive` is the session's `spark.sql.caseSensitive`, by which column names are compared.
+    """
     check_names(schema.names, (*_TYPES, "topic"), case_sensitive=case_sensitive)
     types = {column.name: column.dataType.simpleString() for column in schema.fields}
     if VALUE not in types:
-        raise ConfigurationError(f"the result has no column {VALUE!r}, which is what a record of {topic} holds")
+        raise ConfigurationError(
+            f"the result has no column {VALUE!r}, which a record of topic {topic} needs. Add it as a string or binary"
+        )
     for name, wanted in _TYPES.items():
         if types.get(name, wanted[0]) not in wanted:
             raise ConfigurationError(
-                f"the result's column {name!r} is of type {types[name]}; a record of {topic} takes "
-                f"{' or '.join(wanted)}: cast it"
+                f"the result's column {name!r} has type {types[name]}, but a record of topic {topic} needs "
+                f"{' or '.join(wanted)}. Cast the column"
             )
     if "topic" in types:
         raise ConfigurationError(
-            f"the result has a column 'topic'; this sink writes to {topic} alone: drop the column, or use a sink for "
-            "each topic"
+            f"the result has a column 'topic', but this sink writes only to topic {topic}. Drop the column, or use one "
+            "sink for each topic"
         )
     others = sorted(types.keys() - _TYPES.keys() - {PARTITION_COLUMN, OFFSET_COLUMN})
     if others:
         raise ConfigurationError(
-            f"the result's columns {', '.join(others)} are no part of a record of {topic}: put them into {VALUE!r}, by "
-            "to_json(struct(...)) say, or drop them"
+            f"the result's columns {', '.join(others)} are not part of a Kafka record of topic {topic}. Put them into "
+            f"{VALUE!r}, for example with to_json(struct(...)), or drop them"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRecords:
-    """An evaluated frame, which executors keep."""
+    """An evaluated frame whose rows are persisted on the executors."""
 
     counts: Mapping[int | None, int]
+    """The number of rows, by source partition."""
     rejected: RejectedRow | None
-    """The first row with a header whose name is not UTF-8."""
+    """The first row with a header whose name is not UTF-8, or None."""
     _rows: "DataFrame"
     _size: int
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield all records by partition and offset; only some megabytes of them are in this process at a time."""
+        """Yield all records by source partition and offset; this process holds about 8 MB of them at a time."""
         pieces = max(1, math.ceil(self._size / _BYTES_AT_ONCE))
         order = [PARTITION_COLUMN, OFFSET_COLUMN, _SEQUENCE]
         spread = self._rows.repartitionByRange(pieces, *order) if pieces > 1 else self._rows.coalesce(1)
@@ -99,7 +105,7 @@ class FrameRecords:
 
 @contextmanager
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]:
-    """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its records."""
+    """Evaluate `frame` once on the executors, without the rows of the partitions `done`, and yield its records."""
     wanted = without_partitions(frame, done)
     columns = _columns(frame.columns)
     size = f.lit(_ROW_BYTES) + _bytes_of(f.col(VALUE)) + _bytes_of(f.col(KEY))
@@ -108,7 +114,7 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
     )
     size = size + f.coalesce(in_headers, f.lit(0))
     with persisted(wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE))) as rows:
-        # Keys and values are bytes by now, so the texts are the names of headers.
+        # Keys and values are binary here, so the only strings are names of headers.
         texts = text_check(rows.schema, refuse_nul=False)
         totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.sum(size), f.min(texts.problem)).collect()
         yield FrameRecords(
@@ -128,11 +134,11 @@ def _bytes(value: bytearray | None) -> bytes | None:
 
 
 def _header(header: "Row", partition: int | None, offset: int | None) -> tuple[str, bytes | None]:
-    """Return a header's name and value. Raises `SinkRejectedError` for a name that a header cannot have."""
+    """Return a header's name and value. Raises `SinkRejectedError` for a header without a name."""
     if header[0] is None:
         raise SinkRejectedError(
-            f"column {HEADERS!r}, partition {partition}, offset {offset}: a header without a name, which a Kafka "
-            "record cannot have: its range was not written; give each header a name"
+            f"column {HEADERS!r}, partition {partition}, offset {offset}: a header has no name, which Kafka does not "
+            "allow, so its range was not written. Give each header a name"
         )
     return header[0], _bytes(header[1])
 
@@ -145,7 +151,7 @@ def _columns(names: Sequence[str]) -> "list[Column]":
 
     milliseconds = f.unix_millis(f.col(TIMESTAMP)) if TIMESTAMP in names else f.lit(None).cast("bigint")
     return [
-        given(PARTITION_COLUMN, "bigint"),  # not int: a number that was cut could be that of another partition
+        given(PARTITION_COLUMN, "bigint"),  # not int: a truncated number could be that of another partition
         given(OFFSET_COLUMN, "bigint"),
         given(VALUE, "binary"),
         given(KEY, "binary"),

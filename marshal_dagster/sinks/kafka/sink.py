@@ -1,10 +1,12 @@
-"""A sink of records in a Kafka topic, each range in a transaction that also notes how far its partition is.
+"""A sink that writes records to a Kafka topic, each range in a transaction that also stores the new position.
 
-Every partition of every group has a transactional id, so Kafka lets one writer at a time into it: beginning ends what
-an earlier one has open, and refuses its commit. Behind that the writer reads the newest note of the partition, judges
-its range by it (protocol.md, section 6), sends the records and, last, the note that follows
-(docs/decisions/0010-kafka-sink.md). `records` makes records of the rows; `marshal_dagster.kafka.transactions` speaks
-with Kafka.
+Each partition of each group has its own transactional id. Initialising a transaction with it aborts the open
+transaction of an earlier writer and fences that writer, so Kafka accepts only one writer at a time. After that the
+writer reads the newest note of the partition and judges its range by it (protocol.md, section 6). It sends the records
+and, last of all, the new note (docs/decisions/0010-kafka-sink.md).
+
+`records` converts rows to records, `notes` defines the notes, and `marshal_dagster.kafka.transactions` contains the
+Kafka client.
 """
 
 import itertools
@@ -64,16 +66,16 @@ NOTES_SETTINGS: Final[Mapping[str, str]] = {
     "segment.ms": "3600000",
     "min.cleanable.dirty.ratio": "0.1",
 }
-"""Compaction keeps each partition's newest note for ever, and small segments let it work soon."""
+"""Compaction keeps each partition's newest note forever; small segments let it run soon."""
 _OFFSET: Final = " offset "
 _GLANCE_S: Final = 0.5
-"""How long another's commit is waited for before one's own dead predecessors are seen to."""
+"""How long to wait for another writer's open transaction before aborting those of dead writers of our partitions."""
 _MORE_PATIENCE_S: Final = 15.0
-"""How often a broker looks for transactions that are out of time, and some seconds more."""
+"""The interval at which a broker aborts timed-out transactions (10 s), plus some seconds."""
 
 
 def _how_to_skip(name: str, range_: ClaimedRange) -> str:
-    """Return how to skip the message that a record is named for, if it has an offset."""
+    """Return how to skip the source message of the record with this name; empty if it has no offset."""
     _, _, offset = name.rpartition(_OFFSET)
     if not offset.isdigit():
         return ""
@@ -81,19 +83,20 @@ def _how_to_skip(name: str, range_: ClaimedRange) -> str:
 
 
 class NewGeneration(StrEnum):
-    """What is done with offsets that are read anew, once a person has set the position back.
+    """What to do with offsets that are read again after an operator has set the position back.
 
-    A topic's records cannot be replaced.
+    The records of a topic cannot be replaced.
     """
 
     REFUSE = "refuse"
+    """Refuse ranges at which the topic may have records of an older generation."""
     APPEND = "append"
-    """The new records stand behind the old ones."""
+    """Append the new records after the old ones, which stay in the topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The topics of an output as they were found, and how to reach them."""
+    """The id of the output topic, and a reader of its notes."""
 
     topic_id: str
     notes: "NotesReader"
@@ -105,7 +108,7 @@ class _Step(Enum):
 
 
 class _Queue:
-    """The records of one call, partition after partition."""
+    """The records of one `write` call, in ascending order of their source partitions."""
 
     def __init__(self, records: FrameRecords) -> None:
         self._records = records
@@ -113,11 +116,11 @@ class _Queue:
         self._next: tuple[int, Iterator[Record]] | None = None
 
     def again(self) -> "_Queue":
-        """Return the same records from the first on."""
+        """Return a new queue that starts at the first record again."""
         return _Queue(self._records)
 
     def of(self, partition: int) -> Iterator[Record]:
-        """Give the records of a partition; those of lower ones are passed over."""
+        """Return the records of a partition, and skip those of lower partitions."""
         while self._next is None or self._next[0] < partition:
             self._next = next(self._groups, None)
             if self._next is None:
@@ -126,18 +129,27 @@ class _Queue:
 
 
 class KafkaSink(Steps):
-    """Records in the Kafka topic `topic`, for readers with `isolation.level=read_committed`.
+    """A sink that writes records to the Kafka topic `topic`, for readers with `isolation.level=read_committed`.
 
-    The frame's columns are those of Spark's own Kafka writer: `value` (string or binary), and, where they are there,
-    `key` (string or binary), `headers` and `timestamp`; `partition` and `offset` stay those of the message read, and
-    `output_partition` (int) may say where the record goes. The records go through this process, those of one range
-    in one transaction, in the order of their offsets. A batch of several ranges is as many transactions, one after
-    another; each counts by itself. `create_notes` makes the topic in which the sink notes what it has taken.
+    The frame has the columns of Spark's own Kafka writer: `value` (string or binary) and optionally `key` (string or
+    binary), `headers` and `timestamp`. `partition` and `offset` remain those of the source message. The optional
+    column `output_partition` (int) selects the partition of the output topic.
+
+    The records pass through this process. The records of one range are written in one transaction, in the order of
+    their offsets. A batch of several ranges uses one transaction after another, and each is atomic on its own. Call
+    `create_notes` once to create the topic in which the sink records the ranges that it has taken.
+
+    Example:
+        ```python
+        sink = KafkaSink(KafkaConnection(bootstrap_servers="kafka-1:9092"), "orders-upper")
+        sink.create_notes()  # once, when the output is set up
+        ```
     """
 
     supports_unordered_ranges = False
+    """False: the sink stores one position for each partition, so it needs ranges in order."""
     _evaluated = staticmethod(evaluated)
-    """Evaluates the rows, except those of partitions that are done; tests put other rows in their place."""
+    """Evaluates the rows of the partitions that are not done; tests replace it."""
 
     def __init__(
         self,
@@ -151,25 +163,34 @@ class KafkaSink(Steps):
         shared_by_groups: bool = False,
         previous_group: str | None = None,
     ) -> None:
-        """Name the output; nothing is connected to before it is used.
+        """Configure the output; the sink does not connect to Kafka before its first use.
 
-        `connection` is that of the cluster with the output topic; `notes_topic` is by default the topic's name with
-        `_marshal_ranges` behind it, and the same for all who write to the output. `transaction_timeout_s` (seconds) is
-        how long the records of one range may take to be sent, and how long the topic's readers wait at the most for a
-        run that has died. `partitioner` is one of librdkafka's; those of `murmur2` choose as Java's clients do.
-        `shared_by_groups` lets several groups write all offsets of a topic, each apart; without it a group is refused
-        where another has ranges, unless that is its `previous_group` (docs/sinks.md, "Another group"). Raises
-        `ConfigurationError` for values that cannot be.
+        Args:
+            connection: The connection to the cluster with the output topic.
+            topic: The output topic.
+            notes_topic: The topic in which the sink records the ranges that it has taken, by default
+                `<topic>_marshal_ranges`. All writers of the output must use the same one.
+            transaction_timeout_s: How many seconds sending the records of one range may take. Readers of the topic
+                wait at most this long for a run that has died.
+            partitioner: A partitioner of librdkafka; the `murmur2` ones select partitions as Java clients do.
+            on_new_generation: Whether records of a new generation are refused or appended after older ones.
+            shared_by_groups: Whether several groups write all offsets of a topic to this output. If false, a group
+                is refused if another group has ranges in the output.
+            previous_group: The group whose ranges this group continues, after it was renamed (docs/sinks.md,
+                "Another group").
+
+        Raises:
+            ConfigurationError: If a value is not valid.
         """
         if not topic:
             raise ConfigurationError("topic: empty; give the name of the output topic")
         if transaction_timeout_s < connection.timeout_s + 1:
             raise ConfigurationError(
-                f"transaction_timeout_s: {transaction_timeout_s:g}; give at least a second more than the connection's "
-                f"timeout_s, which is {connection.timeout_s:g}"
+                f"transaction_timeout_s: {transaction_timeout_s:g} is too short. Give at least one second more than "
+                f"the connection's timeout_s, which is {connection.timeout_s:g}"
             )
         if topic == notes_topic:
-            raise ConfigurationError("notes_topic: it is the output topic itself; give another")
+            raise ConfigurationError(f"notes_topic: {topic!r} is the output topic itself; give another topic")
         self.topic = topic
         self.notes_topic = notes_topic or f"{topic}{NOTES_SUFFIX}"
         self.transaction_timeout_s = transaction_timeout_s
@@ -179,17 +200,23 @@ class KafkaSink(Steps):
         self._connection = connection
         self._id_prefix = f"{ID_PREFIX}{topic}/"
         self._patience_s = transaction_timeout_s + _MORE_PATIENCE_S
-        """How long a transaction can stay open whose writer has died."""
+        """How long a transaction of a dead writer can stay open, in seconds."""
         self._is_checked = self._is_tried = False
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.topic!r})"
 
     def create_notes(self) -> bool:
-        """Make the topic of notes, replicated as the output topic is; False when it was there, as it should be.
+        """Create the topic of notes, with the replication factor of the output topic.
 
-        Raises `TopicNotFoundError` for the output topic, `ConfigurationError`, `AuthorizationError`,
-        `UnavailableError`.
+        Returns:
+            True if the topic was created, False if it existed with the right settings.
+
+        Raises:
+            TopicNotFoundError: If the output topic does not exist.
+            ConfigurationError: If the topic of notes exists with settings under which it would lose notes.
+            AuthorizationError: If a right on one of the topics is missing.
+            UnavailableError: If Kafka cannot be reached.
         """
         with self._topics() as topics:
             described = topics.describe(self.topic)
@@ -197,16 +224,35 @@ class KafkaSink(Steps):
             try:
                 settings["min.insync.replicas"] = topics.settings(self.topic)["min.insync.replicas"]
             except AuthorizationError as missing:
-                logger.info("the topic of notes gets the brokers' min.insync.replicas: %s", missing)
+                logger.info(
+                    "topic %s is created with the brokers' min.insync.replicas, because that of topic %s cannot be "
+                    "read: %s",
+                    self.notes_topic,
+                    self.topic,
+                    missing,
+                )
             created = topics.create(self.notes_topic, 1, described.replication, settings)
             if not created:
                 self._check_notes(topics)
             return created
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        """Say what would be done with each range (`Sink.verdicts`).
+        """Return what the sink would do with each range (`Sink.verdicts`).
 
-        The first time it also makes a transaction's producer, so that a missing right is not found hours later.
+        The first call also initialises a transaction, so that a missing right is found before the batch is processed.
+
+        Args:
+            ranges: The ranges of the batch.
+
+        Returns:
+            The verdict on each range.
+
+        Raises:
+            SinkRejectedError: If one of the ranges cannot be written.
+            ConfigurationError: If the topic of notes would lose notes, or the transaction timeout is too long.
+            TopicNotFoundError: If the output topic or the topic of notes does not exist.
+            AuthorizationError: If a right is missing.
+            UnavailableError: If Kafka cannot be reached.
         """
         check_ranges(ranges)
         with self._place() as place:
@@ -217,7 +263,19 @@ class KafkaSink(Steps):
             return verdicts
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
-        """Return None if the records of a new generation would be taken, else why not (`Sink.can_replace`)."""
+        """Return None if the sink would write a new generation of these ranges, else the reason (`Sink.can_replace`).
+
+        Args:
+            ranges: Ranges of the new generation.
+
+        Returns:
+            None, or the reason why they would be refused.
+
+        Raises:
+            SinkRejectedError: If a note is damaged or was written by a newer version.
+            TopicNotFoundError: If the output topic or the topic of notes does not exist.
+            UnavailableError: If Kafka cannot be reached.
+        """
         with self._place() as place:
             notes = place.notes.newest(self._patience_s)
             covered = self._covered(place, notes, ranges)
@@ -232,10 +290,25 @@ class KafkaSink(Steps):
         offsets_read: OffsetsRead,  # noqa: ARG002 - nothing is replaced
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write the records of each range that is not yet there, in one transaction each (`Sink.write`).
+        """Write the records of each range that the topic does not have, each range in one transaction (`Sink.write`).
 
-        The frame is evaluated once, by all executors, before the first transaction begins; `before_commit` is called
-        then, and again at the end of each. What is raised leaves the ranges taken before it, and nothing of the others.
+        The executors evaluate the frame once, before the first transaction begins. `before_commit` is called then, and
+        again at the end of each transaction. After an error, the ranges committed before it remain, and nothing of the
+        other ranges is visible to `read_committed` readers.
+
+        Args:
+            frame: The rows, with the columns that the class describes.
+            ranges: The ranges of the batch.
+            offsets_read: Not used, because records cannot be replaced.
+            before_commit: Checks that the batch still holds its claims.
+
+        Returns:
+            The ranges taken and skipped, with a note for readers of the topic.
+
+        Raises:
+            SinkRejectedError: If a range or a record cannot be written.
+            ConfigurationError: If the columns are not those of Kafka records.
+            UnavailableError: If Kafka cannot be reached, or sending took longer than the transaction timeout.
         """
         case_sensitive = is_case_sensitive(session_of(frame))
         check_columns(frame.schema, (), case_sensitive=case_sensitive)
@@ -273,15 +346,15 @@ class KafkaSink(Steps):
         if not appended:
             return note
         listed = ", ".join(map(str, appended))
-        return f"{note}. Of a new generation, behind the records of an older one, which stay: {listed}"
+        return f"{note}. Records of an older generation remain before the new records of: {listed}"
 
     def _take(
         self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
     ) -> _Step | None:
-        """Write the records of a range in one transaction; None where another has taken it meanwhile.
+        """Write the records of a range in one transaction; return None if another writer has taken it meanwhile.
 
-        A broker that refuses a record refuses all that came in one request with it. Then they are sent once more, each
-        by itself.
+        A broker that rejects a record rejects all records of the same request. If it is not known which record it was,
+        the range is written again with one record per request.
         """
         from marshal_dagster.kafka.transactions import ProducerFencedError, RecordRejectedError
 
@@ -291,7 +364,13 @@ class KafkaSink(Steps):
             except RecordRejectedError as refused:
                 if refused.is_sure:
                     raise
-                logger.warning("topic %s refuses records of %s: each is sent by itself now", self.topic, wanted)
+                logger.warning(
+                    "topic %s rejects records of %s of group %r: sending them again, one per request, to find the "
+                    "record",
+                    self.topic,
+                    wanted,
+                    wanted.group,
+                )
                 step = self._write(place, wanted, count, queue.again(), before_commit, sends_alone=True)
         except ProducerFencedError as fenced:
             raise self._fenced_error(wanted, fenced.took_s) from None
@@ -301,14 +380,14 @@ class KafkaSink(Steps):
                 "client_settings"
             )
             raise SinkRejectedError(
-                f"{refused.name} of group {wanted.group!r}: topic {self.topic} does not take the record made of it: "
+                f"{refused.name} of group {wanted.group!r}: topic {self.topic} rejects the record made from it: "
                 f"{refused.reason}; nothing of {wanted} was written{hint if refused.is_too_large else ''}"
                 f"{_how_to_skip(refused.name, wanted)}"
             ) from None
         if step is _Step.APPENDED:
             logger.warning(
-                "%s of group %r: topic %s has records of an older generation of these offsets, which stay; those of "
-                "generation %d stand behind them",
+                "%s of group %r: topic %s keeps its records of an older generation of these offsets; those of "
+                "generation %d were appended after them",
                 wanted,
                 wanted.group,
                 self.topic,
@@ -326,12 +405,12 @@ class KafkaSink(Steps):
         *,
         sends_alone: bool = False,
     ) -> _Step | None:
-        """Write a range in one transaction; None where another has taken it."""
+        """Write a range in one transaction; return None if another writer has taken it."""
         with self._transaction(wanted, sends_alone=sends_alone) as transaction:
             self._reached("fenced")
             notes = place.notes.newest(self._patience_s)
             if others := self._groups.others(wanted, self._groups_in(notes, [wanted])):
-                # Of two groups with these offsets each ends what the other has open, and then sees its note.
+                # Each group aborts the open transaction of the other one, so the later one sees the earlier one's note.
                 self._end_open([replace(wanted, group=other) for other in others])
                 notes = place.notes.newest(self._patience_s)
             if self._judge_by(place, notes, [wanted])[wanted] is Verdict.SKIP:
@@ -366,7 +445,7 @@ class KafkaSink(Steps):
             raise changed_result(f"{wanted} of group {wanted.group!r}", count, sent)
 
     def _send_note(self, transaction: "Transaction", wanted: ClaimedRange, note: PositionNote) -> None:
-        """Send what says that the range is taken; last of all, since it holds up whoever reads notes until the end."""
+        """Send the note that the range is taken. It is sent last, because readers of notes wait for the commit."""
         from marshal_dagster.kafka.transactions import NOTES_PARTITION
 
         key = self._key(wanted)
@@ -375,7 +454,7 @@ class KafkaSink(Steps):
         )
 
     def _commit(self, transaction: "Transaction", place: _Place, wanted: ClaimedRange, note: PositionNote) -> None:
-        """Commit. What became of it the topic of notes alone knows, not the answer, which may have been lost."""
+        """Commit the transaction. After an error, read the topic of notes to find out whether it was committed."""
         from marshal_dagster.kafka.transactions import ProducerFencedError
 
         try:
@@ -387,8 +466,8 @@ class KafkaSink(Steps):
                 newest = self._found(place.notes.newest(self._patience_s), wanted)
             except MarshalError as unknown:
                 raise UnavailableError(
-                    f"{unknown}. Whether the commit of {wanted} of group {wanted.group!r} took effect is seen at the "
-                    "next attempt, which skips what is there"
+                    f"{unknown}. Whether the commit of {wanted} of group {wanted.group!r} succeeded is not known: the "
+                    "next attempt of the batch finds out, and skips the range if it was written"
                 ) from None
             if newest != note:
                 raise
@@ -397,13 +476,13 @@ class KafkaSink(Steps):
         nothing = f"{wanted} of group {wanted.group!r}: nothing of it was written to topic {self.topic}"
         if took_s >= self.transaction_timeout_s:
             return UnavailableError(
-                f"{nothing}: its records were not sent within transaction_timeout_s={self.transaction_timeout_s:g}: "
-                "take smaller batches, or a longer time-out"
+                f"{nothing}, because its records were not sent within transaction_timeout_s="
+                f"{self.transaction_timeout_s:g}. Use smaller batches or a longer timeout"
             )
         return SinkRejectedError(f"{nothing}: another run has taken the partition over; this one must stop")
 
     def _judge_all(self, place: _Place, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        """Judge all by the newest notes; ends what dead writers of these very partitions have left open, if need be."""
+        """Judge all ranges by the newest notes, and abort transactions that dead writers of their partitions left."""
         from marshal_dagster.kafka.transactions import TransactionStillOpenError
 
         try:
@@ -422,7 +501,7 @@ class KafkaSink(Steps):
         return verdicts
 
     def _groups_in(self, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]) -> set[str]:
-        """Return the groups that have begun to take ranges of the topic of `ranges`, by these notes."""
+        """Return the groups that have started to write ranges of the topic of `ranges`, according to the notes."""
         if not ranges:
             return set()
         entry = self._key(_entry_of(ranges[0]))
@@ -433,12 +512,12 @@ class KafkaSink(Steps):
         return groups
 
     def _covered(self, place: _Place, notes: Mapping[str, bytes], ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
-        """Return those of the ranges at which the output may have records of their group."""
+        """Return the ranges at which the output may have records of their group."""
         found = ((range_, self._found(notes, range_)) for range_ in ranges)
         return [range_ for range_, note in found if note is not None and note.covers(range_, place.topic_id)]
 
     def _enter_group(self, place: _Place, wanted: ClaimedRange) -> None:
-        """Note that a group takes ranges of the topic, before its first; one writer at a time can, of all groups."""
+        """Note the group before its first range of the topic. Only one writer of all groups can do so at a time."""
         from marshal_dagster.kafka.transactions import NOTES_PARTITION, ProducerFencedError
 
         if self._groups.shared_by_groups or self._is_entered(place, wanted):
@@ -460,8 +539,8 @@ class KafkaSink(Steps):
         except ProducerFencedError:
             if not self._is_entered(place, wanted):
                 raise UnavailableError(
-                    f"{wanted} of group {wanted.group!r}: another run begins to write to topic {self.topic} too, and "
-                    "nothing was written: try again"
+                    f"{wanted} of group {wanted.group!r}: another run started to write to topic {self.topic} at the "
+                    "same time, so nothing was written. Run the batch again"
                 ) from None
 
     def _is_entered(self, place: _Place, wanted: ClaimedRange) -> bool:
@@ -478,8 +557,9 @@ class KafkaSink(Steps):
             return verdict
         if note.output_topic_id != place.topic_id and verdict is not Verdict.REPLACE:
             raise SinkRejectedError(
-                f"{wanted} of group {wanted.group!r}: output topic {self.topic} was made anew since the range before "
-                "was written: nothing was written; set the position to where the new topic should begin"
+                f"{wanted} of group {wanted.group!r}: output topic {self.topic} was deleted and re-created since the "
+                "previous range was written, so nothing was written. Set the group's position to the offset at which "
+                "the new topic should begin"
             )
         refuses = self.on_new_generation is NewGeneration.REFUSE
         if refuses and verdict is not Verdict.SKIP and note.covers(wanted, place.topic_id):
@@ -489,8 +569,8 @@ class KafkaSink(Steps):
     def _unreplaceable(self, wanted: ClaimedRange) -> str:
         return (
             f"{wanted} of group {wanted.group!r}: topic {self.topic} has records of an older generation of these "
-            "offsets, and a topic's records cannot be replaced; write to a new topic, or let the new records stand "
-            f"behind the old ones (on_new_generation={NewGeneration.APPEND.value!r})"
+            "offsets, and a topic's records cannot be replaced. Write to a new topic, or have the new records appended "
+            f"after the old ones (on_new_generation={NewGeneration.APPEND.value!r})"
         )
 
     def _found(self, notes: Mapping[str, bytes], wanted: ClaimedRange) -> PositionNote | None:
@@ -503,7 +583,10 @@ class KafkaSink(Steps):
         return f"the note of {key} in topic {self.notes_topic}"
 
     def _key(self, wanted: ClaimedRange) -> str:
-        """Return the transactional id of the range's partition; no name but the last part's has a slash."""
+        """Return the transactional id of the range's partition, which is also the key of its note.
+
+        Only the group's name can contain slashes, so the parts of an id are unambiguous.
+        """
         return f"{self._id_prefix}{wanted.group}/{wanted.topic}/{wanted.partition}"
 
     def _transaction(self, wanted: ClaimedRange, *, sends_alone: bool = False) -> "Transaction":
@@ -521,7 +604,7 @@ class KafkaSink(Steps):
 
     @contextmanager
     def _place(self) -> Iterator[_Place]:
-        """Look at the topics, and give them with what is noted; connections are gone behind the block."""
+        """Describe the topics and yield them with a reader of the notes; close the connections after the block."""
         from marshal_dagster.kafka.transactions import NotesReader
 
         with (
@@ -543,8 +626,8 @@ class KafkaSink(Steps):
             check_notes_are_kept(topics, self.notes_topic)
         except TopicNotFoundError as missing:
             raise TopicNotFoundError(
-                f"{missing}. It holds what KafkaSink({self.topic!r}) has taken: `create_notes()` makes it, once; if it "
-                "was deleted, restore it or begin a new output"
+                f"{missing}. KafkaSink({self.topic!r}) records there which ranges it has taken: for a new output call "
+                "`create_notes()` once; if the topic was deleted, restore it or start a new output"
             ) from None
 
     def _topics(self) -> "Topics":
@@ -554,7 +637,7 @@ class KafkaSink(Steps):
 
 
 def _entry_of(wanted: ClaimedRange) -> ClaimedRange:
-    """Return what stands in a key for the groups of a topic: no group is without a name, no partition below 0."""
+    """Return a range whose key stands for the groups of a topic: its empty group and partition -1 never occur."""
     return replace(wanted, group="", partition=-1)
 
 
