@@ -72,7 +72,7 @@ class OutboxMetrics:
 
     def __init__(self, meter: "Meter") -> None:
         self.published = meter.create_counter("marshal.outbox.published", "{row}", "Rows published.")
-        self.parked = meter.create_counter("marshal.outbox.parked", "{row}", "Rows parked.")
+        self.parked = meter.create_counter("marshal.outbox.parked", "{row}", "Rows parked as not publishable.")
         self.refused = meter.create_counter(
             "marshal.outbox.refused", "{refusal}", "Rejections of rows and topics; each is retried or parked."
         )
