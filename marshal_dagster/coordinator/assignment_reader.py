@@ -26,7 +26,7 @@ def assigned_partitions(
     """Return the partitions of `topic` that `member` should claim; None if it may claim any free partition.
 
     It may do so while the coordinator is silent, and if the coordinator has no members. It may also do so if the last
-    ping is in the future, because then it is unknown how long the coordinator has been silent.
+    ping is in the future: the clocks differ then, so the time of silence is unknown.
 
     Times are in milliseconds: `now_ms` by the clock of this process, the time of the last ping by the brokers' clock.
     """

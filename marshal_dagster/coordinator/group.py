@@ -142,8 +142,8 @@ class GroupCoordinator:
             now_ms: The present time.
             kept: The shares that the previous coordinator sent to members. No partition moves before all these members
                 have registered again, or the time for that is over.
-            recovery_ms: The time that these members have to register again. If the longest of their session time-outs,
-                up to a minute, is longer, they have that.
+            recovery_ms: The time that these members have to register again. They have the longest of their session
+                time-outs (up to a minute) if that is longer.
             generation: Generations of this coordinator are larger than this one.
             is_later_epoch: Returns whether the election shows that a later coordinator may lead under an epoch. A later
                 epoch that a member reports is ignored otherwise.

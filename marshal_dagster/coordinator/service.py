@@ -82,7 +82,7 @@ class CoordinatorOptions:
     recovery_ms: float = 10_000.0
     """How long members of the previous coordinator have to register again, in milliseconds.
 
-    If the longest of their session time-outs, up to a minute, is longer, they have that.
+    They have the longest of their session time-outs (up to a minute) if that is longer.
     """
 
     def __post_init__(self) -> None:
@@ -152,8 +152,8 @@ class _KnownTopics:
     def update(self, looked: Mapping[str, int]) -> None:
         """Use the result of a lookup.
 
-        A topic or partition counts as gone only after two lookups without it, because a broker that has just started
-        may not know all of them yet.
+        A topic or partition counts as gone only after two lookups without it. A broker that has just started may not
+        know all of them yet.
         """
         before, self._looked = self._looked, looked
         self.counts = {
@@ -265,10 +265,10 @@ class Coordinator:
             failing_after_s: After failing for this long, in seconds, it is not healthy.
 
         Returns:
-            A report of JSON values: `healthy` (false if its thread hangs or it has failed for too long), `role`
-            (`leader` or `standby`), the numbers of `partitions`, `groups` and `members` that it leads, `failure` (the
-            text of the present failure, or None), and how long it has failed (`failing_s`) and its thread has done
-            nothing (`idle_s`), in seconds.
+            A report of JSON values. `healthy` is false if the thread hangs or the process has failed for too long.
+            `role` is `leader` or `standby`. `partitions`, `groups` and `members` are the numbers of those that it
+            leads. `failure` is the text of the present failure, or None. `failing_s` is how long it has failed, and
+            `idle_s` how long its thread has done nothing, in seconds.
         """
         idle_s, failure, shards = self._idle_s, self.failure, list(self._shards.values())
         failing_s = self._failures.duration_s

@@ -150,9 +150,10 @@ class Harvester:
             failing_after_s: After failing for this long, in seconds, it is not healthy.
 
         Returns:
-            A report of JSON values: `healthy` (false if its thread hangs or it has failed for too long), `outbox`,
-            `role` (`leader` or `standby`), `failure` (the text of the present failure, or None), `failing_s` and
-            `idle_s` in seconds, and the counts `published`, `parked` and `sessions`.
+            A report of JSON values. `healthy` is false if the thread hangs or the harvester has failed for too long.
+            `outbox` is the outbox's name, and `role` is `leader` or `standby`. `failure` is the text of the present
+            failure, or None. `failing_s` is how long it has failed, and `idle_s` how long its thread has done nothing,
+            in seconds. `published`, `parked` and `sessions` are counts since the start.
         """
         idle_s, failing_s, failure = self.idle_s, self.failing_s, self.failure
         return {

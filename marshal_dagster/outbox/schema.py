@@ -253,7 +253,10 @@ class OutboxTables:
             return ConfigurationError(f"outbox {self.name!r}: {said}; grant the missing right to this role")
         # A server that is read-only or has ended the transaction raises internal errors.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError):
-            return UnavailableError(f"PostgreSQL of outbox {self.name!r}: {said or 'the connection was lost'}")
+            return UnavailableError(
+                f"PostgreSQL of outbox {self.name!r}: {said or 'the connection was lost'}; check that the database is "
+                "running and accepts connections"
+            )
         if isinstance(error, psycopg.IntegrityError | psycopg.DataError):
             return MarshalError(f"outbox {self.name!r}: {said}")
         return ConfigurationError(f"outbox {self.name!r}: {said}")

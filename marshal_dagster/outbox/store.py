@@ -90,9 +90,9 @@ _PARK: Final[LiteralString] = """
     """
 """SQL that parks rows. It returns the number of parked rows, and the number of rows that are in neither table.
 
-If the same row is parked already, because it was copied back by hand, it is deleted here and its first reason stays,
-because the harvester has no right to change it. If a different row with the same id is parked, the row waits, so that
-neither is lost.
+A row that is parked already was copied back by hand. It is deleted from the outbox, and its first reason stays: the
+harvester has no right to change it. If a different row with the same id is parked, the row waits, so that neither is
+lost.
 """
 
 
@@ -160,9 +160,9 @@ class PostgresStore(OutboxConnection):
             if turn.done.rows:
                 struck = connection.execute(named(_STRIKE), _columns(turn.done.rows))
             if turn.parked:
-                reasons = [each.reason for each in turn.parked]
+                reasons = [parked.reason for parked in turn.parked]
                 parking = connection.execute(
-                    named(_PARK), {**_columns(each.row for each in turn.parked), "reasons": reasons}
+                    named(_PARK), {**_columns(parked.row for parked in turn.parked), "reasons": reasons}
                 )
             rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
         present = found.fetchone()

@@ -232,4 +232,4 @@ def test_what_is_missing_is_one_line(stand: Stand) -> None:
     secret = "canary-77aa"
     away = start("outbox", "status", environment={"MARSHAL_OUTBOX_DSN": f"postgresql://u:{secret}@127.0.0.1:1/d"})
     assert (away.code, secret in away.err) == (3, False)
-    assert "Postgres of outbox 'outbox'" in away.error
+    assert "PostgreSQL of outbox 'outbox'" in away.error
