@@ -183,7 +183,7 @@ def count_moves(before: Mapping[DataPartitionId, str], after: Mapping[DataPartit
 
 
 class _Balancer:
-    """Balances the loads of members.
+    """A balancer of the members' loads.
 
     It moves one partition at a time from the most loaded member to the least loaded one that subscribes to its topic.
     """

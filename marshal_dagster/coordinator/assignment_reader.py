@@ -1,4 +1,4 @@
-"""Reads which partitions a run should claim from the coordinators' messages, and caches that for a few seconds."""
+"""The partitions that a run should claim, from the coordinators' messages; they are cached for a few seconds."""
 
 import logging
 import time
@@ -70,7 +70,7 @@ def _moved(share: MemberAssignment | None, topic: str) -> str:
 
 @dataclass(slots=True)
 class AssignmentReader:
-    """Reads which partitions one member of a group should claim. Not thread-safe.
+    """A reader of the partitions that one member of a group should claim. Not thread-safe.
 
     If reading fails, the last assignment that was read is used until the coordinator counts as silent.
     """

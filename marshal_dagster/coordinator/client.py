@@ -39,7 +39,7 @@ _STOP_WITHIN_S: Final = 10.0
 """How much longer than a session time-out leaving may take. The session time-out covers a silent coordinator."""
 
 Work = Callable[[frozenset[DataPartitionId]], None]
-"""Starts or stops processing partitions, and returns when that is done."""
+"""A function that starts or stops processing partitions, and returns when that is done."""
 
 
 class CoordinatedMember:
@@ -258,7 +258,7 @@ class CoordinatedMember:
 
 
 class _WorkThread:
-    """Calls `start` and `stop` in a separate thread, one call after another."""
+    """A thread that calls `start` and `stop`, one call after another."""
 
     def __init__(self, name: str, start: Work, stop: Work) -> None:
         self.name = name

@@ -116,7 +116,7 @@ class GroupEvent:
 
 
 class GroupCoordinator:
-    """Leads one group for one term of the coordinator's election. Not thread-safe.
+    """The coordinator of one group for one term of the election. Not thread-safe.
 
     The methods that process messages or time return the messages to send. `events` collects the events of the group.
     """

@@ -22,16 +22,16 @@ _WEIGHS_FOR_MS: Final = 30_000.0
 """If a lookup takes longer, the weights known so far are used."""
 
 Weigh = Callable[[str, Collection[str], Mapping[DataPartitionId, int]], Mapping[DataPartitionId, float]]
-"""Returns the weight of each partition of a group's topics.
+"""A function that returns the weight of each partition of a group's topics.
 
-The arguments are the group, its topics, and the next offset of each partition that members report. The function may
-raise a `MarshalError`.
+Its arguments are the group, its topics, and the next offset of each partition that members report. It may raise a
+`MarshalError`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LagWeights:
-    """Weighs a partition by its lag: the number of offsets between the group's position and the partition's end.
+    """The lag of each partition as its weight: the number of offsets from the group's position to the partition's end.
 
     The position is the one in the coordination log or the one that the member reports, whichever is larger. Topics
     that do not exist are left out.
@@ -93,7 +93,7 @@ class _Weighing:
 
 
 class GroupWeigher:
-    """Looks up the weights of each group's partitions, every 30 s and as soon as a group needs them."""
+    """A background lookup of the weights of each group's partitions, every 30 s and as soon as a group needs them."""
 
     def __init__(self, weigh: Weigh) -> None:
         """Use `weigh` to look weights up; no lookup starts yet."""

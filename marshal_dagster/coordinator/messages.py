@@ -132,10 +132,10 @@ class StopFetcher(Record):
 
 
 class StartFetcher(Record):
-    """The whole share of a member. Compaction keeps the last one of each member, which is the assignment.
+    """The share of a member: all partitions that it must process.
 
-    A new coordinator waits `session_timeout_ms` for the member to register again. `gained` are the partitions in
-    `places` that the member did not have before.
+    Compaction keeps the last one of each member, which is the assignment. A new coordinator waits `session_timeout_ms`
+    for the member to register again. `gained` are the partitions in `places` that the member did not have before.
     """
 
     kind: Literal["start"] = "start"

@@ -15,7 +15,10 @@ _OUTCOMES: Final = {
 
 
 class GroupMetrics:
-    """Counts the events of groups and measures their members and partitions. Not thread-safe. Never raises."""
+    """The metrics of the groups that a process leads: their events, members and partitions.
+
+    Not thread-safe. Its methods never raise.
+    """
 
     def __init__(self) -> None:
         """Look up the instruments; nothing is measured yet."""

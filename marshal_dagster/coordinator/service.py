@@ -59,10 +59,10 @@ _CALM_S: Final = 10.0
 _REST_S: Final = 2.0
 _HELPERS: Final = 5
 LookAtTopics = Callable[[], Mapping[str, int]]
-"""Returns the number of partitions of each topic. It may raise `UnavailableError`."""
+"""A function that returns the number of partitions of each topic. It may raise `UnavailableError`."""
 
 Listener = Callable[[str, GroupEvent], None]
-"""Receives each event with the group's name. It is called in the coordinator's thread, so it must not block."""
+"""A function that receives each event with the group's name. It runs in the coordinator's thread: do not block it."""
 
 _GONE: Final = frozenset({GroupEventKind.LEFT, GroupEventKind.FAILED})
 
@@ -97,7 +97,7 @@ class _Shard:
 
     term: Term
     may_have_successor: Callable[[int], bool] = lambda _: False
-    """Returns whether the election shows that a later term with this fence may have begun."""
+    """A function that returns whether the election shows that a later term with this fence may have begun."""
     groups: dict[str, GroupCoordinator] = field(default_factory=dict)
     """The coordinator of each group, by the group's name."""
     generation: int = 0
@@ -184,7 +184,7 @@ class _Failures:
 
 
 class Coordinator:
-    """A coordinator process: leads the groups in the partitions that it is elected for.
+    """A coordinator process, which leads the groups in the partitions that it is elected for.
 
     Several processes share the partitions, and take over from each other. `run` blocks until `stop` is called, by any
     thread or by a signal handler.

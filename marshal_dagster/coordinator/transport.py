@@ -179,7 +179,7 @@ class ReceivedRecord(NamedTuple):
 
 
 class Reader:
-    """Reads the records of partitions as they arrive. Not thread-safe."""
+    """A reader of the records of partitions as they arrive. Not thread-safe."""
 
     def __init__(self, connection: KafkaConnection, topic: str) -> None:
         """Connect in the background. Nothing is read before `follow`."""
@@ -234,7 +234,7 @@ class Reader:
 
 
 class Writer:
-    """Writes records without waiting for their delivery. Thread-safe.
+    """A writer of records that does not wait for their delivery. Thread-safe.
 
     A record that was lost is sent again, because the protocol repeats every request until it is answered.
     """

@@ -1,4 +1,4 @@
-"""Writes events into an outbox with the result of a claimed batch, in the transaction that stores the result."""
+"""Outbox events for the rows of a claimed batch's result, written in the transaction that stores the result."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
@@ -42,7 +42,7 @@ _KINDS: Final[LiteralString] = """
 
 
 class OutgoingEvents:
-    """Writes an event into an outbox for each row of a batch's result. Use it as `companion` of a `PostgresSink`.
+    """An event in an outbox for each row of a batch's result. Use it as `companion` of a `PostgresSink`.
 
     The events of a range of offsets are written in the transaction that stores its rows. So they are written once, even
     if the range is delivered repeatedly. A new generation, which replaces rows, writes its events again.

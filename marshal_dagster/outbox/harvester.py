@@ -85,7 +85,7 @@ class OutboxTopics:
 
 
 class Harvester:
-    """Publishes the rows of an outbox to Kafka while it leads.
+    """A harvester, which publishes the rows of an outbox to Kafka while it leads.
 
     Start several harvesters for one outbox: one leads, the others stand by and take over. `run` and `drain` block until
     they are done or `stop` is called, by any thread or by a signal handler.

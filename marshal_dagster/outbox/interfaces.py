@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 class OrderingKey(NamedTuple):
-    """Identifies the rows among which order is kept: those with the same topic and key.
+    """The topic and key of the rows among which order is kept.
 
     A row without a key has an ordering key of its own.
     """
@@ -46,7 +46,7 @@ class OrderingKey(NamedTuple):
 
 
 class RowReference(NamedTuple):
-    """Identifies a row by its id and the time when it was written.
+    """A reference to a row by its id and the time when it was written.
 
     An id alone is not enough: after a restore of the database, or `TRUNCATE ... RESTART IDENTITY`, ids are assigned
     again. All changes to rows that were taken before use such references (`Store.turn`).
@@ -150,7 +150,7 @@ class Store(Protocol):
         ...
 
     def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
-        """Carry out the work of a turn in one transaction.
+        """Carry out a `BatchTransaction` in one transaction of the database.
 
         A row is not parked if a different row with the same id is parked already.
 

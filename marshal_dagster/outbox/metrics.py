@@ -46,7 +46,7 @@ def metrics_recorded(tables: OutboxTables, counts: HarvestCounts, leads: Callabl
 
 
 class _MetricsRecorder:
-    """Adds the increase of the counts to the instruments, and measures the backlog, until it is stopped."""
+    """A recorder that adds the increase of the counts to the instruments, and measures the backlog."""
 
     def __init__(
         self, metrics: OutboxMetrics, tables: OutboxTables, counts: HarvestCounts, leads: Callable[[], bool]

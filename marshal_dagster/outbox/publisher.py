@@ -46,7 +46,7 @@ _NUMBERS_BELOW: Final = 2**63
 
 
 class KafkaPublisher:
-    """Publishes the rows of one outbox (`marshal_dagster.outbox.interfaces.Publisher`). Not thread-safe."""
+    """The publisher of one outbox's rows (`marshal_dagster.outbox.interfaces.Publisher`). Not thread-safe."""
 
     def __init__(
         self,

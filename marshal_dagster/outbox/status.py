@@ -58,7 +58,7 @@ class ParkedRow:
 
 
 class OutboxInspector(OutboxConnection):
-    """Reads the status of an outbox, and lists, retries and deletes parked rows. Not thread-safe.
+    """The status of an outbox, and its parked rows to list, retry and delete, over one connection. Not thread-safe.
 
     Each method raises `ConfigurationError` or `UnavailableError` if the database refuses or does not answer.
     """

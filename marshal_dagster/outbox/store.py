@@ -120,7 +120,7 @@ class PostgresStore(OutboxConnection):
             return int(found[0])
 
     def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
-        """Carry out the work of a turn (`Store.turn`)."""
+        """Carry out a `BatchTransaction` (`Store.turn`)."""
         with self._using() as connection:
             return self._turn(connection, session, turn)
 

@@ -1,4 +1,4 @@
-"""Writes rows into an outbox, in the database transaction of the caller."""
+"""The writer of an outbox's rows, which works in the database transaction of its caller."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class OutboxRecord:
 
 
 class Outbox:
-    """Writes records into an outbox, in a transaction of yours. Thread-safe: it has no connection and no state.
+    """A writer of records into an outbox, in a transaction of yours. Thread-safe: it has no connection and no state.
 
     Example:
         ```python

@@ -26,7 +26,7 @@ TIMEOUT_S: Final = 5.0
 
 
 class LineWriter:
-    """Queues log lines and writes them in order from a thread. Call `close` at the end."""
+    """A queue of log lines, and the thread that writes them in order. Call `close` at the end."""
 
     def __init__(self) -> None:
         self._waiting: Queue[logging.LogRecord | threading.Event] = Queue(_MOST_WAITING)

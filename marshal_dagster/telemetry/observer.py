@@ -113,7 +113,7 @@ def telemetry_observer(group: str) -> "Iterator[Telemetry]":
 
 
 class Telemetry:
-    """Records the batches of one op or session (`marshal_dagster.batches.BatchObserver`)."""
+    """An observer of the batches of one op or session (`marshal_dagster.batches.BatchObserver`)."""
 
     def __init__(self, group: str) -> None:
         """Observe batches of `group`. Metrics are recorded if the process uses OpenTelemetry now."""
