@@ -59,8 +59,8 @@ class _Refusal:
 class RefusalBackoff:
     """The refusals of one session, with their waits. Not thread-safe.
 
-    Waits end only when a turn of the harvest (`Harvest.turn`) begins. A key that waits at the beginning of a turn, or is
-    refused during it, waits until the next turn. So a row never overtakes an earlier row of its key within a turn.
+    Waits end only when a turn of the harvest (`Harvest.turn`) begins. A key that waits at the beginning of a turn, or
+    is refused during it, waits until the next turn. So a row never overtakes an earlier row of its key within a turn.
     """
 
     def __init__(self, limits: HarvestLimits, now_ms: Callable[[], float]) -> None:
