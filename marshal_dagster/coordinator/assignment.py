@@ -1,6 +1,6 @@
-"""Which member is to work on which partition: strategies, each a pure function of partitions and members.
+"""Assignment strategies: pure functions that assign the partitions of a group to its members.
 
-The result is advice: claims in the coordination log decide which member works on what.
+The result is advice. The claims in the coordination log decide which member processes a partition.
 """
 
 import heapq
@@ -14,43 +14,61 @@ from typing import Final
 from marshal_dagster.errors import ConfigurationError
 
 DataPartitionId = tuple[str, int]
-"""A topic and the number of a partition of it."""
+"""A topic and the number of one of its partitions."""
 
 Assignment = dict[DataPartitionId, str]
-"""The member of each partition; a partition without subscribers is not in it."""
+"""The id of the member that each partition is assigned to. A partition without subscribers is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A member of a group: the topics that it takes, and its share of the work relative to others."""
+    """A member of a group, as an assignment strategy sees it.
+
+    Raises:
+        ConfigurationError: The capacity is below 1.
+    """
 
     id: str
+    """The member's name, unique in its group."""
     topics: frozenset[str]
+    """The topics that the member subscribes to."""
     capacity: int = 1
+    """Its share of the work relative to other members: one with 2 gets twice as much as one with 1."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for a capacity below 1."""
+        """Raise `ConfigurationError` if the capacity is below 1."""
         if self.capacity < 1:
             raise ConfigurationError(f"capacity of member {self.id!r}: {self.capacity}; give at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentInput:
-    """What a strategy assigns: partitions with their weights, members, and the member that had each before."""
+    """The partitions, members and previous assignment that a strategy works with.
+
+    Raises:
+        ConfigurationError: Two members have the same id, or a weight is below 0.
+    """
 
     places: Mapping[DataPartitionId, float]
+    """The partitions to assign, with the weight of each, such as its lag in offsets."""
     members: Sequence[Subscriber]
+    """The members to assign them to."""
     previous: Mapping[DataPartitionId, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The id of the member that has each partition now."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for two members of one id, or a weight below 0."""
+        """Raise `ConfigurationError` if two members have the same id or a weight is below 0."""
         if len({member.id for member in self.members}) < len(self.members):
-            raise ConfigurationError("two members have the same id")
+            raise ConfigurationError("members: two members have the same id; give each its own")
         if any(weight < 0 for weight in self.places.values()):
-            raise ConfigurationError("a partition weighs less than 0")
+            raise ConfigurationError("places: the weight of a partition is less than 0; give 0 or more")
 
     def subscribers(self) -> dict[str, list[Subscriber]]:
-        """Return the members of each topic, by id."""
+        """Return the subscribers of each topic.
+
+        Returns:
+            For each topic of `places` the members that subscribe to it, sorted by id.
+        """
         found: dict[str, list[Subscriber]] = {topic: [] for topic, _ in self.places}
         for member in sorted(self.members, key=lambda member: member.id):
             for topic in member.topics & found.keys():
@@ -59,10 +77,20 @@ class AssignmentInput:
 
 
 Strategy = Callable[[AssignmentInput], Assignment]
+"""A function that assigns partitions to members."""
 
 
 def range_assignment(board: AssignmentInput) -> Assignment:
-    """Assign neighbouring partitions to each member of a topic; of every topic the first members have one more."""
+    """Assign consecutive partitions of each topic to each of its subscribers, as Kafka's range assignor does.
+
+    Members are sorted by id. If the partitions of a topic cannot be divided evenly, the first members get one more.
+
+    Args:
+        board: The partitions and members. Weights, capacities and the previous assignment have no effect.
+
+    Returns:
+        The member of each partition.
+    """
     numbers: dict[str, list[int]] = defaultdict(list)
     for topic, number in sorted(board.places):
         numbers[topic].append(number)
@@ -74,7 +102,16 @@ def range_assignment(board: AssignmentInput) -> Assignment:
 
 
 def round_robin_assignment(board: AssignmentInput) -> Assignment:
-    """Assign the partitions of all topics in turn; members that do not take a topic are skipped."""
+    """Assign the partitions of all topics to the members in turn, as Kafka's round-robin assignor does.
+
+    A member that does not subscribe to the topic of a partition is skipped.
+
+    Args:
+        board: The partitions and members. Weights, capacities and the previous assignment have no effect.
+
+    Returns:
+        The member of each partition.
+    """
     members = sorted(board.members, key=lambda member: member.id)
     found: Assignment = {}
     turn = 0
@@ -89,12 +126,35 @@ def round_robin_assignment(board: AssignmentInput) -> Assignment:
 
 
 def sticky_assignment(board: AssignmentInput) -> Assignment:
-    """Spread the partitions evenly by number and capacity, with as few moves as possible."""
+    """Assign to each member a number of partitions in proportion to its capacity, and move as few as possible.
+
+    Args:
+        board: The partitions, members and previous assignment. Weights have no effect.
+
+    Returns:
+        The member of each partition.
+
+    Example:
+        ```python
+        east, west = Subscriber("east", frozenset({"orders"})), Subscriber("west", frozenset({"orders"}))
+        places = {("orders", partition): 0.0 for partition in range(4)}
+        assignment = sticky_assignment(AssignmentInput(places, [east, west]))  # two partitions each
+        ```
+    """
     return _Balancer(board, dict.fromkeys(board.places, 1)).run()
 
 
 def weighted_assignment(board: AssignmentInput) -> Assignment:
-    """Spread the weights, such as lag, by capacity: the heaviest first; its previous member if that is as good."""
+    """Assign to each member a total weight in proportion to its capacity, such as its share of the lag.
+
+    The heaviest partitions are assigned first. A partition stays with its previous member if that is as good.
+
+    Args:
+        board: The partitions with their weights, the members and the previous assignment.
+
+    Returns:
+        The member of each partition.
+    """
     return _Balancer(board, {place: round(weight) + 1 for place, weight in board.places.items()}).run()
 
 
@@ -106,15 +166,27 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         "weighted": weighted_assignment,
     }
 )
+"""The strategies by their names in the option `--strategy`."""
 
 
 def count_moves(before: Mapping[DataPartitionId, str], after: Mapping[DataPartitionId, str]) -> int:
-    """Return how many partitions change hands."""
+    """Return how many partitions are moved from one assignment to another.
+
+    Args:
+        before: The member of each partition before.
+        after: The member of each partition afterwards.
+
+    Returns:
+        The number of partitions with another member, or that only one of the two assignments has.
+    """
     return sum(before.get(place) != after.get(place) for place in before.keys() | after.keys())
 
 
 class _Balancer:
-    """Levels the loads of members: moves one partition at a time from the fullest to the emptiest that takes it."""
+    """A balancer of the members' loads.
+
+    It moves one partition at a time from the most loaded member to the least loaded one that subscribes to its topic.
+    """
 
     def __init__(self, board: AssignmentInput, weights: Mapping[DataPartitionId, int]) -> None:
         self._board = board
@@ -135,7 +207,10 @@ class _Balancer:
         return {place: name for name, topics in self._held.items() for places in topics.values() for place in places}
 
     def _keep(self) -> list[DataPartitionId]:
-        """Leave with each member what it had and still takes; return the rest, the heaviest first."""
+        """Leave each partition with its previous member if that still subscribes to the topic.
+
+        Returns the other partitions that have subscribers, the heaviest first.
+        """
         unassigned = []
         heaviest_first = sorted(self._board.places)
         heaviest_first.sort(key=self._weights.__getitem__, reverse=True)
@@ -159,14 +234,17 @@ class _Balancer:
             heapq.heappush(heaps[_kind(member)], (self._loads[member.id], member.id))
 
     def _level(self) -> None:
-        """Move from the fullest member to the emptiest that takes it, while that leaves both below the fullest."""
+        """Move partitions from the most to the least loaded subscriber while the higher of their two loads falls."""
         while self._level_once():
             pass
 
     def _level_once(self) -> bool:
-        """Do so; return whether a member had nothing to give before another gave something: it may have now."""
+        """Move partitions once through all members, the most loaded first.
+
+        Returns whether to repeat it: a member that could give nothing away may be able to after a later move.
+        """
         had_nothing = may_have_more = False
-        # Where all partitions weigh the same and all members take the same, no other can have what the fullest has not.
+        # If all weights and all subscriptions are equal and the most loaded member can give nothing away, no other can.
         is_one_for_all = len({topics for topics, _ in self._kinds}) == len(set(self._weights.values())) == 1
         heaps = self._heaps()
         fullest = [(-self._share(member), member.id) for member in self._board.members]
@@ -193,7 +271,11 @@ class _Balancer:
         return may_have_more
 
     def _better(self, heaps: "_Heaps", member: Subscriber) -> tuple[DataPartitionId, Subscriber] | None:
-        """Return the heaviest partition of a member that would be better with another, and that other."""
+        """Return the partition that a member should give away, and the member that should get it.
+
+        The new load of the other member is below the present load of this one. Of several partitions, the one that
+        makes that new load largest is returned. None if no partition should move.
+        """
         best: tuple[float, DataPartitionId, Subscriber] | None = None
         share = self._share(member)
         for topic, places in self._held[member.id].items():
@@ -214,9 +296,9 @@ class _Balancer:
         return heaps
 
     def _least(self, heaps: "_Heaps", topic: str, weight: int) -> tuple[float, Subscriber]:
-        """Return the load with `weight` added, and the member for which that is the least of those that take a topic.
+        """Return the subscriber of a topic with the least load once `weight` is added, and that load.
 
-        There must be one. Older loads in a heap are dropped.
+        The topic must have a subscriber. Outdated loads are removed from the heaps.
         """
         found: list[tuple[float, str]] = []
         for (topics, capacity), heap in heaps.items():
@@ -238,7 +320,7 @@ class _Balancer:
 
 
 _Kind = tuple[frozenset[str], int]
-"""Topics and capacity: members that have the same are alike to an assignment."""
+"""Subscribed topics and capacity. Members with equal ones are interchangeable in an assignment."""
 
 _Heaps = dict[_Kind, list[tuple[int, str]]]
 
@@ -248,7 +330,7 @@ def _kind(member: Subscriber) -> _Kind:
 
 
 def _parts(numbers: Sequence[int], count: int) -> list[Sequence[int]]:
-    """Cut a sequence into neighbouring parts, of which the first have one more."""
+    """Cut a sequence into `count` consecutive parts; if they cannot be equal, the first ones have one more."""
     if count == 0:
         return []
     width, more = divmod(len(numbers), count)

@@ -1,4 +1,4 @@
-"""What a process should claim, by what coordinators have written: read again when it is some seconds old."""
+"""The partitions that a run should claim, from the coordinators' messages; they are cached for a few seconds."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 
 SILENT_SESSIONS: Final = 2
-"""A coordinator that was silent for so many session time-outs limits no member any more."""
+"""After this many session time-outs without a message of the coordinator, members may claim any free partition."""
 _OLD_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
@@ -23,17 +23,18 @@ logger = logging.getLogger(__name__)
 def assigned_partitions(
     view: GroupAssignments, member: str, topic: str, session_ms: float, now_ms: float
 ) -> Advice | None:
-    """Return what `member` is to claim of `topic`; None when it may claim all that is free.
+    """Return the partitions of `topic` that `member` should claim; None if it may claim any free partition.
 
-    That is so while the coordinator is silent, and when it has no members; also when it was heard in the future,
-    because then it is unknown for how long it has been silent. Times are milliseconds: `now_ms` by this process's
-    clock, the coordinator's last ping by the brokers'.
+    It may do so while the coordinator is silent, and if the coordinator has no members. It may also do so if the last
+    ping is in the future: the clocks differ then, so the time of silence is unknown.
+
+    Times are in milliseconds: `now_ms` by the clock of this process, the time of the last ping by the brokers' clock.
     """
     silent_ms = view.silent_ms(now_ms)
     if view.shares and silent_ms < -session_ms:
         logger.warning(
-            "group %r: its coordinator was heard %.0f s in the future, and limits no member: set this "
-            "host's clock or the brokers' right",
+            "group %r: its coordinator was last heard %.0f s in the future, so its assignment is ignored; synchronize "
+            "the clocks of this host and of the brokers",
             view.group,
             -silent_ms / 1_000,
         )
@@ -42,15 +43,21 @@ def assigned_partitions(
     share = view.shares.get(member)
     numbers = frozenset() if share is None else frozenset(number for name, number in share.places if name == topic)
     given = sum(name == topic for other in view.shares.values() for name, _ in other.places)
-    text = f"the coordinator has assigned {len(numbers)} of {given} partitions of topic {topic!r} to member {member!r}"
+    text = (
+        f"the coordinator of group {view.group!r} has assigned {len(numbers)} of {given} partitions of topic {topic!r} "
+        f"to member {member!r}"
+    )
     if share is None:
         others = ", ".join(sorted(view.shares))
-        text = f"the coordinator knows no member {member!r}, only {others}: is its sensor on?"
+        text = (
+            f"the coordinator of group {view.group!r} has no member {member!r}, only {others}; check that the group "
+            "member sensor of this deployment is running"
+        )
     return Advice(numbers, text + _moved(share, topic))
 
 
 def _moved(share: MemberAssignment | None, topic: str) -> str:
-    """Return which of its partitions a member was given last, and when, in words."""
+    """Return a text about the partitions that were assigned to the member last, and when; empty if there are none."""
     gained = [] if share is None else sorted(number for name, number in share.gained if name == topic)
     if share is None or not gained:
         return ""
@@ -58,14 +65,14 @@ def _moved(share: MemberAssignment | None, topic: str) -> str:
         at = f"at {datetime.fromtimestamp(share.assigned_at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, OSError, ValueError):
         at = f"at {share.assigned_at_ms} ms, a time beyond the calendar,"
-    return f"; {at} it was given {', '.join(map(str, gained))}"
+    return f"; {at} it added partitions {', '.join(map(str, gained))}"
 
 
 @dataclass(slots=True)
 class AssignmentReader:
-    """Reads what one member of a group is to claim; for one thread.
+    """A reader of the partitions that one member of a group should claim. Not thread-safe.
 
-    While it cannot read, what it read last counts, for as long as the coordinator may be silent.
+    If reading fails, the last assignment that was read is used until the coordinator counts as silent.
     """
 
     connection: KafkaConnection
@@ -73,18 +80,24 @@ class AssignmentReader:
     group: str
     member: str
     session_ms: float
+    """The member's session time-out in milliseconds."""
     read: Callable[[KafkaConnection, CoordinatorTopics, str], GroupAssignments] = read_group
     _view: GroupAssignments | None = field(default=None, init=False)
     _read_at_s: float = field(default=0.0, init=False)
 
     def assigned_partitions(self, topic: str) -> Advice | None:
-        """Return what to claim of `topic` now; None when it may be all that is free."""
+        """Return the partitions of `topic` to claim now; None if the member may claim any free partition."""
         if self._view is None or time.monotonic() - self._read_at_s >= _OLD_S:
             try:
                 self._view = self.read(self.connection, self.topics, self.group)
                 self._read_at_s = time.monotonic()
             except MarshalError as error:
-                logger.warning("what is assigned to member %r cannot be read now: %s", self.member, error)
+                logger.warning(
+                    "group %r: the assignment of member %r could not be read, the last one read is used: %s",
+                    self.group,
+                    self.member,
+                    error,
+                )
         if self._view is None:
             return None
         return assigned_partitions(self._view, self.member, topic, self.session_ms, time.time() * 1_000)

@@ -1,4 +1,4 @@
-"""Calls that a coordinator's thread has made in the background, now and then, and looks at when they are done."""
+"""Periodic calls in the background, so that Kafka requests never block a coordinator's thread (`service`)."""
 
 import logging
 from collections.abc import Callable
@@ -13,19 +13,26 @@ T = TypeVar("T")
 
 
 class PeriodicCall(Generic[T]):
-    """A call that is made every `interval_ms`, and not again before it is done; `use` receives what it returns."""
+    """A function that an executor calls every `interval_ms`, but never twice at once; `use` receives its result."""
 
     def __init__(self, name: str, call: Callable[[], T], use: Callable[[T], None], interval_ms: float) -> None:
-        """Call nothing yet; the first call is due."""
+        """Make the first call due at the first `poll`.
+
+        Args:
+            name: A name for log lines.
+            call: The function to call in the background. It may raise a `MarshalError`.
+            use: Receives each result, in the thread that calls `poll`.
+            interval_ms: The least time between two calls, in milliseconds.
+        """
         self._name, self._call, self._use, self._interval_ms = name, call, use, interval_ms
         self._running: Future[T] | None = None
         self.next_ms = 0.0
         """When the next call is due."""
         self.failure: MarshalError | None = None
-        """What the last call has failed with."""
+        """The error of the last call; None if it succeeded."""
 
     def poll(self, executor: Executor, now_ms: float) -> None:
-        """Use what a call that is done has returned; begin the next one if it is due."""
+        """Process the result of a finished call, and start the next call if it is due."""
         if self._running is not None and self._running.done():
             try:
                 self._use(self._running.result())
@@ -40,5 +47,5 @@ class PeriodicCall(Generic[T]):
             self._running = executor.submit(self._call)
 
     def forget(self) -> None:
-        """Take no notice of a call that has not ended."""
+        """Ignore the result of a call that is still running."""
         self._running = None

@@ -1,4 +1,4 @@
-"""A member of a coordinated group in a plain Python process."""
+"""A member of a coordinated group in a plain Python process: runs `member` over Kafka, with the work in a thread."""
 
 import logging
 import queue
@@ -36,17 +36,35 @@ _TICK_S: Final = 0.05
 _BUSY_TICK_S: Final = 0.01
 _AGAIN_AFTER_S: Final = 0.5
 _STOP_WITHIN_S: Final = 10.0
-"""Leaving may take so much longer than a session time-out, within which a coordinator has to be heard."""
+"""How much longer than a session time-out leaving may take. The session time-out covers a silent coordinator."""
 
 Work = Callable[[frozenset[DataPartitionId]], None]
+"""A function that starts or stops processing partitions, and returns when that is done."""
 
 
 class CoordinatedMember:
-    """A member to which a coordinator assigns partitions. Claim them in the coordination log: this is only advice.
+    """A member of a group, to which the coordinator assigns partitions. Use it as a context manager.
 
-    `stop` is called with partitions to give up, and returns once that is done; `start` with those to begin with. Both
-    are called in one thread of the member, one after another, while another thread answers the coordinator. If one of
-    them raises, the member stops all work, leaves the group, and joins again after a session time-out.
+    The assignment is only advice: claim a partition in the coordination log before you process it.
+
+    The member calls `start` and `stop` in one thread, one after another, while another thread answers the coordinator.
+    If one of them raises, the member stops all work, leaves the group, and joins again after a session time-out.
+
+    Example:
+        ```python
+        def begin(partitions: frozenset[tuple[str, int]]) -> None:
+            workers.start(partitions)
+
+
+        def give_up(partitions: frozenset[tuple[str, int]]) -> None:
+            workers.stop_and_commit(partitions)
+
+
+        with CoordinatedMember(
+            connection, "parcels", "worker-7", start=begin, stop=give_up, topics_wanted=["parcels"]
+        ) as member:
+            workers.run_until_signal()
+        ```
     """
 
     def __init__(
@@ -62,13 +80,26 @@ class CoordinatedMember:
         offsets: Callable[[], Offsets] = dict,
         **registration: Any,  # noqa: ANN401 - the fields of a Register
     ) -> None:
-        """Connect to nothing yet.
+        """Configure the member; it connects when the context is entered.
 
-        `registration` are fields of a `Register`, such as `pattern` and `session_timeout_ms`, and the topics that it
-        takes as `topics_wanted`. With `auto_commit` each answer to a ping has what `offsets` returns, the next
-        offset of each partition; it is called in the member's thread.
-        Who commits offsets does so in `stop`, before it returns.
-        Raises `ConfigurationError` for what no record could carry.
+        Args:
+            connection: The cluster with the coordinator's topics.
+            group: The group's name.
+            member: The member's name, unique in the group.
+            start: Called with partitions to start processing.
+            stop: Called with partitions to stop processing. It returns once their processing has stopped and their
+                offsets are committed, because another member may start with them right after that.
+            topics: The coordinator's topics; by default those with the default name.
+            clock: The member's clock; by default that of the system.
+            offsets: With `auto_commit=True`, returns the next offset of each partition for the answer to a ping. It is
+                called in the thread that answers the coordinator.
+            **registration: The topics to subscribe to, as `topics_wanted` (a list of names), and further fields of the
+                registration: `pattern` (topic names, with `*` and `?`), `capacity` (share of the work relative to other
+                members, 1 by default), `session_timeout_ms` (1 to 3,600,000; 6,000 by default), `is_static` (whether a
+                process that comes back under this name in time gets its partitions back), `auto_commit`.
+
+        Raises:
+            ConfigurationError: A field of the registration is unknown, malformed or out of range.
         """
         fields = {"topics": registration.pop("topics_wanted", []), "session_timeout_ms": 6_000, **registration}
         try:
@@ -79,7 +110,7 @@ class CoordinatedMember:
             raise ConfigurationError(f"registration of member {member!r}: {error}".replace("\n", " ")) from None
         if not 1 <= register.session_timeout_ms <= LONGEST_SESSION_MS:
             raise ConfigurationError(
-                f"registration of member {member!r}: session_timeout_ms is {register.session_timeout_ms}; give 1 to "
+                f"registration of member {member!r}: session_timeout_ms: {register.session_timeout_ms}; give 1 to "
                 f"{LONGEST_SESSION_MS}"
             )
         self._connection = connection
@@ -94,30 +125,36 @@ class CoordinatedMember:
 
     @property
     def places(self) -> frozenset[DataPartitionId]:
-        """What it is to work on now."""
+        """The partitions that are assigned to the member now."""
         return frozenset() if self._membership is None else self._membership.places
 
     @property
     def state(self) -> MemberState:
-        """What it is to its coordinator."""
+        """The state of the member's registration with the coordinator."""
         return MemberState.LOOKING if self._membership is None else self._membership.state
 
     @property
     def error(self) -> str | None:
-        """Why it was refused."""
+        """Why the coordinator refused the member, such as `duplicate_id`; None if it did not."""
         return None if self._membership is None else self._membership.error
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, having left or because of an error."""
+        """Whether the member has ended: it has left the group, or an error has stopped it."""
         return self._thread is not None and not self._thread.is_alive()
 
     def silent_ms(self) -> float:
-        """Return for how long no coordinator has been heard."""
+        """Return the time since the last message of a coordinator, in milliseconds; 0 before the member joins."""
         return 0.0 if self._membership is None else self._membership.silent_ms(self._clock.lease_ms())
 
     def __enter__(self) -> Self:
-        """Join. Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
+        """Join the group, in a background thread.
+
+        Raises:
+            TopicNotFoundError: One of the coordinator's topics does not exist.
+            AuthorizationError: The user may not read or write one of these topics.
+            UnavailableError: The brokers do not answer in time.
+        """
         self._topics.check_member(self._connection)
         partitions = self._topics.partitions(self._connection)
         at = end_of(self._connection, self._topics.coordinator_messages, partition_of(self._register.group, partitions))
@@ -128,14 +165,18 @@ class CoordinatedMember:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the group and give up all work; wait for that, a session time-out and ten seconds at most."""
+        """Stop all work and leave the group; wait for that, for a session time-out and ten seconds at most."""
         self._is_over.set()
         if self._thread is None:
             return
         within_s = self._register.session_timeout_ms / 1_000 + _STOP_WITHIN_S
         self._thread.join(within_s)
         if self._thread.is_alive():
-            logger.warning("%s: it has not left within %g s; work may go on", self._work.name, within_s)
+            logger.warning(
+                "%s: it has not left within %g s, so its work may still run; check what its `stop` waits for",
+                self._work.name,
+                within_s,
+            )
 
     def _run(self, membership: Membership, partitions: int, at: int) -> None:
         try:
@@ -152,7 +193,10 @@ class CoordinatedMember:
             self._work.end()
 
     def _take_part(self, membership: Membership, partitions: int, at: int) -> int:
-        """Take part until it has left, with one client after another; return the offset up to which it has read."""
+        """Take part in the group until the member has left, with new clients after each failure.
+
+        Returns the offset of the next message to read.
+        """
         partition = partition_of(self._register.group, partitions)
         while True:
             reader = Reader(self._connection, self._topics.coordinator_messages)
@@ -165,10 +209,10 @@ class CoordinatedMember:
                 self._report_done(membership, writer)
                 return at
             except CLIENT_FAILURES as error:
-                logger.warning("%s: %s; it connects again", self._work.name, error)
+                logger.warning("%s: connection lost, it reconnects: %s", self._work.name, error)
                 self._is_over.wait(_AGAIN_AFTER_S)
             except Exception:
-                logger.exception("%s: it goes on", self._work.name)
+                logger.exception("%s: unexpected error, it reconnects; report this as a bug", self._work.name)
                 self._is_over.wait(_AGAIN_AFTER_S)
             finally:
                 reader.close()
@@ -194,11 +238,11 @@ class CoordinatedMember:
         try:
             return {place: at for place, at in self._offsets().items() if 0 <= at < NUMBERS_BELOW}
         except Exception:
-            logger.exception("%s: how far it got is not known", self._work.name)
+            logger.exception("%s: `offsets` has failed, so no offsets are reported to the coordinator", self._work.name)
             return {}
 
     def _do(self, actions: MemberActions, writer: Writer) -> None:
-        """Have work stopped and started, and report once that is done; messages that need no work are sent at once."""
+        """Queue work to stop and start, with the messages to send afterwards; send other messages at once."""
         is_last = any(isinstance(message, Leave) for message in actions.messages)
         if actions.stop or actions.start or is_last:
             self._work.do(actions)
@@ -214,7 +258,7 @@ class CoordinatedMember:
 
 
 class _WorkThread:
-    """Stops and starts work in a thread of its own, one thing after another."""
+    """A thread that calls `start` and `stop`, one call after another."""
 
     def __init__(self, name: str, start: Work, stop: Work) -> None:
         self.name = name
@@ -224,7 +268,7 @@ class _WorkThread:
         self._failed = threading.Event()
         self._changed = threading.Condition()
         self._open = 0
-        """How many actions have not been done."""
+        """The number of actions that are not finished."""
 
     @property
     def is_busy(self) -> bool:
@@ -242,16 +286,16 @@ class _WorkThread:
         self._due.put(actions)
 
     def done(self) -> list[MemberActions]:
-        """Return what has been done since the last call."""
+        """Return the actions that were finished since the last call."""
         return [self._done.get() for _ in range(self._done.qsize())]
 
     def wait(self) -> None:
-        """Wait until all is done."""
+        """Wait until all actions are finished."""
         with self._changed:
             self._changed.wait_for(lambda: self._open == 0)
 
     def take_failure(self) -> bool:
-        """Return whether something has failed since the last call."""
+        """Return whether an action has failed since the last call."""
         has_failed = self._failed.is_set()
         self._failed.clear()
         return has_failed
@@ -265,7 +309,9 @@ class _WorkThread:
                     self._start(actions.start)
             except Exception:
                 logger.exception(
-                    "%s: what the coordinator has assigned cannot be done; it leaves, and joins again later", self.name
+                    "%s: its `start` or `stop` has failed; it leaves the group, and joins again after a session "
+                    "time-out",
+                    self.name,
                 )
                 self._failed.set()
             self._done.put(actions)

@@ -1,7 +1,9 @@
-"""How a coordinator leads one group: who is in it, who is alive, and who works on what. Pure: no clock, no Kafka.
+"""How a coordinator leads one group: membership, liveness and rebalances. Pure: no clock, no Kafka.
 
-Messages of members come in, messages of the coordinator go out. Times are milliseconds of a clock that never jumps.
-A wrong, late or second coordinator can cost balance, never safety: the claims in the coordination log give that.
+Its methods take the members' messages and return the coordinator's messages to send. `service` runs it over Kafka.
+Times are in milliseconds of a monotonic clock.
+
+A wrong, late or second coordinator can only cost balance. The claims in the coordination log give safety.
 """
 
 import math
@@ -36,30 +38,44 @@ from marshal_dagster.coordinator.workload import Workload
 from marshal_dagster.errors import ConfigurationError
 
 _ABSENT_MS: Final = 1_000.0
-"""A longer time between two calls counts against no member: the coordinator could not receive anything."""
+"""After a longer time between two calls, deadlines are extended, because the coordinator could not receive answers."""
 _IS_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]+").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """How a coordinator leads its groups; times in milliseconds.
+    """The rules by which a coordinator leads its groups.
 
-    A rebalance begins `gather_ms` after the last member came or went, and ten times that after the first at the
-    latest. So thousands that come together cause one rebalance, not one each.
+    Raises:
+        ConfigurationError: A number is negative or not finite, or `min_session_ms` is out of range.
 
-    Where it `weighs` partitions, as for a strategy that goes by their lag, none begins before the weights are given.
+    Example:
+        ```python
+        rules = GroupRules(weighted_assignment, gather_ms=500, weighs=True)
+        ```
     """
 
     strategy: Strategy
+    """The function that assigns partitions to members."""
     min_session_ms: int = 1_000
+    """The shortest session time-out with which a member may register, in milliseconds (1 to 3,600,000)."""
     max_failed_pings: int = 1
+    """How many pings a member may leave unanswered. With one more it is removed."""
     gather_ms: float = 100.0
+    """How long after the last member has joined or left a rebalance starts, in milliseconds.
+
+    It starts at most ten times this after the first of them. So thousands of members that join together cause a single
+    rebalance.
+    """
     rebalance_backoff_ms: float = 1_000.0
+    """The pause before a rebalance is retried, in milliseconds."""
     max_rebalance_retries: int = 4
+    """How many times a rebalance is retried. After that, the pause is 30 times as long."""
     weighs: bool = False
+    """Whether the strategy needs the weights of partitions, such as their lag. Rebalances then wait for them."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for values out of range."""
+        """Raise `ConfigurationError` if a value is out of range."""
         for option in fields(self):
             value = getattr(self, option.name)
             if isinstance(value, int | float) and not 0 <= value < math.inf:
@@ -69,30 +85,40 @@ class GroupRules:
 
 
 class GroupEventKind(Enum):
-    """What can happen in a group."""
+    """The kind of an event in a group."""
 
     JOINED = "joined"
+    """A member has joined."""
     LEFT = "left"
+    """A member has left."""
     FAILED = "failed"
+    """Members did not answer in time, and were removed."""
     REBALANCED = "rebalanced"
+    """A rebalance has moved partitions."""
     REBALANCE_RETRIED = "rebalance retried"
+    """Members did not stop or start in time; the rebalance is retried after a pause."""
     REBALANCE_GIVEN_UP = "rebalance given up"
+    """The retries are used up; the rebalance is retried after a long pause."""
     SUPERSEDED = "superseded"
+    """A later coordinator leads the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEvent:
-    """Something that happened in a group: to which members, or how many partitions changed hands."""
+    """An event in a group."""
 
     happening: GroupEventKind
+    """The kind of the event."""
     members: tuple[str, ...] = ()
+    """The names of the members that the event is about."""
     moved: int = 0
+    """The number of partitions that were assigned to another member."""
 
 
 class GroupCoordinator:
-    """Leads one group, for one term; for one thread.
+    """The coordinator of one group for one term of the election. Not thread-safe.
 
-    Each method that takes messages or time returns the messages to send; `events` collects what happened.
+    The methods that process messages or time return the messages to send. `events` collects the events of the group.
     """
 
     def __init__(
@@ -107,12 +133,20 @@ class GroupCoordinator:
         generation: int = 0,
         is_later_epoch: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Lead from `now_ms` on. `kept` are the shares that the coordinator before has sent to members.
+        """Start to lead a group.
 
-        These members have `recovery_ms` to register again, or the longest of their session time-outs, up to a minute.
-        Nothing moves before all have, or the time is over. Its generations are larger than `generation`.
-        `is_later_epoch` returns whether the election shows that a later coordinator may lead under an epoch. A later
-        epoch that a member reports is believed only then.
+        Args:
+            group: The group's name.
+            epoch: The epoch of this coordinator.
+            rules: The rules by which it leads.
+            now_ms: The present time.
+            kept: The shares that the previous coordinator sent to members. No partition moves before all these members
+                have registered again, or the time for that is over.
+            recovery_ms: The time that these members have to register again. They have the longest of their session
+                time-outs (up to a minute) if that is longer.
+            generation: Generations of this coordinator are larger than this one.
+            is_later_epoch: Returns whether the election shows that a later coordinator may lead under an epoch. A later
+                epoch that a member reports is ignored otherwise.
         """
         self.group, self.epoch = group, epoch
         self.events: list[GroupEvent] = []
@@ -124,14 +158,14 @@ class GroupCoordinator:
         self._workload = Workload(rules.strategy, weighs=rules.weighs)
         self._rebalance = Rebalance(rules.gather_ms, rules.rebalance_backoff_ms, rules.max_rebalance_retries, now_ms)
         self.generation = max(generation, self._recovery.newest_generation)
-        """Of the newest messages to stop and to start."""
+        """The generation of the newest messages to stop and to start."""
         self._called_ms = now_ms
 
-    # What is known
+    # State
 
     @property
     def members(self) -> list[str]:
-        """The members, by id."""
+        """The names of the members, sorted."""
         return sorted(self._members.by_name)
 
     @property
@@ -141,30 +175,33 @@ class GroupCoordinator:
 
     @property
     def positions(self) -> Mapping[DataPartitionId, int]:
-        """The next offsets that members report that commit by themselves."""
+        """The next offsets of partitions, as reported by members that commit by themselves."""
         return self._members.positions
 
     @property
     def awaits_weights(self) -> bool:
-        """Whether weights have to be given before anything moves."""
+        """Whether no partition can move before the weights are set (`update_weights`)."""
         return self._workload.awaits_weights
 
     def assignment(self) -> dict[str, frozenset[DataPartitionId]]:
-        """Return what each member works on, as far as it is known."""
+        """Return the partitions of each member, as far as this coordinator knows them."""
         return {name: member.places for name, member in self._members.by_name.items()}
 
     def shares(self) -> list[StartFetcher]:
-        """Return the assignment as messages to start with it."""
+        """Return the assignment as messages, from which another coordinator can start (`kept`)."""
         return [self._start(name) for name in self._members.by_name]
 
     def topics_wanted(self) -> frozenset[str]:
-        """Return the existing topics that members take."""
+        """Return the existing topics that members subscribe to."""
         return self._workload.topics_wanted(self._members)
 
-    # What comes in
+    # Input
 
     def receive(self, message: MemberMessage, now_ms: float) -> list[CoordinatorMessage]:
-        """Take a member's message. A rebalance that it makes due begins with a `tick`, after all others that came."""
+        """Process a member's message.
+
+        If it makes a rebalance due, that starts with the next `tick`, after all messages that have arrived.
+        """
         self._reset_deadlines(now_ms)
         member = self._members.find(message.member, message.tenure)
         if message.epoch > self.epoch:
@@ -193,23 +230,23 @@ class GroupCoordinator:
                 return []
 
     def update_topics(self, topics: Mapping[str, int], now_ms: float) -> list[CoordinatorMessage]:
-        """Take how many partitions each topic has."""
+        """Set the number of partitions of each existing topic."""
         self._reset_deadlines(now_ms)
         if self._workload.update_topics(topics):
             self._rebalance.request()
         return self._advance(now_ms)
 
     def update_weights(self, topics: Collection[str], weights: Mapping[DataPartitionId, float] | None) -> None:
-        """Take the weights of the partitions of these topics, such as their lag; None if they could not be found out.
+        """Set the weights of the partitions of these topics, such as their lag; None if they could not be looked up.
 
-        They count from the next rebalance on. One begins now if it spreads the weights much better.
+        They apply from the next rebalance on. If a rebalance would balance the loads much better, it is requested now.
         """
         self._workload.update_weights(self._members, topics, weights)
         if not self._rebalance.is_under_way and self._members.by_name:
             self._rebalance.request()
 
     def tick(self, now_ms: float) -> list[CoordinatorMessage]:
-        """Let time pass."""
+        """Process the time that has passed: remove dead members, send a ping and advance a rebalance if due."""
         self._reset_deadlines(now_ms)
         self._remove_dead(now_ms)
         is_ping_due = not self.is_empty and now_ms >= self._liveness.next_ping_ms
@@ -257,7 +294,7 @@ class GroupCoordinator:
         members = self._members.by_name
         dead = self._liveness.dead(members, now_ms)
         if len(dead) == len(members) > 1:
-            # Probably the coordinator receives nothing: members that come back have what they had.
+            # Probably this coordinator receives nothing, so let members that come back keep their partitions.
             longest_ms = max(member.session_ms for member in members.values())
             self._recovery.expect(self.shares(), now_ms + longest_ms)
         if dead:
@@ -274,7 +311,7 @@ class GroupCoordinator:
         return Ping(group=self.group, member=ALL, epoch=self.epoch, round=number, retry=retry)
 
     def _reset_deadlines(self, now_ms: float) -> None:
-        """Extend all time-outs if this process did not run for a while."""
+        """Extend all deadlines if this process did not run for a while."""
         away_ms, self._called_ms = now_ms - self._called_ms, now_ms
         if away_ms > _ABSENT_MS:
             self._liveness.excuse(self._members.by_name.values(), away_ms)
@@ -298,7 +335,7 @@ class GroupCoordinator:
         return self._begin(now_ms)
 
     def _begin(self, now_ms: float) -> list[CoordinatorMessage]:
-        """Plan a rebalance; ask the members to stop that give partitions up."""
+        """Plan a rebalance, and ask the members that lose partitions to stop them."""
         self._rebalance.gathered()
         for name in self._recovery.end():
             self._report(GroupEventKind.FAILED, name)
@@ -340,7 +377,7 @@ class GroupCoordinator:
         return self._send_shares(now_ms)
 
     def _send_free_shares(self, now_ms: float) -> list[CoordinatorMessage]:
-        """Leave members that have not stopped what they have; send the others their shares without that."""
+        """Leave partitions that were not stopped in time with their members, and send the other members the rest."""
         plan, members = self._rebalance.plan, self._members.by_name
         stopping = frozenset(self._rebalance.deadlines.awaited)
         kept = {name: members[name].places - plan.shares[name] for name in stopping}

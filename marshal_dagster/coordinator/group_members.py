@@ -1,4 +1,8 @@
-"""The members of a group, what each works on, which of them still answer, and which are expected back. Pure."""
+"""The members of a group as its coordinator (`group`) sees them. Pure: no clock, no Kafka.
+
+`Members` has what each member works on, `Liveness` which members still answer pings, and `Recovery` which members a
+new coordinator waits for.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -11,10 +15,10 @@ from marshal_dagster.coordinator.messages import Pong, Register, StartFetcher, p
 _MAX_ROUNDS: Final = 32
 _MAX_REPLACED: Final = 1_000
 _GENERATION_BELOW: Final = 2**40
-"""No group comes so far: a record with a larger one was not written by a coordinator."""
+"""No group reaches this generation. A coordinator did not write a record with a larger one."""
 _MAX_RECOVERY_MS: Final = 60_000.0
 _MIN_RECOVERY_MS: Final = 1_000.0
-"""How long a coordinator that takes over waits for members of which the one before has left no record."""
+"""How long a new coordinator waits for members for which the previous coordinator left no record."""
 
 
 @dataclass(slots=True)
@@ -23,28 +27,28 @@ class Member:
 
     registration: Register
     is_confirmed: bool
-    """Whether it has reported that it works on exactly `places`."""
+    """Whether the member has reported that it works on exactly `places`."""
     places: frozenset[DataPartitionId] = frozenset()
-    """What it was sent to work on, and has not reported as stopped."""
+    """The partitions that were sent to the member and that it has not reported as stopped."""
     gained: frozenset[DataPartitionId] = frozenset()
-    """The part of `places` that it was given last."""
+    """The partitions in `places` that the member got in the last change."""
     unanswered_ms: float | None = None
-    """When the oldest ping was sent that it has not answered."""
+    """When the oldest ping that the member has not answered was sent, in milliseconds; None if there is none."""
     answered_round: int = 0
-    """The newest ping that it has answered: answers to older ones count for nothing."""
+    """The number of the newest ping that the member has answered. Answers to older pings are ignored."""
 
     @property
     def session_ms(self) -> int:
-        """Its session time-out."""
+        """The member's session time-out in milliseconds."""
         return self.registration.session_timeout_ms
 
     @property
     def tenure(self) -> str:
-        """The id of its process."""
+        """The id of the member's process."""
         return self.registration.tenure
 
     def has_same_interests(self, registration: Register) -> bool:
-        """Return whether an assignment treats this registration as its present one."""
+        """Return whether a registration has the topics, pattern and capacity of the present one."""
         return _interests(self.registration) == _interests(registration)
 
 
@@ -53,28 +57,28 @@ def _interests(registration: Register) -> tuple[object, ...]:
 
 
 class Members:
-    """The members by name, and which of them has each partition."""
+    """The members of a group by name, and the owner of each partition."""
 
     def __init__(self) -> None:
-        """Begin without members."""
+        """Start without members."""
         self.by_name: dict[str, Member] = {}
         self.owners: Assignment = {}
         self.positions: dict[DataPartitionId, int] = {}
-        """The next offsets that members have reported."""
+        """The next offset of each partition, as members have reported it."""
         self._replaced: dict[str, None] = {}
-        """Processes whose fixed name another process has taken, the newest last."""
+        """The ids of processes whose fixed name another process has taken, the newest last."""
 
     def find(self, name: str, tenure: str) -> Member | None:
-        """Return the member of this name if it is this process."""
+        """Return the member of this name; None if there is none or if its process is another one."""
         member = self.by_name.get(name)
         return member if member is not None and member.tenure == tenure else None
 
     def is_replaced(self, tenure: str) -> bool:
-        """Return whether another process has taken the name of this one."""
+        """Return whether another process has taken the name of this process."""
         return tenure in self._replaced
 
     def is_name_taken(self, registration: Register) -> bool:
-        """Return whether a process may not take its name from the one that has it."""
+        """Return whether another process has the name of a registration and keeps it."""
         before = self.by_name.get(registration.member)
         if before is None or before.tenure == registration.tenure:
             return False
@@ -82,10 +86,12 @@ class Members:
         return not is_static or self.is_replaced(registration.tenure)
 
     def admit(self, registration: Register, recorded: StartFetcher | None) -> bool:
-        """Add a process as a member; return whether it was one already, with the same interests and partitions.
+        """Add or update a member, and return whether nothing has changed.
 
-        It has the partitions that it reports and no other member has. One of a fixed name that reports none has those
-        that were `recorded` for it, or those that it had.
+        The member gets the partitions that it reports, except those of other members. If it has a fixed name and
+        reports none, it gets the partitions in `recorded`, or else those that it had before.
+
+        Nothing has changed if the same process was a member with the same interests and partitions.
         """
         name, before = registration.member, self.by_name.get(registration.member)
         had = before.places if before is not None else frozenset[DataPartitionId]()
@@ -95,7 +101,7 @@ class Members:
         places = frozenset(place for place in asked if self.owners.get(place, name) == name)
         is_as_reported = places == reported
         is_same_process = before is not None and before.tenure == registration.tenure
-        # A process may report what it had before its newest share reached it, which it has yet to confirm.
+        # The report may be older than the newest share, which the process then still has to confirm.
         is_confirmed = is_as_reported and (before is None or not is_same_process or before.is_confirmed)
         self.by_name[name] = Member(registration, is_confirmed, had)
         self.assign(name, places)
@@ -108,12 +114,12 @@ class Members:
         return is_same_process and is_as_reported and places == had and before.has_same_interests(registration)
 
     def remove(self, name: str) -> None:
-        """Forget a member; its partitions are free."""
+        """Remove a member, and free its partitions."""
         self.assign(name, frozenset())
         del self.by_name[name]
 
     def assign(self, name: str, places: frozenset[DataPartitionId]) -> None:
-        """Record that a member has these partitions from now on, and no others."""
+        """Replace a member's partitions by these."""
         member = self.by_name[name]
         for place in member.places - places:
             if self.owners.get(place) == name:
@@ -122,7 +128,7 @@ class Members:
         member.places = places
 
     def record_positions(self, member: Member, pong: Pong) -> None:
-        """Record the offsets that a member reports of its own partitions."""
+        """Record the offsets that a member reports for its own partitions; ignore those of other partitions."""
         for topic, offsets in (pong.offsets or {}).items():
             self.positions |= {
                 (topic, number): at for number, at in offsets.items() if (topic, number) in member.places
@@ -130,22 +136,26 @@ class Members:
 
 
 class Liveness:
-    """Which members have answered the pings; milliseconds.
+    """Which members answer the pings. Times are in milliseconds.
 
-    A ping counts as failed when 2/3 of the member's session time-out have passed, and each further one after 1/3.
+    A ping fails if it is not answered within 2/3 of the member's session time-out. Each further ping fails another 1/3
+    later.
     """
 
     def __init__(self, min_session_ms: int, max_failed_pings: int, now_ms: float) -> None:
-        """Begin without pings; the first is due."""
+        """Start without pings; the first one is due at `now_ms`."""
         self._min_session_ms, self._max_failed_pings = min_session_ms, max_failed_pings
         self.next_ping_ms = now_ms
         self._round = 0
         self._sent_ms: dict[int, float] = {}
         self._first_death_ms = math.inf
-        """No member has failed too many pings earlier, unless another ping is sent."""
+        """The earliest time at which a member can have failed too many of the pings sent so far."""
 
     def ping(self, members: Collection[Member], now_ms: float) -> tuple[int, int]:
-        """Begin a round; return its number, and in how many rounds before it some member did not answer."""
+        """Start a round of pings.
+
+        Returns the number of the round, and how many earlier rounds still lack the answer of some member.
+        """
         self._round += 1
         self._sent_ms[self._round] = now_ms
         self._sent_ms.pop(self._round - _MAX_ROUNDS, None)
@@ -159,7 +169,10 @@ class Liveness:
         return self._round, sum(oldest_ms <= sent_ms < now_ms for sent_ms in self._sent_ms.values())
 
     def answer(self, member: Member, number: int) -> bool:
-        """Take a member's answer to a round that has begun; return whether it is its newest."""
+        """Record a member's answer to a round, and return whether it is the member's newest answer.
+
+        Answers to rounds that have not started are ignored.
+        """
         if not member.answered_round < number <= self._round:
             return False
         member.answered_round = number
@@ -167,7 +180,7 @@ class Liveness:
         return True
 
     def dead(self, members: Mapping[str, Member], now_ms: float) -> list[str]:
-        """Return the members that have failed too many pings; they are returned once."""
+        """Return the names of members that have failed too many pings. Each is returned once."""
         if now_ms < self._first_death_ms:
             return []
         deaths_ms = {name: self._death_ms(member) for name, member in members.items()}
@@ -175,7 +188,7 @@ class Liveness:
         return [name for name, at_ms in deaths_ms.items() if at_ms <= now_ms]
 
     def excuse(self, members: Iterable[Member], away_ms: float) -> None:
-        """Move all pings by a time in which this process could not receive answers."""
+        """Extend all deadlines by `away_ms`, during which this process could not receive answers."""
         self._sent_ms = {number: sent_ms + away_ms for number, sent_ms in self._sent_ms.items()}
         for member in members:
             if member.unanswered_ms is not None:
@@ -188,55 +201,56 @@ class Liveness:
 
 
 class Recovery:
-    """Members that are expected to register again before anything moves; times in milliseconds.
+    """The members that must register again, or time out, before partitions move. Times are in milliseconds.
 
-    These are the members of the coordinator before, or all members if none of them was heard for a while.
+    These are the members of the previous coordinator. If all members of this coordinator time out at once, it expects
+    all of them back.
     """
 
     def __init__(self, recorded: Iterable[StartFetcher], recovery_ms: float, now_ms: float) -> None:
-        """Expect the members with a recorded share for `recovery_ms`, or the longest of their session time-outs."""
+        """Expect the members with a recorded share for `recovery_ms` or their longest session time-out."""
         self._expected = {share.member: share for share in recorded}
         self._expected_members = set(self._expected)
-        """Members of the coordinator before that have not registered here."""
+        """The members of the previous coordinator that have not registered with this one."""
         sessions_ms = [min(share.session_timeout_ms, _MAX_RECOVERY_MS) for share in self._expected.values()]
         self._until_ms = now_ms + max([recovery_ms, *sessions_ms])
         self._unrecorded_until_ms = now_ms + min(recovery_ms, _MIN_RECOVERY_MS)
 
     @property
     def is_expecting(self) -> bool:
-        """Whether some member is expected."""
+        """Whether any member is expected."""
         return bool(self._expected)
 
     @property
     def newest_generation(self) -> int:
-        """The newest generation of the recorded shares."""
+        """The largest generation of the recorded shares, without impossible ones; 0 if there is none."""
         generations = (share.generation for share in self._expected.values())
         return max((generation for generation in generations if generation < _GENERATION_BELOW), default=0)
 
     def is_pending(self, now_ms: float) -> bool:
-        """Return whether nothing may move yet."""
+        """Return whether partitions may not move yet."""
         return now_ms < (self._until_ms if self._expected else self._unrecorded_until_ms)
 
     def returned(self, name: str) -> StartFetcher | None:
-        """Expect a member no more; return the share that was recorded for it."""
+        """Stop expecting a member, because it registered; return its recorded share, if any."""
         self._expected_members.discard(name)
         return self._expected.pop(name, None)
 
     def expect(self, shares: Iterable[StartFetcher], until_ms: float) -> None:
-        """Expect these members until then."""
+        """Expect the members of these shares until `until_ms`."""
         self._expected |= {share.member: share for share in shares}
         self._until_ms = until_ms
 
     def wait_for_others(self, session_ms: int, now_ms: float) -> None:
-        """Wait at least another third of a session time-out, because the first member has just come."""
+        """Wait at least another third of the session time-out of the first member that registered."""
         self._until_ms = max(self._until_ms, now_ms + min(session_ms / 3, _MAX_RECOVERY_MS))
 
     def excuse(self, away_ms: float) -> None:
-        """Wait longer by a time in which this process could not receive registrations."""
+        """Extend the wait by `away_ms`, during which this process could not receive registrations."""
         self._until_ms += away_ms
 
     def end(self) -> list[str]:
-        """Expect no member any more; return the members of the coordinator before that have not come."""
+        """Stop expecting members; return those of the previous coordinator that did not register again."""
         missing = sorted(self._expected_members)
         self._expected, self._expected_members = {}, set()
         return missing

@@ -1,4 +1,4 @@
-"""A group as its coordinators' messages show it: the share of each member, and how long the coordinator is silent."""
+"""The state of a coordinated group, read from its coordinators' messages: each member's share and the last ping."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,42 +14,67 @@ _USUAL_SESSION_MS: Final = 30_000
 
 @dataclass(frozen=True, slots=True)
 class MemberAssignment:
-    """What a member was sent to work on, by which coordinator (`epoch`) and in which generation of the group."""
+    """The share that a coordinator last sent to a member."""
 
     member: str
+    """The member's name."""
     tenure: str
+    """The id of the member's process."""
     generation: int
+    """The generation of the group; it grows with each rebalance."""
     epoch: int
+    """The epoch of the coordinator that sent the share."""
     places: frozenset[DataPartitionId]
+    """The partitions that are assigned to the member."""
     session_ms: int = 0
-    """Its session time-out; 0 if the coordinator has not written it."""
+    """The member's session time-out in milliseconds; 0 if the coordinator did not write it."""
     gained: frozenset[DataPartitionId] = frozenset()
-    """The part of `places` that the member did not have before."""
+    """The partitions in `places` that the member did not have before."""
     assigned_at_ms: int = 0
-    """When it was sent, in unix milliseconds."""
+    """When the share was sent, in Unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignments:
-    """The present shares of a group; `pinged_at_ms` is when a coordinator pinged last, in unix milliseconds."""
+    """The present assignment of a group."""
 
     group: str
+    """The group's name."""
     epoch: int
+    """The largest epoch of a coordinator of this group; 0 if there was none."""
     shares: Mapping[str, MemberAssignment]
+    """The share of each member, by the member's name."""
     pinged_at_ms: int | None
+    """When a coordinator last sent a ping, in Unix milliseconds; None if none did."""
 
     @property
     def session_ms(self) -> int:
-        """Return the longest of its members' session time-outs, or the usual one if none is known."""
+        """The longest session time-out of the members, in milliseconds; 30,000 if none is known."""
         return max([share.session_ms for share in self.shares.values()], default=0) or _USUAL_SESSION_MS
 
     def silent_ms(self, now_ms: float) -> float:
-        """Return for how long no coordinator has been heard; infinite if none ever was."""
+        """Return how long ago a coordinator last sent a ping.
+
+        Args:
+            now_ms: The present time in Unix milliseconds.
+
+        Returns:
+            The time in milliseconds; infinite if no coordinator ever sent one.
+        """
         return float("inf") if self.pinged_at_ms is None else now_ms - self.pinged_at_ms
 
 
 def view_of(group: str, messages: Iterable[tuple[CoordinatorMessage, int]]) -> GroupAssignments:
-    """Return a group by its messages, each with its time in unix milliseconds; of a member the last one counts."""
+    """Derive the state of a group from its coordinators' messages.
+
+    Args:
+        group: The group's name.
+        messages: The messages, oldest first, each with its timestamp in Unix milliseconds. The last share of each
+            member counts.
+
+    Returns:
+        The present assignment of the group.
+    """
     epoch, pinged_at_ms = 0, None
     shares: dict[str, MemberAssignment] = {}
     for message, at_ms in messages:
@@ -72,16 +97,39 @@ def view_of(group: str, messages: Iterable[tuple[CoordinatorMessage, int]]) -> G
 
 
 def read_group(connection: KafkaConnection, topics: CoordinatorTopics, group: str) -> GroupAssignments:
-    """Read what is assigned in a group now. Raises `TopicNotFoundError`, `UnavailableError`."""
+    """Read the present assignment of a group.
+
+    Args:
+        connection: The cluster with the coordinator's topics.
+        topics: The coordinator's topics.
+        group: The group's name.
+
+    Returns:
+        The assignment; without members if no coordinator has led the group.
+
+    Raises:
+        TopicNotFoundError: One of the coordinator's topics does not exist.
+        UnavailableError: The brokers do not answer in time.
+    """
     return read_groups(connection, topics, [group]).get(group) or view_of(group, ())
 
 
 def read_groups(
     connection: KafkaConnection, topics: CoordinatorTopics, names: Collection[str] | None = None
 ) -> dict[str, GroupAssignments]:
-    """Read what is assigned now in all groups that were led, or in those of `names`; by name, in their order.
+    """Read the present assignments of several groups.
 
-    Raises `TopicNotFoundError`, `UnavailableError`.
+    Args:
+        connection: The cluster with the coordinator's topics.
+        topics: The coordinator's topics.
+        names: The names of the groups; by default all groups that a coordinator has led.
+
+    Returns:
+        The assignments by group name, sorted by it. Groups that no coordinator has led are left out.
+
+    Raises:
+        TopicNotFoundError: One of the coordinator's topics does not exist.
+        UnavailableError: The brokers do not answer in time.
     """
     count = topics.partitions(connection)
     numbers = range(count) if names is None else {partition_of(name, count) for name in names}

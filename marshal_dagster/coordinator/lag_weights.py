@@ -1,4 +1,4 @@
-"""The weights of partitions: how many offsets of each its group has not read, and when they are found out."""
+"""The weights of partitions for the `weighted` strategy: the lag of each partition, looked up in the background."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -19,31 +19,37 @@ logger = logging.getLogger(__name__)
 
 _WEIGH_EACH_MS: Final = 30_000.0
 _WEIGHS_FOR_MS: Final = 30_000.0
-"""The known weights are used if weighing takes longer."""
+"""If a lookup takes longer, the weights known so far are used."""
 
 Weigh = Callable[[str, Collection[str], Mapping[DataPartitionId, int]], Mapping[DataPartitionId, float]]
-"""Returns the weights of a group's topics by partition, given the next offsets that members report.
+"""A function that returns the weight of each partition of a group's topics.
 
-It may raise a `MarshalError`.
+Its arguments are the group, its topics, and the next offset of each partition that members report. It may raise a
+`MarshalError`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LagWeights:
-    """Weighs a partition by how many offsets lie between its group's position and its end.
+    """The lag of each partition as its weight: the number of offsets from the group's position to the partition's end.
 
-    The position is that of the coordination log or the one that its member reports, whichever is larger. A topic that
-    does not exist weighs nothing. `data` is where the topics are.
+    The position is the one in the coordination log or the one that the member reports, whichever is larger. Topics
+    that do not exist are left out.
     """
 
     coordination: KafkaConnection
+    """The cluster with the coordination topic."""
     coordination_topic: str
     data: KafkaConnection
+    """The cluster with the data topics."""
 
     def __call__(
         self, group: str, topics: Collection[str], reported: Mapping[DataPartitionId, int]
     ) -> dict[DataPartitionId, float]:
-        """Weigh (`Weigh`). Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`."""
+        """Return the lag of each partition (`Weigh`).
+
+        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`.
+        """
         positions = {**reported}
         for place, offset in self._committed(group, topics).items():
             positions[place] = max(offset, positions.get(place, 0))
@@ -57,7 +63,7 @@ class LagWeights:
             }
 
     def _committed(self, group: str, topics: Collection[str]) -> dict[DataPartitionId, int]:
-        """Return the group's offsets in the coordination log."""
+        """Return the group's position in each partition, from the coordination log."""
         rationalizer = shared_rationalizer(self.coordination, self.coordination_topic)
         with rationalizer.lock:
             world = rationalizer.catch_up()
@@ -70,13 +76,16 @@ class LagWeights:
 
 
 def _unread(at: "OffsetBounds", position: int) -> int:
-    """Return how much is unread; a position after the end belongs to an earlier topic of that name."""
+    """Return the number of unread offsets.
+
+    A position after the end belongs to an earlier topic of the same name, so that everything is unread.
+    """
     return at.end - at.start if position > at.end else at.end - max(at.start, position)
 
 
 @dataclass(slots=True)
 class _Weighing:
-    """A group's partitions that are being weighed, for any group that has the name when it is done."""
+    """A lookup of weights under way. Its result goes to the group that has the name when it ends."""
 
     topics: frozenset[str]
     began_ms: float
@@ -84,22 +93,27 @@ class _Weighing:
 
 
 class GroupWeigher:
-    """Weighs what each group has to work on: every 30 s, and as soon as a group awaits its weights."""
+    """A background lookup of the weights of each group's partitions, every 30 s and as soon as a group needs them."""
 
     def __init__(self, weigh: Weigh) -> None:
-        """Weigh nothing yet."""
+        """Use `weigh` to look weights up; no lookup starts yet."""
         self._weigh = weigh
         self._weighings: dict[str, _Weighing] = {}
         self._next_ms: dict[str, float] = {}
 
     def poll(self, executor: Executor, groups: Mapping[str, GroupCoordinator], now_ms: float) -> None:
-        """Give groups the weights that were found, and begin to weigh those that are due."""
+        """Pass the weights of finished lookups to their groups, and start the lookups that are due."""
         for name in [name for name, weighing in self._weighings.items() if weighing.found.done()]:
             weighing = self._weighings.pop(name)
             self._next_ms[name] = now_ms + _WEIGH_EACH_MS
             error = weighing.found.exception()
-            if error is not None:  # those that are known serve
-                logger.warning("the partitions of group %r could not be weighed: %s", name, error)
+            if error is not None:
+                logger.warning(
+                    "the lag of the partitions of group %r could not be looked up, so the last known weights are "
+                    "used: %s",
+                    name,
+                    error,
+                )
             if name in groups:
                 groups[name].update_weights(weighing.topics, None if error is not None else weighing.found.result())
         self._next_ms = {name: at_ms for name, at_ms in self._next_ms.items() if name in groups}
@@ -117,5 +131,5 @@ class GroupWeigher:
             group.update_weights(group.topics_wanted(), None)
 
     def forget(self) -> None:
-        """Take no notice of what is being weighed."""
+        """Ignore the results of lookups that are under way."""
         self._weighings = {}

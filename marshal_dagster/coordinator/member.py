@@ -1,6 +1,7 @@
-"""A member's side of the coordinator's protocol: what it answers, and when it stops by itself. Pure, as `group`.
+"""The member's side of the coordinator protocol: its answers, and when it stops by itself. Pure: no clock, no Kafka.
 
-It guarantees no safety: a member claims a partition in the coordination log before it works on it.
+It gives no safety guarantee: a member must claim a partition in the coordination log before it processes it. `client`
+runs it in a process.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ Offsets = Mapping[DataPartitionId, int]
 
 
 class MemberState(Enum):
-    """What a member is to its coordinator."""
+    """The state of a member's registration with its coordinator."""
 
     LOOKING = "looking for the coordinator"
     REGISTERED = "registered"
@@ -41,15 +42,15 @@ class MemberState(Enum):
 
 
 class MemberEvent(Enum):
-    """What changes the state of a member."""
+    """An event that changes the state of a member."""
 
-    SILENCE = "no coordinator was heard for a session time-out"
+    SILENCE = "no message of a coordinator arrived for a session time-out"
     SUCCESSION = "another coordinator leads"
     ACCEPTED = "the coordinator has accepted the registration"
     REJECTED = "the coordinator has rejected the registration"
     FORGOTTEN = "the coordinator does not know the member"
-    LAST_COMMIT = "it is to leave, once the coordinator has its last offsets"
-    LEFT = "it leaves"
+    LAST_COMMIT = "the member leaves as soon as the coordinator has its last offsets"
+    LEFT = "the member leaves"
 
 
 _S, _E = MemberState, MemberEvent
@@ -93,54 +94,58 @@ _WITHOUT_COORDINATOR: Final = frozenset({_S.GONE, _S.REFUSED})
 
 @dataclass(frozen=True, slots=True)
 class MemberActions:
-    """What follows from a message or from time: messages to send, and partitions to stop and to start working on.
-
-    Once it has stopped with those of `stop`, the member reports so by `Membership.stopped`.
-    """
+    """The actions that the member must carry out after a message, or as time passes."""
 
     messages: tuple[MemberMessage, ...] = ()
+    """Messages to send to the coordinator."""
     stop: frozenset[DataPartitionId] = frozenset()
+    """Partitions to stop processing. Call `Membership.stopped` once that is done."""
     start: frozenset[DataPartitionId] = frozenset()
+    """Partitions to start processing."""
 
 
 class Membership:
-    """One member of a group; for one thread. `registration` is who it is and what it wants."""
+    """The membership of one process in a group. Not thread-safe. Times are in milliseconds."""
 
     def __init__(self, registration: Register, now_ms: float) -> None:
-        """Begin to look for the coordinator."""
+        """Start to look for the coordinator, with this registration."""
         self.registration = registration
         self.error: str | None = None
-        """Why it was refused."""
+        """Why the coordinator refused the registration; None if it did not."""
         self.places: frozenset[DataPartitionId] = frozenset()
-        """What it is to work on."""
+        """The partitions that are assigned to the member."""
         self._machine = StateMachine(TRANSITIONS, MemberState.LOOKING)
         self._last_contact_ms = self._next_call_ms = now_ms
         self._stopping: frozenset[DataPartitionId] = frozenset()
-        """What it has yet to stop with."""
+        """The partitions that the member has not stopped processing yet."""
         self._epoch = 0
         self._generation = 0
-        """Of the newest message of this coordinator: older ones do not count."""
+        """The generation of this coordinator's newest message. Messages of older generations are ignored."""
         self._awaited: dict[int, frozenset[DataPartitionId]] = {}
-        """The partitions that the coordinator waits for, by the generation of its request."""
+        """The partitions that the coordinator waits for the member to stop, by the generation of its request."""
         self._last_round: int | None = None
-        """The first ping that it has answered since it is leaving."""
+        """The number of the last ping that was answered while leaving; None if there was none."""
 
     @property
     def state(self) -> MemberState:
-        """What it is to its coordinator."""
+        """The state of the registration with the coordinator."""
         return self._machine.state
 
     @property
     def session_ms(self) -> int:
-        """After so long without a message from the coordinator it stops."""
+        """The session time-out in milliseconds: without a message of a coordinator for this long, the member stops."""
         return self.registration.session_timeout_ms
 
     def silent_ms(self, now_ms: float) -> float:
-        """Return for how long no coordinator has been heard."""
+        """Return the time since the last message of a coordinator, in milliseconds."""
         return now_ms - self._last_contact_ms
 
     def receive(self, message: CoordinatorMessage, now_ms: float, offsets: Offsets | None = None) -> MemberActions:
-        """Take a message; `offsets` are the member's positions, for members that commit by themselves."""
+        """Process a message of a coordinator.
+
+        `offsets` are the next offsets of the member's partitions, which the answer to a ping reports if the
+        registration has `auto_commit`.
+        """
         if message.group != self.registration.group or message.epoch < self._epoch or self._is_gone():
             return MemberActions()
         late = self._end_if_silent(now_ms)
@@ -156,7 +161,7 @@ class Membership:
         return MemberActions(actions.messages, actions.stop | late, actions.start)
 
     def tick(self, now_ms: float) -> MemberActions:
-        """Let time pass: look for the coordinator; stop all if it has been silent for a session time-out."""
+        """Register again if that is due; stop everything if the coordinator was silent for a session time-out."""
         stop = self._end_if_silent(now_ms)
         is_waiting_for_its_name = self.state is MemberState.REFUSED and self.error == "duplicate_id"
         is_calling = self.state is MemberState.LOOKING or is_waiting_for_its_name
@@ -164,7 +169,7 @@ class Membership:
         return MemberActions((self._call(now_ms),) if is_due else (), stop=stop)
 
     def stopped(self, places: frozenset[DataPartitionId]) -> MemberActions:
-        """Report that it has stopped with these partitions, and committed how far it got."""
+        """Report that processing of these partitions has stopped and its offsets are committed."""
         self._stopping -= places
         done = [generation for generation, awaited in self._awaited.items() if not awaited & self._stopping]
         for generation in done:
@@ -172,7 +177,7 @@ class Membership:
         return MemberActions(tuple(Stopped(**self._signed(), generation=generation) for generation in done))
 
     def leave(self) -> MemberActions:
-        """Shut down: at once, or where it commits by itself once its last offsets have arrived."""
+        """Leave the group: at once, or with `auto_commit` once the coordinator has the last offsets."""
         if self.registration.auto_commit and self.state is MemberState.REGISTERED:
             self._machine.apply(MemberEvent.LAST_COMMIT)
             return MemberActions()
@@ -182,7 +187,10 @@ class Membership:
         return self.state is MemberState.GONE
 
     def _end_if_silent(self, now_ms: float) -> frozenset[DataPartitionId]:
-        """Give all up when no coordinator has been heard for a session time-out, and follow any from then on."""
+        """Stop everything if no coordinator was heard for a session time-out; return the partitions to stop.
+
+        After that, the member follows any coordinator.
+        """
         if self.state in _WITHOUT_COORDINATOR or self.silent_ms(now_ms) < self.session_ms:
             return frozenset()
         self._machine.apply(MemberEvent.SILENCE)
@@ -190,7 +198,7 @@ class Membership:
         return self._give_up(self.places)
 
     def _follow(self, epoch: int) -> None:
-        """Follow a coordinator from now on; requests of the one before are void."""
+        """Follow the coordinator of this epoch, and drop the requests of the previous one."""
         self._awaited, self._epoch, self._generation = {}, epoch, 0
 
     def _obey(self, message: CoordinatorMessage, now_ms: float, offsets: Offsets | None) -> MemberActions:
@@ -250,13 +258,17 @@ class Membership:
         return MemberActions((Started(**self._signed(), generation=message.generation),), stop=stop, start=start)
 
     def _give_up(self, places: frozenset[DataPartitionId]) -> frozenset[DataPartitionId]:
-        """Begin to stop with partitions that it works on, and return them."""
+        """Move partitions from those assigned to those being stopped, and return them."""
         self.places -= places
         self._stopping |= places
         return places
 
     def _call(self, now_ms: float) -> Register:
-        """Register; a member that was refused, because another has its name, takes it only once no other has it."""
+        """Return a registration to send.
+
+        A member that was refused because another process has its name does not take the name over: it gets it only
+        after that process is gone.
+        """
         self._next_call_ms = now_ms + self.session_ms / 3
         fields = {"epoch": self._epoch, "holds": by_topic(self.places)}
         if self.state is MemberState.REFUSED:

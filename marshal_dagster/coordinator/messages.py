@@ -1,4 +1,7 @@
-"""The messages of members and coordinators: versioned records of JSON; reading them never raises."""
+"""The messages between members and coordinators: versioned JSON records in the coordinator's topics.
+
+Parsing never raises: a value that is not a valid message is ignored.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,28 +13,28 @@ from marshal_dagster.coordinator.assignment import DataPartitionId
 
 VERSION: Final = 1
 MOST_BYTES: Final = 900_000
-"""Of a record; a longer one is skipped."""
+"""The largest size of a record. Readers skip larger ones."""
 LONGEST_SESSION_MS: Final = 3_600_000
 LONGEST_PATTERN: Final = 249
 Refusal = Literal[
     "duplicate_id", "session_timeout_too_short", "session_timeout_too_long", "bad_pattern", "unknown_member"
 ]
 ALL: Final = "*"
-"""The member that a ping is for: all."""
+"""The value of `member` in a ping, which is for all members."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f\x7f]+$")]
 NUMBERS_BELOW: Final = 2**62
 Number = Annotated[int, Field(ge=0, lt=NUMBERS_BELOW)]
-"""So small that counting on never exceeds what a record can carry."""
+"""The bound leaves room to count up without exceeding a 64-bit integer."""
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Places = dict[Topic, list[Annotated[int, Field(ge=0, lt=2**31)]]]
-"""Partitions by topic."""
+"""The numbers of partitions, by topic."""
 
 
 class Record(BaseModel):
-    """The fields of each record: the member that sends or receives it, its group, and its coordinator's epoch.
+    """The fields of every record: the group, the member that sends or receives it, and the coordinator's epoch.
 
-    `epoch` grows with each coordinator; records of an older one do not count.
+    Each new coordinator has a larger `epoch`. Records with an older epoch are ignored.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -43,29 +46,33 @@ class Record(BaseModel):
 
 
 class Register(Record):
-    """A member wants work. It also reports what it has, which a new coordinator leaves with it.
+    """A member's registration, with the topics that it subscribes to and the partitions that it has.
 
     Values that a coordinator refuses with a reason are valid here, such as a session time-out of 0.
-
-    `topics` are names; in `pattern` a `*` matches any letters and a `?` one. `is_static`: a member of this name that
-    comes back within the session time-out has the partitions that it had.
     """
 
     kind: Literal["register"] = "register"
     topics: list[Topic] = []
+    """The names of topics that the member subscribes to."""
     pattern: str | None = None
+    """A pattern of topic names that it subscribes to: `*` matches any characters, `?` one character."""
     capacity: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Its share of the work relative to other members."""
     auto_commit: bool = False
+    """Whether the member commits offsets by itself, and reports them in its answers to pings."""
     auto_offset_reset: Literal["smallest", "largest"] = "smallest"
     session_timeout_ms: Number
+    """The session time-out in milliseconds."""
     tenure: Name
-    """The id of the process: two processes of one name have different ones."""
+    """The id of the process. Two processes with the same name have different ids."""
     is_static: bool = False
+    """Whether the name is fixed: a process that comes back under it in time gets the partitions that it had."""
     holds: Places = {}
+    """The partitions that the member has now. A new coordinator leaves them with it."""
 
 
 class Pong(Record):
-    """An answer to a ping; with offsets if the member commits by itself."""
+    """A member's answer to a ping, with the next offsets of its partitions if it has `auto_commit`."""
 
     kind: Literal["pong"] = "pong"
     tenure: Name
@@ -74,7 +81,7 @@ class Pong(Record):
 
 
 class Stopped(Record):
-    """A member has stopped as requested, and committed how far it got."""
+    """A member has stopped the requested partitions and committed their offsets."""
 
     kind: Literal["stopped"] = "stopped"
     tenure: Name
@@ -82,7 +89,7 @@ class Stopped(Record):
 
 
 class Started(Record):
-    """A member works on what it was sent."""
+    """A member has started with the share that it was sent."""
 
     kind: Literal["started"] = "started"
     tenure: Name
@@ -90,14 +97,17 @@ class Started(Record):
 
 
 class Leave(Record):
-    """A member leaves."""
+    """A member leaves the group."""
 
     kind: Literal["leave"] = "leave"
     tenure: Name
 
 
 class Ping(Record):
-    """Asks all members of a group for an answer; `member` is `*`, `retry` counts rounds that some did not answer."""
+    """A ping, which all members of a group must answer; `member` is `*`.
+
+    `retry` is the number of earlier rounds that still lack the answer of some member.
+    """
 
     kind: Literal["ping"] = "ping"
     round: Number
@@ -105,7 +115,7 @@ class Ping(Record):
 
 
 class Registered(Record):
-    """Answers a registration: `error` is None, or why not."""
+    """The answer to a registration: `error` is why it was refused, or None."""
 
     kind: Literal["registered"] = "registered"
     tenure: Name
@@ -113,7 +123,7 @@ class Registered(Record):
 
 
 class StopFetcher(Record):
-    """Asks a member to stop working on these partitions, and to report that."""
+    """A request to a member to stop processing these partitions, and to report when it has stopped."""
 
     kind: Literal["stop"] = "stop"
     tenure: Name
@@ -122,10 +132,10 @@ class StopFetcher(Record):
 
 
 class StartFetcher(Record):
-    """Sends a member all that it is to work on. The last one of each member is kept, and is the assignment.
+    """The share of a member: all partitions that it must process.
 
-    A coordinator that takes over waits for the member as long as `session_timeout_ms`. `gained` is the part of `places`
-    that the member did not have before.
+    Compaction keeps the last one of each member, which is the assignment. A new coordinator waits `session_timeout_ms`
+    for the member to register again. `gained` are the partitions in `places` that the member did not have before.
     """
 
     kind: Literal["start"] = "start"
@@ -137,39 +147,39 @@ class StartFetcher(Record):
 
 
 MemberMessage = Register | Pong | Stopped | Started | Leave
-"""What members write."""
+"""A message that a member writes."""
 
 CoordinatorMessage = Ping | Registered | StopFetcher | StartFetcher
-"""What coordinators write."""
+"""A message that a coordinator writes."""
 
 _MEMBER_MESSAGES: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[MemberMessage, Field(discriminator="kind")])
 _COORDINATOR_MESSAGES: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[CoordinatorMessage, Field(discriminator="kind")])
 
 
 def render(record: MemberMessage | CoordinatorMessage) -> bytes:
-    """Return a record as it is written."""
+    """Return the bytes of a record in its topic."""
     return record.model_dump_json(exclude_defaults=False).encode()
 
 
 def parse_member_message(value: bytes | None) -> MemberMessage | None:
-    """Read a member's message; return None for anything else."""
+    """Parse a member's message; return None if the value is not one."""
     found: MemberMessage | None = _parsed(_MEMBER_MESSAGES, value)
     return found
 
 
 def parse_coordinator_message(value: bytes | None) -> CoordinatorMessage | None:
-    """Read a coordinator's message; return None for anything else."""
+    """Parse a coordinator's message; return None if the value is not one."""
     found: CoordinatorMessage | None = _parsed(_COORDINATOR_MESSAGES, value)
     return found
 
 
 def places_of(places: Places) -> frozenset[DataPartitionId]:
-    """Return partitions as a set."""
+    """Return the partitions of a record as a set."""
     return frozenset((topic, number) for topic, numbers in places.items() for number in numbers)
 
 
 def by_topic(places: Iterable[DataPartitionId]) -> Places:
-    """Return partitions as they are written."""
+    """Return a set of partitions in the form that records have."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for topic, number in sorted(places):
         found[topic].append(number)

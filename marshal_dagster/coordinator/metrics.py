@@ -1,4 +1,4 @@
-"""Metrics of a coordinator, where OpenTelemetry is in use."""
+"""OpenTelemetry metrics of a coordinator process; without OpenTelemetry nothing is measured."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,13 +15,16 @@ _OUTCOMES: Final = {
 
 
 class GroupMetrics:
-    """Counts the events of groups, and measures their members and partitions; for one thread. Never raises."""
+    """The metrics of the groups that a process leads: their events, members and partitions.
+
+    Not thread-safe. Its methods never raise.
+    """
 
     def __init__(self) -> None:
-        """Measure nothing yet."""
+        """Look up the instruments; nothing is measured yet."""
         self._metrics = coordinator_metrics()
         self._measured: set[str] = set()
-        """Groups that have measurements."""
+        """The groups in the last measurement."""
 
     def record(self, group: str, event: GroupEvent) -> None:
         """Count an event of a group."""
@@ -36,7 +39,7 @@ class GroupMetrics:
             found.failed.add(len(event.members), whose)
 
     def update(self, groups: Mapping[str, Mapping[str, frozenset[DataPartitionId]]]) -> None:
-        """Measure what is assigned in the groups that are led now; those that are led no more have nothing."""
+        """Measure the assignments of the groups that this process leads; report 0 for groups that it led before."""
         found = self._metrics
         if found is None:
             return
@@ -48,7 +51,7 @@ class GroupMetrics:
         self._measured = set(groups)
 
     def close(self) -> None:
-        """Measure that no group is led any more, and export all."""
+        """Report that this process leads no group any more, and export all metrics."""
         self.update({})
         if self._metrics is not None:
             flush()

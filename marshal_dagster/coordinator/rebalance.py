@@ -1,6 +1,7 @@
-"""The states of a group's rebalance, who has yet to answer, and when the next one may begin. Pure: no clock, no Kafka.
+"""The states of a group's rebalance, with deadlines and pauses. Pure: no clock, no Kafka.
 
-Those members stop first that give partitions up; then every member starts whose share has changed.
+A rebalance has two phases. First, the members that lose partitions stop them. Then all members whose share has changed
+start with their new shares. `group` drives it.
 """
 
 import math
@@ -14,30 +15,30 @@ from marshal_dagster.coordinator.assignment import DataPartitionId
 from marshal_dagster.coordinator.state_machine import StateMachine, Transitions
 
 _LONG_PAUSE: Final = 30
-"""How many times the usual pause follows when the retries are used up."""
+"""The pause after the last retry, as a multiple of the usual pause."""
 _MAX_GATHER: Final = 10
-"""How many times the usual while a rebalance waits at most for more members to come or go."""
+"""The longest wait for more members to join or leave, as a multiple of the usual wait."""
 
 
 class RebalanceState(Enum):
-    """Where a group is between two stable assignments."""
+    """The state of a group between two stable assignments."""
 
     STABLE = "no rebalance is under way or due"
     DUE = "a rebalance is due"
-    STOPPING = "members stop what they give up"
-    STOPPING_DUE = "members stop what they give up, and another rebalance is due"
+    STOPPING = "members stop the partitions that they lose"
+    STOPPING_DUE = "members stop the partitions that they lose, and another rebalance is due"
     STARTING = "members start with their shares"
     STARTING_DUE = "members start with their shares, and another rebalance is due"
     STARTING_PARTLY = "members start without the partitions that were not stopped in time; another rebalance is due"
 
 
 class RebalanceEvent(Enum):
-    """What changes the state of a rebalance."""
+    """An event that changes the state of a rebalance."""
 
-    CHANGE = "members, topics or weights have changed; a rebalance under way is still of use"
-    INTERRUPTION = "a rebalance under way is of no more use: a member has gone, or has other partitions than expected"
+    CHANGE = "members, topics or weights have changed; a rebalance under way continues"
+    INTERRUPTION = "a rebalance under way ends: a member is gone, or has other partitions than expected"
     BALANCED = "no share has to change"
-    STOP_SENT = "members were asked to stop"
+    STOP_SENT = "members were asked to stop partitions"
     ALL_STOPPED = "no member has anything left to stop"
     STOP_TIMED_OUT = "a member has not stopped in time"
     ALL_STARTED = "every member has started"
@@ -93,23 +94,24 @@ _STOPPING: Final = frozenset({_S.STOPPING, _S.STOPPING_DUE})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a rebalance leads to: the share of each member."""
+    """The planned result of a rebalance."""
 
     shares: Mapping[str, frozenset[DataPartitionId]]
+    """The partitions of each member."""
     moved: int
-    """How many partitions change hands."""
+    """The number of partitions that get another member."""
     changed: frozenset[str]
-    """The members that are sent their share: it has changed, or they have not confirmed it."""
+    """The members whose share is sent: it has changed, or the member has not confirmed it."""
 
 
 class Deadlines:
-    """Until when each member may answer; milliseconds."""
+    """The deadlines of members' answers, in milliseconds."""
 
     def __init__(self, at_ms: Mapping[str, float]) -> None:
-        """Expect one answer from each of these members."""
+        """Expect one answer from each of these members by its deadline."""
         self._at_ms = dict(at_ms)
         self._first_ms = min(self._at_ms.values(), default=math.inf)
-        """No deadline is earlier."""
+        """A lower bound of all deadlines."""
 
     @property
     def awaited(self) -> Collection[str]:
@@ -117,16 +119,16 @@ class Deadlines:
         return self._at_ms.keys()
 
     def answer(self, member: str) -> None:
-        """Note that a member has answered."""
+        """Record that a member has answered."""
         self._at_ms.pop(member, None)
 
     def extend(self, more_ms: float) -> None:
-        """Move all deadlines by this time."""
+        """Extend all deadlines by `more_ms`."""
         self._at_ms = {member: at_ms + more_ms for member, at_ms in self._at_ms.items()}
         self._first_ms += more_ms
 
     def late(self, now_ms: float) -> list[str]:
-        """Return the members that have not answered in time."""
+        """Return the members that have missed their deadlines."""
         if now_ms < self._first_ms:
             return []
         self._first_ms = min(self._at_ms.values(), default=math.inf)
@@ -134,17 +136,14 @@ class Deadlines:
 
 
 class Rebalance:
-    """The rebalances of one group, of which at most one is under way.
-
-    `gather_ms`, `backoff_ms` and `max_retries` are those of `Rules`.
-    """
+    """The rebalances of one group, at most one at a time. Times are in milliseconds."""
 
     def __init__(self, gather_ms: float, backoff_ms: float, max_retries: int, now_ms: float) -> None:
-        """Begin stable."""
+        """Start in the stable state. The options are those of `GroupRules`."""
         self._gather_ms, self._backoff_ms, self._max_retries = gather_ms, backoff_ms, max_retries
         self._machine = StateMachine(TRANSITIONS, RebalanceState.STABLE)
         self.plan = Plan({}, 0, frozenset())
-        """Of the rebalance under way, or the last one."""
+        """The plan of the rebalance under way, or of the last one."""
         self.deadlines = Deadlines({})
         self._gathers_from_ms: float | None = None
         self._gathers_until_ms = self._pauses_until_ms = now_ms
@@ -166,16 +165,16 @@ class Rebalance:
         return self.is_under_way and not self.is_stopping
 
     def may_begin(self, now_ms: float) -> bool:
-        """Return whether a rebalance is due, and the pause and the wait for more members are over."""
+        """Return whether a rebalance is due, and both the pause and the wait for more members are over."""
         is_due = self._machine.state is RebalanceState.DUE
         return is_due and now_ms >= max(self._pauses_until_ms, self._gathers_until_ms)
 
     def request(self) -> None:
-        """Request another rebalance; one that is under way continues."""
+        """Request another rebalance; the one under way continues."""
         self._machine.apply(RebalanceEvent.CHANGE)
 
     def gather(self, now_ms: float) -> None:
-        """Request another rebalance, and wait a little for more members to come or go."""
+        """Request another rebalance, after a short wait for more members to join or leave."""
         self.request()
         self._retries = 0
         if self._gathers_from_ms is None:
@@ -184,38 +183,38 @@ class Rebalance:
         self._gathers_until_ms = min(now_ms + self._gather_ms, self._gathers_from_ms + longest_ms)
 
     def interrupt(self, now_ms: float) -> None:
-        """End a rebalance that is under way, and request another without a pause."""
+        """End the rebalance under way, and request another one without a pause."""
         self._machine.apply(RebalanceEvent.INTERRUPTION)
         self.end_pause(now_ms)
         self.gather(now_ms)
 
     def end_pause(self, now_ms: float) -> None:
-        """Let the next rebalance begin without a pause."""
+        """Allow the next rebalance without a pause."""
         self._pauses_until_ms = now_ms
 
     def gathered(self) -> None:
-        """End the wait for more members: those that come or go from now on begin a new one."""
+        """End the wait for more members; members that join or leave later start a new wait."""
         self._gathers_from_ms = None
 
     def settle(self) -> None:
-        """Return to the stable state, because every member has its share already."""
+        """Return to the stable state, because every member already has its share."""
         self._machine.apply(RebalanceEvent.BALANCED)
         self._retries = 0
 
     def stop(self, deadlines: Deadlines) -> None:
-        """Begin a rebalance, and wait for the members that were asked to stop."""
+        """Start a rebalance, and wait for the members that were asked to stop partitions."""
         self._machine.apply(RebalanceEvent.STOP_SENT)
         self.deadlines = deadlines
 
     def start(self) -> None:
-        """Begin to start members, because none has anything left to stop."""
+        """Start the second phase, because no member has anything left to stop."""
         self._machine.apply(RebalanceEvent.ALL_STOPPED)
 
     def time_out(self, now_ms: float) -> bool:
         """End the wait for late members, and pause before the next rebalance.
 
-        Return whether the pause is long, because the retries are used up. If members were late to stop, the others
-        start all the same.
+        If members were late to stop, the other members start nevertheless. Returns whether the pause is long because
+        the retries are used up.
         """
         self._machine.apply(RebalanceEvent.STOP_TIMED_OUT if self.is_stopping else RebalanceEvent.START_TIMED_OUT)
         self._retries += 1

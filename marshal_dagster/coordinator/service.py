@@ -1,4 +1,8 @@
-"""The coordinator of a process: it is elected for some partitions, and leads the groups that hash to them."""
+"""The coordinator process: it is elected for partitions of the coordinator's topics, and leads the groups in them.
+
+Each group is hashed to one partition. For each of the groups that it leads it runs a `group.GroupCoordinator`, reads
+the members' messages and writes the answers (`transport`).
+"""
 
 import logging
 import math
@@ -51,70 +55,80 @@ _MEASURE_EACH_MS: Final = 5_000.0
 _CHECK_EACH_MS: Final = 10_000.0
 _AGAIN_AFTER_S: Final = 0.5
 _CALM_S: Final = 10.0
-"""A failure is over when there was none for so long: a new client takes a while to fail again."""
+"""How long without failures until the last one counts as over. A new client takes a while to fail again."""
 _REST_S: Final = 2.0
 _HELPERS: Final = 5
 LookAtTopics = Callable[[], Mapping[str, int]]
-"""Returns how many partitions each topic has; may raise `UnavailableError`."""
+"""A function that returns the number of partitions of each topic. It may raise `UnavailableError`."""
 
 Listener = Callable[[str, GroupEvent], None]
-"""Receives each event with the group's name, in the coordinator's thread."""
+"""A function that receives each event with the group's name. It runs in the coordinator's thread: do not block it."""
 
 _GONE: Final = frozenset({GroupEventKind.LEFT, GroupEventKind.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """Rules, times and recovery of a coordinator."""
+    """The options of a coordinator process.
+
+    Raises:
+        ConfigurationError: `recovery_ms` is negative or not finite.
+    """
 
     rules: GroupRules = field(default_factory=lambda: GroupRules(sticky_assignment))
+    """The rules by which groups are led; by default with the strategy `sticky`."""
     timing: Timing = field(default_factory=Timing)
+    """The timing of the election."""
     recovery_ms: float = 10_000.0
-    """How long members of the coordinator before may take to register again, if their session is not longer."""
+    """How long members of the previous coordinator have to register again, in milliseconds.
+
+    They have the longest of their session time-outs (up to a minute) if that is longer.
+    """
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for a time out of range."""
+        """Raise `ConfigurationError` if `recovery_ms` is out of range."""
         if not 0 <= self.recovery_ms < math.inf:
             raise ConfigurationError(f"recovery_ms: {self.recovery_ms}; give 0 or more")
 
 
 @dataclass(slots=True)
 class _Shard:
-    """What one term in one partition leads: its groups, by name."""
+    """A partition that this process leads for one term, with the groups in it."""
 
     term: Term
     may_have_successor: Callable[[int], bool] = lambda _: False
-    """Returns whether the election shows that another term, with this fence, may have begun after it."""
+    """A function that returns whether the election shows that a later term with this fence may have begun."""
     groups: dict[str, GroupCoordinator] = field(default_factory=dict)
+    """The coordinator of each group, by the group's name."""
     generation: int = 0
-    """The newest of groups that were led in this term and are not any more: others begin after it."""
+    """The largest generation of groups that were removed in this term. New groups start after it."""
     rests_until_s: dict[str, float] = field(default_factory=dict)
-    """Groups that have failed."""
+    """Until when each failed group is paused, by the monotonic clock."""
 
     @property
     def epoch(self) -> int:
-        """Above 0, which is the epoch of members that have heard no coordinator."""
+        """The epoch of this term. It is above 0, the epoch of members that have heard no coordinator yet."""
         return self.term.fence + 1
 
     def is_later_epoch(self, epoch: int) -> bool:
-        """Return whether a later coordinator may lead under `epoch`, as the election shows."""
+        """Return whether the election shows that a later coordinator may lead under `epoch`."""
         return self.may_have_successor(epoch - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _TopicsRead:
-    """What a coordinator reads of a partition when it begins to lead it."""
+    """The data that a coordinator reads from a partition before it leads it."""
 
     shares: Mapping[str, Sequence[StartFetcher]]
-    """What members were sent to work on, by group."""
+    """The shares that were sent to members, by group."""
     impossible: Sequence[CoordinatorMessage]
-    """Messages with an epoch that no coordinator can have had; readers would prefer them to any real one."""
+    """Messages with an epoch that no coordinator can have had. Readers would prefer them to any real message."""
     end: int
     """The end offset of the members' messages."""
 
     @classmethod
     def of(cls, messages: Iterable[CoordinatorMessage], last_epoch: int, end: int) -> "_TopicsRead":
-        """Sort messages; `last_epoch` is the largest possible epoch: epochs are offsets in the leader topic."""
+        """Sort messages; `last_epoch` is the largest possible epoch, because epochs are offsets in the leader topic."""
         shares: dict[str, list[StartFetcher]] = {}
         impossible = []
         for message in messages:
@@ -126,7 +140,7 @@ class _TopicsRead:
 
 
 class _KnownTopics:
-    """How many partitions each topic has, as far as it was looked up."""
+    """The number of partitions of each topic, from lookups."""
 
     def __init__(self) -> None:
         self.forget()
@@ -136,7 +150,11 @@ class _KnownTopics:
         self._looked: Mapping[str, int] = {}
 
     def update(self, looked: Mapping[str, int]) -> None:
-        """Believe that there is less only when it is seen twice: a broker that has just started may not know all."""
+        """Use the result of a lookup.
+
+        A topic or partition counts as gone only after two lookups without it. A broker that has just started may not
+        know all of them yet.
+        """
         before, self._looked = self._looked, looked
         self.counts = {
             topic: max(before.get(topic, 0), looked.get(topic, 0)) for topic in before.keys() | looked.keys()
@@ -144,7 +162,7 @@ class _KnownTopics:
 
 
 class _Failures:
-    """What a coordinator fails with, at present or a moment ago."""
+    """The present or most recent failure of a coordinator."""
 
     def __init__(self) -> None:
         self.current: Exception | None = None
@@ -155,7 +173,7 @@ class _Failures:
         return 0.0 if self.current is None else self.last_s - self.from_s
 
     def note(self, failure: Exception | None, *, may_end: bool) -> None:
-        """Note what it fails with, if it does; a failure counts until all has gone well for a while."""
+        """Record a failure, or that there is none; the last failure is kept until all has gone well for a while."""
         now_s = time.monotonic()
         if failure is not None:
             if self.current is None:
@@ -166,9 +184,17 @@ class _Failures:
 
 
 class Coordinator:
-    """Leads the groups of the partitions that it is elected for; several processes share them.
+    """A coordinator process, which leads the groups in the partitions that it is elected for.
 
-    `run` blocks until `stop`, which any thread or a signal's handler may call.
+    Several processes share the partitions, and take over from each other. `run` blocks until `stop` is called, by any
+    thread or by a signal handler.
+
+    Example:
+        ```python
+        coordinator = Coordinator(connection)
+        signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
+        coordinator.run()
+        ```
     """
 
     def __init__(
@@ -182,11 +208,17 @@ class Coordinator:
         weigh: Weigh | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Configure the coordinator; it connects in `run`.
 
-        `look` returns which topics there are: by default it asks the brokers. `weigh` weighs the partitions of a group
-        every half a minute, for a strategy that goes by weights, such as `weighted`. `listener` receives the events: by
-        default they are logged.
+        Args:
+            connection: The cluster with the coordinator's topics.
+            topics: The coordinator's topics; by default those with the default name.
+            options: Rules, timing and recovery.
+            clock: The coordinator's clock; by default that of the system.
+            look: Returns the data topics with their partition counts; by default it asks the brokers of `connection`.
+            weigh: Returns the weights of a group's partitions, for a strategy that needs them, such as `weighted`. It
+                is called every 30 seconds for each group, in a background thread.
+            listener: Receives the events of the groups; by default they are logged.
         """
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
@@ -198,16 +230,16 @@ class Coordinator:
         self._elections: queue.SimpleQueue[tuple[int, ElectionEvent]] = queue.SimpleQueue()
         self._shards: dict[int, _Shard] = {}
         self._beginning: dict[int, tuple[Term, Future[_TopicsRead]]] = {}
-        """Partitions in which a term has begun that is not led yet: what members were sent is being read."""
+        """Partitions whose term has begun, while the messages of earlier coordinators are being read."""
         self._known = _KnownTopics()
         self._topic_lookup = PeriodicCall(
-            "the topics could not be looked up",
+            "coordinator: the data topics could not be looked up",
             look or self._ask_brokers,
             self._known.update,
             _LOOK_AT_TOPICS_MS,
         )
         self._topic_check = PeriodicCall(
-            "the coordinator's own topics",  # which may be on other brokers than those to work on
+            "coordinator: check of its own topics",  # they may be on other brokers than the data topics
             lambda: self._topics.check(connection, self._partitions),
             lambda _: None,
             _CHECK_EACH_MS,
@@ -223,11 +255,21 @@ class Coordinator:
 
     @property
     def failure(self) -> Exception | None:
-        """What keeps it from leading, or from standing for election, at present or a moment ago."""
+        """The error that keeps it from leading or from taking part in the election; None if all went well for 10 s."""
         return self._failures.current
 
     def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
-        """Return how it is; `healthy` unless its thread hangs, or it has failed for `failing_after_s` seconds."""
+        """Return the state of this process, for health checks.
+
+        Args:
+            failing_after_s: After failing for this long, in seconds, it is not healthy.
+
+        Returns:
+            A report of JSON values. `healthy` is false if the thread hangs or the process has failed for too long.
+            `role` is `leader` or `standby`. `partitions`, `groups` and `members` are the numbers of those that it
+            leads. `failure` is the text of the present failure, or None. `failing_s` is how long it has failed, and
+            `idle_s` how long its thread has done nothing, in seconds.
+        """
         idle_s, failure, shards = self._idle_s, self.failure, list(self._shards.values())
         failing_s = self._failures.duration_s
         groups = [group for shard in shards for group in list(shard.groups.values())]
@@ -247,20 +289,29 @@ class Coordinator:
         return time.monotonic() - self._alive_at_s
 
     def stop(self) -> None:
-        """Have `run` end."""
+        """Make `run` end."""
         self._stop.set()
 
     def groups(self) -> dict[str, Mapping[str, frozenset[DataPartitionId]]]:
-        """Return which member is to work on what, in each group that this process leads now."""
+        """Return the assignment of each group that this process leads now.
+
+        Returns:
+            For each group, by name, the partitions of each member.
+        """
         return {
             name: group.assignment() for shard in list(self._shards.values()) for name, group in shard.groups.items()
         }
 
     def run(self) -> None:
-        """Stand for election and lead, until it is stopped.
+        """Take part in the election and lead groups until `stop` is called.
 
-        Raises `ConfigurationError`, `TopicNotFoundError`, `AuthorizationError`, `UnavailableError` at the beginning
-        only.
+        Errors are raised only at the beginning. Later ones are logged and retried, and `health` reports them.
+
+        Raises:
+            ConfigurationError: The coordinator's topics are not usable together.
+            TopicNotFoundError: One of the coordinator's topics does not exist.
+            AuthorizationError: The user may not read or write one of these topics.
+            UnavailableError: The brokers do not answer in time.
         """
         self._alive_at_s = time.monotonic()
         partitions = self._partitions = self._topics.partitions(self._connection)
@@ -291,12 +342,12 @@ class Coordinator:
             reader.close()
 
     def _lead_with(self, writer: Writer, elector: Elector, reader: Reader) -> None:
-        """Lead until the end, or until the producer is of no more use."""
+        """Lead until `stop` is called or the producer fails for good."""
         try:
             while not self._stop.is_set():
                 self._turn(elector, reader, writer)
         except CLIENT_FAILURES as error:
-            logger.warning("coordinator: %s; it connects again", error)
+            logger.warning("coordinator: connection lost, it reconnects: %s", error)
             self._note(error)
             self._stop.wait(_AGAIN_AFTER_S)
         finally:
@@ -327,7 +378,10 @@ class Coordinator:
         writer.poll()
 
     def _receive(self, record: ReceivedRecord, writer: Writer) -> None:
-        """Take a message for a group that belongs where it was read; only a registration creates a group."""
+        """Process a member's message. Only a message of this epoch or a registration creates a group.
+
+        A message whose group does not belong to the partition that it was read from is ignored.
+        """
         shard, message = self._shards.get(record.partition), parse_member_message(record.value)
         if shard is None or message is None or partition_of(message.group, writer.partitions) != record.partition:
             return
@@ -340,7 +394,7 @@ class Coordinator:
                 self._write(writer, group.receive(message, self._now_ms))
 
     def _lead(self, shard: _Shard, name: str, writer: Writer) -> bool:
-        """Let a group's time pass; return whether a later coordinator leads."""
+        """Advance a group, and return whether a later coordinator leads it."""
         is_superseded = False
         with self._isolated(shard, name) as group:
             if group is None:
@@ -358,9 +412,10 @@ class Coordinator:
 
     @contextmanager
     def _isolated(self, shard: _Shard, name: str) -> Iterator[GroupCoordinator | None]:
-        """Yield a group, or None while it rests; what fails in it, as its strategy may, disturbs no other group.
+        """Yield a group, or None while it is paused after a failure.
 
-        After a rest it is led again, with the partitions that its members report.
+        An error in one group, such as one of its strategy, does not affect other groups. After the pause the group is
+        led again, with the partitions that its members report.
         """
         if time.monotonic() < shard.rests_until_s.get(name, 0.0):
             yield None
@@ -370,7 +425,7 @@ class Coordinator:
         try:
             yield group
         except Exception as error:
-            logger.exception("group %r: it is led again in %g s", name, _REST_S)
+            logger.exception("group %r: leading it has failed; it is led again in %g s", name, _REST_S)
             self._note(error)
             shard.generation = max(shard.generation, group.generation)
             shard.rests_until_s[name] = time.monotonic() + _REST_S
@@ -394,19 +449,19 @@ class Coordinator:
                 self._beginning[partition] = event.term, self._helpers.submit(self._read, partition)
 
     def _read(self, partition: int) -> _TopicsRead:
-        """Read what coordinators before have sent to members, and before that where the members' messages end."""
+        """Look up the end of the members' messages, then read the messages of earlier coordinators."""
         end = end_of(self._connection, self._topics.member_messages, partition)
         messages = read_coordinator_messages(self._connection, self._topics.coordinator_messages, [partition])
-        # Looked up last, so that no coordinator that wrote meanwhile has a later epoch.
+        # This is looked up last, so that no coordinator that wrote meanwhile has a later epoch.
         last_epoch = end_of(self._connection, self._topics.leader, partition)
         return _TopicsRead.of([message for message, _ in messages if self._is_in(message, partition)], last_epoch, end)
 
     def _is_in(self, message: CoordinatorMessage | MemberMessage, partition: int) -> bool:
-        """Return whether the group of a message belongs to a partition."""
+        """Return whether the group of a message is hashed to a partition."""
         return partition_of(message.group, self._partitions) == partition
 
     def _begin_to_lead(self, elector: Elector, reader: Reader, writer: Writer) -> None:
-        """Begin to lead where the shares that members were sent have been read."""
+        """Lead the partitions whose earlier messages have been read."""
         for partition, (term, found) in list(self._beginning.items()):
             if not found.done():
                 continue
@@ -414,7 +469,12 @@ class Coordinator:
             try:
                 read = found.result()
             except (MarshalError, *CLIENT_FAILURES) as error:
-                logger.warning("coordinator of partition %d: %s", partition, error)
+                logger.warning(
+                    "coordinator: partition %d of topic %r could not be read, so it is given up: %s",
+                    partition,
+                    self._topics.coordinator_messages,
+                    error,
+                )
                 self._note(error)
                 elector.give_up(term, str(error), partition)
                 continue
@@ -426,7 +486,7 @@ class Coordinator:
             for message in read.impossible:
                 logger.warning(
                     "group %r: topic %r, partition %d, has a record for member %r of epoch %d, which is after the end "
-                    "of topic %r: no coordinator wrote it, or that topic was re-created. The record is deleted",
+                    "of topic %r: another program wrote it, or that topic was re-created. The record is deleted",
                     message.group,
                     self._topics.coordinator_messages,
                     partition,
@@ -484,5 +544,5 @@ def _log(group: str, event: GroupEvent) -> None:
         group,
         event.happening.value,
         ", ".join(event.members),
-        f" ({event.moved} partitions changed hands)" if event.moved else "",
+        f" ({event.moved} partitions moved)" if event.moved else "",
     )

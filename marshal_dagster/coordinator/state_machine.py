@@ -1,4 +1,4 @@
-"""A state that changes only along a table of transitions."""
+"""A state machine whose state changes only along a table of transitions (`member`, `rebalance`)."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -7,11 +7,11 @@ from typing import Generic, TypeVar
 State = TypeVar("State", bound=Enum)
 Event = TypeVar("Event", bound=Enum)
 Transitions = Mapping[State, Mapping[Event, State]]
-"""For each state the events that are legal in it, with the state that follows."""
+"""For each state, the events that are legal in it and the state that each leads to."""
 
 
 class IllegalTransitionError(RuntimeError):
-    """The table has no transition for an event in the present state: a defect of the caller."""
+    """The table has no transition for an event in the present state: a bug in the calling code."""
 
 
 class StateMachine(Generic[State, Event]):
@@ -28,8 +28,8 @@ class StateMachine(Generic[State, Event]):
         return self._state
 
     def apply(self, event: Event) -> None:
-        """Go to the state that follows `event`. Raises `IllegalTransitionError` when the table has none."""
+        """Change to the state that `event` leads to. Raises `IllegalTransitionError` if the table has none."""
         following = self._transitions[self._state].get(event)
         if following is None:
-            raise IllegalTransitionError(f"{event} is not legal in state {self._state}")
+            raise IllegalTransitionError(f"{event} is not legal in state {self._state}: report this as a bug")
         self._state = following

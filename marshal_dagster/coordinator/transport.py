@@ -1,4 +1,4 @@
-"""The coordinator's topics: what they are, reading them from an offset on, and writing without waiting."""
+"""The coordinator's topics in Kafka: their settings, a reader from an offset on, and a writer that never waits."""
 
 import hashlib
 import logging
@@ -38,9 +38,9 @@ _DELIVERY_MS: Final = 5_000
 _WARN_EACH_S: Final = 60.0
 _MEMBER_KINDS: Final = ("stop", "start")
 CLIENT_FAILURES: Final = (UnavailableError, KafkaException, SystemError)
-"""What an unusable client raises; the last, by a fatal error during callbacks."""
+"""Errors that an unusable client raises. A fatal error during callbacks raises `SystemError`."""
 _OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
-"""Codes for a position that is not in the log any more; the client stops reading there."""
+"""Error codes for a position that is not in the log any more. The client stops reading there."""
 _MEMBER_TOPIC_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
 _COORDINATOR_TOPIC_SETTINGS: Final = {
     "cleanup.policy": "compact",
@@ -53,24 +53,32 @@ _COORDINATOR_TOPIC_SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTopics:
-    """The topics by their common name: what members write, what coordinators write, and the election's."""
+    """The three topics of a coordinator. The names of two of them are derived from that of the first."""
 
     member_messages: str = DEFAULT_TOPIC
+    """The topic with the members' messages."""
 
     @property
     def coordinator_messages(self) -> str:
-        """What coordinators write; compacted, so that each member's share stays."""
+        """The topic with the coordinators' messages. It is compacted, so that the share of each member is kept."""
         return f"{self.member_messages}_orders"
 
     @property
     def leader(self) -> str:
-        """By which a coordinator is elected for each partition."""
+        """The topic by which a coordinator is elected for each partition."""
         return f"{self.member_messages}_leader"
 
     def create(self, connection: KafkaConnection, partitions: int = DEFAULT_PARTITIONS) -> None:
-        """Create the topics that are missing. So many coordinators can share the groups as there are partitions.
+        """Create the topics that are missing.
 
-        Raises `AuthorizationError`, `UnavailableError`; `ConfigurationError` when an existing topic has another number.
+        Args:
+            connection: The cluster.
+            partitions: The number of partitions of each topic. It limits how many coordinators can share the groups.
+
+        Raises:
+            ConfigurationError: An existing topic has another number of partitions.
+            AuthorizationError: The user may not create or describe the topics.
+            UnavailableError: The brokers do not answer in time.
         """
         with Topics(connection) as topics:
             copies = min(_SAFE_COPIES, topics.broker_count())
@@ -81,19 +89,38 @@ class CoordinatorTopics:
             self._check_counts(topics)
 
     def partitions(self, connection: KafkaConnection) -> int:
-        """Return how many partitions they have. Raises `TopicNotFoundError`, `UnavailableError`."""
+        """Return the number of partitions of each topic.
+
+        Args:
+            connection: The cluster.
+
+        Returns:
+            The number of partitions of the topic with the members' messages.
+
+        Raises:
+            TopicNotFoundError: The topic does not exist.
+            UnavailableError: The brokers do not answer in time.
+        """
         try:
             with Topics(connection) as topics:
                 return len(topics.describe(self.member_messages).partitions)
         except TopicNotFoundError as error:
             raise TopicNotFoundError(
-                f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics"
+                f"{error}; `marshal-dagster coordinator init` creates the coordinator's topics"
             ) from None
 
     def check(self, connection: KafkaConnection, partitions: int) -> None:
-        """Check that a coordinator that knows `partitions` of each can lead groups by them.
+        """Check that a coordinator can use the topics.
 
-        Raises `TopicNotFoundError`, `AuthorizationError`, `UnavailableError`, `ConfigurationError`.
+        Args:
+            connection: The cluster.
+            partitions: The number of partitions that each topic had when the coordinator started.
+
+        Raises:
+            ConfigurationError: The topics have different numbers of partitions, or not `partitions` each.
+            TopicNotFoundError: A topic does not exist.
+            AuthorizationError: The user may not read the members' messages, or read and write the other topics.
+            UnavailableError: The brokers do not answer in time.
         """
         with Topics(connection) as topics:
             topics.require(on_topic(self.member_messages, Right.READ))
@@ -102,17 +129,26 @@ class CoordinatorTopics:
             if self._check_counts(topics) != partitions:
                 raise ConfigurationError(
                     f"topic {self.member_messages!r} had {partitions} partitions when this process started, and has "
-                    "another number now: start coordinators and members again"
+                    "another number now: restart all coordinators and members"
                 )
 
     def check_member(self, connection: KafkaConnection) -> None:
-        """Check that a member can take part. Raises as `check`."""
+        """Check that a member can use the topics.
+
+        Args:
+            connection: The cluster.
+
+        Raises:
+            TopicNotFoundError: A topic does not exist.
+            AuthorizationError: The user may not read the coordinators' messages or write those of members.
+            UnavailableError: The brokers do not answer in time.
+        """
         with Topics(connection) as topics:
             topics.require(on_topic(self.coordinator_messages, Right.READ))
             topics.require(on_topic(self.member_messages, Right.WRITE))
 
     def _check_counts(self, topics: Topics) -> int:
-        """Return how many partitions each of them has. Raises `ConfigurationError` when they differ."""
+        """Return the number of partitions of each topic. Raises `ConfigurationError` if the topics differ."""
         counts = {
             topic: len(topics.describe(topic).partitions)
             for topic in (self.member_messages, self.coordinator_messages, self.leader)
@@ -120,20 +156,20 @@ class CoordinatorTopics:
         if len(set(counts.values())) > 1:
             described = ", ".join(f"{topic!r} has {count}" for topic, count in counts.items())
             raise ConfigurationError(
-                f"the coordinator's topics must have equally many partitions: {described}; stop coordinators and "
-                "members, delete the three and run `marshal-dagster coordinator init`"
+                f"the coordinator's topics must have the same number of partitions: {described}; stop all coordinators "
+                "and members, delete the three topics and run `marshal-dagster coordinator init`"
             )
         return counts[self.member_messages]
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """Return the partition that a group's records are in."""
+    """Return the partition of the coordinator's topics that has a group's records."""
     digest = hashlib.md5(group.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "little") % partitions
 
 
 class ReceivedRecord(NamedTuple):
-    """A record that was read; `at_ms` is its timestamp in unix milliseconds."""
+    """A record read from a topic; `at_ms` is its timestamp in Unix milliseconds."""
 
     partition: int
     offset: int
@@ -143,23 +179,23 @@ class ReceivedRecord(NamedTuple):
 
 
 class Reader:
-    """Reads records of partitions as they come; for one thread."""
+    """A reader of the records of partitions as they arrive. Not thread-safe."""
 
     def __init__(self, connection: KafkaConnection, topic: str) -> None:
-        """Connect in the background; nothing is read yet."""
+        """Connect in the background. Nothing is read before `follow`."""
         self._topic = topic
         self._connection = connection
         self._consumer, self._log = clients.consumer(connection, client_id=CLIENT_ID, fetch_wait_ms=20)
         self.ends: dict[int, int] = {}
-        """The ends of partitions that were read to their ends."""
+        """The end offset of each partition that was read to its end."""
 
     def follow(self, starts: Mapping[int, int]) -> None:
-        """Read these partitions too, from these offsets on."""
+        """Read these partitions in addition, from these offsets on."""
         self.leave(starts)
         self._consumer.incremental_assign([TopicPartition(self._topic, number, at) for number, at in starts.items()])
 
     def leave(self, partitions: Iterable[int]) -> None:
-        """Stop reading those of these partitions that are read."""
+        """Stop reading these partitions; ignore those that are not read."""
         followed = {assigned.partition for assigned in self._consumer.assignment()}
         gone = followed.intersection(partitions)
         if gone:
@@ -168,7 +204,7 @@ class Reader:
             self.ends.pop(number, None)
 
     def read(self, timeout_s: float) -> Iterator[ReceivedRecord]:
-        """Yield what has come within `timeout_s` seconds."""
+        """Wait up to `timeout_s` seconds for records, and yield those that have arrived."""
         first = self._consumer.consume(1, timeout_s)
         messages: list[Any] = [*first, *self._consumer.consume(_BATCH, 0)] if first else []
         for message in messages:
@@ -181,10 +217,16 @@ class Reader:
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 self.ends[message.partition()] = message.offset()
             elif error.code() in _OUTSIDE:
-                logger.warning("reading %r: %s; it is read from its end on", self._topic, error)
+                logger.warning(
+                    "topic %r, partition %d: its records from the last position on were deleted; it is read from its "
+                    "end on: %s",
+                    self._topic,
+                    message.partition(),
+                    error,
+                )
                 self.follow({message.partition(): OFFSET_END})
             elif error.code() not in clients.HARMLESS_TO_A_READER:
-                logger.debug("reading %r: %s", self._topic, error)
+                logger.debug("topic %r: reading has failed and is retried: %s", self._topic, error)
 
     def close(self) -> None:
         """Close the connections."""
@@ -192,7 +234,10 @@ class Reader:
 
 
 class Writer:
-    """Writes records without waiting for them: what is lost is requested again; may be shared by threads."""
+    """A writer of records that does not wait for their delivery. Thread-safe.
+
+    A record that was lost is sent again, because the protocol repeats every request until it is answered.
+    """
 
     def __init__(self, connection: KafkaConnection, topics: CoordinatorTopics, partitions: int) -> None:
         """Connect in the background."""
@@ -210,7 +255,7 @@ class Writer:
         self._write(self._topics.coordinator_messages, message.group, key_of(message), render(message))
 
     def forget(self, group: str, member: str) -> None:
-        """Write tombstones for what was sent to a member, so that compaction removes it."""
+        """Write tombstones for the messages that were sent to a member, so that compaction removes them."""
         for kind in _MEMBER_KINDS:
             self._write(self._topics.coordinator_messages, group, record_key(group, member, kind), None)
 
@@ -219,19 +264,23 @@ class Writer:
         self._write(self._topics.coordinator_messages, message.group, key_of(message), None)
 
     def poll(self) -> None:
-        """Let the client process deliveries. Raises `UnavailableError` when it is of no more use."""
+        """Process delivery reports. Raises `UnavailableError` if the client has failed for good."""
         self._producer.poll(0)
         if self._log.fatal:
-            raise UnavailableError(f"coordinator's topics: {self._log.fatal}")
+            raise UnavailableError(f"the producer of the coordinator's topics has failed: {self._log.fatal}")
 
     def close(self) -> None:
-        """Send what is queued, for a second at most, and close the client."""
+        """Send queued records, for one second at most, and close the client."""
         self._producer.flush(1.0)
         close_client(self._producer, self._log)
 
     def _write(self, topic: str, group: str, key: bytes, value: bytes | None) -> None:
         if value is not None and len(value) > MOST_BYTES:
-            self._warn(topic, f"{len(value):,} bytes are more than readers take of a record: have more members")
+            self._warn(
+                topic,
+                f"a record for group {group!r} has {len(value):,} bytes, more than the {MOST_BYTES:,} that readers "
+                "accept; start more members, so that each has fewer partitions",
+            )
             return
         try:
             self._producer.produce(topic, value, key, partition_of(group, self.partitions), on_delivery=self._delivered)
@@ -243,42 +292,45 @@ class Writer:
             self._warn(message.topic(), error)
 
     def _warn(self, topic: str, what: object) -> None:
-        """Log what was not written, at most once a minute: it is sent again, and mostly fails again."""
+        """Log that a record was not written, at most once a minute, because retries often fail as well."""
         now_s = time.monotonic()
         if now_s - self._warned_at_s >= _WARN_EACH_S:
             self._warned_at_s = now_s
-            logger.warning("writing to %r: %s", topic, what)
+            logger.warning(
+                "topic %r: a record was not written; it is sent again if it is still needed: %s", topic, what
+            )
 
 
 def record_key(group: str, member: str, kind: str) -> bytes:
-    """Return the key under which a coordinator's message replaces the one before."""
+    """Return the key of a coordinator's message; a newer message with the same key replaces it."""
     return f"{group}/{member}/{kind}".encode()
 
 
 def key_of(message: CoordinatorMessage) -> bytes:
-    """Return the key that a coordinator writes a message under.
+    """Return the key under which a coordinator writes a message.
 
-    All answers of a group share one: a refused member never leaves, so its own key would never get a tombstone.
+    All answers to registrations of a group share one key. A refused member never leaves, so a key of its own would
+    never get a tombstone.
     """
     return record_key(message.group, ALL if isinstance(message, Registered) else message.member, message.kind)
 
 
 def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
-    """Look up the offset of the next record. Raises `UnavailableError`, `TopicNotFoundError`."""
+    """Return the end offset of a partition. Raises `UnavailableError`, `TopicNotFoundError`."""
     with Topics(connection) as topics:
         return topics.offsets(topic, [partition], committed_only=False)[partition].end
 
 
 NewestMessages = dict[tuple[int, bytes], tuple[CoordinatorMessage, ReceivedRecord]]
-"""The messages that count, by partition and key."""
+"""The newest valid message of each partition and key, with its record."""
 
 
 def read_coordinator_messages(
     connection: KafkaConnection, topic: str, partitions: Iterable[int]
 ) -> list[tuple[CoordinatorMessage, ReceivedRecord]]:
-    """Read partitions up to their present ends; return the coordinators' messages that count, by offset.
+    """Read the newest coordinators' message of each key, up to the present ends of the partitions.
 
-    Of each key that is the newest, except what a coordinator of an older epoch has written after it.
+    A message of an older epoch does not replace one of a newer epoch. The result is sorted by partition and offset.
     Raises `UnavailableError`, `TopicNotFoundError`.
     """
     with Topics(connection) as topics:
@@ -298,9 +350,9 @@ def read_coordinator_messages(
 
 
 def keep_newest(found: NewestMessages, record: ReceivedRecord) -> None:
-    """Add a record to the messages that count, by partition and key.
+    """Add a record to the newest messages.
 
-    A message under a key that no coordinator uses for it is ignored, because no later message would replace it.
+    A message under a key that coordinators do not use for it is ignored, because no later message would replace it.
     """
     key, message = (record.partition, record.key), parse_coordinator_message(record.value)
     if record.value is None:
@@ -312,7 +364,7 @@ def keep_newest(found: NewestMessages, record: ReceivedRecord) -> None:
 
 
 def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> Iterator[ReceivedRecord]:
-    """Read up to `ends`, even if the last offsets before them hold no records (compacted away, or markers)."""
+    """Read up to `ends`, even if the last offsets are transaction markers or were compacted away."""
     heard_s, position = time.monotonic(), dict.fromkeys(ends, 0)
 
     def is_open(number: int) -> bool:
@@ -323,7 +375,10 @@ def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> It
         if any(is_open(record.partition) for record in records):
             heard_s = time.monotonic()
         elif time.monotonic() - heard_s > timeout_s:
-            raise UnavailableError(f"the coordinator's orders were not read to their ends within {timeout_s:g} s")
+            raise UnavailableError(
+                f"the coordinators' messages were not read to their ends: nothing arrived within {timeout_s:g} s; "
+                "check the brokers"
+            )
         for record in records:
             position[record.partition] = max(position[record.partition], record.offset + 1)
             yield record

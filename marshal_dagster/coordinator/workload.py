@@ -1,4 +1,4 @@
-"""What a group has to work on: the partitions of its topics with their weights, spread over its members. Pure."""
+"""The partitions that a group processes, with their weights, and their assignment to members. Pure, as `group`."""
 
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -12,17 +12,17 @@ from marshal_dagster.coordinator.messages import Register
 
 _DEFAULT_WEIGHT: Final = 1.0
 _TOLERANCE: Final = 1.25
-"""By this factor a load is off what it could be, before partitions that have a weight are moved for it."""
+"""Weighted partitions move only if a load is off its best possible value by more than this factor."""
 
 Shares = Mapping[str, frozenset[DataPartitionId]]
 """The partitions of each member."""
 
 
 class Workload:
-    """The partitions that there are, and how a strategy assigns them."""
+    """The partitions of a group's topics, and their assignment by a strategy."""
 
     def __init__(self, strategy: Strategy, *, weighs: bool) -> None:
-        """Begin without topics. Where it `weighs` partitions, nothing is assigned before the weights are given."""
+        """Start without topics. If it `weighs` partitions, nothing is assigned before their weights are known."""
         self._strategy, self._weighs = strategy, weighs
         self._topics: Mapping[str, int] | None = None
         self.weights: Mapping[DataPartitionId, float] = MappingProxyType({})
@@ -30,11 +30,11 @@ class Workload:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is all that an assignment needs."""
+        """Whether the topics are known, and the weights if they are needed."""
         return self._topics is not None and not self.awaits_weights
 
     def update_topics(self, topics: Mapping[str, int]) -> bool:
-        """Take the partition counts; return whether they have changed."""
+        """Set the partition count of each topic; return whether any has changed."""
         is_changed = topics != (self._topics or {})
         self._topics = dict(topics)
         if is_changed:
@@ -44,21 +44,24 @@ class Workload:
     def update_weights(
         self, members: Members, topics: Collection[str], weights: Mapping[DataPartitionId, float] | None
     ) -> None:
-        """Take the weights of the partitions of these topics, or keep the last ones known if there are none."""
+        """Set the weights of the partitions of these topics; with None, keep the last ones known."""
         self.weights = self.weights if weights is None else weights
         self.awaits_weights = topics != self.topics_wanted(members)
 
     def reweigh(self) -> None:
-        """Await weights, because other topics may be wanted now."""
+        """Require new weights before the next assignment, because the subscribed topics may have changed."""
         self.awaits_weights = self._weighs
 
     def topics_wanted(self, members: Members) -> frozenset[str]:
-        """Return the existing topics that members take."""
+        """Return the existing topics that members subscribe to."""
         wanted = chain.from_iterable(self._wanted(member.registration) for member in members.by_name.values())
         return frozenset(wanted) & (self._topics or {}).keys()
 
     def assign(self, members: Members) -> Shares:
-        """Return which partitions each member is to have."""
+        """Return the partitions that each member should have.
+
+        With weights, the present shares stay if their loads are within the tolerance.
+        """
         subscribers = [
             Subscriber(name, self._wanted(member.registration), member.registration.capacity)
             for name, member in members.by_name.items()
@@ -75,7 +78,10 @@ class Workload:
         return present if self._weighs and self._is_as_good(members, present, best) else best
 
     def _is_as_good(self, members: Members, present: Shares, best: Shares) -> bool:
-        """Return whether the present shares are all of what is wanted, and their loads hardly differ more."""
+        """Return whether the present shares can stay.
+
+        They must cover the wanted partitions, match the subscriptions, and have loads within the tolerance of `best`.
+        """
         if set().union(*present.values()) != set().union(*best.values()):
             return False
         for name, places in present.items():
@@ -85,7 +91,7 @@ class Workload:
         return max(loads) <= _TOLERANCE * max(best_loads) and min(best_loads) <= _TOLERANCE * min(loads)
 
     def _loads(self, members: Members, shares: Shares) -> list[float]:
-        """Return the weight of each member's partitions by its capacity."""
+        """Return the total weight of each member's partitions, divided by its capacity."""
         return [
             sum(self.weights.get(place, _DEFAULT_WEIGHT) + 1 for place in places)
             / members.by_name[name].registration.capacity

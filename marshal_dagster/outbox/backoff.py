@@ -1,4 +1,4 @@
-"""Which lanes and topics wait after a refusal, and when a row is set aside."""
+"""Waits after a refusal: which ordering keys and topics wait, for how long, and when a row is parked."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,18 +15,26 @@ _LONGEST_WAIT_MS: Final = 5_000.0
 
 @dataclass(frozen=True, slots=True)
 class HarvestLimits:
-    """Bounds of the harvest: rows in flight, their bytes, and how often a row is tried before it is set aside.
+    """The limits of a batch, and of the attempts to publish a row.
 
-    A topic that cannot be written to, as while it is being made, is waited for at least `topic_patience_s` seconds too.
+    Raises:
+        ConfigurationError: A limit is out of range.
     """
 
     max_in_flight_records: int = 1_000
+    """The largest number of rows in a batch (1 to 1,000,000)."""
     max_in_flight_bytes: int = 16_000_000
+    """The largest size of a batch in bytes: keys, values and headers together. A larger row is a batch of its own."""
     max_attempts: int = 5
+    """The number of attempts to publish a row before it is parked."""
     topic_patience_s: float = 30.0
+    """The shortest time, in seconds, to wait for a topic that cannot be written to before its rows are parked.
+
+    It gives a topic time that is just being created.
+    """
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for values that cannot be."""
+        """Raise `ConfigurationError` if a limit is out of range."""
         for name in ("max_in_flight_records", "max_in_flight_bytes", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name}: {getattr(self, name)}; give at least 1")
@@ -45,18 +53,18 @@ class _Refusal:
     until_ms: float
     reason: str
     is_given_up: bool = False
-    """Of a topic: whether its rows are set aside, which is decided when it is found missing, and not later."""
+    """Only for a topic: whether its rows are parked. That is decided when the topic is refused, and not later."""
 
 
 class RefusalBackoff:
-    """The refusals of one session; for one thread.
+    """The refusals of one session, with their waits. Not thread-safe.
 
-    Time passes from turn to turn: what waits when a turn begins, or is refused in it, waits until another begins. So
-    within a turn no row gets ahead of one of its lane that was left out.
+    Waits end only when a turn of the harvest (`Harvest.turn`) begins. A key that waits at the beginning of a turn, or
+    is refused during it, waits until the next turn. So a row never overtakes an earlier row of its key within a turn.
     """
 
     def __init__(self, limits: HarvestLimits, now_ms: Callable[[], float]) -> None:
-        """Hold nothing."""
+        """Start without refusals; `now_ms` is a monotonic clock in milliseconds."""
         self._max_attempts = limits.max_attempts
         self._topic_patience_ms = limits.topic_patience_s * 1_000
         self._now_ms = now_ms
@@ -65,24 +73,24 @@ class RefusalBackoff:
         self._topics: dict[str, _Refusal] = {}
 
     def begin_turn(self) -> None:
-        """Let time pass: what has waited long enough may be published."""
+        """Begin a turn: rows whose wait is over may be published in it."""
         self._turn_ms = self._now_ms()
 
     def lanes(self) -> list[OrderingKey]:
-        """Give the lanes that wait."""
+        """Return the ordering keys that wait."""
         return [lane for lane, hold in self._lanes.items() if hold.until_ms > self._turn_ms]
 
     def topics(self) -> list[str]:
-        """Give the topics that wait: those of which nothing is set aside yet."""
+        """Return the topics that wait, without those whose rows are being parked."""
         return [topic for topic, hold in self._topics.items() if hold.until_ms > self._turn_ms and not hold.is_given_up]
 
     def is_open(self, row: Row) -> bool:
-        """Tell whether a row may be published in this turn."""
+        """Return whether a row may be published in this turn."""
         holds = (self._lanes.get(OrderingKey.of(row)), self._topics.get(row.topic))
         return all(hold is None or hold.until_ms <= self._turn_ms for hold in holds)
 
     def refuse(self, row: Row, reason: str) -> Parked | None:
-        """Count a refusal; give the row if it is to be set aside, with which its lane is free again."""
+        """Count a refusal of a row; return the row if it must be parked now, so that its key no longer waits."""
         lane = OrderingKey.of(row)
         hold = self._again(self._lanes.get(lane), reason)
         if hold.tries < self._max_attempts:
@@ -92,7 +100,7 @@ class RefusalBackoff:
         return Parked(RowReference.of(row), f"{reason} (tried {hold.tries} times)")
 
     def refuse_topic(self, topic: str, reason: str) -> None:
-        """Count that a topic cannot be written to."""
+        """Count a refusal of a topic that cannot be written to."""
         hold = self._again(self._topics.get(topic), reason)
         waited_ms = self._now_ms() - hold.since_ms
         hold.is_given_up = hold.tries >= self._max_attempts and waited_ms >= self._topic_patience_ms
@@ -103,12 +111,12 @@ class RefusalBackoff:
         self._topics.pop(topic, None)
 
     def is_checked(self, topic: str) -> bool:
-        """Tell whether it is too early to look again at a topic that could not be written to."""
+        """Return whether a topic was refused so recently that it is not checked again in this turn."""
         hold = self._topics.get(topic)
         return hold is not None and hold.until_ms > self._turn_ms
 
     def to_park(self, rows: Sequence[Row]) -> list[Parked]:
-        """Give those of `rows` whose topic has been refused so often that they are set aside."""
+        """Return the rows that must be parked because their topic was refused too often."""
         return [
             Parked(RowReference.of(row), f"{hold.reason} (tried {hold.tries} times)")
             for row in rows
@@ -116,12 +124,12 @@ class RefusalBackoff:
         ]
 
     def reset_topic_waits(self) -> None:
-        """Look again at topics before more of their rows are set aside: some of those could not be."""
+        """Check topics again before more of their rows are parked, because some rows could not be parked."""
         for hold in self._topics.values():
             hold.is_given_up = False
 
     def accept(self, rows: Sequence[Row]) -> None:
-        """Forget the refusals of what was published."""
+        """Forget the refusals of rows that were published."""
         if self._lanes:
             for row in rows:
                 self._lanes.pop(OrderingKey.of(row), None)

@@ -1,4 +1,4 @@
-"""Events written into an outbox with the result of a claimed batch, in the transaction that takes its ranges."""
+"""Outbox events for the rows of a claimed batch's result, written in the transaction that stores the result."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
@@ -38,14 +38,19 @@ _KINDS: Final[LiteralString] = """
     SELECT name, format_type(kind, NULL), kind = 'bytea'::regtype, typcategory IN ('A', 'C', 'P', 'R')
     FROM kinds JOIN pg_type ON oid = kind WHERE typtype <> 'd'
     """
-"""Selects the base type of each column, below its domains, and whether it is an array, a composite or a range."""
+"""SQL for the base type of each column, below its domains, and whether it is an array, a composite or a range."""
 
 
 class OutgoingEvents:
-    """An event for each row of a batch's result; given to a `PostgresSink` as its `companion`.
+    """An event in an outbox for each row of a batch's result. Use it as `companion` of a `PostgresSink`.
 
-    The events of a range are stashed when its rows are taken: once, however often the range is delivered. A new
-    generation, which replaces rows, stashes events anew.
+    The events of a range of offsets are written in the transaction that stores its rows. So they are written once, even
+    if the range is delivered repeatedly. A new generation, which replaces rows, writes its events again.
+
+    Example:
+        ```python
+        sink = PostgresSink(dsn, "delays", companion=OutgoingEvents("delays", key="flight"))
+        ```
     """
 
     def __init__(
@@ -58,12 +63,22 @@ class OutgoingEvents:
         schema: str = DEFAULT_SCHEMA,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        """Publish to `topic`; `key` and `value` are columns of the output.
+        """Configure the events.
 
-        Without `value` the whole row is the event, as JSON under the output's column names. A column of bytes, or of a
-        domain over them, is published as it is; any other as PostgreSQL's text in UTF-8, with times in UTC and dates by
-        ISO 8601. An array, a composite or a range cannot be a key or a value, and is refused when it is written.
-        Raises `ConfigurationError` for invalid names and sizes.
+        A column of type `bytea`, or of a domain over it, is published as it is. Any other column is published as
+        PostgreSQL's text in UTF-8, with times in UTC and dates in ISO 8601. An array, a composite or a range cannot be
+        a key or value: the batch then fails, and nothing is written.
+
+        Args:
+            topic: The topic to publish to.
+            key: The column of the output with the event's key; by default events have no key.
+            value: The column with the event's value; by default the whole row as JSON.
+            outbox: The outbox's name.
+            schema: The schema of the outbox's table.
+            max_bytes: The largest size of key and value together, in bytes.
+
+        Raises:
+            ConfigurationError: A name is invalid, or `max_bytes` is out of range.
         """
         require_topic_name("topic", topic)
         self._topic, self._key, self._value = topic, key, value
@@ -74,7 +89,15 @@ class OutgoingEvents:
         return f"OutgoingEvents({self._topic!r}, key={self._key!r}, outbox={self._tables.name!r})"
 
     def check(self, connection: "Connection", columns: Sequence[str]) -> None:
-        """Make sure that the outbox and the columns are there (`TransactionHook.check`)."""
+        """Check that the outbox and the columns exist (`TransactionHook.check`).
+
+        Args:
+            connection: A connection to the sink's database.
+            columns: The columns of the output.
+
+        Raises:
+            ConfigurationError: The outbox or a column does not exist, or the outbox has another version.
+        """
         from psycopg import sql
 
         for field, name in (("key", self._key), ("value", self._value)):
@@ -88,7 +111,16 @@ class OutgoingEvents:
         self._tables.check_rows_are_kept(connection)
 
     def write(self, connection: "Connection", columns: Sequence[str], ranges: Sequence[int]) -> None:
-        """Stash the events of these ranges (`TransactionHook.write`)."""
+        """Write the events of these ranges (`TransactionHook.write`).
+
+        Args:
+            connection: The connection with the sink's transaction.
+            columns: The columns of the output.
+            ranges: The ids of the ranges whose rows are stored.
+
+        Raises:
+            SinkRejectedError: An event is too large, a column cannot be a key or value, or a trigger skips events.
+        """
         from psycopg import sql
 
         key, value = self._contents(connection)
@@ -103,17 +135,17 @@ class OutgoingEvents:
         ((largest, made, written),) = connection.execute(statement, given).fetchall()
         if (largest or 0) > self._max_bytes:
             raise SinkRejectedError(
-                f"an event for topic {self._topic!r} has {largest} bytes, more than max_bytes={self._max_bytes}: "
-                "nothing was written"
+                f"an event for topic {self._topic!r} has {largest} bytes, more than max_bytes={self._max_bytes}, so "
+                "nothing was written; make events smaller, or raise max_bytes and the brokers' limit"
             )
         if written != made:
             raise SinkRejectedError(
-                f"outbox {self._tables.name!r}: {made} events were to be written, but {written} were, so a trigger of "
+                f"outbox {self._tables.name!r}: only {written} of {made} events could be written, because a trigger of "
                 "the table skips rows. Nothing was written; remove the trigger"
             )
 
     def _contents(self, connection: "Connection") -> "tuple[Composable, Composable]":
-        """Return the SQL of key and value for a row `r`. Raises `SinkRejectedError` for other types of columns."""
+        """Return the SQL of key and value for a row `r`. Raises `SinkRejectedError` for unsuitable column types."""
         from psycopg import sql
 
         kinds = {name: _Kind(*kind) for name, *kind in connection.execute(_KINDS)}
@@ -137,8 +169,8 @@ def _as_bytes(field: str, column: str, kinds: Mapping[str, _Kind]) -> "Composabl
     kind = kinds[column]
     if kind.is_of_several:
         raise SinkRejectedError(
-            f"{field}: column {column!r} is of type {kind.name}, which cannot be a key or value: nothing was written. "
-            "Name a column of bytes, text, numbers or json, or leave `value` out to publish the row as JSON"
+            f"{field}: column {column!r} has type {kind.name}, which cannot be a key or value, so nothing was written. "
+            "Use a column of bytes, text, numbers or json, or omit `value` to publish the row as JSON"
         )
     named = sql.SQL("r.") + identifier(column)
     if kind.is_bytes:

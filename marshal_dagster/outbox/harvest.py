@@ -1,13 +1,17 @@
-"""From the outbox's rows to Kafka: the steps, over the ports.
+"""The steps of a harvesting session, over the protocols of `interfaces`: no database, no Kafka.
 
-A session begins in the database, which refuses earlier ones from then on; then at Kafka's end, which ends what earlier
-sessions have under way there; then it asks Kafka which batch was the last to be published, and strikes its rows.
+A session starts in three steps:
 
-A session may begin anew at Kafka's end, after a refusal; it publishes there only once the database has said, since it
-last began there, that it goes on. So whatever an earlier session began at Kafka's end before it was told so lies before
-the beginning of a later one there, which ends it: rows that a session takes are in no transaction of another that could
-still take effect. Each batch is struck before the next one is published; all that is in doubt at any time is one batch,
-of which Kafka's note tells.
+1. It starts in the database, which refuses earlier sessions from then on.
+2. It starts in Kafka, which aborts the open transactions of earlier sessions.
+3. It reads from Kafka which batch was published last, and deletes the rows of that batch from the database.
+
+After a refusal a session initialises its Kafka transaction again. Before it publishes after that, it checks in the
+database that it is still current. A newer session has therefore aborted each transaction that an older one could still
+commit, so no row is published twice.
+
+Each batch is deleted before the next one is published. So at most one batch is in doubt at any time, and the newest
+note in Kafka shows whether it was published.
 """
 
 from collections import deque
@@ -29,21 +33,24 @@ from marshal_dagster.outbox.interfaces import (
 
 @dataclass(slots=True)
 class HarvestCounts:
-    """What a process has done since it started."""
+    """Counts of a harvester process since its start."""
 
     published: int = 0
-    """Rows that it has struck: its own, and those that the note says a session before it has published."""
+    """Published rows that it deleted. This includes rows that an earlier session had published but not deleted."""
     parked: int = 0
+    """Rows that it parked."""
     refused: int = 0
+    """Refusals of rows and topics."""
     sessions: int = 0
+    """Sessions that it started."""
 
 
 class LeadershipLostError(Exception):
-    """This process does not lead any more: it publishes nothing more."""
+    """This process no longer leads, so it publishes nothing more."""
 
 
 class Harvest:
-    """One session of harvesting; for one thread."""
+    """One harvesting session. Not thread-safe."""
 
     def __init__(
         self,
@@ -55,7 +62,16 @@ class Harvest:
         now_ms: Callable[[], float],
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Do nothing yet; `leads` is asked before each batch, `now_ms` is a clock that never jumps."""
+        """Configure the session; it starts with `begin`.
+
+        Args:
+            store: The outbox's rows.
+            publisher: The Kafka side.
+            limits: The limits of a batch and of retries.
+            counts: The counts of this process, which the session increases.
+            now_ms: A monotonic clock in milliseconds.
+            leads: Returns whether this process still leads. It is called before each batch.
+        """
         self._store = store
         self._publisher = publisher
         self._limits = limits
@@ -66,20 +82,22 @@ class Harvest:
         self._done = PublishedBatch()
         self._parked: list[Parked] = []
         self._is_checking = False
-        """Whether the publisher has begun anew since the database was asked whether this session goes on."""
+        """Whether the publisher was started again since the database last confirmed that this session is current."""
 
     def begin(self) -> None:
-        """Begin the session. Raises `Fenced`, `UnavailableError`."""
+        """Start the session. Raises `PublisherFencedError`, `UnavailableError`."""
         self._session = self._store.begin()
         self._publisher.begin()
         self._done = self._publisher.noted()
         self._counts.sessions += 1
 
     def turn(self) -> int:
-        """Strike what is published, take the next rows and publish them; give how many were taken.
+        """Delete the published rows, then take and publish the next rows.
 
-        With 0, or fewer than `max_in_flight_records`, it can wait for more. Raises `LeadershipLostError`, `Deposed`,
-        `Fenced`, `Unsettled`, `UnavailableError`: the session is over then.
+        Returns the number of rows that were taken. If it is below `max_in_flight_records`, no more rows are ready.
+
+        Raises `LeadershipLostError`, `SessionSupersededError`, `PublisherFencedError`, `BatchUnsettledError`,
+        `UnavailableError`. The session has ended then.
         """
         self._holds.begin_turn()
         rows = self._turn(self._limits.max_in_flight_records)
@@ -89,7 +107,7 @@ class Harvest:
         return len(rows)
 
     def finish(self) -> None:
-        """Strike what is published, so that who comes next has nothing to find out. Raises as `turn`."""
+        """Delete the published rows, so that the next session has nothing to check. Raises the errors of `turn`."""
         if self._done.rows or self._parked:
             self._turn(0)
 
@@ -111,7 +129,7 @@ class Harvest:
         return turned.rows
 
     def _check_topics(self, rows: Sequence[Row]) -> None:
-        """Find out which topics cannot be written to, before a batch waits for one of them."""
+        """Check which topics cannot be written to, so that no batch waits for one of them."""
         unsure = [topic for topic in dict.fromkeys(row.topic for row in rows) if not self._holds.is_checked(topic)]
         refused = self._publisher.refused(unsure)
         for topic in unsure:
@@ -123,7 +141,10 @@ class Harvest:
         self._parked += self._holds.to_park(rows)
 
     def _publish(self, rows: Sequence[Row]) -> None:
-        """Publish what is not held; a batch that is refused without naming a row is halved until it names one."""
+        """Publish the rows that do not wait after a refusal.
+
+        If a batch is refused and the error does not name the row, it is split in halves until a single row is left.
+        """
         batches = deque([rows])
         while batches:
             batch = [row for row in batches.popleft() if self._holds.is_open(row)]
@@ -132,7 +153,7 @@ class Harvest:
             if not self._leads():
                 raise LeadershipLostError
             if self._done.rows or self._parked or self._is_checking:
-                # What comes after a row that is set aside must not get ahead of that.
+                # A row is parked before later rows of its key are published.
                 self._turn(0)
             try:
                 self._publisher.publish(batch)
@@ -149,7 +170,7 @@ class Harvest:
                 self._holds.accept(batch)
 
     def _without(self, batch: Sequence[Row], refused: RowRejectedError) -> list[Sequence[Row]]:
-        """Give what is to be tried of a refused batch."""
+        """Return the batches to try next after a batch was refused."""
         named = batch[0] if len(batch) == 1 else next((row for row in batch if row.id == refused.row), None)
         if named is None:
             middle = len(batch) // 2

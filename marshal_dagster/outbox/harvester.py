@@ -1,4 +1,7 @@
-"""The harvester as a process has it: stands for leader, and harvests while it leads."""
+"""The harvester of a process: takes part in the election of a leader, and publishes an outbox's rows while it leads.
+
+It runs a `harvest.Harvest` per session, and starts a new session after each failure.
+"""
 
 import logging
 import time
@@ -34,7 +37,7 @@ _SAFE_COPIES: Final = 3
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _HAND_OVER_AFTER_S: Final = 10.0
-"""A leader that has failed for so long leaves it to another, who may reach what this one does not."""
+"""After failing for this long, a leader steps down, because another process may reach what it cannot reach."""
 _ASIDE_S: Final = 10.0
 _LOOK_AT_ENDS_S: Final = 10.0
 _DRAIN_PATIENCE_S: Final = 300.0
@@ -43,20 +46,36 @@ _STOPPED_WITHIN_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OutboxTopics:
-    """The topics behind an outbox: one to elect a harvester by, one for the notes of what is published."""
+    """The two topics that the harvesters of an outbox use among themselves."""
 
     leader: str
+    """The topic by which a leader is elected."""
     notes: str
+    """The compacted topic with notes of the published rows."""
 
     @classmethod
     def of(cls, uid: str) -> "OutboxTopics":
-        """Give those of an outbox, by its uid."""
+        """Return the topics of an outbox.
+
+        Args:
+            uid: The unique id of the outbox, from its registration.
+
+        Returns:
+            The topics with their names.
+        """
         return cls(f"__marshal_outbox_{uid}_leader", f"__marshal_outbox_{uid}_notes")
 
     def create(self, connection: KafkaConnection, replication: int | None = None) -> None:
-        """Make what is missing; by default with three replicas, or as many as there are brokers.
+        """Create the topics that are missing.
 
-        Raises `AuthorizationError`, `UnavailableError`, `ConfigurationError`.
+        Args:
+            connection: The cluster.
+            replication: The number of replicas; by default three, or the number of brokers if that is lower.
+
+        Raises:
+            ConfigurationError: A topic cannot be created with these settings.
+            AuthorizationError: The user may not create the topics.
+            UnavailableError: The brokers do not answer in time.
         """
         with Topics(connection) as topics:
             copies = replication or min(_SAFE_COPIES, topics.broker_count())
@@ -66,9 +85,17 @@ class OutboxTopics:
 
 
 class Harvester:
-    """Publishes an outbox's rows while it leads; several of one outbox stand by for each other.
+    """A harvester, which publishes the rows of an outbox to Kafka while it leads.
 
-    `run` and `drain` block until `stop`, which any thread or a signal's handler may call.
+    Start several harvesters for one outbox: one leads, the others stand by and take over. `run` and `drain` block until
+    they are done or `stop` is called, by any thread or by a signal handler.
+
+    Example:
+        ```python
+        harvester = Harvester(OutboxTables(Database(dsn)), connection)
+        signal.signal(signal.SIGTERM, lambda *_: harvester.stop())
+        harvester.run()
+        ```
     """
 
     def __init__(
@@ -78,12 +105,20 @@ class Harvester:
         options: HarvesterOptions | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Connect to nothing yet."""
+        """Configure the harvester; it connects in `run` or `drain`.
+
+        Args:
+            tables: The outbox's tables.
+            connection: The cluster to publish to.
+            options: The options; by default those of `HarvesterOptions()`.
+            clock: The harvester's clock; by default that of the system.
+        """
         self.counts = HarvestCounts()
+        """The numbers of rows, refusals and sessions since the start."""
         self.failure: MarshalError | None = None
-        """What the last attempt to harvest, or to reach both ends while it stands by, failed with."""
+        """The error of the last attempt to harvest or, on standby, of the last check; None if it succeeded."""
         self.term: Term | None = None
-        """In which this harvester leads."""
+        """The term in which this harvester leads; None on standby."""
         self._tables = tables
         self._connection = connection
         self._options = options or DEFAULT_OPTIONS
@@ -100,16 +135,26 @@ class Harvester:
 
     @property
     def failing_s(self) -> float:
-        """For how many seconds `failure` has been there; 0 without one."""
+        """How long the harvester has failed, in seconds; 0 if it does not fail."""
         return 0.0 if self.failure is None else time.monotonic() - self._failing_from_s
 
     @property
     def idle_s(self) -> float:
-        """For how many seconds its thread has done nothing, not even looked: after a minute another one leads."""
+        """How long the harvester's thread has done nothing, in seconds. After a minute another harvester leads."""
         return time.monotonic() - self._alive_at_s
 
     def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
-        """Tell how it is; `healthy` unless its thread hangs, or it has failed for `failing_after_s` seconds."""
+        """Return the state of this harvester, for health checks.
+
+        Args:
+            failing_after_s: After failing for this long, in seconds, it is not healthy.
+
+        Returns:
+            A report of JSON values. `healthy` is false if the thread hangs or the harvester has failed for too long.
+            `outbox` is the outbox's name, and `role` is `leader` or `standby`. `failure` is the text of the present
+            failure, or None. `failing_s` is how long it has failed, and `idle_s` how long its thread has done nothing,
+            in seconds. `published`, `parked` and `sessions` are counts since the start.
+        """
         idle_s, failing_s, failure = self.idle_s, self.failing_s, self.failure
         return {
             "healthy": idle_s <= IDLE_AFTER_S and failing_s <= failing_after_s,
@@ -124,23 +169,39 @@ class Harvester:
         }
 
     def stop(self) -> None:
-        """Have `run` and `drain` end after the batch that is under way."""
-        # No lock: a signal's handler may have interrupted who holds it.
+        """Make `run` and `drain` end after the present batch."""
+        # This takes no lock, because a signal handler may have interrupted the thread that holds it.
         self._is_stopped = True
 
     def run(self) -> None:
-        """Stand for leader, and harvest while it leads, until it is stopped.
+        """Take part in the election, and harvest while it leads, until `stop` is called.
 
-        Raises `ConfigurationError`; `TopicNotFoundError`, `AuthorizationError` and `UnavailableError` at the beginning
-        only: later it tries again, and `failure` is what it fails with.
+        After the start, unavailable services are retried, and `failure` has the error.
+
+        Raises:
+            ConfigurationError: The outbox does not exist, has another version, or a setting is unsafe.
+            TopicNotFoundError: At the start: one of the outbox's topics does not exist.
+            AuthorizationError: At the start: the user may not use one of these topics.
+            UnavailableError: At the start: the database or the brokers do not answer.
         """
         self._alive_at_s = time.monotonic()
         self._stand(self._look_up(), lambda: False)
 
     def drain(self, patience_s: float = _DRAIN_PATIENCE_S) -> int:
-        """Harvest until what is there now is published or set aside, by this harvester or another one that leads.
+        """Harvest until all rows that exist now are published or parked, by this harvester or another leader.
 
-        Gives how many rows this one has published. Raises as `run`, and what it has failed with for `patience_s`.
+        Args:
+            patience_s: After failing for this long, in seconds, the error is raised.
+
+        Returns:
+            The number of rows that this harvester has published.
+
+        Raises:
+            ConfigurationError: The outbox does not exist, has another version, or a setting is unsafe.
+            TopicNotFoundError: One of the outbox's topics does not exist.
+            AuthorizationError: The user may not use one of these topics.
+            UnavailableError: The database or the brokers do not answer.
+            MarshalError: Another error has lasted for `patience_s`.
         """
         self._alive_at_s = time.monotonic()
         registration, before = self._look_up(), self.counts.published
@@ -175,10 +236,12 @@ class Harvester:
                     finally:
                         self.term = None
         except TopicNotFoundError as error:
-            raise TopicNotFoundError(f"{error}; `marshal-dagster outbox init` makes the topics of an outbox") from None
+            raise TopicNotFoundError(
+                f"{error}; `marshal-dagster outbox init` creates the topics of an outbox"
+            ) from None
 
     def _look_at_ends(self, elector: Elector) -> None:
-        """Find out now and then whether this harvester could take over, while it stands by."""
+        """On standby, check every 10 s whether this harvester could take over."""
         if time.monotonic() - self._looked_at_s < _LOOK_AT_ENDS_S:
             return
         try:
@@ -230,7 +293,7 @@ class Harvester:
     def _lead(
         self, registration: OutboxRegistration, elector: Elector, term: Term, is_over: Callable[[], bool]
     ) -> None:
-        """Harvest for as long as the term holds, session after session."""
+        """Harvest while the term lasts, with a new session after each failure."""
         store, publisher = self._ends(registration)
         pause_s = _FIRST_PAUSE_S
 
@@ -277,7 +340,7 @@ class Harvester:
         harvest.finish()
 
     def _pause(self, seconds: float) -> None:
-        """Let time pass, or less of it when it is stopped."""
+        """Wait for some seconds, or until `stop` is called."""
         until_s = time.monotonic() + seconds
         while not self._is_stopped and (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(left_s, _STOPPED_WITHIN_S))

@@ -1,4 +1,7 @@
-"""What the harvest needs of a database and of Kafka; tests and the simulator bring their own."""
+"""The protocols between a harvesting session and its two sides: the database (`Store`) and Kafka (`Publisher`).
+
+`store` and `publisher` implement them; tests and the simulator have their own implementations.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -7,13 +10,14 @@ from typing import Final, NamedTuple, Protocol
 from marshal_dagster.errors import MarshalError
 
 ID_HEADER: Final = "marshal-outbox-id"
-"""By which consumers know a record that comes again: the outbox's uid, "-", and the row's id."""
+"""The header by which consumers recognise a repeated record. Its value is the outbox's uid, "-" and the row's id."""
 
 Header = tuple[str, bytes | None]
+"""The name and value of a record's header."""
 
 
 class Row(NamedTuple):
-    """A row of the outbox, in the order in which it is published: by `id`."""
+    """A row of the outbox. Rows with the same topic and key are published in the order of their ids."""
 
     id: int
     topic: str
@@ -21,32 +25,38 @@ class Row(NamedTuple):
     value: bytes | None
     headers: Sequence[Header] | None = None
     created_us: int = 0
-    """When it was written, by the database's clock, in microseconds."""
+    """When the row was written, in Unix microseconds by the database's clock."""
 
 
 class OrderingKey(NamedTuple):
-    """What keeps its order: the rows of one key in one topic; a row without a key is alone in its lane."""
+    """The topic and key of the rows among which order is kept.
+
+    A row without a key has an ordering key of its own.
+    """
 
     topic: str
     key: bytes | None
     row: int | None
+    """The id of a row without a key; None otherwise."""
 
     @classmethod
     def of(cls, row: Row) -> "OrderingKey":
-        """Give a row's lane."""
+        """Return the ordering key of a row."""
         return cls(row.topic, row.key, row.id if row.key is None else None)
 
 
 class RowReference(NamedTuple):
-    """A row by its id and the time when it was written: microseconds of the database's clock, both bounds included.
+    """A reference to a row by its id and the time when it was written.
 
-    An id alone does not identify a row: a restored database, and `TRUNCATE ... RESTART IDENTITY`, give ids again. All
-    changes to rows that were taken before use such references (`Store.turn`).
+    An id alone is not enough: after a restore of the database, or `TRUNCATE ... RESTART IDENTITY`, ids are assigned
+    again. All changes to rows that were taken before use such references (`Store.turn`).
     """
 
     id: int
     created_from_us: int
+    """The earliest time at which the row was written, in Unix microseconds by the database's clock (inclusive)."""
     created_until_us: int
+    """The latest such time (inclusive)."""
 
     @classmethod
     def of(cls, row: Row) -> "RowReference":
@@ -55,19 +65,19 @@ class RowReference(NamedTuple):
 
 
 class PublishedBatch(NamedTuple):
-    """The rows of a batch that was published."""
+    """References to the rows of a published batch."""
 
     rows: Collection[RowReference] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "PublishedBatch":
-        """Return the batch of these rows."""
+        """Return the batch with these rows."""
         return cls([RowReference.of(row) for row in rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A row that is set aside, and why."""
+    """A row to park, with the reason."""
 
     row: RowReference
     reason: str
@@ -75,101 +85,109 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class BatchTransaction:
-    """What is done in one transaction of the database: strike, set aside, and take the next rows."""
+    """The work of one database transaction: delete published rows, park rows, and take the next rows."""
 
     done: PublishedBatch = field(default_factory=PublishedBatch)
+    """The published rows to delete."""
     parked: Collection[Parked] = ()
+    """The rows to park."""
     limit: int = 0
-    """How many rows are taken at most."""
+    """The largest number of rows to take."""
     limit_bytes: int = 1
-    """How many bytes of keys, values and headers they have at most; a row is taken whatever it has."""
+    """The largest total size of the keys, values and headers of the rows to take. One row is taken in any case."""
     held_lanes: Collection[OrderingKey] = ()
-    """Whose rows are not taken now."""
+    """The ordering keys whose rows are not taken, because they wait after a refusal."""
     held_topics: Collection[str] = ()
+    """The topics whose rows are not taken, because they wait after a refusal."""
 
 
 class TransactionResult(NamedTuple):
-    """What a turn came to: the rows taken, by rising id; how many were struck, and how many set aside."""
+    """The result of a `BatchTransaction`."""
 
     rows: list[Row]
+    """The rows taken, sorted by id."""
     struck: int = 0
+    """The number of rows deleted."""
     parked: int = 0
+    """The number of rows parked."""
 
 
 class SessionSupersededError(MarshalError):
-    """A later session harvests this outbox: this one may strike and take nothing any more."""
+    """A later session harvests this outbox, so this one may not delete or take rows any more."""
 
 
 class PublisherFencedError(MarshalError):
-    """A later session publishes from this outbox, or the brokers have ended this one's transaction."""
+    """A later session publishes from this outbox, or the brokers have aborted the transaction of this one."""
 
 
 class BatchUnsettledError(MarshalError):
-    """It is not known whether a batch was published, or struck; the next session finds out."""
+    """It is unknown whether a batch was published. The next session checks that."""
 
 
 class RowRejectedError(Exception):
-    """Nothing of a batch was published, because of one row: `row` is its id, None where that is not known."""
+    """A batch was refused because of one row, and nothing of it was published."""
 
     def __init__(self, reason: str, row: int | None = None) -> None:
-        """Keep them."""
+        """Store the reason and the id of the row, or None if the row is unknown."""
         self.reason, self.row = reason, row
         super().__init__(reason)
 
 
 class TopicRejectedError(Exception):
-    """Nothing of a batch was published, because a topic of it cannot be written to."""
+    """A batch was refused because one of its topics cannot be written to, and nothing of it was published."""
 
     def __init__(self, topic: str, reason: str) -> None:
-        """Keep them."""
+        """Store the topic and the reason."""
         self.topic, self.reason = topic, reason
         super().__init__(f"{topic}: {reason}")
 
 
 class Store(Protocol):
-    """The outbox's rows. Each method raises `UnavailableError` when the database does not answer."""
+    """The rows of an outbox in its database. Each method raises `UnavailableError` if the database does not answer."""
 
     def begin(self) -> int:
-        """Begin a session and give its number, larger than all before; those end by it."""
+        """Start a session, which ends all earlier sessions; return its number, larger than all earlier numbers."""
         ...
 
     def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
-        """Carry out a turn in one transaction.
+        """Carry out a `BatchTransaction` in one transaction of the database.
 
-        Where another row under the same id is set aside already, as after one was copied back by hand, a row stays.
-        Raises `SessionSupersededError`, with nothing done, once a later session has begun.
+        A row is not parked if a different row with the same id is parked already.
+
+        Raises `SessionSupersededError`, without any change, if a later session has started.
         """
         ...
 
 
 class Publisher(Protocol):
-    """Kafka's end. What is published by one session cannot be by another that began before."""
+    """The Kafka side of an outbox. Once a session has started, earlier sessions can publish nothing more."""
 
     def begin(self) -> None:
-        """Begin a session, once it has begun in the `Store`, or begin anew in one.
+        """Start a session after it has started in the `Store`, or initialise it again.
 
-        That ends for good what earlier ones have sent, and refuses what they still send.
+        This aborts the open transactions of earlier sessions, and fences their producers.
 
         Raises `PublisherFencedError`, `UnavailableError`.
         """
         ...
 
     def noted(self) -> PublishedBatch:
-        """Give the rows of the last batch that was published, by any session.
+        """Return the rows of the last batch that any session has published.
 
         Raises `PublisherFencedError`, `UnavailableError`.
         """
         ...
 
     def refused(self, topics: Collection[str]) -> dict[str, str]:
-        """Give which of these topics cannot be written to, and why. Raises `UnavailableError`."""
+        """Return the topics that cannot be written to, each with the reason. Raises `UnavailableError`."""
         ...
 
     def publish(self, rows: Sequence[Row]) -> None:
-        """Publish rows in this order, with a note of which these are: all of it, or nothing.
+        """Publish rows in this order, together with a note about them, all or nothing.
 
-        Raises `RowRejectedError` and `TopicRejectedError`, with nothing published and begun anew: make sure by a turn
-        that the session goes on before the next one. `PublisherFencedError` and `BatchUnsettledError`, after which a
-        new session is to begin.
+        Raises `RowRejectedError` or `TopicRejectedError` if nothing was published. The publisher has then initialised
+        the session again, so check by `Store.turn` that the session is still current before the next call.
+
+        Raises `PublisherFencedError` or `BatchUnsettledError` if a new session must start.
         """
         ...

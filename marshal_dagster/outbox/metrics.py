@@ -1,4 +1,4 @@
-"""Metrics of a harvester, taken by a thread of their own where OpenTelemetry is in use."""
+"""OpenTelemetry metrics of a harvester, recorded by a separate thread; without OpenTelemetry nothing is recorded."""
 
 import logging
 import threading
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 COUNT_EACH_S: Final = 1.0
 LOOK_EACH_S: Final = 10.0
-"""How often the leader has the database count what waits, at most."""
+"""The least time between two counts of the waiting rows, which only the leader requests from the database."""
 _CLOSE_WITHIN_S: Final = 5.0
 _COUNTED: Final = ("published", "parked", "refused", "sessions")
 
 
 @contextmanager
 def metrics_recorded(tables: OutboxTables, counts: HarvestCounts, leads: Callable[[], bool]) -> Iterator[None]:
-    """Measure while the block runs what `counts` says, and the backlog while `leads`; hand it over at the end.
+    """Record `counts`, and the backlog while `leads` returns true; export the metrics at the end of the block.
 
-    Does nothing where OpenTelemetry is not in use. Never raises by itself.
+    Does nothing if the process does not use OpenTelemetry. It raises no errors of its own.
     """
     found = outbox_metrics()
     if found is None:
@@ -46,7 +46,7 @@ def metrics_recorded(tables: OutboxTables, counts: HarvestCounts, leads: Callabl
 
 
 class _MetricsRecorder:
-    """What was counted so far, and when the backlog was looked at."""
+    """A recorder that adds the increase of the counts to the instruments, and measures the backlog."""
 
     def __init__(
         self, metrics: OutboxMetrics, tables: OutboxTables, counts: HarvestCounts, leads: Callable[[], bool]
@@ -82,7 +82,7 @@ class _MetricsRecorder:
         try:
             status = self._backlog.status()
         except MarshalError as error:
-            logger.debug("the backlog cannot be measured: %s", error)
+            logger.debug("outbox %r: the backlog cannot be measured: %s", self._whose["outbox"], error)
             return
         self._metrics.backlog.set(status.rows, self._whose)
         self._metrics.backlog_age.set(status.oldest_age_s or 0.0, self._whose)

@@ -1,4 +1,4 @@
-"""How a harvester works, and what it does by default; to import it brings no Kafka client."""
+"""The options of a harvester, with their defaults and help texts. This module imports no Kafka client."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,24 +12,36 @@ from marshal_dagster.outbox.backoff import HarvestLimits
 
 @dataclass(frozen=True, slots=True)
 class HarvesterOptions:
-    """How a harvester works.
-
-    All harvesters of an outbox need the same `partitioner`: a key whose partition changes has no order.
+    """The options of a harvester.
 
     Raises:
-        ConfigurationError: a time is out of range, or Kafka's client does not know the partitioner.
+        ConfigurationError: A time is out of range, or librdkafka has no such partitioner.
+
+    Example:
+        ```python
+        options = HarvesterOptions(limits=HarvestLimits(max_in_flight_records=5_000), poll_interval_s=1.0)
+        ```
     """
 
     limits: HarvestLimits = field(default_factory=HarvestLimits)
+    """The limits of a batch and of retries."""
     timing: Timing = field(default_factory=Timing)
+    """The timing of the election."""
     poll_interval_s: float = 0.1
-    """How soon rows are seen of which the database does not notify."""
+    """How often the harvester looks for rows, in seconds, if the database does not notify it."""
     transaction_timeout_s: float = 10.0
-    """After which brokers end the transaction of a harvester that is gone; consumers wait for it as long."""
+    """After this time, in seconds, the brokers abort the transaction of a harvester that is gone.
+
+    Until then, consumers wait for it.
+    """
     partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM
+    """How the partition of a key is chosen, as librdkafka names it; by default as Kafka's Java clients do.
+
+    All harvesters of an outbox need the same one, because a key whose partition changes loses its order.
+    """
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for values that cannot be."""
+        """Raise `ConfigurationError` if a value is invalid."""
         Partitioner.of(self.partitioner)
         for name in ("poll_interval_s", "transaction_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
@@ -37,15 +49,15 @@ class HarvesterOptions:
 
 
 DEFAULT_OPTIONS: Final = HarvesterOptions()
-NAME_TEXT: Final = "The outbox's name, which is its table's."
-SCHEMA_TEXT: Final = "The schema that has the table."
-MAX_IN_FLIGHT_TEXT: Final = "Rows in a batch, at most."
-MAX_ATTEMPTS_TEXT: Final = "How often a row is tried before it is set aside."
+NAME_TEXT: Final = "Name of the outbox, which is also the name of its table."
+SCHEMA_TEXT: Final = "Schema of the table."
+MAX_IN_FLIGHT_TEXT: Final = "Largest number of rows in a batch."
+MAX_ATTEMPTS_TEXT: Final = "Number of attempts to publish a row before it is set aside."
 TOPIC_PATIENCE_TEXT: Final = (
-    "How long a topic that cannot be written to is waited for, at least, before its rows are set aside."
+    "Shortest time to wait for a topic that cannot be written to before its rows are set aside."
 )
 PARTITIONER_TEXT: Final = (
-    "How a key's partition is chosen, as librdkafka names it; by default as Java's clients do. All harvesters of an "
-    "outbox need the same one."
+    "librdkafka partitioner that chooses the partition of a key; the default is that of Kafka's Java clients. All "
+    "harvesters of an outbox need the same one."
 )
-"""What the command line and the resource say of the options."""
+"""The descriptions of the options on the command line and in the resource."""

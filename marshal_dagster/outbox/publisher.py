@@ -1,4 +1,7 @@
-"""The harvest's end in Kafka: a batch is one transaction, which notes which rows it is of."""
+"""The Kafka side of a harvester: publishes each batch in one transaction, with a note of the published rows.
+
+The newest note shows a later session which batch was published last. The notes are in a compacted topic.
+"""
 
 import json
 import time
@@ -34,16 +37,16 @@ NOTES_SETTINGS: Final = {
     "unclean.leader.election.enable": "false",
 }
 _LOOKED_AT: Final = 1_000
-"""Offsets at the end of the notes' topic of which one is the newest note, unless many transactions have failed."""
+"""How many of the last offsets of the notes topic are read first to find the newest note."""
 _TOPIC_HOLDS_S: Final = 60.0
 _NOTE: Final = "note"
 _NEWEST_VERSION: Final = 1_000
-"""A note with a larger number is damaged, not newer."""
+"""A note with a larger version is damaged, not newer."""
 _NUMBERS_BELOW: Final = 2**63
 
 
 class KafkaPublisher:
-    """Where an outbox's rows are published, as a `marshal_dagster.outbox.interfaces.Publisher`; for one thread."""
+    """The publisher of one outbox's rows (`marshal_dagster.outbox.interfaces.Publisher`). Not thread-safe."""
 
     def __init__(
         self,
@@ -54,11 +57,18 @@ class KafkaPublisher:
         transaction_timeout_s: float = DEFAULT_OPTIONS.transaction_timeout_s,
         partitioner: Partitioner | str = DEFAULT_OPTIONS.partitioner,
     ) -> None:
-        """Connect to nothing yet.
+        """Configure the publisher; it connects in `begin`.
 
-        `uid` is the outbox's. After `transaction_timeout_s` the brokers end a transaction of a process that is gone;
-        until then consumers wait for it. `partitioner` is librdkafka's; the default is that of Kafka's Java clients.
-        Raises `ConfigurationError` for one that it does not know.
+        Args:
+            connection: The cluster with the notes topic and the output topics.
+            uid: The unique id of the outbox.
+            notes_topic: The topic of the notes.
+            transaction_timeout_s: After this time, in seconds, the brokers abort a transaction whose process is gone.
+                Until then, consumers wait for it.
+            partitioner: A partitioner of librdkafka; by default the one that Kafka's Java clients use.
+
+        Raises:
+            ConfigurationError: librdkafka has no such partitioner.
         """
         self._connection = connection
         self._uid = uid
@@ -68,10 +78,10 @@ class KafkaPublisher:
         self._topics: Topics | None = None
         self._transaction: Transaction | None = None
         self._known: dict[str, float] = {}
-        """Until when a topic is taken to be there, by the monotonic clock."""
+        """Until when each topic is assumed to exist, by the monotonic clock."""
 
     def begin(self) -> None:
-        """Begin a session (`Publisher.begin`)."""
+        """Start a session (`Publisher.begin`)."""
         self._end()
         transaction = Transaction(
             self._connection,
@@ -88,7 +98,7 @@ class KafkaPublisher:
         self._transaction = transaction
 
     def noted(self) -> PublishedBatch:
-        """Give the rows of the newest note (`Publisher.noted`)."""
+        """Return the rows of the newest note (`Publisher.noted`)."""
         with NotesReader(
             self._connection,
             self._notes_topic,
@@ -100,7 +110,7 @@ class KafkaPublisher:
         return read_note(note)
 
     def refused(self, topics: Collection[str]) -> dict[str, str]:
-        """Give which topics cannot be written to (`Publisher.refused`)."""
+        """Return the topics that cannot be written to, with the reasons (`Publisher.refused`)."""
         now_s = time.monotonic()
         found = {}
         for topic in topics:
@@ -117,7 +127,7 @@ class KafkaPublisher:
         """Publish rows in one transaction (`Publisher.publish`)."""
         transaction = self._transaction
         if transaction is None:
-            raise BatchUnsettledError("no session has begun")
+            raise BatchUnsettledError("no session has started; call `begin` first")
         by_id = {str(row.id): row for row in rows}
         try:
             transaction.begin()
@@ -145,14 +155,14 @@ class KafkaPublisher:
             self._end()
             self._known.clear()
             self._raise_for_topic(rows, error)
-            raise BatchUnsettledError(f"a batch was not published: {error}") from None
+            raise BatchUnsettledError(f"a batch was not published and is retried: {error}") from None
         except BaseException:
             self._end()
             raise
         self._commit(transaction)
 
     def close(self) -> None:
-        """Let go of the connections; what is not committed is aborted."""
+        """Close the connections; an open transaction is aborted."""
         self._end()
         if self._topics is not None:
             self._topics.close()
@@ -166,13 +176,13 @@ class KafkaPublisher:
             raise PublisherFencedError(str(fenced)) from None
         except (MarshalError, RecordRejectedError) as error:
             self._end()
-            raise BatchUnsettledError(f"whether a batch was published is not known: {error}") from None
+            raise BatchUnsettledError(f"whether a batch was published is unknown and is checked: {error}") from None
         except BaseException:
             self._end()
             raise
 
     def _raise_for_topic(self, rows: Iterable[Row], error: MarshalError) -> None:
-        """Raise for a topic that has gone since it was looked at, which the error may be of."""
+        """Raise `TopicRejectedError` if a topic of these rows can no longer be written to, which may be the cause."""
         if not isinstance(error, TopicNotFoundError | AuthorizationError | UnavailableError):
             return
         for topic in dict.fromkeys(row.topic for row in rows):
@@ -201,7 +211,7 @@ class KafkaPublisher:
 
 
 def render_note(rows: Sequence[Row]) -> bytes:
-    """Write down rows, whose ids rise, as runs of numbers."""
+    """Return the note about these rows, as JSON with runs of consecutive ids. The rows must be sorted by id."""
     runs: list[list[int]] = []
     for row in rows:
         if runs and runs[-1][1] == row.id - 1:
@@ -218,12 +228,12 @@ def render_note(rows: Sequence[Row]) -> bytes:
 
 
 def is_note(value: bytes | None) -> bool:
-    """Return whether a harvester can have written this, even one of a newer version."""
+    """Return whether a value is a note of a harvester, of this or a newer version."""
     return _parsed(value) is not None
 
 
 def read_note(value: bytes | None) -> PublishedBatch:
-    """Read what `render_note` wrote; no rows for any other value.
+    """Parse a note of `render_note`; any other value has no rows.
 
     Raises `MarshalError` for a note of a newer version.
     """
@@ -231,7 +241,10 @@ def read_note(value: bytes | None) -> PublishedBatch:
     if note is None:
         return PublishedBatch()
     if note["version"] > NOTE_VERSION:
-        raise MarshalError(f"a note of version {note['version']} is of a newer marshal-dagster: update this one")
+        raise MarshalError(
+            f"the notes topic of this outbox has a note of version {note['version']}, which a newer marshal-dagster "
+            "wrote: update this one"
+        )
     from_us, until_us = note.get("created_from_us", -_NUMBERS_BELOW), note["created_until_us"]
     return PublishedBatch(
         [RowReference(number, from_us, until_us) for first, last in note["rows"] for number in range(first, last + 1)]
@@ -239,7 +252,7 @@ def read_note(value: bytes | None) -> PublishedBatch:
 
 
 def _parsed(value: bytes | None) -> dict[str, Any] | None:
-    """Return the fields of a note; None for anything else. Of a newer version only that number is checked."""
+    """Return the fields of a note; None if the value is not one. In a newer note only the version is checked."""
     try:
         note = json.loads(value or b"")
     except (ValueError, RecursionError):
@@ -263,5 +276,5 @@ def _is_run(run: object) -> bool:
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether this is an integer that fits into a bigint; JSON allows larger ones, and `true` is not one."""
+    """Return whether a JSON value is an integer that fits into a bigint. A boolean is not an integer here."""
     return type(value) is int and -_NUMBERS_BELOW <= value < _NUMBERS_BELOW

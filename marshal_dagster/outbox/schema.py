@@ -1,4 +1,4 @@
-"""The outbox's tables in PostgreSQL: made, and brought up to the present version."""
+"""The outbox's tables in PostgreSQL: created and upgraded to the present version, and connections to them."""
 
 import uuid
 from collections.abc import Iterator
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME: Final = "outbox"
 DEFAULT_MAX_BYTES: Final = 1_000_000
-"""What key, value and headers of a row may have together: less than a broker takes by default, 1,048,588."""
+"""The default limit of key, value and headers of a row together, below the brokers' default limit of 1,048,588."""
 LARGEST_MAX_BYTES: Final = 100_000_000
 _LONGEST_NAME_BYTES: Final = 48
-"""A table's name may have 63, of which some are for the names of what belongs to it."""
+"""PostgreSQL allows 63 bytes. The rest is for suffixes of objects that belong to the table."""
 
 REGISTRY: Final = "marshal_outboxes"
+"""The table that lists the outboxes of a schema."""
 
 _REGISTRY: Final[LiteralString] = """
     CREATE TABLE IF NOT EXISTS {registry} (
@@ -84,24 +85,28 @@ MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
         """,
     ),
 )
-"""What leads from each version to the next, the first from none."""
+"""The statements that upgrade each version to the next one. The first ones create version 1."""
 
 VERSION: Final = len(MIGRATIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxRegistration:
-    """What the registry says of an outbox."""
+    """The entry of an outbox in the registry."""
 
     name: str
     uid: str
+    """The unique id of the outbox, by which its topics in Kafka are named."""
     version: int
+    """The version of its tables."""
     session: int
+    """The number of the last harvesting session; 0 if there was none."""
     leader: str | None
+    """The name of the last harvester, `HOST:PID` by default; None if there was none."""
 
 
 def tables_to_write(name: str, schema: str, max_bytes: int) -> "OutboxTables":
-    """Give the tables for one who writes rows of at most `max_bytes`. Raises `ConfigurationError`."""
+    """Return the tables for a writer of rows of at most `max_bytes`. Raises `ConfigurationError`."""
     if not 0 < max_bytes <= LARGEST_MAX_BYTES:
         raise ConfigurationError(f"max_bytes: {max_bytes}; give 1 to {LARGEST_MAX_BYTES}")
     if name == REGISTRY:
@@ -110,10 +115,26 @@ def tables_to_write(name: str, schema: str, max_bytes: int) -> "OutboxTables":
 
 
 class OutboxTables:
-    """The tables of one outbox; several may be in one database, under their names."""
+    """The tables of one outbox. A database may have several outboxes with different names.
+
+    Example:
+        ```python
+        tables = OutboxTables(Database(dsn))
+        tables.create()
+        ```
+    """
 
     def __init__(self, database: Database, name: str = DEFAULT_NAME, schema: str = DEFAULT_SCHEMA) -> None:
-        """Name it; nothing is connected to. Raises `ConfigurationError` for names that cannot be."""
+        """Name the tables; no connection is opened.
+
+        Args:
+            database: The database with the tables.
+            name: The name of the outbox, which is also that of its table (48 bytes at most).
+            schema: The schema of the tables.
+
+        Raises:
+            ConfigurationError: A name is empty, too long or otherwise invalid.
+        """
         check_name("name", name, _LONGEST_NAME_BYTES)
         check_name("schema", schema)
         self.name, self.schema = name, schema
@@ -121,11 +142,14 @@ class OutboxTables:
 
     @property
     def channel(self) -> str:
-        """What is notified of rows, where the trigger is on."""
+        """The PostgreSQL channel that is notified of new rows if the trigger is enabled."""
         return f"marshal_{self.name}"
 
     def named(self, statement: LiteralString, **names: "Composable") -> "Composed":
-        """Put the tables' names, and `names`, into a statement that is given parameters, if only none."""
+        """Return a statement with the names of the tables, and `names`, filled in.
+
+        Execute it with parameters, if only an empty tuple: a `%` in a name is escaped for that.
+        """
         from psycopg import sql
 
         return sql.SQL(statement).format(
@@ -138,10 +162,18 @@ class OutboxTables:
         )
 
     def create(self, *, notifies: bool = True) -> OutboxRegistration:
-        """Make what is missing, and bring what is older up to this version; give what is there then.
+        """Create the tables that are missing, and upgrade older ones to this version.
 
-        Without `notifies` rows wake no harvester, which looks for them instead. Raises `ConfigurationError`,
-        `UnavailableError`.
+        Args:
+            notifies: Whether new rows notify the harvester. Without that, it polls.
+
+        Returns:
+            The outbox's entry in the registry.
+
+        Raises:
+            ConfigurationError: The role lacks a right, the tables have a newer version, or they could lose committed
+                rows (such as unlogged tables).
+            UnavailableError: The database does not answer.
         """
         with self.telling(), self.database.connect(is_one_transaction=True) as connection:
             be_only_creator(connection)
@@ -161,7 +193,18 @@ class OutboxTables:
             return self.registration(connection)
 
     def registration(self, connection: "Connection", *, is_any_version: bool = False) -> OutboxRegistration:
-        """Give what the registry says. Raises `ConfigurationError` for a version that this code does not know."""
+        """Return the outbox's entry in the registry.
+
+        Args:
+            connection: A connection to the database.
+            is_any_version: Whether older tables are accepted, such as before an upgrade.
+
+        Returns:
+            The entry.
+
+        Raises:
+            ConfigurationError: The outbox does not exist, or its tables have another version.
+        """
         found = connection.execute(
             self.named("SELECT name, uid, version, session, leader FROM {registry} WHERE name = %s"), (self.name,)
         ).fetchone()
@@ -170,30 +213,33 @@ class OutboxTables:
         registration = OutboxRegistration(*found)
         if registration.version > VERSION:
             raise ConfigurationError(
-                f"outbox {self.name!r} is of version {registration.version}; this marshal-dagster knows {VERSION}: "
-                "update it"
+                f"outbox {self.name!r} has version {registration.version}, but this marshal-dagster supports only "
+                f"{VERSION}: update marshal-dagster"
             )
         if registration.version < VERSION and not is_any_version:
             raise ConfigurationError(
-                f"outbox {self.name!r} is of version {registration.version}: `marshal-dagster outbox init` "
-                "brings it to "
-                f"{VERSION}"
+                f"outbox {self.name!r} has version {registration.version}, but this marshal-dagster needs {VERSION}: "
+                "`marshal-dagster outbox init` upgrades it"
             )
         return registration
 
     def check_rows_are_kept(self, connection: "Connection") -> None:
-        """Raise `ConfigurationError` if a table of the outbox could lose committed rows."""
+        """Raise `ConfigurationError` if a table of the outbox could lose committed rows, such as an unlogged one.
+
+        Args:
+            connection: A connection to the database.
+        """
         check_tables_keep_rows(connection, self.schema, [self.name, f"{self.name}_parked", REGISTRY])
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Turn the database's errors into ours, in one line, without the password."""
+        """Convert errors of psycopg to those of this library, in one line without the password."""
         import psycopg
 
         try:
             yield
         except psycopg.Error as error:
-            # Not chained: a connection's errors can hold the connection string, and a row's the row.
+            # It is not chained, because the original may contain the connection string or data of a row.
             raise self._translated_error(error) from None
 
     def _translated_error(self, error: "psycopg.Error") -> MarshalError:
@@ -204,32 +250,44 @@ class OutboxTables:
         if isinstance(error, errors.UndefinedTable):
             return self.missing()
         if isinstance(error, errors.InsufficientPrivilege):
-            return ConfigurationError(f"outbox {self.name!r}: {said}: grant it to this role")
-        # Internal are those of a server that is read-only, or that ended the transaction.
+            return ConfigurationError(f"outbox {self.name!r}: {said}; grant the missing right to this role")
+        # A server that is read-only or has ended the transaction raises internal errors.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError):
-            return UnavailableError(f"Postgres of outbox {self.name!r}: {said or 'the connection was lost'}")
+            return UnavailableError(
+                f"PostgreSQL of outbox {self.name!r}: {said or 'the connection was lost'}; check that the database is "
+                "running and accepts connections"
+            )
         if isinstance(error, psycopg.IntegrityError | psycopg.DataError):
             return MarshalError(f"outbox {self.name!r}: {said}")
         return ConfigurationError(f"outbox {self.name!r}: {said}")
 
     def hindered(self, rows: str, doing: str) -> ConfigurationError:
-        """Build the error about `rows` that a trigger or a rule of a table keeps or skips; `doing` is what it does."""
+        """Build the error about a trigger or rule of a table that interferes with rows.
+
+        Args:
+            rows: What would happen to which rows.
+            doing: What the trigger or rule does.
+
+        Returns:
+            The error.
+        """
         return ConfigurationError(
-            f"outbox {self.name!r}: {rows}: a trigger or rule of its tables {doing}. Nothing was changed; remove it"
+            f"outbox {self.name!r}: {rows}, because a trigger or rule of its tables {doing}. Nothing was changed; "
+            "remove the trigger or rule"
         )
 
     def missing(self) -> ConfigurationError:
-        """Build the error that says how it is made."""
+        """Build the error that the outbox does not exist, with the command that creates it."""
         return ConfigurationError(
-            f"outbox {self.name!r} is not in schema {self.schema!r}: `marshal-dagster outbox init` makes it"
+            f"outbox {self.name!r} does not exist in schema {self.schema!r}: `marshal-dagster outbox init` creates it"
         )
 
 
 class OutboxConnection:
-    """One connection to an outbox's database, made when it is needed and closed after an error; for one thread."""
+    """A connection to an outbox's database, opened when needed and closed after an error. Not thread-safe."""
 
     def __init__(self, tables: OutboxTables) -> None:
-        """Connect to nothing yet."""
+        """Use these tables; the connection is opened when it is needed."""
         self._tables = tables
         self._connection: Connection | None = None
 

@@ -1,4 +1,4 @@
-"""What is in an outbox, looked at and looked after by people."""
+"""The content of an outbox, for operators: how many rows wait, and the parked rows, to list, retry or delete."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,32 +25,46 @@ _BACK: Final[LiteralString] = """
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """How an outbox stands: rows that wait, the age of the oldest in seconds, rows set aside, and who harvests."""
+    """The status of an outbox."""
 
     registration: OutboxRegistration
+    """The outbox's entry in the registry, with the last harvester."""
     rows: int
+    """The number of rows that wait to be published."""
     oldest_age_s: float | None
+    """The age of the row with the lowest id among them, in seconds; None if no row waits."""
     parked: int
+    """The number of parked rows."""
     led_since: datetime | None
+    """When the last harvesting session started; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedRow:
-    """A row that is set aside; `size` is its value's, in bytes."""
+    """A parked row: the harvester could not publish it, and moved it to a second table."""
 
     id: int
+    """The row's id."""
     topic: str
+    """The topic that it was to be published to."""
     key: bytes | None
+    """Its key; None if it has none."""
     size: int
+    """The size of its value in bytes."""
     reason: str
+    """Why it could not be published."""
     parked_at: datetime
+    """When it was parked."""
 
 
 class OutboxInspector(OutboxConnection):
-    """Questions about an outbox over one connection, made when it is needed; for one thread."""
+    """The status of an outbox, and its parked rows to list, retry and delete, over one connection. Not thread-safe.
+
+    Each method raises `ConfigurationError` or `UnavailableError` if the database refuses or does not answer.
+    """
 
     def status(self) -> OutboxStatus:
-        """Count what is there. Raises, as all here, `ConfigurationError` and `UnavailableError`."""
+        """Count the rows of the outbox."""
         with self._asking() as connection:
             registration = self._tables.registration(connection)
             found = connection.execute(
@@ -65,20 +79,20 @@ class OutboxInspector(OutboxConnection):
         return OutboxStatus(registration, rows, age_s, parked, led_since)
 
     def last_id(self) -> int | None:
-        """Give the newest row that waits, None where none does."""
+        """Return the largest id of the waiting rows; None if no row waits."""
         with self._asking() as connection:
             found = connection.execute(self._tables.named("SELECT max(id) FROM {rows}"), ()).fetchone()
         return None if found is None else found[0]
 
     def is_empty_up_to(self, last: int) -> bool:
-        """Tell whether no row up to `last` waits."""
+        """Return whether no row with an id up to `last` waits."""
         with self._asking() as connection:
             statement = self._tables.named("SELECT EXISTS (SELECT FROM {rows} WHERE id <= %s)")
             found = connection.execute(statement, (last,)).fetchone()
         return found is not None and not found[0]
 
     def parked(self, limit: int = 100, ids: Sequence[int] | None = None) -> list[ParkedRow]:
-        """Give rows that are set aside, of these ids or any, the oldest first."""
+        """Return at most `limit` parked rows, sorted by id; with `ids`, only those."""
         with self._asking() as connection:
             found = connection.execute(
                 self._tables.named(
@@ -90,21 +104,21 @@ class OutboxInspector(OutboxConnection):
             return [ParkedRow(*row) for row in found]
 
     def retry(self, ids: Sequence[int] | None) -> list[int]:
-        """Put rows that are set aside back, by id, or all; give those that were there.
+        """Move parked rows back to be published, those with `ids` or all (None); return the ids of moved rows.
 
-        They come after what was published of their keys meanwhile.
+        They are published after rows of their keys that were published meanwhile.
         """
         with self._asking() as connection:
             found = connection.execute(self._tables.named(_BACK), (list(ids or ()), ids is None)).fetchall()
             lost = sum(not is_back for _, is_back in found)
             if lost:
                 raise self._tables.hindered(
-                    f"{lost} of {len(found)} rows that are put back", "skips them, and they would be lost"
+                    f"{lost} of {len(found)} rows that were to be put back would be lost", "skips the insert"
                 )
             return [number for number, _ in found]
 
     def drop(self, ids: Sequence[int]) -> list[int]:
-        """Delete rows that are set aside, by id; give those that were there."""
+        """Delete parked rows by id; return the ids of deleted rows."""
         with self._asking() as connection:
             found = connection.execute(
                 self._tables.named("DELETE FROM {parked} WHERE id = ANY(%s) RETURNING id"), (list(ids),)

@@ -1,4 +1,4 @@
-"""The harvest's end in PostgreSQL."""
+"""The PostgreSQL side of a harvester: takes rows, deletes published ones and parks others, in one transaction."""
 
 import os
 import socket
@@ -24,20 +24,22 @@ if TYPE_CHECKING:
 _SETTINGS: Final = (
     "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=5s -c enable_seqscan=off"
 )
-"""A leader that is frozen in the midst of a turn holds up who comes after it for as long as it may idle.
+"""Settings of the harvester's session in PostgreSQL.
 
-Of a table that is all but empty PostgreSQL keeps changing its mind, from one autovacuum to the next, whether to go by
-the index or to read and sort all of it, dead rows too.
+A leader that freezes during a turn blocks the next leader until `idle_in_transaction_session_timeout`.
+
+Sequential scans are off, because the statistics of a nearly empty table change with each autovacuum. PostgreSQL would
+sometimes read and sort the whole table, including dead rows, instead of using the index.
 """
 
 _ANSWER_TIMEOUT_S: Final = 15.0
-"""For so long a leader waits for a network that delivers nothing."""
+"""How long a leader waits for an answer over a network that delivers nothing."""
 
 _CREATED_US: Final[LiteralString] = "least(extract(epoch FROM create_time) * 1000000, 9223372036854775807)::bigint"
-"""When a row was written, in microseconds. Times after the year 294246 do not fit into a bigint."""
+"""SQL for when a row was written, in Unix microseconds. Times after the year 294246 do not fit into a bigint."""
 
 _IS_MEANT: Final[LiteralString] = "r.id = w.id AND {created_us} BETWEEN w.created_from_us AND w.created_until_us"
-"""The one condition for striking a row or setting it aside: it is the row of a `RowReference`."""
+"""SQL condition for deleting or parking a row: it is the row that a `RowReference` identifies."""
 
 _TAKE: Final[LiteralString] = """
     SELECT id, topic, key, value, header_keys, header_values, {created_us} FROM (
@@ -86,23 +88,24 @@ _PARK: Final[LiteralString] = """
     SELECT (SELECT count(*) FROM kept), (SELECT count(*) FROM gone WHERE id NOT IN (SELECT id FROM kept)
         AND NOT EXISTS (SELECT FROM {parked} AS p WHERE p.id = gone.id))
     """
-"""Returns how many rows are set aside, and how many are in neither table.
+"""SQL that parks rows. It returns the number of parked rows, and the number of rows that are in neither table.
 
-A row that is set aside already, as one that was copied back by hand and not moved, is struck, and its first reason
-stays: the harvester has no right to change it. Another row under the same id waits, so that neither is lost.
+A row that is parked already was copied back by hand. It is deleted from the outbox, and its first reason stays: the
+harvester has no right to change it. If a different row with the same id is parked, the row waits, so that neither is
+lost.
 """
 
 
 class PostgresStore(OutboxConnection):
-    """The rows of an outbox, as a `marshal_dagster.outbox.interfaces.Store`; for one thread."""
+    """The rows of an outbox in PostgreSQL (`marshal_dagster.outbox.interfaces.Store`). Not thread-safe."""
 
     def __init__(self, tables: OutboxTables, leader: str | None = None) -> None:
-        """Connect to nothing yet; `leader` is a name for people, by default this host's and this process's."""
+        """Use these tables; `leader` is the name that operators see, by default `HOST:PID` of this process."""
         super().__init__(tables)
         self._leader = leader or f"{socket.gethostname()}:{os.getpid()}"
 
     def begin(self) -> int:
-        """Begin a session (`Store.begin`)."""
+        """Start a session (`Store.begin`)."""
         with self._using() as connection:
             found = connection.execute(
                 self._tables.named(
@@ -117,12 +120,12 @@ class PostgresStore(OutboxConnection):
             return int(found[0])
 
     def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
-        """Carry out a turn (`Store.turn`)."""
+        """Carry out a `BatchTransaction` (`Store.turn`)."""
         with self._using() as connection:
             return self._turn(connection, session, turn)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until rows are written, as far as that is notified, for `timeout_s` seconds at the most."""
+        """Wait for a notification of new rows, for `timeout_s` seconds at most."""
         if timeout_s <= 0:
             return
         with self._using() as connection:
@@ -136,7 +139,7 @@ class PostgresStore(OutboxConnection):
             self._tables.registration(connection)
             self._tables.check_rows_are_kept(connection)
             connection.execute(self._tables.named("LISTEN {name}", name=identifier(self._tables.channel)), ())
-            # A struck row that came back after a crash of the server could be published again.
+            # Without it, a deleted row could come back after a crash of the server and be published again.
             connection.execute(
                 "SELECT set_config('synchronous_commit', 'on', false) "
                 "WHERE current_setting('synchronous_commit') = 'off'"
@@ -157,39 +160,41 @@ class PostgresStore(OutboxConnection):
             if turn.done.rows:
                 struck = connection.execute(named(_STRIKE), _columns(turn.done.rows))
             if turn.parked:
-                reasons = [each.reason for each in turn.parked]
+                reasons = [parked.reason for parked in turn.parked]
                 parking = connection.execute(
-                    named(_PARK), {**_columns(each.row for each in turn.parked), "reasons": reasons}
+                    named(_PARK), {**_columns(parked.row for parked in turn.parked), "reasons": reasons}
                 )
             rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
         present = found.fetchone()
         if present is None or present[0] != session:
             connection.rollback()
             raise SessionSupersededError(
-                f"outbox {self._tables.name!r}: session {session} is over, another harvester took over"
+                f"outbox {self._tables.name!r}: session {session} has ended, because another harvester has taken over"
             )
         if _count(struck) < len(turn.done.rows):
             self._check_struck(connection, turn)
         set_aside, lost = (0, 0) if parking is None else parking.fetchone() or (0, 0)
         if lost:
             connection.rollback()
-            raise self._tables.hindered(f"{lost} rows that are set aside", "skips them, and they would be lost")
+            raise self._tables.hindered(f"{lost} rows that were to be parked would be lost", "skips the insert")
         taken = [] if rows is None else [_row(found) for found in rows]
         connection.commit()
         return TransactionResult(taken, _count(struck), set_aside)
 
     def _check_struck(self, connection: "Connection", turn: BatchTransaction) -> None:
-        """Raise `ConfigurationError` if a published row still exists; another session may have deleted the others."""
+        """Raise `ConfigurationError` if a published row still exists.
+
+        If none does, another session has deleted the missing ones, which is no error.
+        """
         left = connection.execute(self._named(_LEFT), _columns(turn.done.rows)).fetchone()
         if left is not None and left[0]:
             connection.rollback()
             raise self._tables.hindered(
-                f"{left[0]} published rows were to be deleted and are still there",
-                "keeps them, and they would be published again",
+                f"{left[0]} published rows could not be deleted and would be published again", "skips the deletion"
             )
 
     def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":
-        """Return a statement with the names of the tables and the conditions of this module."""
+        """Return a statement with the names of the tables, and the conditions of this module, filled in."""
         from psycopg import sql
 
         created_us = sql.SQL(_CREATED_US)

@@ -1,4 +1,4 @@
-"""Rows written into an outbox, in the transaction of whoever writes them."""
+"""The writer of an outbox's rows, which works in the database transaction of its caller."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,27 +21,53 @@ _ROWS_AT_ONCE: Final = 1_000
 _INSERT: Final[LiteralString] = "INSERT INTO {rows} (topic, key, value, header_keys, header_values) "
 
 Text = str | bytes | None
+"""The content of a key, value or header. Text is written as UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxRecord:
-    """What is to be published; text is written as UTF-8, a value of None is a tombstone."""
+    """A record to publish to Kafka. Text is written as UTF-8.
+
+    Example:
+        ```python
+        record = OutboxRecord("orders.paid", '{"order": 17}', key="17", headers={"source": "shop"})
+        ```
+    """
 
     topic: str
+    """The topic to publish to. It must exist."""
     value: Text
+    """The value; None is a tombstone, which deletes the key's record from a compacted topic."""
     key: Text = None
+    """The key. Records with the same topic and key are published in order."""
     headers: Mapping[str, Text] | Sequence[tuple[str, Text]] = field(default=())
+    """The headers, as a mapping or as pairs of name and content."""
 
 
 class Outbox:
-    """Writes records into an outbox. Needs no connection of its own and keeps nothing: one may serve all threads."""
+    """A writer of records into an outbox, in a transaction of yours. Thread-safe: it has no connection and no state.
+
+    Example:
+        ```python
+        outbox = Outbox()
+        with psycopg.connect(dsn) as connection:
+            connection.execute("UPDATE orders SET state = 'paid' WHERE id = 17")
+            outbox.stash(connection, [OutboxRecord("orders.paid", '{"order": 17}', key="17")])
+        ```
+    """
 
     def __init__(
         self, name: str = DEFAULT_NAME, *, schema: str = DEFAULT_SCHEMA, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> None:
-        """Name the outbox. `max_bytes` is what key, value and headers of a record may have together.
+        """Name the outbox.
 
-        Raises `ConfigurationError` for values that cannot be.
+        Args:
+            name: The outbox's name.
+            schema: The schema of its table.
+            max_bytes: The largest size of key, value and headers of a record together, in bytes.
+
+        Raises:
+            ConfigurationError: A name is invalid, or `max_bytes` is out of range.
         """
         self._tables = tables_to_write(name, schema, max_bytes)
         self._max_bytes = max_bytes
@@ -50,10 +76,20 @@ class Outbox:
         return f"Outbox({self._tables.name!r}, schema={self._tables.schema!r})"
 
     def stash(self, connection: "psycopg.Connection[Any]", records: Iterable[OutboxRecord]) -> int:
-        """Write records, in this order, in the present transaction of a psycopg connection; give how many.
+        """Write records, in this order, in the present transaction of a psycopg connection.
 
-        A connection in autocommit writes each thousand by itself: use a transaction. Raises `ConfigurationError`, with
-        nothing of its thousand written, for a record that cannot be published; psycopg's errors.
+        Use a transaction. A connection in autocommit mode commits each thousand records on its own.
+
+        Args:
+            connection: A connection of psycopg 3.
+            records: The records to publish.
+
+        Returns:
+            The number of records written.
+
+        Raises:
+            ConfigurationError: A record cannot be published. It and the other records of its thousand are not written.
+            psycopg.Error: The database refused the rows.
         """
         count = 0
         with connection.cursor() as cursor:
@@ -63,7 +99,19 @@ class Outbox:
         return count
 
     async def stash_async(self, connection: "psycopg.AsyncConnection[Any]", records: Iterable[OutboxRecord]) -> int:
-        """Write records as `stash` does, over an asynchronous psycopg connection."""
+        """Write records as `stash` does, over an asynchronous psycopg connection.
+
+        Args:
+            connection: An asynchronous connection of psycopg 3.
+            records: The records to publish.
+
+        Returns:
+            The number of records written.
+
+        Raises:
+            ConfigurationError: A record cannot be published. It and the other records of its thousand are not written.
+            psycopg.Error: The database refused the rows.
+        """
         count = 0
         async with connection.cursor() as cursor:
             for rows in self._batches(records):
@@ -72,9 +120,21 @@ class Outbox:
         return count
 
     def stash_sqlalchemy(self, session: "Session | SqlAlchemyConnection", records: Iterable[OutboxRecord]) -> int:
-        """Write records as `stash` does, over SQLAlchemy 2 and psycopg.
+        """Write records as `stash` does, over SQLAlchemy 2 with psycopg as its driver.
 
-        Of an `AsyncSession` use `await session.run_sync(lambda session: outbox.stash_sqlalchemy(session, records))`.
+        With an `AsyncSession`, call
+        `await session.run_sync(lambda session: outbox.stash_sqlalchemy(session, records))`.
+
+        Args:
+            session: A session or connection of SQLAlchemy 2.
+            records: The records to publish.
+
+        Returns:
+            The number of records written.
+
+        Raises:
+            ConfigurationError: A record cannot be published. It and the other records of its thousand are not written.
+            sqlalchemy.exc.SQLAlchemyError: The database refused the rows.
         """
         from sqlalchemy import ARRAY, LargeBinary, String, column, insert, table
 
@@ -93,28 +153,28 @@ class Outbox:
 
     def _batches(self, records: Iterable[OutboxRecord]) -> Iterator[list[tuple[Any, ...]]]:
         if isinstance(records, OutboxRecord):
-            raise ConfigurationError("records: one OutboxRecord; give several, such as [record]")
+            raise ConfigurationError("records: a single OutboxRecord; give a sequence of them, such as [record]")
         rows = (self._row(record) for record in records)
         while batch := list(islice(rows, _ROWS_AT_ONCE)):
             yield batch
 
     def _row(self, record: OutboxRecord) -> tuple[Any, ...]:
-        """Give a record's columns. Raises `ConfigurationError`."""
+        """Return a record's columns. Raises `ConfigurationError`."""
         if not isinstance(record, OutboxRecord):
-            raise ConfigurationError(f"records: {type(record).__name__}; give objects of OutboxRecord")
+            raise ConfigurationError(f"records: {type(record).__name__}; give OutboxRecord objects")
         if not isinstance(record.topic, str):
             raise ConfigurationError(f"topic: {type(record.topic).__name__}; give text")
         require_topic_name("topic", record.topic)
         key, value = _bytes("key", record.key), _bytes("value", record.value)
         headers = _headers(record.headers)
         if any(name == ID_HEADER for name, _ in headers):
-            raise ConfigurationError(f"headers: {ID_HEADER!r} is the harvester's own; leave it out")
+            raise ConfigurationError(f"headers: {ID_HEADER!r} is reserved for the harvester; remove it")
         contents = [key, value, *(content for _, content in headers)]
         size = sum(len(content or b"") for content in contents) + sum(len(name.encode()) for name, _ in headers)
         if size > self._max_bytes:
             raise ConfigurationError(
-                f"a record for topic {record.topic!r} has {size} bytes; {self._max_bytes} are allowed (max_bytes), and "
-                "brokers take about a million by default"
+                f"a record for topic {record.topic!r} has {size} bytes, more than max_bytes={self._max_bytes}; make it "
+                "smaller, or raise max_bytes and the brokers' limit (about a million bytes by default)"
             )
         if not headers:
             return record.topic, key, value, None, None
@@ -135,7 +195,9 @@ def _headers(given: object) -> list[tuple[str, bytes | None]]:
         if not isinstance(name, str):
             raise ConfigurationError(f"headers: a name is of type {type(name).__name__}; give text")
         if "\0" in name:
-            raise ConfigurationError(f"headers: the name {name!r} has a NUL, which PostgreSQL's text cannot have")
+            raise ConfigurationError(
+                f"headers: the name {name!r} has a NUL character, which text in PostgreSQL cannot contain; remove it"
+            )
         _encoded("headers: the name", name)
         headers.append((name, _bytes(f"header {name!r}", content)))
     return headers

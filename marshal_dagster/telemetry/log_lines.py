@@ -1,7 +1,7 @@
-"""Log lines with fields, written by a thread of their own.
+"""Log lines with fields, written by a separate thread.
 
-Claims are made under a lock that heartbeats need too, and a handler may be slow (Dagster's writes into its storage): so
-nobody who claims waits for one.
+Claims are made under a lock that heartbeats need too. A log handler may be slow, such as Dagster's, which writes to its
+storage. So claiming never waits for a handler.
 """
 
 import logging
@@ -13,20 +13,20 @@ from queue import Full, Queue
 from typing import Final
 
 LOGGER: Final = logging.getLogger("marshal_dagster.claims")
-"""Where they are written; the level set here decides which."""
+"""The logger of these lines. Its level decides which of them are written."""
 
 FIELDS: Final = ("event", "outcome", "group", "topic", "partition", "epoch", "instance")
-"""What every line has as attributes of its record; None where there is no such thing."""
+"""The attributes of every log record; the value is None if there is none."""
 FURTHER_FIELDS: Final = ("record", "offset", "lease_remaining_s", "reason")
-"""What some have."""
+"""Attributes that only some log records have."""
 
 _MOST_WAITING: Final = 10_000
 TIMEOUT_S: Final = 5.0
-"""How long those wait who hold nothing any more until their lines are written."""
+"""How long to wait for lines to be written, after all claims are released."""
 
 
 class LineWriter:
-    """Takes lines and writes them in order; `close` at the end."""
+    """A queue of log lines, and the thread that writes them in order. Call `close` at the end."""
 
     def __init__(self) -> None:
         self._waiting: Queue[logging.LogRecord | threading.Event] = Queue(_MOST_WAITING)
@@ -35,7 +35,7 @@ class LineWriter:
         self._left_out = 0
 
     def write(self, level: int, text: str, fields: Mapping[str, object]) -> None:
-        """Take a line, with `fields` as attributes; it is left out where too many wait already. Never waits."""
+        """Queue a line with `fields` as attributes. Never waits: if the queue is full, the line is dropped."""
         if self._is_over.is_set():
             return
         record = LOGGER.makeRecord(LOGGER.name, level, __file__, 0, text, (), None, extra=dict(fields))
@@ -48,7 +48,7 @@ class LineWriter:
             self._left_out += 1
 
     def flush(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Wait until what was taken so far is written, for `timeout_s` seconds at most."""
+        """Wait until the lines queued so far are written, for `timeout_s` seconds at most."""
         if self._thread is None or self._is_over.is_set():
             return
         deadline_s = time.monotonic() + timeout_s
@@ -58,7 +58,7 @@ class LineWriter:
             written.wait(max(0.0, deadline_s - time.monotonic()))
 
     def close(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Write what waits, as far as the handlers are done with it in `timeout_s` seconds; take no more."""
+        """Accept no more lines, and wait up to `timeout_s` seconds until the queued ones are written."""
         if self._thread is None:
             return
         try:
@@ -66,7 +66,7 @@ class LineWriter:
         finally:
             is_empty = self._waiting.empty()
             self._is_over.set()
-            with suppress(Full):  # then the thread does not wait for a line either
+            with suppress(Full):  # wakes up the thread; if the queue is full, it is not waiting
                 self._waiting.put_nowait(threading.Event())
         if is_empty:
             self._thread.join(timeout_s)
@@ -74,15 +74,20 @@ class LineWriter:
     def _write_all(self) -> None:
         while not self._is_over.is_set():
             self._write(self._waiting.get())
-        # From here, for whoever closes must not wait for a handler that hangs.
+        # The count is logged by this thread, because `close` must not wait for a handler that hangs.
         while not self._waiting.empty():
             self._left_out += isinstance(self._waiting.get_nowait(), logging.LogRecord)
         if self._left_out:
-            LOGGER.warning("%d lines on claims were left out: the handlers of log lines are too slow", self._left_out)
+            LOGGER.warning(
+                "%d log lines about claims were dropped, because the log handlers are too slow; raise the level of "
+                "logger %r or use a faster handler",
+                self._left_out,
+                LOGGER.name,
+            )
 
     def _write(self, line: logging.LogRecord | threading.Event) -> None:
         if isinstance(line, threading.Event):
             line.set()
             return
-        with suppress(Exception):  # a line that cannot be written harms nothing
+        with suppress(Exception):  # a failing handler must not end the thread
             LOGGER.handle(line)

@@ -1,7 +1,9 @@
-"""OpenTelemetry's instruments, where OpenTelemetry is in use in this process.
+"""The OpenTelemetry instruments of the library.
 
-Who uses it has imported its API by the time a batch is claimed; where nobody has, nothing is imported, made or counted.
-No attribute is a partition, a run or an instance: their number has no bound. Log lines name them.
+They exist only if the process uses OpenTelemetry: its API was imported before the first batch, or an environment
+variable names a provider. Otherwise nothing is imported or counted.
+
+No attribute is a partition, a run or an instance, because their number is unbounded. Log lines name them.
 """
 
 import logging
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, MeterProvider
 
 FLUSH_TIMEOUT_S: Final = 5.0
-"""How long the end of an op waits for its metrics to be handed over."""
+"""How long the end of an op waits for the export of its metrics."""
 
 _API: Final = "opentelemetry.metrics"
 _PROVIDER_NAMED: Final = "OTEL_PYTHON_METER_PROVIDER"
-"""By this variable the API finds a provider that nobody has set."""
+"""The environment variable by which the API finds a provider if none was set in code."""
 _PHASE_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _LEASE_BOUNDS_S: Final = (0.0, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 60, 90, 120, 300, 600, 1800, 3600, 7200)
 
@@ -31,94 +33,104 @@ Instruments = TypeVar("Instruments")
 
 
 class Metrics:
-    """The instruments of claims and batches. Every measurement has the attributes `group` and `topic`."""
+    """The instruments of claims and batches. Each measurement has the attributes `group` and `topic`."""
 
     def __init__(self, meter: "Meter") -> None:
         self.claims = meter.create_counter(
-            "marshal.claims", "{claim}", "Partitions or ranges asked for, by what came of it, and claims lost."
+            "marshal.claims", "{claim}", "Claims of partitions or ranges by outcome, including claims that were lost."
         )
-        self.commits = meter.create_counter("marshal.commits", "{commit}", "Commits sent, by what came of each.")
+        self.commits = meter.create_counter("marshal.commits", "{commit}", "Commits sent, by outcome.")
         self.refused = meter.create_counter(
-            "marshal.records.refused", "{record}", "Own records that the rules refused, by type and reason."
+            "marshal.records.refused",
+            "{record}",
+            "Records of this process in the coordination log that the protocol's rules refused, by type and reason.",
         )
         self.lease_remaining = meter.create_histogram(
             "marshal.lease.remaining",
             "s",
-            "What was left of the shortest lease when heartbeats or commits had come back, before they renewed it.",
+            "Remaining time of the shortest lease when heartbeats or commits were read back, before they renewed it.",
             explicit_bucket_boundaries_advisory=_LEASE_BOUNDS_S,
         )
-        self.batches = meter.create_counter("marshal.batches", "{batch}", "Batches, by what each came to.")
+        self.batches = meter.create_counter("marshal.batches", "{batch}", "Batches, by outcome.")
         self.offsets = meter.create_counter(
-            "marshal.offsets", "{offset}", "Offsets in batches, by what became of them."
+            "marshal.offsets", "{offset}", "Offsets in batches, by their state at the end of the batch."
         )
         self.phase_duration = meter.create_histogram(
             "marshal.phase.duration",
             "s",
-            "How long each phase of a batch took.",
+            "Duration of each phase of a batch.",
             explicit_bucket_boundaries_advisory=_PHASE_BOUNDS_S,
         )
         self.batch_lag = meter.create_gauge(
-            "marshal.batch.lag", "{offset}", "What a batch left unread in the partitions that it claimed."
+            "marshal.batch.lag", "{offset}", "Unread offsets in the partitions that a batch claimed, after the batch."
         )
-        self.lag = meter.create_gauge("marshal.lag", "{offset}", "What the group has not read of the whole topic.")
+        self.lag = meter.create_gauge("marshal.lag", "{offset}", "Unread offsets of the group in the whole topic.")
 
 
 class OutboxMetrics:
-    """The instruments of an outbox's harvester. Every measurement has the attribute `outbox`, its name."""
+    """The instruments of an outbox harvester. Each measurement has the attribute `outbox`, the outbox's name."""
 
     def __init__(self, meter: "Meter") -> None:
         self.published = meter.create_counter("marshal.outbox.published", "{row}", "Rows published.")
-        self.parked = meter.create_counter("marshal.outbox.parked", "{row}", "Rows set aside.")
+        self.parked = meter.create_counter("marshal.outbox.parked", "{row}", "Rows parked as not publishable.")
         self.refused = meter.create_counter(
-            "marshal.outbox.refused", "{refusal}", "Refusals of rows and topics, each before another try."
+            "marshal.outbox.refused", "{refusal}", "Rejections of rows and topics; each is retried or parked."
         )
-        self.sessions = meter.create_counter("marshal.outbox.sessions", "{session}", "Sessions of harvesting begun.")
-        self.backlog = meter.create_gauge("marshal.outbox.backlog", "{row}", "Rows that wait, as the leader sees them.")
+        self.sessions = meter.create_counter("marshal.outbox.sessions", "{session}", "Harvesting sessions started.")
+        self.backlog = meter.create_gauge("marshal.outbox.backlog", "{row}", "Rows that wait to be published.")
         self.backlog_age = meter.create_gauge(
-            "marshal.outbox.backlog.age", "s", "For how long the oldest of them waits."
+            "marshal.outbox.backlog.age", "s", "Age of the oldest row that waits to be published."
         )
 
 
 class CoordinatorMetrics:
-    """The instruments of a group coordinator. Every measurement but `groups` has the attribute `group`."""
+    """The instruments of a group coordinator. Each measurement except `groups` has the attribute `group`."""
 
     def __init__(self, meter: "Meter") -> None:
         self.groups = meter.create_gauge("marshal.coordinator.groups", "{group}", "Groups that this process leads.")
-        self.members = meter.create_gauge("marshal.coordinator.members", "{member}", "Members of a group led here.")
-        self.assigned = meter.create_gauge("marshal.coordinator.assigned", "{partition}", "Partitions assigned in it.")
-        self.rebalances = meter.create_counter(
-            "marshal.coordinator.rebalances", "{rebalance}", "Rebalances, by what came of each."
+        self.members = meter.create_gauge(
+            "marshal.coordinator.members", "{member}", "Members of a group that this process leads."
         )
-        self.moved = meter.create_counter("marshal.coordinator.moved", "{partition}", "Partitions that changed hands.")
-        self.failed = meter.create_counter("marshal.coordinator.failed", "{member}", "Members that no longer answered.")
+        self.assigned = meter.create_gauge(
+            "marshal.coordinator.assigned", "{partition}", "Partitions assigned to members."
+        )
+        self.rebalances = meter.create_counter(
+            "marshal.coordinator.rebalances", "{rebalance}", "Rebalances, by outcome."
+        )
+        self.moved = meter.create_counter(
+            "marshal.coordinator.moved", "{partition}", "Partitions moved between members."
+        )
+        self.failed = meter.create_counter(
+            "marshal.coordinator.failed", "{member}", "Members removed because they did not answer."
+        )
 
 
 def metrics() -> Metrics | None:
-    """Give the instruments of claims, or None where OpenTelemetry is not in use in this process. Never raises."""
+    """Return the instruments of claims and batches; None if this process does not use OpenTelemetry. Never raises."""
     return _made(Metrics)
 
 
 def outbox_metrics() -> OutboxMetrics | None:
-    """Give the instruments of an outbox, or None as `metrics`. Never raises."""
+    """Return the instruments of an outbox; None if this process does not use OpenTelemetry. Never raises."""
     return _made(OutboxMetrics)
 
 
 def coordinator_metrics() -> CoordinatorMetrics | None:
-    """Give the instruments of a coordinator, or None as `metrics`. Never raises."""
+    """Return the instruments of a coordinator; None if this process does not use OpenTelemetry. Never raises."""
     return _made(CoordinatorMetrics)
 
 
 def record_lag(group: str, topic: str, lag: int) -> None:
-    """Note how many offsets of `topic` the group has not read in all."""
+    """Set the gauge `marshal.lag` to the number of offsets of `topic` that the group has not read."""
     instruments = metrics()
     if instruments is not None:
         instruments.lag.set(lag, {"group": group, "topic": topic})
 
 
 def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-    """Have the metrics handed over now, as far as that takes no longer than `timeout_s`. Never raises.
+    """Export the metrics now, and wait up to `timeout_s` seconds for that. Never raises.
 
-    A run's process may end without the handlers by which a provider does so by itself.
+    The process of a run may end without the exit handlers by which a provider exports the rest.
     """
     if not _is_in_use():
         return
@@ -131,12 +143,16 @@ def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         return
     if force is None:
         return
-    # In a thread: an exporter that tries again does not always keep to the time.
+    # This runs in a thread, because an exporter that retries may exceed its time-out.
     thread = threading.Thread(target=_quietly, args=(force, timeout_s), name="flush metrics", daemon=True)
     thread.start()
     thread.join(timeout_s)
     if thread.is_alive():
-        logger.warning("the metrics could not be handed over within %g s; the run goes on without", timeout_s)
+        logger.warning(
+            "the metrics could not be exported within %g s, and the run continues without that; check the "
+            "OpenTelemetry exporter and its collector",
+            timeout_s,
+        )
 
 
 def _is_in_use() -> bool:
@@ -150,25 +166,32 @@ def _made(kind: "Callable[[Meter], Instruments]") -> Instruments | None:
         from opentelemetry.metrics import get_meter_provider
 
         instruments: Instruments = _of(kind, get_meter_provider())
-    except Exception as error:  # noqa: BLE001 - whatever it is, work goes on without metrics
+    except Exception as error:  # noqa: BLE001 - after any error the work continues without metrics
         _log_disabled_metrics(type(error).__name__)
         return None
     return instruments
 
 
-@lru_cache(maxsize=3)  # of one provider, all kinds
+@lru_cache(maxsize=3)  # the three classes of instruments of one provider
 def _of(kind: "Callable[[Meter], Instruments]", provider: "MeterProvider") -> Instruments:
     return kind(provider.get_meter("marshal_dagster", version("marshal-dagster")))
 
 
 @lru_cache(maxsize=1)
 def _log_disabled_metrics(why: str) -> None:
-    logger.warning("OpenTelemetry is in use here, but there are no metrics of marshal-dagster: %s", why)
+    logger.warning(
+        "this process uses OpenTelemetry, but there are no metrics of marshal-dagster: %s when its instruments were "
+        "created; check the version of OpenTelemetry",
+        why,
+    )
 
 
 def _quietly(force: Callable[..., Any], timeout_s: float) -> None:
     try:
         force(timeout_millis=timeout_s * 1_000)
-    except Exception as error:  # noqa: BLE001 - every exporter raises its own
-        # Its text may name the collector's address, and some carry a token in that.
-        logger.warning("the metrics could not be handed over: %s", type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - each exporter raises its own errors
+        # The error's text is not logged: it may contain the collector's address, and that may contain a token.
+        logger.warning(
+            "the metrics could not be exported: %s; check the OpenTelemetry exporter and its collector",
+            type(error).__name__,
+        )

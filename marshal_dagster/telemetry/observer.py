@@ -1,4 +1,7 @@
-"""The observer that makes metrics and log lines of what records and batches came to."""
+"""The observer that records the outcomes of records and batches as metrics and log lines.
+
+`coordination` and `batches` call it; it never affects what they do.
+"""
 
 import logging
 from collections import Counter
@@ -36,7 +39,7 @@ _LOST: Final = "lost"
 
 
 class LineEvent(StrEnum):
-    """What a line is about."""
+    """The kind of record that a log line is about."""
 
     CLAIM = "claim"
     HEARTBEAT = "heartbeat"
@@ -51,43 +54,56 @@ _SUCCESS: Final = {
     LineEvent.OTHER: "accepted",
 }
 _LEVELS: Final = {LineEvent.CLAIM: logging.INFO, LineEvent.HEARTBEAT: logging.DEBUG, LineEvent.COMMIT: logging.INFO}
-"""Of lines about what was accepted; about the rest there are none."""
+"""The levels of lines about accepted records. Other accepted records have no line."""
 _RACES: Final = (ClaimingPartition, ClaimingRange, RevokingClaim, RevokingRange, GroupMessage)
-"""Another may be faster with these: that they are refused is nothing to warn of."""
+"""Records for which another member may be faster. If they are refused, that is no reason for a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """One own record, and what came of it."""
+    """A record of this process in the coordination log, with its outcome."""
 
     event: LineEvent
     message: Message
     outcome: "RecordResult | None"
     epoch: int | None
     offset: int | None = None
-    """Up to where it commits."""
+    """For a commit, the end of the committed offsets (exclusive)."""
 
     @property
     def result_text(self) -> str:
-        """Its outcome's name."""
+        """The name of the outcome."""
         if self.outcome is None:
             return _UNACKNOWLEDGED
         return _SUCCESS[self.event] if self.outcome.accepted else _REFUSED
 
     @property
     def has_failed(self) -> bool:
-        """Whether it was not accepted, as far as is known."""
+        """Whether the record was refused, or its outcome is unknown."""
         return self.outcome is None or not self.outcome.accepted
 
     @property
     def kind(self) -> str:
-        """Name its type."""
+        """The name of the record's type."""
         return type_name(self.message)
 
 
 @contextmanager
 def telemetry_observer(group: str) -> "Iterator[Telemetry]":
-    """Give an observer of a member of `group`; at the block's end its lines are written and the metrics handed over."""
+    """Yield an observer for a member of `group`; write its log lines and export the metrics at the end.
+
+    Args:
+        group: The group's name, for metrics and log lines.
+
+    Yields:
+        The observer, for the `observer` argument of a `BatchSession`.
+
+    Example:
+        ```python
+        with telemetry_observer("shops") as observer:
+            session = BatchSession(..., group="shops", observer=observer)
+        ```
+    """
     telemetry = Telemetry(group)
     try:
         yield telemetry
@@ -97,16 +113,16 @@ def telemetry_observer(group: str) -> "Iterator[Telemetry]":
 
 
 class Telemetry:
-    """Observes the batches of one op (`marshal_dagster.batches.BatchObserver`)."""
+    """An observer of the batches of one op or session (`marshal_dagster.batches.BatchObserver`)."""
 
     def __init__(self, group: str) -> None:
-        """Observe batches of `group`; metrics are on if they are now."""
+        """Observe batches of `group`. Metrics are recorded if the process uses OpenTelemetry now."""
         self.lines = LineWriter()
         self._group = group
         self._metrics = metrics()
 
     def sent(self, claimer: "ObservedClaimer", sent: "AppendResult") -> None:
-        """Count and log what own records came to."""
+        """Count and log the outcomes of own records."""
         logs_all = LOGGER.isEnabledFor(logging.INFO)
         are_accepted = all(outcome is not None and outcome.accepted for outcome in sent.outcomes)
         if self._metrics is None and not logs_all and are_accepted:
@@ -134,7 +150,7 @@ class Telemetry:
             self.lines.write(logging.WARNING, f"claim of {_named(fields)}: lost, {why}", {**fields, "reason": why})
 
     def left(self, batch: "ClaimedBatch") -> None:
-        """Count what a batch came to, and wait for its lines: Dagster takes none after the op."""
+        """Count the outcome of a batch, and wait for its log lines, because Dagster accepts none after the op."""
         if self._metrics is not None:
             _count_batch(self._metrics, {"group": self._group, "topic": batch.request.topic}, batch)
         self.lines.flush()
@@ -209,7 +225,7 @@ def _count_batch(instruments: Metrics, whose: Mapping[str, str], batch: "Claimed
 def _record(
     message: Message, log_offset: int | None, outcome: "RecordResult | None", claim: "BaseClaim | None"
 ) -> _Record:
-    """Say what a record is about; `claim` is as it was before."""
+    """Classify a record; `claim` is the state of its claim before the record."""
     offset: int | None = None
     if isinstance(message, ClaimingPartition | ClaimingRange):
         accepted = outcome is not None and outcome.accepted
@@ -228,7 +244,7 @@ def _record(
 def _least_left_s(
     claimer: "ObservedClaimer", claims: "Mapping[int, BaseClaim]", records: list[_Record]
 ) -> dict[LineEvent, float]:
-    """Give the seconds that are left of the shortest lease, of those that heartbeats and commits were sent for."""
+    """Return the seconds left of the shortest lease that the heartbeats and the commits were sent for."""
     now_ms = claimer.clock.lease_ms()
     left_s: dict[LineEvent, float] = {}
     for record in records:

@@ -1,4 +1,7 @@
-"""For users' tests: a coordination log in memory that passes the same tests as the one over Kafka."""
+"""Test doubles for users' tests: a coordination log in memory, without Kafka.
+
+It passes the same tests as the log over Kafka.
+"""
 
 from marshal_dagster.testing.memory_log import ManualClock, MemoryBroker, MemoryLog, MemorySnapshotTopic
 

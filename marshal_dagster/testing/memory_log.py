@@ -1,6 +1,6 @@
-"""For users' tests: a coordination log in memory that passes the same tests as the one over Kafka.
+"""A coordination log in memory, for tests. It passes the same tests as the log over Kafka.
 
-A `MemoryBroker` stands for the cluster; each member opens its own `MemoryLog` on it.
+A `MemoryBroker` takes the place of the Kafka cluster. Each member opens its own `MemoryLog` on it.
 """
 
 import base64
@@ -25,27 +25,43 @@ from marshal_dagster.protocol.state import OffsetBounds
 
 
 class ManualClock:
-    """A member's clock, and a broker's, that moves only when told to."""
+    """A clock for members and brokers whose time passes only by `advance` and `sleep_ms`.
+
+    Example:
+        ```python
+        clock = ManualClock()
+        broker = MemoryBroker(now_ms=clock.wall_ms)
+        clock.advance(30_000)  # half a minute passes at once
+        ```
+    """
 
     def __init__(self, wall_ms: int = 1_700_000_000_000) -> None:
-        """Begin at `wall_ms`, unix time in milliseconds."""
+        """Start the clock.
+
+        Args:
+            wall_ms: The initial time in Unix milliseconds.
+        """
         self._began_ms = wall_ms
         self._passed_ms = 0.0
 
     def lease_ms(self) -> float:
-        """Milliseconds since it began."""
+        """Return the milliseconds since the clock started."""
         return self._passed_ms
 
     def wall_ms(self) -> int:
-        """Unix time in milliseconds."""
+        """Return the present time in Unix milliseconds."""
         return self._began_ms + int(self._passed_ms)
 
     def advance(self, passed_ms: float) -> None:
-        """Let `passed_ms` milliseconds pass."""
+        """Move the clock forward.
+
+        Args:
+            passed_ms: The time that passes, in milliseconds.
+        """
         self._passed_ms += passed_ms
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Let the time pass at once."""
+        """Move the clock forward by `duration_ms` milliseconds, without waiting."""
         self.advance(duration_ms)
 
 
@@ -54,7 +70,14 @@ def _topic_id() -> str:
 
 
 class MemoryBroker:
-    """One coordination topic, in this process. `now_ms` gives the broker's time for each appended record."""
+    """A coordination topic in memory, shared by all `MemoryLog` objects that are opened on it.
+
+    Example:
+        ```python
+        broker = MemoryBroker(partitions=2)
+        log = MemoryLog(broker)
+        ```
+    """
 
     def __init__(
         self,
@@ -63,32 +86,43 @@ class MemoryBroker:
         topic: str = DEFAULT_COORDINATION_TOPIC,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Make an empty topic with `partitions` coordination partitions."""
+        """Create an empty topic.
+
+        Args:
+            partitions: The number of coordination partitions.
+            topic: The topic's name.
+            now_ms: Returns the broker's time for each appended record, in Unix milliseconds; by default the time of the
+                system.
+        """
         self.lock = threading.Lock()
         self.is_sender_timed = False
-        """Whether records get their sender's timestamp, as in a topic with `message.timestamp.type=CreateTime`."""
+        """Whether records get the sender's timestamp, as in a topic with `message.timestamp.type=CreateTime`."""
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._topic = topic
         self._partitions = partitions
         self.recreate()
 
     def recreate(self, partitions: int | None = None) -> None:
-        """Delete the topic and create it again: another topic id, nothing in it, `partitions` if given."""
+        """Delete the topic and create it again, empty and with another topic id.
+
+        Args:
+            partitions: The new number of partitions; by default it stays.
+        """
         self._partitions = partitions or self._partitions
         self._identity: LogIdentity | None = LogIdentity(self._topic, _topic_id(), self._partitions)
         self._records: list[list[tuple[int, int, bytes | None]]] = [[] for _ in range(self._partitions)]
         self.sender_timed: list[set[int]] = [set() for _ in range(self._partitions)]
-        """The offsets of each coordination partition whose records have their sender's timestamp."""
+        """The offsets of records with the sender's timestamp, for each coordination partition."""
         self._starts = [0] * self._partitions
         self._ends = [0] * self._partitions
 
     def delete(self) -> None:
-        """Delete the topic."""
+        """Delete the topic. Members then get `TopicNotFoundError`."""
         self._identity = None
 
     @property
     def identity(self) -> LogIdentity:
-        """Which topic it is now. Raises `TopicNotFoundError` once it was deleted."""
+        """The topic's name, id and number of partitions. Raises `TopicNotFoundError` after `delete`."""
         if self._identity is None:
             raise TopicNotFoundError(
                 f"topic {self._topic!r} does not exist; create it with `marshal-dagster topic create`"
@@ -96,7 +130,16 @@ class MemoryBroker:
         return self._identity
 
     def append(self, partition: int, value: bytes | None, timestamp_ms: int | None = None) -> int:
-        """Append a record and give its offset."""
+        """Append a record.
+
+        Args:
+            partition: The coordination partition.
+            value: The record's value; None is a tombstone.
+            timestamp_ms: The record's timestamp in Unix milliseconds; by default the broker's time.
+
+        Returns:
+            The record's offset.
+        """
         with self.lock:
             offset = self._ends[partition]
             at_ms = self.now_ms() if timestamp_ms is None else timestamp_ms
@@ -107,12 +150,22 @@ class MemoryBroker:
             return offset
 
     def skip(self, partition: int, offsets: int = 1) -> None:
-        """Let `offsets` offsets pass that hold no record, as a transaction's marker does."""
+        """Skip offsets without a record, as the marker of a transaction does.
+
+        Args:
+            partition: The coordination partition.
+            offsets: How many offsets are skipped.
+        """
         with self.lock:
             self._ends[partition] += offsets
 
     def retain_from(self, partition: int, start: int) -> None:
-        """Delete what lies before offset `start`, as retention does."""
+        """Delete the records before an offset, as retention does.
+
+        Args:
+            partition: The coordination partition.
+            start: The first offset that is kept.
+        """
         with self.lock:
             kept = [record for record in self._records[partition] if record[0] >= start]
             self._records[partition] = kept
@@ -120,7 +173,12 @@ class MemoryBroker:
             self._ends[partition] = max(self._ends[partition], start)
 
     def truncate(self, partition: int, end: int) -> None:
-        """Lose what lies at offset `end` and after, as an unclean leader election does."""
+        """Lose the records from an offset on, as in an unclean leader election.
+
+        Args:
+            partition: The coordination partition.
+            end: The first offset that is lost, which is the new end.
+        """
         with self.lock:
             self._records[partition] = [record for record in self._records[partition] if record[0] < end]
             self._starts[partition] = min(self._starts[partition], end)
@@ -128,13 +186,32 @@ class MemoryBroker:
             self.sender_timed[partition] = {offset for offset in self.sender_timed[partition] if offset < end}
 
     def bounds(self, partition: int) -> OffsetBounds:
-        """Give the present bounds of one coordination partition. Raises `TopicNotFoundError` where there is none."""
+        """Return the present start and end offset of a coordination partition.
+
+        Args:
+            partition: The coordination partition.
+
+        Returns:
+            The offset of the first record and the offset after the last one.
+
+        Raises:
+            TopicNotFoundError: The topic has no such partition.
+        """
         if partition >= self._partitions:
             raise TopicNotFoundError(f"topic {self._topic!r} has no partition {partition}; it has {self._partitions}")
         return OffsetBounds(self._starts[partition], self._ends[partition])
 
     def records(self, partition: int, start: int = 0, end: int | None = None) -> list[tuple[int, int, bytes | None]]:
-        """Give the (offset, timestamp in ms, value) records from offset `start` up to `end` (exclusive)."""
+        """Return the records in a range of offsets.
+
+        Args:
+            partition: The coordination partition.
+            start: The first offset.
+            end: The offset after the last one; by default the end of the partition.
+
+        Returns:
+            The offset, timestamp in Unix milliseconds and value of each record.
+        """
         with self.lock:
             kept = self._records[partition]
             first = bisect_left(kept, (start,))
@@ -142,33 +219,37 @@ class MemoryBroker:
 
 
 class MemoryLog:
-    """One member's view of a `MemoryBroker`, as a `marshal_dagster.coordination.log.CoordinationLog`."""
+    """A member's connection to a `MemoryBroker` (`marshal_dagster.coordination.log.CoordinationLog`)."""
 
     delivery_timeout_ms = 0
 
     def __init__(self, broker: MemoryBroker) -> None:
-        """Open it."""
+        """Open the log of a broker.
+
+        Args:
+            broker: The broker, which the members of a test share.
+        """
         self.broker = broker
         self._positions: dict[int, int] = {}
 
     def identity(self) -> LogIdentity:
-        """Tell which log it is now."""
+        """Return the name, id and partition count of the topic. Raises `TopicNotFoundError`."""
         return self.broker.identity
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Tell the present bounds. Raises `TopicNotFoundError`."""
+        """Return the present start and end offset of each partition. Raises `TopicNotFoundError`."""
         self.identity()
         return {partition: self.broker.bounds(partition) for partition in partitions}
 
     def follow(self, positions: Mapping[int, int]) -> None:
-        """Read from `positions` on."""
+        """Read from these positions on, an offset for each partition."""
         self._positions = dict(positions)
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:  # noqa: ARG002 - never waits
-        """Give what there is up to `ends`, and whatever lies there behind it.
+        """Yield the records up to `ends`, with those that are already there after the ends.
 
-        Raises `PositionLostError`; `TopicNotFoundError`, and `UnavailableError` for an end that is not there: nobody
-        else appends while this thread waits.
+        It never waits: a partition that has not reached its end raises `UnavailableError` at once. Also raises
+        `PositionLostError` and `TopicNotFoundError`.
         """
         self.identity()
         for partition, end in ends.items():
@@ -181,17 +262,19 @@ class MemoryLog:
             records = self.broker.records(partition, position, bounds.end)
             yield Chunk(partition, records, bounds.end, self.broker.sender_timed[partition])
             if bounds.end < end:
-                raise UnavailableError(f"coordination partition {partition} ends at {bounds.end}, not at {end}")
+                raise UnavailableError(
+                    f"coordination partition {partition} ends at offset {bounds.end}; offset {end} was never appended"
+                )
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append at once."""
+        """Append records at once, and return the acknowledgement of each."""
         return [self._append(record) for record in records]
 
     def purge(self) -> None:
-        """Nothing ever waits to be sent."""
+        """Do nothing, because no record ever waits to be sent."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing, because there is no connection."""
 
     def _append(self, record: Append) -> Ack:
         try:
@@ -199,23 +282,30 @@ class MemoryLog:
                 return Ack(self.broker.append(record.partition, record.value))
         except TopicNotFoundError as missing:
             return Ack(None, str(missing))
-        return Ack(None, f"there is no coordination partition {record.partition}")
+        return Ack(None, f"the coordination topic has no partition {record.partition}")
 
 
 class MemorySnapshotTopic:
-    """The topic that holds snapshots, in this process; all members use the one object.
+    """A snapshot topic in memory (`marshal_dagster.coordination.snapshots.SnapshotTopic`).
 
-    It is a `marshal_dagster.coordination.snapshots.SnapshotTopic`.
+    All members of a test share one object.
     """
 
     def __init__(self, partitions: int = 8) -> None:
-        """Make an empty topic."""
+        """Create an empty topic.
+
+        Args:
+            partitions: The number of partitions.
+        """
         self._records: list[list[tuple[int, Record]]] = [[] for _ in range(partitions)]
         self._ends = [0] * partitions
         self._lock = threading.Lock()
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Tell the present bounds; compaction leaves them as they are. Raises `TopicNotFoundError`."""
+        """Return the present start and end offset of each partition; compaction does not change them.
+
+        Raises `TopicNotFoundError`.
+        """
         with self._lock:
             missing = [partition for partition in partitions if not 0 <= partition < len(self._ends)]
             if missing:
@@ -227,7 +317,7 @@ class MemorySnapshotTopic:
         ranges: Mapping[int, OffsetBounds],
         timeout_s: float,  # noqa: ARG002 - never waits
     ) -> Mapping[int, Sequence[tuple[bytes | None, bytes | None]]]:
-        """Give what there is in these offsets."""
+        """Return the key and value of each record in these ranges of offsets."""
         with self._lock:
             return {
                 partition: [
@@ -239,14 +329,14 @@ class MemorySnapshotTopic:
             }
 
     def append(self, partition: int, records: Sequence[Record]) -> None:
-        """Append at once."""
+        """Append records at once."""
         with self._lock:
             for record in records:
                 self._records[partition].append((self._ends[partition], record))
                 self._ends[partition] += 1
 
     def compact(self) -> None:
-        """Keep the last record of each key, and none that only deletes."""
+        """Keep only the last record of each key, and remove tombstones, as log compaction does."""
         with self._lock:
             for partition, records in enumerate(self._records):
                 last = {record.key: offset for offset, record in records}
@@ -257,4 +347,4 @@ class MemorySnapshotTopic:
                 ]
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing, because there is no connection."""

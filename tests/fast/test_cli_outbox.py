@@ -127,7 +127,7 @@ def test_a_database_that_is_away_is_told_without_its_password(
     """With exit code 3, with `--debug` too."""
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     answer = act(capsys, "status", "--dsn", DSN, *arguments)
-    assert (answer.code, "Postgres of outbox 'outbox'" in answer.err) == (3, True)
+    assert (answer.code, "PostgreSQL of outbox 'outbox'" in answer.err) == (3, True)
 
 
 def test_without_psycopg_it_says_what_to_install(

@@ -657,7 +657,7 @@ def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
         return found
 
     writer.send_to_member(large)
-    assert "are more than readers take of a record: have more members" in told()[0]
+    assert "more than the 900,000 that readers accept; start more members" in told()[0]
     assert producer.reports == []
     writer.send_to_member(large.model_copy(update={"places": {}}))
     producer.reports[0](None, SimpleNamespace(topic=lambda: "orders"))
@@ -695,5 +695,5 @@ class BusyReader:
 
 def test_reading_up_to_an_end_does_not_wait_for_ever_beside_a_busy_partition() -> None:
     """What comes of a partition after its end is no progress."""
-    with pytest.raises(UnavailableError, match=r"not read to their ends within 0.2 s"):
+    with pytest.raises(UnavailableError, match=r"not read to their ends: nothing arrived within 0.2 s"):
         list(_read_up_to(cast("Reader", BusyReader()), {0: 5, 1: 3}, 0.2))

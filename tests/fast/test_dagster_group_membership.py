@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused(joined: Joined) -> None:
     [
         (view(east=[0, 1], west=[2]), NOW_MS, ({0, 1}, "2 of 3 partitions of topic 'parcels' to member 'east'")),
         (view(east=[], west=[2]), NOW_MS, (set(), "0 of 1 partitions")),
-        (view(west=[2]), NOW_MS, (set(), "knows no member 'east', only west: is its sensor on?")),
+        (view(west=[2]), NOW_MS, (set(), "has no member 'east', only west; check that the")),
         (view(), NOW_MS, None),
         (view(east=[0], west=[2]), NOW_MS + 2 * SESSION_MS - 1_001, ({0}, "1 of 2 partitions")),
         (view(east=[0], west=[2]), NOW_MS + 2 * SESSION_MS - 1_000, None),
@@ -226,7 +226,7 @@ def test_it_is_told_what_came_to_a_member_last() -> None:
         GroupAssignments("parcels", 1, {"east": share}, NOW_MS), "east", "parcels", SESSION_MS, NOW_MS
     )
     assert found is not None
-    assert "; at 2026-11-23 13:00:00 UTC it was given 1" in found.text
+    assert "; at 2026-11-23 13:00:00 UTC it added partitions 1" in found.text
 
 
 @pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63), 1_795_438_800_000_000_000])
@@ -238,7 +238,7 @@ def test_a_time_beyond_the_calendar_stops_no_reader(at_ms: int) -> None:
         GroupAssignments("parcels", 1, {"east": share}, NOW_MS), "east", "parcels", SESSION_MS, NOW_MS
     )
     assert found is not None
-    assert f"; at {at_ms} ms, a time beyond the calendar, it was given 1" in found.text
+    assert f"; at {at_ms} ms, a time beyond the calendar, it added partitions 1" in found.text
 
 
 def test_a_coordinator_heard_in_the_future_limits_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -328,7 +328,7 @@ def test_a_note_of_a_newer_version_is_not_ignored() -> None:
     """Its batch would be published again."""
     note = b'{"version":2}'
     assert is_note(note)
-    with pytest.raises(MarshalError, match="version 2 is of a newer marshal-dagster: update this one"):
+    with pytest.raises(MarshalError, match="version 2, which a newer marshal-dagster wrote: update"):
         read_note(note)
 
 

@@ -90,8 +90,8 @@ HALF = "half \ud83d"
         (OutboxRecord("t", "v", headers=cast("Any", [("a", "b", "c")])), "headers: tuple; give pairs"),
         (OutboxRecord("t", "v", headers=cast("Any", {7: "v"})), "headers: a name is of type int; give text"),
         (OutboxRecord("t", "v", headers={"a\0": "v"}), "headers: the name .* has a NUL"),
-        ({"topic": "t", "value": "v"}, "records: dict; give objects of OutboxRecord"),
-        (None, "records: NoneType; give objects of OutboxRecord"),
+        ({"topic": "t", "value": "v"}, "records: dict; give OutboxRecord objects"),
+        (None, "records: NoneType; give OutboxRecord objects"),
     ],
 )
 def test_an_invalid_record_is_refused(way: Callable[[Any], int], record: object, said: str) -> None:
@@ -103,7 +103,9 @@ def test_an_invalid_record_is_refused(way: Callable[[Any], int], record: object,
 @pytest.mark.parametrize("way", [by_psycopg, by_sqlalchemy])
 def test_a_single_record_is_refused(way: Callable[[Any], int]) -> None:
     """The error says what to give."""
-    with pytest.raises(ConfigurationError, match=r"records: one OutboxRecord; give several, such as \[record\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"records: a single OutboxRecord; give a sequence of them, such as \[record\]"
+    ):
         way(OutboxRecord("t", "v"))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT_MS: Final = 2_000.0
 LOCK_TIMEOUT_MS: Final = 1_000.0
-NO_RIGHT: Final = "permission denied: grant it to this role"
+NO_RIGHT: Final = "permission denied; grant the missing right to this role"
 IDLE_TIMEOUT_MS: Final = 3_000.0
 """So long a transaction of a client that does nothing is left open."""
 

@@ -127,8 +127,8 @@ MUTANTS: Final = (
     Mutant(
         "a publisher does not begin anew in the next session",
         PUBLISHER,
-        '        """Begin a session (`Publisher.begin`)."""\n        self._end()\n',
-        '        """Begin a session (`Publisher.begin`)."""\n'
+        '        """Start a session (`Publisher.begin`)."""\n        self._end()\n',
+        '        """Start a session (`Publisher.begin`)."""\n'
         "        if self._transaction is not None:\n"
         "            return\n",
         (
@@ -142,13 +142,13 @@ MUTANTS: Final = (
     Mutant(
         "a commit that failed counts as done",
         PUBLISHER,
-        '            raise BatchUnsettledError(f"whether a batch was published is not known: {error}") from None',
-        "            return",
+        'raise BatchUnsettledError(f"whether a batch was published is unknown and is checked: {error}") from None',
+        "return",
     ),
     Mutant(
         "a commit that failed counts as a refusal",
         PUBLISHER,
-        'raise BatchUnsettledError(f"whether a batch was published is not known: {error}") from None',
+        'raise BatchUnsettledError(f"whether a batch was published is unknown and is checked: {error}") from None',
         "self.begin(); raise RowRejectedError(str(error)) from None",
     ),
     Mutant(

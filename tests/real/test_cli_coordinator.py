@@ -91,7 +91,7 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
     """From topics that are missing to a group without members, each step as its user sees it."""
     wanted = topic(7)
     code, _, err = said(call("run"))
-    assert (code, "`marshal-dagster coordinator init` makes" in err) == (ExitCode.TOPIC_MISSING, True)
+    assert (code, "`marshal-dagster coordinator init` creates" in err) == (ExitCode.TOPIC_MISSING, True)
     assert said(call("init", "--partitions", "2"))[0] == ExitCode.OK
     code, out, err = said(call("init", "--partitions", "3"))
     assert (code, "with 2 partitions each" in out, "stay as they are" in err) == (ExitCode.OK, True, True)

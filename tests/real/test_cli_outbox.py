@@ -226,10 +226,10 @@ def test_what_is_missing_is_one_line(stand: Stand) -> None:
     assert (without.code, "no Kafka is named, so its topics were not made" in without.error) == (0, True)
     harvested = stand.call("harvest", "--name", "two")
     assert harvested.code == 5
-    assert "`marshal-dagster outbox init` makes the topics" in harvested.err.splitlines()[-1]
+    assert "`marshal-dagster outbox init` creates the topics" in harvested.err.splitlines()[-1]
     none = stand.ask("status", "--name", "three")
-    assert (none.code, "`marshal-dagster outbox init` makes it" in none.error) == (2, True)
+    assert (none.code, "`marshal-dagster outbox init` creates it" in none.error) == (2, True)
     secret = "canary-77aa"
     away = start("outbox", "status", environment={"MARSHAL_OUTBOX_DSN": f"postgresql://u:{secret}@127.0.0.1:1/d"})
     assert (away.code, secret in away.err) == (3, False)
-    assert "Postgres of outbox 'outbox'" in away.error
+    assert "PostgreSQL of outbox 'outbox'" in away.error

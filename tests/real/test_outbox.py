@@ -103,7 +103,9 @@ def test_two_that_make_the_tables_at_once_do_not_hinder_each_other(named: Outbox
 
 
 @pytest.mark.parametrize(
-    ("step", "said"), [(1, "update it"), (-1, "`marshal-dagster outbox init` brings it to")], ids=["newer", "older"]
+    ("step", "said"),
+    [(1, "update marshal-dagster"), (-1, "`marshal-dagster outbox init` upgrades it")],
+    ids=["newer", "older"],
 )
 def test_another_version_is_told(site: Site, step: int, said: str) -> None:
     """What is newer than this code, or not yet brought up to it, is not harvested."""
@@ -167,7 +169,7 @@ def test_outboxes_of_one_database_are_apart(postgres: str, connection: KafkaConn
 
 def test_an_outbox_that_is_not_there_is_told(named: OutboxTables) -> None:
     """The error says how it is made."""
-    with pytest.raises(ConfigurationError, match="`marshal-dagster outbox init` makes it"):
+    with pytest.raises(ConfigurationError, match="`marshal-dagster outbox init` creates it"):
         PostgresStore(named).begin()
 
 
@@ -312,12 +314,12 @@ def test_a_rollback_leaves_nothing(site: Site, way: Way) -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (OutboxRecord("t", "x" * 90, "y" * 8, {"h": "z" * 2}), "has 101 bytes; 100 are allowed"),
+        (OutboxRecord("t", "x" * 90, "y" * 8, {"h": "z" * 2}), "has 101 bytes, more than max_bytes=100"),
         (OutboxRecord("no topic", "x"), "'no topic' is not a name that Kafka allows"),
         (OutboxRecord("", "x"), "is not a name that Kafka allows"),
         (OutboxRecord("..", "x"), "is not a name that Kafka allows"),
         (OutboxRecord("t" * 250, "x"), "is not a name that Kafka allows"),
-        (OutboxRecord("t", "x", headers={ID_HEADER: "1"}), "is the harvester's own"),
+        (OutboxRecord("t", "x", headers={ID_HEADER: "1"}), "is reserved for the harvester"),
         (OutboxRecord("t", 7), "value: int; give bytes, text or None"),  # type: ignore[arg-type]
     ],
     ids=["large", "space", "empty", "dots", "long", "header", "number"],
@@ -618,7 +620,7 @@ def test_a_harvester_that_cannot_reach_the_database_says_so(connection: KafkaCon
     """At its beginning."""
     site = object.__new__(Site)
     site.tables, site.connection = OutboxTables(Database("postgresql://u:hush@127.0.0.1:1/x")), connection
-    with pytest.raises(UnavailableError, match="Postgres of outbox 'outbox'") as raised:
+    with pytest.raises(UnavailableError, match="PostgreSQL of outbox 'outbox'") as raised:
         site.harvester().run()
     assert "hush" not in str(raised.value)
 

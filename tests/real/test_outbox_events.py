@@ -230,7 +230,7 @@ def test_each_type_of_a_row_is_one_json(output: PostgresOutput, kind: str, liter
 @pytest.mark.parametrize("field", ["key", "value"])
 def test_a_column_of_several_values_is_no_event(output: PostgresOutput, field: str, kind: str, literal: str) -> None:
     """Their text is PostgreSQL's own: no consumer could know what it is."""
-    with pytest.raises(SinkRejectedError, match=f"^{field}: column 'it' is of type .*: nothing was written. Name a"):
+    with pytest.raises(SinkRejectedError, match=f"^{field}: column 'it' has type .*, so nothing was written. Use a"):
         event_of(output, kind, literal, **{field: "it"})
 
 
