@@ -95,7 +95,7 @@ def test_a_range_is_done_again(members: Members, capsys: pytest.CaptureFixture[s
     assert answer.out.splitlines()[1:] == [
         "partition  log start  log end  position  again from  up to  note",
         "0                 20      100        80          30     50  -",
-        "Done again up to 50.",
+        "Processed again up to 50.",
     ]
     assert answer.err.splitlines() == [
         "the group does it again from 30 on; it has stood at 80",
