@@ -37,7 +37,7 @@ class AssignmentCache:
     def of(self, groups: Collection[str]) -> Assigned:
         """Return the member that each partition is assigned to, by group.
 
-        Groups without a live coordinator are left out. If the assignments cannot be read, the result is empty.
+        Groups without a live coordinator are left out. If Kafka cannot be reached, the result is empty.
         """
         if time.monotonic() < self._next_read_s:
             return self._found

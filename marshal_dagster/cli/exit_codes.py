@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
 
 
 HELP: Final = (
-    "Exit codes: 0 done; 1 a problem was found, or the change was refused; 2 wrong usage or settings; 3 Kafka, or an "
+    "Exit codes: 0 done; 1 something is wrong, or the command was refused; 2 wrong usage or settings; 3 Kafka, or an "
     "outbox's database, cannot be reached or started; 4 malformed input; 5 the topic does not exist; 6 a right is "
     "missing; 130 interrupted."
 )

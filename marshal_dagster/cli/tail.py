@@ -240,7 +240,7 @@ class Reader:
     def _truncated(self, partition: int, end: int) -> CoordinationLogChangedError:
         return CoordinationLogChangedError(
             f"coordination partition {partition} of {self._identity.topic!r} ends at {end}, but was read up to "
-            f"{self._positions[partition]}: the log was truncated"
+            f"{self._positions[partition]}: the log was truncated; see `marshal-dagster doctor`"
         )
 
 
