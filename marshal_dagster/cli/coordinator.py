@@ -81,8 +81,8 @@ class CoordinatorCommandOptions(ConnectionOptions):
 @command(
     app,
     "init",
-    "Create the coordinator's topics. There are three; those that exist already are not changed. At most as many "
-    "coordinators as the topics have partitions can share the groups. The number of partitions can never change.",
+    "Create the coordinator's topics. There are three; those that exist already are not changed. Their number of "
+    "partitions is the maximum number of coordinators that share the groups. It can never change.",
     "coordinator init",
     "coordinator init --partitions 16",
 )

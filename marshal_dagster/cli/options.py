@@ -77,7 +77,7 @@ GoConsumersStopped = Annotated[
     typer.Option(
         "--go-consumers-stopped",
         metavar="GROUP",
-        help="Repeat the group's name to confirm that all of its consumers are stopped, also Go consumers.",
+        help="Repeat the group's name to confirm that all of its consumers are stopped, including Go consumers.",
         show_default=False,
     ),
 ]

@@ -28,7 +28,7 @@ GoConsumersStopped = Annotated[
         "--go-consumers-stopped",
         metavar="GROUP",
         help="Repeat the group's name to confirm that no Go consumer newer than January 2017 will start on this "
-        "coordination topic again. They do not understand the pause record.",
+        "coordination topic again. Such consumers do not understand the pause record.",
         show_default=False,
     ),
 ]

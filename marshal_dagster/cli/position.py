@@ -158,9 +158,8 @@ def get(
         require_known(world, group, "It has no positions")
         with Topics(data_connection, client_id="marshal-dagster-position") as topics:
             if topic is not None and topic not in data_places(world, ViewFilter(group)):
-                topics.describe(
-                    topic
-                )  # raises if the topic is misspelt; a topic without positions is shown with its bounds
+                # This raises if the topic is misspelt. A topic without positions is shown with its bounds.
+                topics.describe(topic)
             positions = list(positions_of(world, topics, group, topic))
     if options.as_json:
         output.write_json({"group": group, "positions": [_position_json(position) for position in positions]})

@@ -182,7 +182,7 @@ def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: Manual
     broker.append((HOME + 1) % 4, CLAIM)
     finding = in_log(broker, clock)["partition count"]
     assert (finding.state, bool(finding.why), bool(finding.mend)) == (CheckState.WARNING, True, True)
-    assert finding.found.startswith("1 records are in another coordination partition")
+    assert finding.found.startswith("1 records are not in the coordination partition of their topic")
 
 
 def test_what_is_half_written_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:

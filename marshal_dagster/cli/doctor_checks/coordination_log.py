@@ -86,7 +86,7 @@ def _placement(view: WorldView, identity: LogIdentity) -> Finding:
         return ok("partition count", "each record is in the coordination partition of its topic")
     return warning(
         "partition count",
-        f"{misplaced} records are in another coordination partition than the one of their topic among "
+        f"{misplaced} records are not in the coordination partition of their topic, which is one of "
         f"{identity.partitions}",
         "they have no effect: either partitions were added to the topic, and members no longer read these records, or "
         "a process assumes another number of partitions",
