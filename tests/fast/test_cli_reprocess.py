@@ -237,7 +237,7 @@ def test_a_position_that_another_sets_meanwhile_stays(
         (("--from", "10", "--to", "50"), "offsets 10 to 20 (exclusive) are deleted"),
         (("--partition", "1"), "has no position in orders/1"),
         (("--partition", "7"), "has no partition 7"),
-        (("--json",), "give --yes too"),
+        (("--json",), "then add --yes"),
         (("--within", "x"), "--within: 'x' is no length of time"),
     ],
 )

@@ -159,7 +159,10 @@ def test_where_ranges_are_still_on_may_not_be_known(
     monkeypatch.setattr(SettingsChanger, "switch_ranges_off", breaks_down)
     answer = act(capsys, *OFF, "--yes")
     monkeypatch.setattr(GroupSettingsAdmin, "look", look)
-    assert (answer.code, "could not be read (the broker is gone)" in answer.err) == (3, True)
+    assert (answer.code, "could not read where ranges are still enabled (the broker is gone)" in answer.err) == (
+        3,
+        True,
+    )
 
 
 def test_ranges_stay_where_the_log_is_only_observed(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
