@@ -25,7 +25,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "top": "Watch the owners, lag and progress of partitions.",
     "tail": "Show the records of the coordination log.",
     "replay": "Show the world state that a stored log leads to.",
-    "recover": "Recover a coordination log whose first records were deleted without a snapshot.",
+    "recover": "Recover a log that lost its first records.",
     "pause": "Pause a group.",
     "resume": "Resume a group.",
     "reprocess": "Process a range of offsets again.",

@@ -51,7 +51,7 @@ _UNKNOWN: Final = (
 )
 
 
-app = command_group("Recover a coordination log whose first records were deleted without a snapshot.")
+app = command_group("Recover a log that lost its first records.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class OffsetProposal:
 @command(
     app,
     "recover",
-    "Recover a coordination log whose first records were deleted without a snapshot. Nothing can be claimed from such "
-    "a log. This is also the way to take over a deployment of the Go library. Stop all members of all groups first. "
+    "Recover a log that lost its first records. Nothing can be claimed from such a coordination log if it has no "
+    "snapshot. This is also the way to take over a deployment of the Go library. Stop all members of all groups first. "
     "The command shows what is known, asks for confirmation, and waits for 2 heartbeat intervals in which no member "
     "may write. Then it writes the first snapshot, with the pauses, settings and offsets as shown, and without owners "
     "and plans. A group with neither settings nor a data topic id left is taken for a group of Go consumers.",
