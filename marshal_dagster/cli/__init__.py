@@ -1,6 +1,6 @@
-"""The command line: what a person at a terminal, or a script, sees of the coordination log.
+"""The command line `marshal-dagster`, which shows and maintains the coordination log.
 
-It is the top layer. `main` holds the commands, their options and what becomes of errors; it imports nothing
-heavy, so that `--help` answers at once. Each command's work is in a module of its own name, imported when it is called:
-that calls lower layers, and hands values to `output`, the only place that writes.
+This is the top layer of the library. `main` lists the commands and reports errors. It imports nothing heavy, so that
+`--help` answers at once. Each command is in a module of its own name, which is imported when the command is called. A
+command calls the lower layers and passes the results to `output`, the only module that writes to a terminal or a pipe.
 """

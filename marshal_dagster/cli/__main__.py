@@ -1,4 +1,4 @@
-"""`python -m marshal_dagster.cli` is `marshal-dagster`."""
+"""Run the command line as `python -m marshal_dagster.cli`; this is the same as `marshal-dagster`."""
 
 from marshal_dagster.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The member that each partition is assigned to, where a coordinator leads the group: for `status` and `top`."""
+"""Read which member each partition is assigned to, for `status` and `top`. Only a group coordinator assigns."""
 
 import math
 import os
@@ -22,17 +22,23 @@ _TIMEOUT_S: Final = 3.0
 
 
 class AssignmentCache:
-    """The assignments that coordinators published, read again after some seconds, or never if there are none."""
+    """The assignments that coordinators published. They are read again after 5 s.
+
+    If there are no coordinator topics, the cache stops looking for them.
+    """
 
     def __init__(self, connection: KafkaConnection) -> None:
-        """Read nothing yet; the environment names the coordinators' topics."""
+        """Take the coordinators' topics from the environment; nothing is read yet."""
         self._connection = replace(connection, timeout_s=min(connection.timeout_s, _TIMEOUT_S))
         self._topics = CoordinatorTopics(os.environ.get(COORDINATOR_TOPIC_VARIABLE, DEFAULT_TOPIC))
         self._found: Assigned = {}
         self._next_read_s = 0.0
 
     def of(self, groups: Collection[str]) -> Assigned:
-        """Give the member of each partition, by group, where a coordinator leads; what cannot be read is left out."""
+        """Return the member that each partition is assigned to, by group.
+
+        Groups without a live coordinator are left out. If Kafka cannot be reached, the result is empty.
+        """
         if time.monotonic() < self._next_read_s:
             return self._found
         self._next_read_s = time.monotonic() + _OLD_S

@@ -1,4 +1,8 @@
-"""What needs an operator, by the world state: `status` and `top` show it first, `status --check` fails for it."""
+"""Find what needs an operator in the world state.
+
+`status` and `top` show exhausted plans first. `status --check` also fails for open plans that no member holds, claims
+that are stale for long, and long pauses.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -9,20 +13,20 @@ from marshal_dagster.protocol.open_plans import DEFAULT_MAX_ATTEMPTS, OpenPlan, 
 from marshal_dagster.protocol.staleness import stale_after_ms
 
 _STALE_FOR_MS: Final = 120_000
-"""A claim that is stale for longer shows that no sensor and no run takes it over."""
+"""If a claim is stale for longer than this, no sensor and no run takes it over."""
 _LONG_PAUSE_MS: Final = 86_400_000
 _MOST_SHOWN: Final = 10
 
 
 def plans_of(view: WorldView) -> list[OpenPlan]:
-    """Return the open plans in the view that no live member holds; none for a stored log."""
+    """Return the open plans in the view that no live member holds. For a stored log the list is empty."""
     if view.at_ms is None:
         return []
     return open_plans(view.world, view.at_ms, group=view.wanted.group, topic=view.wanted.topic)
 
 
 def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
-    """Return a line for each of ten exhausted plans, with the command that retries it, and one for the others."""
+    """Return a line for each exhausted plan, with the command that retries it. After ten, one line has the rest."""
     plans = exhausted(plans_of(view), max_attempts)
     lines = [f"exhausted: {plan.tried}; {retry_commands([plan])}" for plan in plans[:_MOST_SHOWN]]
     if others := plans[_MOST_SHOWN:]:
@@ -31,7 +35,7 @@ def exhausted_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -
 
 
 def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[dict[str, Any]]:
-    """Return the exhausted plans as JSON shows them."""
+    """Return the exhausted plans as JSON values."""
     return [
         {"group": plan.group, "topic": plan.topic, **plan_json(plan), "retry": retry_commands([plan])}
         for plan in exhausted(plans_of(view), max_attempts)
@@ -39,21 +43,19 @@ def exhausted_json(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) ->
 
 
 def plan_json(plan: OpenPlan) -> dict[str, Any]:
-    """Return a plan of a known topic as JSON shows it."""
+    """Return a plan as a JSON value, without its group and topic."""
     return {"partition": plan.partition, "start": plan.start, "end": plan.end, "tries": plan.tries}
 
 
 def other_lines(view: WorldView, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> list[str]:
-    """Return lines for what else needs an operator: open plans that no member holds, long stale claims, long pauses."""
+    """Return a line for each open plan that no member holds, each long stale claim and each long pause."""
     return [*_left_plans(view, max_attempts), *_stale_claims(view), *_long_pauses(view)]
 
 
 def _left_plans(view: WorldView, max_attempts: int) -> Iterator[str]:
     for plan in plans_of(view):
         if plan.attempts < max_attempts:
-            yield (
-                f"open plan: {plan.tried}, and no member holds it; start a run of the group, or look at its last run"
-            )
+            yield f"open plan: {plan.tried}, and no member holds it; start a run of the group, or check its last run"
 
 
 def _stale_claims(view: WorldView) -> Iterator[str]:

@@ -1,4 +1,8 @@
-"""What all commands are made of: their help, their exit codes, and options that come from a dataclass."""
+"""Build the commands: their help, the list of exit codes, and the options.
+
+A command function declares its options as parameters. Options that several commands share are fields of a dataclass
+(see `options`), which `command` turns into parameters.
+"""
 
 import dataclasses
 import inspect
@@ -17,10 +21,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(TyperCommand):
-    """A command whose output may be closed by its reader: typer would report that as a failure."""
+    """A command that raises `PipeClosedError` if its reader closes the pipe. Typer itself would report a failure."""
 
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401 - whatever it returns
-        """Carry the command out. Raises `PipeClosedError`."""
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401 - what the command returns
+        """Run the command. Raises `PipeClosedError`."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -42,14 +46,14 @@ def command_group(about: str, **options: Any) -> typer.Typer:  # noqa: ANN401 - 
 def command(app: typer.Typer, name: str, about: str, *examples: str) -> Callable[[F], F]:
     """Return a decorator that adds a function to `app` as the command `name`.
 
-    A parameter whose type is a dataclass becomes one option for each of its fields, which are annotated as typer's
-    parameters are. The function itself stays as it is.
+    A parameter whose type is a dataclass becomes one option for each field. The fields are annotated like typer's
+    parameters. The function itself is not changed.
 
     Args:
-        app: The group; an app with one command alone is that command.
-        name: What the command is called.
-        about: Its help. The first sentence is shown in the list of commands.
-        examples: Calls without the program's name; each is one line of the help.
+        app: The group that the command is added to. A group with a single command becomes that command.
+        name: The name of the command.
+        about: The help text. Its first sentence is shown in the list of commands.
+        examples: Calls of the command, without the program's name. Each is one line of the help.
     """
     heading = "Example" if len(examples) == 1 else "Examples"
     shown = "\n".join(f"  {PROGRAM} {example}" for example in examples)
@@ -91,6 +95,6 @@ def _field_parameters(record: Any) -> Iterator[inspect.Parameter]:  # noqa: ANN4
 
 
 def _gathered(records: Mapping[str, Any], given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Take the fields of each record out of `given`, and give the records by the name of their parameter."""
+    """Yield each parameter name with its dataclass, built from the fields that are removed from `given`."""
     for name, record in records.items():
         yield name, record(**{field.name: given.pop(field.name) for field in dataclasses.fields(record)})

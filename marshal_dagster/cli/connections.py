@@ -1,4 +1,8 @@
-"""From options and environment to a connection, and to the coordination log behind it."""
+"""Build Kafka connections from options and environment variables, and open the coordination log.
+
+The commands use it to reach the coordination topic's cluster and the data topics' cluster. Errors name the option or
+the variable that is wrong.
+"""
 
 import getpass
 import os
@@ -27,16 +31,17 @@ WRITING: Final = (Right.READ, Right.WRITE)
 
 
 def is_kafka_named(options: ConnectionOptions, environment: Mapping[str, str] | None = None) -> bool:
-    """Tell whether command line or environment name a Kafka at all."""
+    """Return whether the options or the environment specify a Kafka cluster."""
     environment = os.environ if environment is None else environment
     is_given = options.connection_file is not None or options.bootstrap_servers is not None
     return is_given or bool(environment.get(_SERVERS, "").strip())
 
 
 def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | None = None) -> KafkaConnection:
-    """Build the connection that command line, file and environment describe together.
+    """Return the connection that the options, the connection file and the environment specify.
 
-    Raises `ConfigurationError`: none is described, it is described twice, or a field is wrong.
+    Raises:
+        ConfigurationError: No cluster is specified, two are specified, or a field is wrong.
     """
     environment = os.environ if environment is None else environment
     _check_options(options)
@@ -44,8 +49,8 @@ def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | N
         connection = KafkaConnection.from_file(options.connection_file)
     elif not is_kafka_named(options, environment):
         raise ConfigurationError(
-            f"no Kafka is named: give --bootstrap-servers HOST:PORT or --connection FILE, or set {_SERVERS} "
-            "(`marshal-dagster kafka up` starts one on this machine)"
+            "no Kafka cluster is specified: give --bootstrap-servers HOST:PORT or --connection FILE, or set "
+            f"{_SERVERS} (`marshal-dagster kafka up` starts a cluster on this machine)"
         )
     else:
         named = {} if options.bootstrap_servers is None else {_SERVERS: options.bootstrap_servers}
@@ -56,9 +61,10 @@ def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | N
 def data_connection_of(
     file: Path | None, coordination: KafkaConnection, environment: Mapping[str, str] | None = None
 ) -> KafkaConnection:
-    """Build the connection to the data topics' cluster: by default the one that has the coordination topic.
+    """Return the connection to the data topics' cluster. By default it is the coordination topic's cluster.
 
-    Raises `ConfigurationError`.
+    Raises:
+        ConfigurationError: The connection file or a variable is wrong.
     """
     environment = os.environ if environment is None else environment
     if file is not None:
@@ -69,7 +75,7 @@ def data_connection_of(
 
 
 def open_log(connection: KafkaConnection, topic: str) -> KafkaLog:
-    """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`."""
+    """Return the coordination log of a cluster, without connecting to it. Raises `ConfigurationError`."""
     require_topic_name("--coordination-topic", topic)
     return KafkaLog(connection, topic)
 
@@ -81,10 +87,20 @@ def open_reader(
     interval_ms: int = GO_HEARTBEAT_INTERVAL_MS,
     rights: tuple[Right, ...] = READING,
 ) -> Rationalizer:
-    """Open a reader of what the data topics `followed` need, or of all; nothing of the log is read yet.
+    """Open a reader of the coordination log. Nothing is read yet.
 
-    Raises `AuthorizationError` for those of `rights` that this user has not; `ConfigurationError`,
-    `TopicNotFoundError`, `UnavailableError`.
+    Args:
+        connection: The coordination topic's cluster.
+        topic: The coordination topic.
+        followed: Data topics whose coordination partitions are read; by default all are read.
+        interval_ms: The heartbeat interval of the members, in milliseconds. It matters only to a command that writes.
+        rights: The rights that this user must have on the coordination topic.
+
+    Raises:
+        AuthorizationError: The user lacks one of the `rights`.
+        ConfigurationError: The topic name is invalid.
+        TopicNotFoundError: The coordination topic does not exist.
+        UnavailableError: Kafka does not answer.
     """
     require_topic_name("--coordination-topic", topic)
     with hint_how_to_create(topic):
@@ -93,16 +109,17 @@ def open_reader(
 
 
 def require_rights(connection: KafkaConnection, topic: str, rights: tuple[Right, ...]) -> None:
-    """Make sure that this user has `rights` on the coordination topic: what lacks them fails late and in other words.
+    """Raise `AuthorizationError` if this user lacks one of the `rights` on the coordination topic.
 
-    Raises `AuthorizationError`, `TopicNotFoundError`, `UnavailableError`.
+    Without this check a command would fail later, with an error that does not name the missing right. Also raises
+    `TopicNotFoundError` and `UnavailableError`.
     """
     with Topics(connection) as topics:
         topics.require(on_topic(topic, *rights))
 
 
 def operator_name() -> str:
-    """Name who acts, for the people that read the log: the user and the machine."""
+    """Return the operator's name as it is written to the log: the user and the machine."""
     try:
         name = f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a user id without a name, as in a container
@@ -112,7 +129,7 @@ def operator_name() -> str:
 
 @contextmanager
 def hint_how_to_create(topic: str) -> Iterator[None]:
-    """Have the error that the coordination topic is missing say what creates it."""
+    """Add the command that creates the coordination topic to the error that reports it missing."""
     try:
         yield
     except TopicNotFoundError as error:
@@ -120,9 +137,9 @@ def hint_how_to_create(topic: str) -> Iterator[None]:
 
 
 def _check_options(options: ConnectionOptions) -> None:
-    """Check what the options say by themselves, so that an error names the option."""
+    """Check the options without the environment, so that an error names the option."""
     if options.connection_file is not None and options.bootstrap_servers is not None:
-        raise ConfigurationError("--connection and --bootstrap-servers both name a Kafka: give one of them")
+        raise ConfigurationError("--connection and --bootstrap-servers both specify a Kafka cluster: give one of them")
     given: dict[str, Any] = {"bootstrap_servers": options.bootstrap_servers, "timeout_s": options.timeout_s}
     fields = {"bootstrap_servers": "localhost:1"} | {name: value for name, value in given.items() if value is not None}
     KafkaConnection.from_settings(fields, source="command line", name_of=_option)

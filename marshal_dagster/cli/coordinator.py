@@ -1,4 +1,4 @@
-"""`coordinator`: the process that leads groups, its topics, and what it has assigned."""
+"""`coordinator`: create a group coordinator's topics, run it, and show which partitions it assigned."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -45,17 +45,20 @@ _EVENT_TEXTS: Final = {
     GroupEventKind.JOINED: "joined",
     GroupEventKind.LEFT: "left",
     GroupEventKind.FAILED: "no longer answers",
-    GroupEventKind.REBALANCE_RETRIED: "did not answer in a rebalance, which is tried again",
-    GroupEventKind.REBALANCE_GIVEN_UP: "did not answer in a rebalance again and again; it is tried again later",
-    GroupEventKind.SUPERSEDED: "a later coordinator leads it",
+    GroupEventKind.REBALANCE_RETRIED: "did not answer in a rebalance, which is retried",
+    GroupEventKind.REBALANCE_GIVEN_UP: "did not answer in several rebalances in a row; the rebalance is retried later",
+    GroupEventKind.SUPERSEDED: "a newer coordinator leads it now",
 }
 
-app = command_group("Assign partitions to the members of a group. Which member owns a partition, only claims decide.")
+app = command_group(
+    "Assign partitions to the members of a group. An assignment is advice: a member owns a partition only after it has "
+    "claimed it."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorCommandOptions(ConnectionOptions):
-    """The connection, the coordinator's topics on it, and whether the answer is JSON."""
+    """The connection, the coordinator's topics, and whether to write JSON."""
 
     coordinator_topic: Annotated[
         str,
@@ -64,7 +67,7 @@ class CoordinatorCommandOptions(ConnectionOptions):
             metavar="NAME",
             envvar=COORDINATOR_TOPIC_VARIABLE,
             show_envvar=False,
-            help=f"The first of the coordinator's topics; {COORDINATOR_TOPIC_VARIABLE} sets it too.",
+            help=f"The first of the coordinator's three topics; {COORDINATOR_TOPIC_VARIABLE} sets it too.",
         ),
     ] = DEFAULT_TOPIC
     as_json: AsJson = False
@@ -78,15 +81,15 @@ class CoordinatorCommandOptions(ConnectionOptions):
 @command(
     app,
     "init",
-    "Create the coordinator's topics. Those of the three that exist stay as they are. As many coordinators as the "
-    "topics have partitions can share the groups; that number can never change.",
+    "Create the coordinator's topics. There are three; those that exist already are not changed. Their number of "
+    "partitions is the maximum number of coordinators that share the groups. It can never change.",
     "coordinator init",
     "coordinator init --partitions 16",
 )
 def init(
     *,
     partitions: Annotated[
-        int, typer.Option("--partitions", metavar="N", min=1, max=1_000, help="Partitions of each topic.")
+        int, typer.Option("--partitions", metavar="N", min=1, max=1_000, help="Number of partitions of each topic.")
     ] = 8,
     options: CoordinatorCommandOptions,
 ) -> None:
@@ -100,15 +103,15 @@ def init(
         return
     output.show(f"Topics {', '.join(names)} with {found} partition{'' if found == 1 else 's'} each")
     if found != partitions:
-        output.write_note(f"they existed already, with {found} partitions, and stay as they are")
+        output.write_note(f"the topics existed already with {found} partitions, and stay as they are")
 
 
 @command(
     app,
     "run",
-    "Assign partitions to members, as a service. It leads groups until SIGTERM or Ctrl-C (exit code 0), and sends each "
-    "member the partitions to claim. Several coordinators share the groups, and take over from each other. Each "
-    "event is a line on stderr, with --json on stdout.",
+    "Run a coordinator. It leads groups and sends each member the partitions to claim, until SIGTERM or Ctrl-C (exit "
+    "code 0). Several coordinators share the groups and take over from each other. Each event is a line on stderr, or "
+    "with --json a line of JSON on stdout.",
     "coordinator run",
     "coordinator run --strategy weighted --json",
 )
@@ -118,18 +121,18 @@ def run(
         Literal["sticky", "weighted", "range", "round_robin"],
         typer.Option(
             "--strategy",
-            help="How partitions are spread: sticky by number, with the fewest moves; weighted by the lag of each "
-            "partition; both by members' capacities too.",
+            help="How partitions are spread: `sticky` evenly with the fewest moves, `weighted` by their lag (both use "
+            "the members' capacities); `range` neighbours together, `round_robin` in turn.",
         ),
     ] = "sticky",
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     health: Health = None,
     min_session_s: Annotated[
         float,
-        typer.Option("--min-session", metavar="SECONDS", min=0, help="Refuse members with a shorter session time-out."),
+        typer.Option("--min-session", metavar="SECONDS", min=0, help="Reject members with a shorter session timeout."),
     ] = 1.0,
     max_failed_pings: Annotated[
-        int, typer.Option("--max-failed-pings", metavar="N", min=0, help="Pings a member may miss, one after another.")
+        int, typer.Option("--max-failed-pings", metavar="N", min=0, help="Pings in a row that a member may miss.")
     ] = 1,
     backoff_s: Annotated[
         float,
@@ -137,16 +140,17 @@ def run(
             "--rebalance-backoff",
             metavar="SECONDS",
             min=0,
-            help="How long to wait if a member did not answer in a rebalance; after the last try 30 times as long.",
+            help="Wait before a failed rebalance is retried. After the last retry the wait is 30 times as long.",
         ),
     ] = 1.0,
     max_retries: Annotated[
-        int, typer.Option("--max-retries", metavar="N", min=0, help="How often a rebalance is tried again at once.")
+        int,
+        typer.Option("--max-retries", metavar="N", min=0, help="Retries of a failed rebalance before the long wait."),
     ] = 4,
     data_connection: DataConnection = None,
     options: CoordinatorCommandOptions,
 ) -> ExitCode:
-    """Lead groups until a signal ends it, and report what happens. Raises `MarshalError`."""
+    """Lead groups until a signal arrives, and report events. Raises `MarshalError`."""
     connection = connection_of(options)
     data = data_connection_of(data_connection, connection)
     topics = options.topics()
@@ -171,16 +175,16 @@ def run(
         where = "" if address is None else f"; its health is at http://{address}{PATH}"
         report("started", f"the coordinator has started{where}", health=address)
         run_until_signal(coordinator.run, coordinator.stop)
-        report("stopped", "the coordinator has stopped; another one takes its groups over")
+        report("stopped", "the coordinator has stopped; another one takes over its groups")
     return ExitCode.OK
 
 
 @command(
     app,
     "status",
-    "Show the groups and their members. For each group: how long its coordinator has been silent, the members, and how "
-    "many partitions each is assigned. The exit code is 1 if a group's coordinator has been silent for more than a "
-    "minute.",
+    "Show the groups and their members. For each group it shows the time since its coordinator's last ping, the "
+    "members, and how many partitions each is assigned. The exit code is 1 if the coordinator of a group with members "
+    "has been silent for more than a minute.",
     "coordinator status",
     "coordinator status --json",
 )
@@ -217,8 +221,8 @@ def assignments(*, group: GroupName, options: CoordinatorCommandOptions) -> Exit
         output.show(f"Group {group} has no members")
     else:
         rows = [row for share in _sorted(view) for row in _rows(share)]
-        columns = ("member", "topic", "#count", "partitions", "of these given last", "at")
-        output.show(output.Table(columns, rows, may_fold=("partitions", "of these given last")))
+        columns = ("member", "topic", "#count", "partitions", "last assigned", "at")
+        output.show(output.Table(columns, rows, may_fold=("partitions", "last assigned")))
     return ExitCode.OK if is_known else ExitCode.PROBLEMS
 
 
@@ -257,26 +261,26 @@ def _sorted(view: GroupAssignments) -> list[MemberAssignment]:
 
 
 def _lines(view: GroupAssignments, now_ms: float) -> list[str | output.Line]:
-    heard = "never heard" if view.pinged_at_ms is None else f"heard {output.duration(view.silent_ms(now_ms))} ago"
+    ping = "no ping yet" if view.pinged_at_ms is None else f"last ping {output.duration(view.silent_ms(now_ms))} ago"
     counts = [len(share.places) for share in view.shares.values()]
     total = f"{sum(counts)} partitions for {len(counts)} member{'' if len(counts) == 1 else 's'}{_spread(counts)}"
     style = "yellow" if _is_silent(view, now_ms) else ""
     width = max(map(len, view.shares), default=0)
     return [
-        output.styled(f"Group {view.group}: {total}; its coordinator was {heard}", style),
+        output.styled(f"Group {view.group}: {total}; its coordinator: {ping}", style),
         *(f"  {share.member:{width}}  {len(share.places)}{_gained(share, now_ms)}" for share in _sorted(view)),
     ]
 
 
 def _gained(share: MemberAssignment, now_ms: float) -> str:
-    """Return how many partitions a member was given last, and when."""
+    """Return how many partitions a member got in its last change, and when."""
     if not share.gained:
         return ""
-    return f", {len(share.gained)} of them given {output.duration(max(0.0, now_ms - share.assigned_at_ms))} ago"
+    return f", {len(share.gained)} of them assigned {output.duration(max(0.0, now_ms - share.assigned_at_ms))} ago"
 
 
 def _spread(counts: Sequence[int]) -> str:
-    """Return the least and the most partitions of several members."""
+    """Return the smallest and the largest number of partitions that several members have."""
     if len(counts) < 2:  # noqa: PLR2004 - a single member has no other to compare
         return ""
     least, most = min(counts), max(counts)

@@ -1,4 +1,7 @@
-"""`doctor`: checks what a deployment needs, and shows what is wrong, why it matters, and what fixes it."""
+"""`doctor`: check what a deployment needs, and show each problem, why it matters and how to fix it.
+
+The checks are in `doctor_checks`. This module connects to the clusters, runs the checks and shows the findings.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -42,15 +45,16 @@ app = command_group("Check what a deployment needs.")
 @command(
     app,
     "doctor",
-    "Check what a deployment needs. That is: versions, Java, Spark's connector, the connection, this user's rights, "
-    "the coordination topic and its log, the data topics that it names. Each problem is shown with why it matters and "
-    "the command that fixes it; the exit code is then 1.",
+    "Check what a deployment needs. The command checks versions, Java, Spark's connector, the connection, this user's "
+    "rights, the coordination topic and its log, and the data topics in that log. Each problem is shown with the "
+    "reason why it matters and the command that fixes it. The exit code is 1 if there is a problem.",
     "doctor --bootstrap-servers localhost:9092",
 )
 def doctor(options: DataLogOptions) -> ExitCode:
-    """Check everything and show it; the exit code says whether something is wrong.
+    """Run all checks and show the findings. The exit code is 1 if there is a problem.
 
-    Raises `ConfigurationError` when the command line itself is wrong.
+    Raises:
+        ConfigurationError: The name of the coordination topic is invalid.
     """
     require_topic_name("--coordination-topic", options.coordination_topic)
     findings = [*check_machine(), *check_kafka(options)]
@@ -64,19 +68,19 @@ def doctor(options: DataLogOptions) -> ExitCode:
 
 @dataclass(frozen=True, slots=True)
 class CheckedCluster:
-    """A cluster that answers, and the connection to it."""
+    """A cluster that answered, and the connection to it."""
 
     connection: KafkaConnection
     cluster: KafkaInspector
 
     @property
     def asker(self) -> acls.Principal:
-        """This user, for a command that grants a right."""
+        """The principal that `doctor` connects as, for commands that grant rights."""
         return acls.Principal(self.connection.bootstrap_servers, self.connection.username)
 
 
 def check_kafka(options: DataLogOptions) -> Iterator[Finding]:
-    """Check the connection, then the coordination topic, what its log says, and the data topics that it names."""
+    """Check the connection, then the coordination topic, its log, and the data topics in the log."""
     try:
         connection = connection_of(options)
         data_connection = data_connection_of(options.data_connection, connection)
@@ -116,7 +120,7 @@ def _connection_fix(error: MarshalError) -> str:
 
 
 def check_deployment(topic: str, home: CheckedCluster, data: CheckedCluster) -> Iterator[Finding]:
-    """Check a coordination topic and what its members need; what this user may not see is reported and left out.
+    """Check a coordination topic and what its members need. Report what this user may not see, and skip it.
 
     Raises `MarshalError`.
     """
@@ -178,6 +182,6 @@ def _show(findings: list[Finding]) -> None:
         mark, style = _MARKS[finding.state]
         marked = (f"{mark:<{width}}  ", style)
         output.show(output.Line((marked, (f"{finding.name}: ", "bold"), (finding.found, ""))))
-        for label, text, label_style in (("why", finding.why, "dim"), ("mend", finding.mend, "")):
+        for label, text, label_style in (("why", finding.why, "dim"), ("fix", finding.mend, "")):
             if text:
                 output.show(output.styled(f"{'':{width}}  {label}: {text}", label_style))

@@ -1,4 +1,4 @@
-"""What a command's exit code says."""
+"""The exit codes of the command line, and the errors that lead to each of them."""
 
 from enum import IntEnum
 from typing import Final
@@ -28,16 +28,16 @@ class ExitCode(IntEnum):
 
 
 HELP: Final = (
-    "Exit codes: 0 done; 1 something is wrong, or was refused; 2 wrong usage or settings; 3 Kafka, or an outbox's "
-    "database, cannot be reached or started; 4 malformed input; 5 the topic does not exist; 6 a right is missing; "
-    "130 interrupted."
+    "Exit codes: 0 done; 1 something is wrong, or the command was refused; 2 wrong usage or settings; 3 Kafka, or an "
+    "outbox's database, cannot be reached or started; 4 malformed input; 5 the topic does not exist; 6 a right is "
+    "missing; 130 interrupted."
 )
-"""The exit codes as the end of a command's help."""
+"""The list of exit codes at the end of each command's help."""
 
 
 def code_of(error: Exception) -> ExitCode | None:
-    """Name the exit code of an error that is told in one line; None for one that is a mistake in this program."""
-    # Only a command that failed gets here; a good one does not wait for these.
+    """Return the exit code for an error that is reported in one line, or None for a bug in this program."""
+    # Imported here because only a failed command needs them.
     from marshal_dagster.devkafka.errors import DevKafkaError
     from marshal_dagster.protocol.replay import MalformedLogError
 

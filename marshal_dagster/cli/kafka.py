@@ -1,4 +1,4 @@
-"""`kafka`: a real Kafka on this machine, for development and tests."""
+"""`kafka`: start, show and stop a real Kafka on this machine, for development and tests."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ Directory = Annotated[
     typer.Option(
         "--directory",
         "-d",
-        help="The cluster's directory; by default MARSHAL_KAFKA_DIR, else one in the user's state folder.",
+        help="The cluster's directory. Default: MARSHAL_KAFKA_DIR, else one in the user's state folder.",
         show_default=False,
     ),
 ]
@@ -27,29 +27,35 @@ Directory = Annotated[
 @command(
     app,
     "up",
-    "Start a Kafka on this machine. If some of its brokers run already, the others are started. It listens on "
-    "127.0.0.1 only and runs until `kafka down`. The first time its jars are downloaded.",
+    "Start a Kafka on this machine. If some of its brokers run already, the command starts the others. Kafka listens "
+    "only on 127.0.0.1 and runs until `kafka down`. The first call downloads its jars.",
     "kafka up",
     "kafka up --brokers 3 --port 19092 --directory ~/kafka-3",
 )
 def up(
     *,
     brokers: Annotated[
-        int | None, typer.Option("--brokers", metavar="1|3", help="How many brokers.", show_default=False)
+        int | None,
+        typer.Option(
+            "--brokers",
+            metavar="1|3",
+            help="Number of brokers. Default: as many as the directory has, else 1.",
+            show_default=False,
+        ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
             "--port",
             metavar="PORT",
-            help="The first broker's port, 9092 by default; others take the next ones. 0: any free ones.",
+            help="The first broker's port (default: 9092). Others take the next ports; 0 takes free ports.",
             show_default=False,
         ),
     ] = None,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start the brokers that do not run, and show the cluster. Raises `ConfigurationError`, `DevKafkaError`."""
+    """Start the brokers that are not running, and show the cluster. Raises `ConfigurationError`, `DevKafkaError`."""
     found = KafkaCluster(directory, brokers=brokers, port=port, report=output.write_note).up()
     if as_json:
         output.write_json(_to_json(found))
@@ -64,8 +70,8 @@ def up(
 @command(
     app,
     "down",
-    "Stop the Kafka, and delete its data if asked. These are the brokers that `kafka up` started. Without --wipe their "
-    "data is kept.",
+    "Stop the Kafka on this machine. It stops the brokers that `kafka up` started, and keeps their data unless --wipe "
+    "is given.",
     "kafka down",
     "kafka down --wipe",
 )
@@ -93,7 +99,7 @@ def down(
 @command(
     app,
     "status",
-    "Show each broker. That is: its address, its process, whether it answers. The exit code is 3 unless all do.",
+    "Show each broker. It shows the address, the process and whether it answers. The exit code is 3 unless all answer.",
     "kafka status --json",
 )
 def status(*, directory: Directory = None, as_json: AsJson = False) -> ExitCode:

@@ -1,4 +1,7 @@
-"""What the parts below warn of, told to the person who acts: that a group stays paused, say, or why nobody answered."""
+"""Show the library's logged warnings on stderr while a command runs.
+
+The layers below the command line log warnings, for example that a group stays paused. A command shows them to its user.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -8,7 +11,7 @@ from marshal_dagster.cli import output
 
 
 class _WarningHandler(logging.Handler):
-    """Writes each warning and error in one line to stderr, once or each time."""
+    """Writes each warning and error to stderr as one line, either once or each time that it is logged."""
 
     def __init__(self, *, each_time: bool) -> None:
         super().__init__(logging.WARNING)
@@ -24,9 +27,11 @@ class _WarningHandler(logging.Handler):
 
 @contextmanager
 def warnings_to_stderr(parts: Sequence[str] = ("admin", "coordination"), *, each_time: bool = False) -> Iterator[None]:
-    """Tell what parts of the library warn of while the block runs.
+    """Write the warnings of some parts of the library to stderr while the block runs.
 
-    By default that is the coordination log and those that write it.
+    Args:
+        parts: Packages or modules in `marshal_dagster`. By default those that read and write the coordination log.
+        each_time: Whether to write a repeated message each time, not only once.
     """
     sources, notes = (
         [logging.getLogger(f"marshal_dagster.{part}") for part in parts],

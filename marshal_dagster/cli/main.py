@@ -1,6 +1,6 @@
-"""The command `marshal-dagster`: the list of its commands, and how errors are reported.
+"""The program `marshal-dagster`: the list of its commands, and the report of errors.
 
-A command's module is imported when the command is called, so that the list and the version are there at once.
+A command's module is imported when the command is called, so that `--help` and `--version` answer at once.
 """
 
 import contextlib
@@ -22,29 +22,29 @@ from marshal_dagster.cli.exit_codes import ExitCode, code_of
 COMMANDS: Final[Mapping[str, str]] = {
     "doctor": "Check what a deployment needs.",
     "status": "Show the world state, by group and key.",
-    "top": "Watch who works on what.",
-    "tail": "Show the coordination log's records.",
-    "replay": "Show what a stored log leads to.",
-    "recover": "Make a log certain that was cut without a snapshot.",
+    "top": "Watch the owners, lag and progress of partitions.",
+    "tail": "Show the records of the coordination log.",
+    "replay": "Show the world state that a stored log leads to.",
+    "recover": "Recover a log that lost its first records.",
     "pause": "Pause a group.",
     "resume": "Resume a group.",
-    "reprocess": "Have a range of offsets done again.",
+    "reprocess": "Process a range of offsets again.",
     "retry": "Retry plans that failed too often.",
-    "revoke": "Take a claim from its owner.",
+    "revoke": "Revoke the claims of a dead owner.",
     "position": "Show and set a group's positions.",
-    "settings": "Show and set what a group's members agree on.",
+    "settings": "Show and change a group's settings.",
     "topic": "Create and check the coordination topic.",
-    "outbox": "Publish rows that PostgreSQL has committed to Kafka.",
+    "outbox": "Publish committed PostgreSQL rows to Kafka.",
     "coordinator": "Assign partitions to the members of a group.",
     "kafka": "Start, show and stop a real Kafka on this machine.",
 }
-"""Each command with the first sentence of its help; its module has its name."""
+"""Each command with the first sentence of its help. Its module has the same name."""
 
 _MODULES: Final = {"resume": "pause"}
 _DEBUG: Final = "--debug"
 _NULL_HANDLER: Final = logging.NullHandler()
 _UsageError: Final[Any] = typer.BadParameter.__mro__[1]
-"""The parser's own error, for which typer has no public name."""
+"""The parser's error class, for which typer has no public name."""
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401 - typer names no type for a command or a group
@@ -67,7 +67,7 @@ class _LazyGroup(TyperGroup):
 
 
 app = command_group(
-    "Kafka partitions claimed before Spark batches: the coordination log, shown and maintained.",
+    "Show and maintain the coordination log, in which Spark batches claim their Kafka partitions.",
     add_completion=True,
     cls=_LazyGroup,
 )
@@ -84,18 +84,18 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option(_DEBUG, help="With an error show where it comes from, and log what Kafka's client reports.")
+        bool, typer.Option(_DEBUG, help="Show the traceback of an error and the logs of Kafka's client.")
     ] = False,
 ) -> None:
-    # The callback of `version` and `run` have dealt with both before.
+    # The callback of `version`, and `run`, have handled both already.
     del version, debug
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out one command line and give its exit code; an error is told in one line on stderr."""
+    """Run one command line and return its exit code. An error is reported as one line on stderr."""
     arguments, debug = _without_debug(arguments)
     _prepare(debug=debug)
     try:
@@ -110,17 +110,17 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.PIPE_CLOSED
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told in one line
+    except Exception as error:  # noqa: BLE001 - every error is reported in one line
         return _report(error, debug=debug)
 
 
 def main() -> None:
-    """Run the command line of this process, and leave with its exit code."""
+    """Run the command line of this process, and exit with its exit code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Take `--debug` out, which may stand anywhere before a `--`."""
+    """Remove `--debug`, which may be anywhere before a `--`; return the rest, and whether it was given."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     kept = [argument for argument in arguments[:end] if argument != _DEBUG]
     return [*kept, *arguments[end:]], len(kept) < end
@@ -128,12 +128,12 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 def _prepare(*, debug: bool) -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):  # a stand-in of a test's has no encoding to speak of
+        with contextlib.suppress(AttributeError):  # a test's replacement stream may lack it
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if debug:
         logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
     else:
-        # What the parts below log is for Dagster; here it is shown, or told as an error, by the command.
+        # Log records are meant for Dagster. A command shows what matters itself, or reports it as an error.
         logging.getLogger("marshal_dagster").addHandler(_NULL_HANDLER)
 
 
@@ -143,9 +143,7 @@ def _report(error: Exception, *, debug: bool) -> ExitCode:
         traceback.print_exception(error)
     if code is None:
         kind = type(error).__name__
-        advice = (
-            "" if debug else f"; this is a mistake in {PROGRAM}: run it again with {_DEBUG} and report what it shows"
-        )
+        advice = "" if debug else f"; this is a bug in {PROGRAM}: run it again with {_DEBUG} and report the output"
         output.write_error(f"unexpected {kind}: {error}{advice}")
         return ExitCode.BUG
     output.write_error(str(error))

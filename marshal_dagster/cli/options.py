@@ -1,4 +1,4 @@
-"""The options that several commands have. `command` makes options of a dataclass's fields."""
+"""Options that several commands share. `command` turns the fields of the dataclasses into options."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ BootstrapServers = Annotated[
         "--bootstrap-servers",
         "-b",
         metavar="HOST:PORT,...",
-        help="Brokers to ask first; MARSHAL_BOOTSTRAP_SERVERS by default. Other fields stay as MARSHAL_... say.",
+        help="Brokers to connect to first (default: MARSHAL_BOOTSTRAP_SERVERS). MARSHAL_... variables set the rest.",
         show_default=False,
     ),
 ]
@@ -26,7 +26,7 @@ ConnectionFile = Annotated[
         "--connection",
         "-c",
         metavar="FILE",
-        help="A .toml or .json file with the whole connection, in place of MARSHAL_... variables.",
+        help="A .toml or .json file with the whole connection. MARSHAL_... variables are then ignored.",
         show_default=False,
     ),
 ]
@@ -35,7 +35,7 @@ Timeout = Annotated[
     typer.Option(
         "--timeout",
         metavar="SECONDS",
-        help="How long the first connection and each request may take (10 by default).",
+        help="Time limit of the first connection and of each request (default: 10).",
         show_default=False,
     ),
 ]
@@ -46,31 +46,29 @@ CoordinationTopic = Annotated[
         metavar="NAME",
         envvar="MARSHAL_COORDINATION_TOPIC",
         show_envvar=False,
-        help="The topic that is the coordination log; MARSHAL_COORDINATION_TOPIC sets it too.",
+        help="The coordination topic; MARSHAL_COORDINATION_TOPIC sets it too.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write only JSON to stdout.")]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, without writing anything.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 SinkName = Annotated[
     str | None,
     typer.Option(
         "--sink",
         metavar="MODULE:NAME",
-        help="The group's sink: it is asked whether it can replace what it holds.",
+        help="The group's sink, to check whether it can replace output that it holds.",
         show_default=False,
     ),
 ]
-NewGroup = Annotated[
-    bool, typer.Option("--new-group", help="The group is one that the log does not name yet; else that is an error.")
-]
+NewGroup = Annotated[bool, typer.Option("--new-group", help="Allow a group that is not in the log yet.")]
 DataConnection = Annotated[
     Path | None,
     typer.Option(
         "--data-connection",
         metavar="FILE",
-        help="The data topics' cluster, if it is another one; MARSHAL_DATA_... variables name it too.",
+        help="Connection file of the data topics' cluster, if it is another one (or MARSHAL_DATA_... variables).",
         show_default=False,
     ),
 ]
@@ -79,15 +77,15 @@ GoConsumersStopped = Annotated[
     typer.Option(
         "--go-consumers-stopped",
         metavar="GROUP",
-        help="All consumers of the group are stopped, Go's too; repeat the group's name to confirm it.",
+        help="Repeat the group's name to confirm that all of its consumers are stopped, including Go consumers.",
         show_default=False,
     ),
 ]
-OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="This group only.", show_default=False)]
+OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="Show only this group.", show_default=False)]
 OnlyTopic = Annotated[
     str | None,
     typer.Option(
-        "--topic", "-t", help="This data topic only; no other coordination partition is read.", show_default=False
+        "--topic", "-t", help="Show only this data topic; read only its coordination partition.", show_default=False
     ),
 ]
 MaxAttempts = Annotated[
@@ -96,7 +94,7 @@ MaxAttempts = Annotated[
         "--max-attempts",
         metavar="N",
         min=1,
-        help="How often members take over a plan before they give it up (max_attempts of your ops).",
+        help="How often members retry a plan before they give it up (max_attempts of your ops).",
     ),
 ]
 Health = Annotated[
@@ -104,24 +102,26 @@ Health = Annotated[
     typer.Option(
         "--health",
         metavar="HOST:PORT",
-        help="Answer GET /health there; a PORT alone is on 127.0.0.1. Off by default.",
+        help="Serve GET /health at this address; a PORT alone is on 127.0.0.1. Default: off.",
         show_default=False,
     ),
 ]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False)]
 Partitions = Annotated[
     str | None,
-    typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
+    typer.Option(
+        "--partitions", "-p", metavar="0,2-4", help="Only these partitions (default: all).", show_default=False
+    ),
 ]
 Wait = Annotated[
-    str, typer.Option("--wait", metavar="DURATION", help="How long the owners of partitions have to leave.")
+    str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the owners of partitions to leave.")
 ]
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.", show_default=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """The connection as the command line describes it; None where the environment or the default counts."""
+    """The connection options. None means that the environment or the default applies."""
 
     bootstrap_servers: BootstrapServers = None
     connection_file: ConnectionFile = None
@@ -130,7 +130,7 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions(ConnectionOptions):
-    """Which coordination log, and whether the answer is JSON."""
+    """The connection, the coordination topic, and whether to write JSON."""
 
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC
     as_json: AsJson = False
@@ -138,6 +138,6 @@ class LogOptions(ConnectionOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLogOptions(LogOptions):
-    """A coordination log, and the cluster of the data topics that it names."""
+    """The options of a coordination log, and the connection to the data topics' cluster."""
 
     data_connection: DataConnection = None

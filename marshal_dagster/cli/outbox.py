@@ -1,4 +1,4 @@
-"""`outbox`: the tables of an outbox, the process that publishes its rows, and the rows that are set aside."""
+"""`outbox`: create an outbox's tables, publish its rows, and list, retry or delete rows that are set aside."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ _LOGGED_PARTS: Final = ("outbox", "election")
 _LIMITS: Final = DEFAULT_OPTIONS.limits
 
 app = command_group(
-    "Publish rows that PostgreSQL has committed to Kafka. Transactions write them into the outbox's table; a harvester "
-    "publishes them, in order per key."
+    "Publish committed PostgreSQL rows to Kafka. Transactions write rows into the outbox's table. A harvester "
+    "publishes them, in order for each key."
 )
 parked_app = command_group("List, retry and delete rows that are set aside.")
 app.add_typer(parked_app, name="parked")
@@ -54,17 +54,17 @@ Dsn = Annotated[
         metavar="DSN",
         envvar=DSN_VARIABLE,
         show_envvar=False,
-        help=f"The database: postgresql://user@host:port/database. {DSN_VARIABLE} sets it too: put a password there, "
-        "because other users of this machine can see the options of a process.",
+        help=f"The database: postgresql://user@host:port/database. Put a password into {DSN_VARIABLE} instead, because "
+        "other users of this machine can see the options of a process.",
         show_default=False,
     ),
 ]
-PARKED_IDS_TEXT: Final = "Rows, as `outbox parked list` shows them."
+PARKED_IDS_TEXT: Final = "Ids of rows, as shown by `outbox parked list`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxOptions:
-    """Which outbox, and whether the answer is JSON."""
+    """The outbox, and whether to write JSON."""
 
     dsn: Dsn = field(default=None, repr=False)
     name: Annotated[str, typer.Option("--name", metavar="NAME", help=NAME_TEXT)] = DEFAULT_NAME
@@ -74,7 +74,7 @@ class OutboxOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions(OutboxOptions):
-    """Which outbox, and how each batch of its rows is published."""
+    """The outbox, and how each batch of its rows is published."""
 
     max_in_flight: Annotated[int, typer.Option("--max-in-flight", metavar="N", min=1, help=MAX_IN_FLIGHT_TEXT)] = (
         _LIMITS.max_in_flight_records
@@ -91,7 +91,7 @@ class BatchOptions(OutboxOptions):
             "--transaction-timeout",
             metavar="SECONDS",
             min=1,
-            help="When brokers end the transaction of a harvester that has died; consumers wait for it until then.",
+            help="When brokers abort the transaction of a dead harvester; until then read_committed consumers wait.",
         ),
     ] = DEFAULT_OPTIONS.transaction_timeout_s
     partitioner: Annotated[str, typer.Option("--partitioner", metavar="NAME", help=PARTITIONER_TEXT)] = (
@@ -102,9 +102,9 @@ class BatchOptions(OutboxOptions):
 @command(
     app,
     "init",
-    "Create the outbox's tables and topics. Tables of an earlier version are brought up to this one. The two topics "
-    "are created if a Kafka is named. What exists already stays as it is, except the notifications, which each call "
-    "switches on or off.",
+    "Create the outbox's tables and topics. Tables of an earlier version are upgraded. The two topics are created only "
+    "if a Kafka cluster is specified. What exists already is not changed, except that each call switches notifications "
+    "on or off.",
     "outbox init --bootstrap-servers localhost:9092",
     "outbox init --name billing --schema events --no-notify",
 )
@@ -114,7 +114,7 @@ def init(
         bool,
         typer.Option(
             "--notify/--no-notify",
-            help="Whether rows wake the harvester. If not, it polls for them, and commits do not queue to notify.",
+            help="Whether new rows notify the harvester. If not, it polls, and commits do not queue to notify.",
         ),
     ] = True,
     replication: Annotated[
@@ -123,14 +123,14 @@ def init(
             "--replication",
             metavar="N",
             min=1,
-            help="Replicas of the topics; 3 by default, or as many as there are brokers.",
+            help="Replicas of the topics (default: 3, or the number of brokers if there are fewer).",
             show_default=False,
         ),
     ] = None,
     options: OutboxOptions,
     kafka: ConnectionOptions,
 ) -> None:
-    """Create the tables, and the topics if a Kafka is named. Raises `MarshalError`."""
+    """Create the tables, and the topics if a Kafka cluster is specified. Raises `MarshalError`."""
     tables = _tables(options)
     connection = connection_of(kafka) if is_kafka_named(kafka) else None
     registration = tables.create(notifies=notify)
@@ -149,12 +149,15 @@ def init(
             }
         )
         return
-    woken = "its rows wake the harvester" if notify else "the harvester looks for its rows"
+    woken = "new rows notify the harvester" if notify else "the harvester polls for new rows"
     output.show(
         f"Outbox {tables.schema}.{registration.name} (version {registration.version}, uid {registration.uid}): {woken}"
     )
     if connection is None:
-        output.write_note("no Kafka is named, so its topics were not made: call it again with --bootstrap-servers")
+        output.write_note(
+            "no Kafka cluster is specified, so the topics were not created: run the command again with "
+            "--bootstrap-servers"
+        )
         return
     output.show(f"Topics {topics.leader} and {topics.notes} on {connection.bootstrap_servers}")
 
@@ -162,9 +165,9 @@ def init(
 @command(
     app,
     "harvest",
-    "Publish the outbox's rows, as a service. At SIGTERM or Ctrl-C the harvester hands over to another one at once, "
-    "and ends with exit code 0. If several run, one is active and the others stand by. With --json each change is a "
-    "line of JSON.",
+    "Run a harvester, which publishes the outbox's rows. On SIGTERM or Ctrl-C it hands over to another harvester at "
+    "once, and ends with exit code 0. If several run, one is active and the others stand by. With --json each change "
+    "is a line of JSON.",
     "outbox harvest --health 8080",
     "outbox harvest --name billing --max-in-flight 5000 --transaction-timeout 30",
 )
@@ -178,7 +181,7 @@ def harvest(
             metavar="SECONDS",
             min=0.001,
             max=30,
-            help="How often to look for rows that the database does not notify of.",
+            help="Time between two polls for rows that the database does not notify of.",
         ),
     ] = DEFAULT_OPTIONS.poll_interval_s,
     receive_deadline_s: Annotated[
@@ -188,13 +191,13 @@ def harvest(
             metavar="SECONDS",
             min=2,
             max=600,
-            help="A leader that has not read its own heartbeats for so long steps down.",
+            help="A leader steps down if it has not read its own heartbeats for this long.",
         ),
     ] = DEFAULT_OPTIONS.timing.receive_deadline_ms / 1_000,
     options: BatchOptions,
     kafka: ConnectionOptions,
 ) -> ExitCode:
-    """Harvest until a signal ends it, and report each change of role. Raises `MarshalError`."""
+    """Publish rows until a signal arrives, and report each change of role. Raises `MarshalError`."""
     timing = Timing(receive_deadline_ms=receive_deadline_s * 1_000)
     harvester = _harvester(options, kafka, timing, poll_interval_s)
     report = partial(report_event, as_json=options.as_json)
@@ -215,7 +218,7 @@ def harvest(
         counts = harvester.counts
         report(
             "stopped",
-            f"{shown}: handed over; {counts.published} rows published here, {counts.parked} set aside",
+            f"{shown}: handed over; {counts.published} rows published by this process, {counts.parked} set aside",
             published=counts.published,
             parked=counts.parked,
             sessions=counts.sessions,
@@ -226,12 +229,12 @@ def harvest(
 @command(
     app,
     "drain",
-    "Publish the rows that wait now, and end. While another harvester is active, the command waits until that one has "
+    "Publish the waiting rows, and exit. While another harvester is active, the command waits until that harvester has "
     "published them. The exit code is 1 if rows were set aside.",
     "outbox drain",
 )
 def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
-    """Publish the rows that wait, and show how many they were. Raises `MarshalError`."""
+    """Publish the waiting rows, and show their number. Raises `MarshalError`."""
     harvester = _harvester(options, kafka)
     with warnings_to_stderr(_LOGGED_PARTS):
         was_stopped = run_until_signal(harvester.drain, harvester.stop)
@@ -239,9 +242,9 @@ def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
     if options.as_json:
         output.write_json({"published": counts.published, "parked": counts.parked, "complete": not was_stopped})
     else:
-        output.show(f"{counts.published} rows published here, {counts.parked} set aside")
+        output.show(f"{counts.published} rows published by this process, {counts.parked} set aside")
     if was_stopped:
-        output.write_note("it was stopped before all rows were published")
+        output.write_note("the command was stopped before all rows were published")
         return ExitCode.INTERRUPTED
     if counts.parked:
         output.write_note("`marshal-dagster outbox parked list` shows why rows were set aside")
@@ -251,12 +254,12 @@ def drain(options: BatchOptions, kafka: ConnectionOptions) -> ExitCode:
 @command(
     app,
     "status",
-    "Show the outbox's rows and last harvester. That is: how many rows wait, the age of the oldest, how many are set "
-    "aside, and the last process that harvested. Only the database is read.",
+    "Show the outbox's rows and last harvester. The command shows how many rows wait, the age of the oldest, how many "
+    "are set aside, and the process that harvested last. It reads only the database.",
     "outbox status --json",
 )
 def status(options: OutboxOptions) -> None:
-    """Show the rows that wait and those set aside. Raises `ConfigurationError`, `UnavailableError`."""
+    """Show the number of waiting rows and of rows set aside. Raises `ConfigurationError`, `UnavailableError`."""
     with closing(_inspector(options)) as inspector:
         found = inspector.status()
     if options.as_json:
@@ -265,7 +268,7 @@ def status(options: OutboxOptions) -> None:
     registration = found.registration
     oldest = "" if found.oldest_age_s is None else f", the oldest for {output.duration(found.oldest_age_s * 1_000)}"
     advice = "; `marshal-dagster outbox parked list` shows why" if found.parked else ""
-    led = f"session {registration.session}, begun by {registration.leader}"
+    led = f"session {registration.session}, started by {registration.leader}"
     output.show(
         f"Outbox {options.schema}.{registration.name} (version {registration.version}, uid {registration.uid})",
         f"  waiting    {_rows(found.rows)}{oldest}",
@@ -277,16 +280,16 @@ def status(options: OutboxOptions) -> None:
 @command(
     parked_app,
     "list",
-    "List rows that are set aside. The oldest come first, each with the reason: the harvester has tried them as often "
-    "as it may, and continues with the rest.",
+    "List rows that are set aside. The harvester sets a row aside when its last attempt failed, and continues with the "
+    "others. The oldest come first, each with the reason.",
     "outbox parked list --limit 20",
 )
 def list_parked(
     *,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="The first N.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show at most N rows.")] = 100,
     options: OutboxOptions,
 ) -> None:
-    """List rows that are set aside. Raises `ConfigurationError`, `UnavailableError`."""
+    """List the rows that are set aside. Raises `ConfigurationError`, `UnavailableError`."""
     with closing(_inspector(options)) as inspector:
         rows = inspector.parked(limit)
         total = inspector.status().parked if len(rows) == limit else len(rows)
@@ -294,7 +297,7 @@ def list_parked(
         output.write_json({"parked": total, "rows": [_row_to_json(row) for row in rows]})
         return
     if not rows:
-        output.show("Nothing is set aside")
+        output.show("No rows are set aside")
         return
     output.show(_table(rows))
     if total > len(rows):
@@ -304,20 +307,20 @@ def list_parked(
 @command(
     parked_app,
     "retry",
-    "Publish rows that are set aside. They are put back into the outbox, and come after all rows of their keys that "
-    "were published meanwhile. The exit code is 1 if an id is not that of a row set aside.",
+    "Publish rows that are set aside. The command puts them back into the outbox. Rows of the same keys that were "
+    "published meanwhile come before them. The exit code is 1 if an id belongs to no row that is set aside.",
     "outbox parked retry 4711 4712",
     "outbox parked retry --all",
 )
 def retry_parked(
     *,
     ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help=PARKED_IDS_TEXT, show_default=False)] = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Retry all rows that are set aside.")] = False,
     options: OutboxOptions,
 ) -> ExitCode:
-    """Put rows back, by id, or all. Raises `ConfigurationError`, `UnavailableError`."""
+    """Put rows back into the outbox, by id or all. Raises `ConfigurationError`, `UnavailableError`."""
     if bool(ids) == every:
-        raise typer.BadParameter("name rows by their ids, or give --all")
+        raise typer.BadParameter("give either the ids of rows or --all")
     with closing(_inspector(options)) as inspector:
         done = inspector.retry(None if every else ids)
     return _report("retried", "put back, to be published", ids or (), done, as_json=options.as_json)
@@ -326,8 +329,8 @@ def retry_parked(
 @command(
     parked_app,
     "delete",
-    "Delete rows that are set aside. They are never published. The command shows them, and asks. The exit code is 1 if "
-    "an id is not that of a row set aside, or if nothing was deleted.",
+    "Delete rows that are set aside. They are never published. The command shows them and asks for confirmation. The "
+    "exit code is 1 if an id belongs to no row that is set aside, or if nothing was deleted.",
     "outbox parked delete 4711",
     "outbox parked delete 4711 4712 --yes",
 )
@@ -337,7 +340,7 @@ def delete_parked(
     yes: Yes = False,
     options: OutboxOptions,
 ) -> ExitCode:
-    """Show rows, ask, and delete them. Raises `ConfigurationError`, `UnavailableError`."""
+    """Show rows, ask for confirmation, and delete them. Raises `ConfigurationError`, `UnavailableError`."""
     if options.as_json and not yes:
         raise output.cannot_ask("with `outbox parked list`")
     with closing(_inspector(options)) as inspector:
@@ -346,7 +349,7 @@ def delete_parked(
             if not rows:
                 return _report("dropped", "", ids, [], as_json=False)
             output.show(_table(rows))
-            if not typer.confirm(f"Delete {_rows(len(rows))}, never to be published?", err=True):
+            if not typer.confirm(f"Delete {_rows(len(rows))}, which will never be published?", err=True):
                 output.write_note("nothing was deleted")
                 return ExitCode.PROBLEMS
         done = inspector.drop(ids)
@@ -354,11 +357,11 @@ def delete_parked(
 
 
 def _tables(options: OutboxOptions) -> OutboxTables:
-    """Return the outbox's tables; nothing is connected yet. Raises `ConfigurationError`."""
+    """Return the outbox's tables, without connecting yet. Raises `ConfigurationError`."""
     dsn = (options.dsn or "").strip()
     if not dsn:
         raise ConfigurationError(
-            f"no database is named: set {DSN_VARIABLE}=postgresql://user:password@host:port/database, or give --dsn"
+            f"no database is specified: set {DSN_VARIABLE}=postgresql://user:password@host:port/database, or give --dsn"
         )
     if importlib.util.find_spec("psycopg") is None:
         raise ConfigurationError("psycopg is not installed: `pip install 'marshal-dagster[postgres]'`")
@@ -375,7 +378,7 @@ def _harvester(
     timing: Timing = DEFAULT_OPTIONS.timing,
     poll_interval_s: float = DEFAULT_OPTIONS.poll_interval_s,
 ) -> Harvester:
-    """Return a harvester; nothing is connected yet. Raises `ConfigurationError`."""
+    """Return a harvester, without connecting yet. Raises `ConfigurationError`."""
     limits = HarvestLimits(
         max_in_flight_records=options.max_in_flight,
         max_attempts=options.max_attempts,
@@ -389,7 +392,7 @@ def _harvester(
 
 
 def _report(field_name: str, text: str, wanted: Sequence[int], done: Sequence[int], *, as_json: bool) -> ExitCode:
-    """Show the rows that are done and those that were not set aside, and return the exit code."""
+    """Show how many rows were changed and which ids were not set aside; return the exit code."""
     missing = sorted(set(wanted) - set(done))
     if as_json:
         output.write_json({field_name: list(done), "missing": missing})
@@ -397,7 +400,9 @@ def _report(field_name: str, text: str, wanted: Sequence[int], done: Sequence[in
         output.show(f"{_rows(len(done))} {text}")
     if missing:
         listed = ", ".join(map(str, missing))
-        output.write_note(f"not set aside: {listed}; `marshal-dagster outbox parked list` shows the rows that are")
+        output.write_note(
+            f"not set aside: {listed}; `marshal-dagster outbox parked list` shows the rows that are set aside"
+        )
     return ExitCode.PROBLEMS if missing else ExitCode.OK
 
 

@@ -1,7 +1,7 @@
-"""Everything that is written to a terminal or a pipe.
+"""Write everything that the command line shows, to a terminal or a pipe.
 
-What comes out of a log was written by anybody: `clean` goes over it before a terminal sees it, and rich gets it as
-plain text, never as markup.
+Text from a log is not trusted. `clean` escapes control characters before a terminal sees it, and rich gets it as plain
+text, never as markup.
 """
 
 import json
@@ -26,58 +26,58 @@ DRY_RUN: Final = "A dry run: nothing was written."
 
 
 class PipeClosedError(Exception):
-    """Who read our output reads no more."""
+    """The reader of our output has closed the pipe."""
 
 
 def clean(text: str) -> str:
-    """Replace each character that a terminal would act upon, or that cannot be seen, by its escape."""
+    """Replace each invisible character, and each that controls a terminal, with its escape sequence."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def one_line(text: str) -> str:
-    """Make one line of a message, with nothing in it that a terminal would act upon."""
+    """Return a message as one line, without characters that control a terminal."""
     return clean(" ".join(text.split()))
 
 
 def write_error(message: str) -> None:
-    """Write one line to stderr: what is wrong."""
-    print(f"marshal-dagster: {one_line(message)}", file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks
+    """Write an error to stderr as one line."""
+    print(f"marshal-dagster: {one_line(message)}", file=sys.stderr, flush=True)  # noqa: T201 - the output of a command
 
 
 def cannot_ask(look: str) -> ConfigurationError:
-    """Return the error for a command with --json that needs consent; `look` says how to see its effect."""
-    return ConfigurationError(f"--json cannot ask for consent: give --yes too, after a look {look}")
+    """Return the error for a command with --json that needs confirmation. `look` is how to see its effect first."""
+    return ConfigurationError(f"--json cannot ask for confirmation: look at the effect {look} first, then add --yes")
 
 
 def write_nothing_written() -> None:
-    """Report that a dry run, or an operator's refusal, has left everything as it was."""
+    """Report that the operator declined, and nothing was written."""
     write_note("nothing was written")
 
 
 def write_note(message: str) -> None:
-    """Write one line to stderr that is no error: what takes long, or what to know of the output."""
-    print(one_line(message), file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks
+    """Write one line to stderr that is not an error, such as a remark on the output."""
+    print(one_line(message), file=sys.stderr, flush=True)  # noqa: T201 - the output of a command
 
 
-def write_json(value: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
-    """Write one JSON value in one line of ASCII."""
+def write_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
+    """Write a JSON value to stdout as one line of ASCII."""
     write_line(json.dumps(value))
 
 
 def write_line(line: str) -> None:
-    """Write one line to stdout as it is."""
+    """Write one line to stdout, unchanged."""
     sys.stdout.write(line + "\n")
 
 
 def flush() -> None:
-    """Hand on what was written so far."""
+    """Flush stdout."""
     sys.stdout.flush()
 
 
 def wait(seconds: float) -> None:
-    """Wait, but no longer than somebody reads our output. Raises `PipeClosedError`."""
+    """Wait for some seconds. Raises `PipeClosedError` as soon as the reader of our output closes the pipe."""
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
     if reader.poll(seconds * 1_000):
@@ -85,32 +85,35 @@ def wait(seconds: float) -> None:
 
 
 def stop_writing() -> None:
-    """Let the interpreter end quietly although nobody reads what is still to be written."""
+    """Send the rest of the output to /dev/null, so that the interpreter exits quietly after a closed pipe."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line in parts, each a text and its style (empty: none); `clean` goes over it when it is shown."""
+    """A line of parts, each a text and a style (empty for no style). `clean` is applied when it is shown."""
 
     parts: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        """Give it without its styles."""
+        """Return the text without styles."""
         return clean("".join(text for text, _ in self.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under named columns: one whose name begins with `#` stands to the right, those in `may_fold` give way."""
+    """Rows under named columns.
+
+    A column whose name begins with `#` is right-aligned. Columns in `may_fold` wrap if a terminal is narrow.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str | Line]]
     may_fold: Collection[str] = ()
 
     def __str__(self) -> str:
-        """Give it without its styles, no row folded and nothing cut."""
+        """Return the table as text without styles. No row wraps and no cell is truncated."""
         named = [name.lstrip("#") for name in self.columns]
         lines = [named, *([clean(str(cell)) for cell in row] for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -122,7 +125,7 @@ class Table:
 
 
 def styled(text: str, style: str) -> Line:
-    """Give a line in one style."""
+    """Return a line in one style."""
     return Line(((text, style),))
 
 
@@ -132,15 +135,15 @@ def notes_cell(notes: Sequence[str]) -> str | Line:
 
 
 def is_terminal() -> bool:
-    """Tell whether a person looks at stdout."""
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 @contextmanager
 def screen() -> Iterator[Callable[[Callable[[int], Iterable[str | Line | Table]]], None]]:
-    """Take the terminal's whole screen while the block runs, and give what fills it anew.
+    """Take over the terminal's screen while the block runs, and yield a function that redraws it.
 
-    That gets a function from the number of lines to what they show.
+    That function takes another one, which gets the number of lines of the screen and returns what to show.
     """
     from rich.console import Console, Group
     from rich.live import Live
@@ -157,7 +160,7 @@ def screen() -> Iterator[Callable[[Callable[[int], Iterable[str | Line | Table]]
 
 
 def show(*parts: str | Line | Table) -> None:
-    """Write texts and tables to stdout: in colour on a terminal, unless NO_COLOR is set; plain elsewhere."""
+    """Write texts and tables to stdout. A terminal gets colours, unless NO_COLOR is set."""
     if is_terminal():
         _show_on_terminal(parts)
         return
@@ -169,7 +172,7 @@ def _show_on_terminal(parts: Iterable[str | Line | Table]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    # Rather than fold a table beyond recognition, leave it to the terminal.
+    # In a narrower terminal the terminal itself wraps lines: rich would fold tables beyond recognition.
     console.width = max(console.width, _LEAST_WIDTH)
     for part in parts:
         if isinstance(part, Table):
@@ -199,12 +202,12 @@ def _rich_table(table: Table) -> "RichTable":
 
 
 def number(value: int | None) -> str:
-    """Write a number, or that there is none."""
+    """Return a number as text, or `-` for None."""
     return NOTHING if value is None else str(value)
 
 
 def utc(at_ms: int | None) -> str:
-    """Write a time in UTC to the millisecond, or that there is none; one out of the calendar's range as its number."""
+    """Return a unix time as UTC text to the millisecond, `-` for None, or its number beyond the calendar's range."""
     if at_ms is None:
         return NOTHING
     try:
@@ -214,7 +217,7 @@ def utc(at_ms: int | None) -> str:
 
 
 def duration(length_ms: float) -> str:
-    """Write a length of time as a person says it: 1.5 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    """Return a duration in its one or two largest units: 1.5 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     seconds = abs(length_ms) / 1_000
     if seconds < _MINUTE_S:
         return f"{seconds:.3g} s"

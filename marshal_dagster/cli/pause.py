@@ -1,4 +1,4 @@
-"""`pause` and `resume`: what is in force before, and what is afterwards."""
+"""`pause` and `resume`: pause or resume a group, and show its pause before and after."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -27,8 +27,8 @@ GoConsumersStopped = Annotated[
     typer.Option(
         "--go-consumers-stopped",
         metavar="GROUP",
-        help="No Go consumer newer than January 2017 will start on this coordination topic again: it would not know "
-        "the record. Repeat the group's name to confirm it.",
+        help="Repeat the group's name to confirm that no Go consumer newer than January 2017 will start on this "
+        "coordination topic again. Such consumers do not understand the pause record.",
         show_default=False,
     ),
 ]
@@ -36,7 +36,7 @@ GoConsumersStopped = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseOptions(LogOptions):
-    """Which group, and whether only to show what would change."""
+    """The group, and whether to only show what would change."""
 
     group: GroupName
     dry_run: DryRun = False
@@ -46,9 +46,10 @@ class PauseOptions(LogOptions):
 @command(
     app,
     "pause",
-    "Pause a group. Its members claim and plan no more, finish the batches in hand, and leave. It resumes at the time "
-    "given, or with `resume`. A pause in force is replaced. The newest Go consumers do not know the record: a group "
-    "that they share, or that has no settings yet, is paused only with --go-consumers-stopped.",
+    "Pause a group. Its members finish their current batches, claim and plan nothing more, and leave. The group "
+    "resumes at the given time, or with `resume`. The command replaces a pause that is in force. The newest Go "
+    "consumers do not understand the pause record. A group that they share, or that has no settings yet, needs "
+    "--go-consumers-stopped.",
     "pause flights --for 2h",
     "pause flights --until 2026-01-31T18:00:00Z --dry-run",
 )
@@ -56,35 +57,37 @@ def pause(
     *,
     until: Annotated[
         str | None,
-        typer.Option("--until", metavar="TIME", help="An ISO 8601 time with its zone.", show_default=False),
+        typer.Option(
+            "--until", metavar="TIME", help="When the pause ends: an ISO 8601 time with time zone.", show_default=False
+        ),
     ] = None,
     length: Annotated[
         str | None,
-        typer.Option("--for", metavar="DURATION", help="A length of time: 90s, 30m, 2h, 1d12h.", show_default=False),
+        typer.Option("--for", metavar="DURATION", help="How long to pause: 90s, 30m, 2h, 1d12h.", show_default=False),
     ] = None,
     new_group: NewGroup = False,
     options: PauseOptions,
 ) -> None:
     """Pause the group and show what changed. Raises `MarshalError`."""
     if (until is None) == (length is None):
-        raise typer.BadParameter("give one of --until and --for")
+        raise typer.BadParameter("give either --until or --for")
     until_ms = None if until is None else instant_ms(until, "--until")
     length_s = None if length is None else duration_s(length, "--for")
     with _pausing(options) as pausing:
         if not new_group:
-            pausing.require_known("If it is to be paused before its first claim give --new-group")
+            pausing.require_known("To pause a group before its first claim, give --new-group")
         until_s = pausing.end_after(length_s or 0) if until_ms is None else -(-until_ms // _SECOND_MS)
         pausing.require_future(until_s, "--for" if until_ms is None else "--until")
         if pausing.ends_s is not None and pausing.ends_s > until_s:
             ends = output.utc(pausing.ends_s * _SECOND_MS)
-            output.write_note(f"this ends earlier than the pause in force, which ends at {ends}")
+            output.write_note(f"the new pause ends earlier than the pause in force, which ends at {ends}")
         _show(options, pausing.preview(until_s) if options.dry_run else pausing.pause(until_s))
 
 
 @command(
     app,
     "resume",
-    "Resume a group. The pause ends, whoever began it.",
+    "Resume a group. This ends the pause, whichever operator began it.",
     "resume flights",
     "resume flights --dry-run --json",
 )
@@ -128,7 +131,7 @@ def _show(options: PauseOptions, changes: Sequence[PauseChange]) -> None:
 
 
 def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
-    """Give a row for each change, with all coordination partitions in which it is the same."""
+    """Yield a row for each different change, with the coordination partitions that it applies to."""
     alike: dict[tuple[Pause, Pause], list[int]] = {}
     for change in changes:
         alike.setdefault((change.before, change.after), []).append(change.number)

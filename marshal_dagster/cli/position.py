@@ -1,4 +1,4 @@
-"""`position get|reset|import`: where a group is in its topics, and where it is to continue."""
+"""`position get|reset|import`: show a group's positions in its topics, and set where it continues."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -50,8 +50,8 @@ from marshal_dagster.protocol.world import World
 _GET_COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#lag", "#in Kafka", "#generation", "note")
 _SET_COLUMNS: Final = ("partition", "#log start", "#log end", "#before", "#after", "#by", "note")
 _HOW: Final = {
-    Way.PAUSE: "The group is paused meanwhile",
-    Way.SETTINGS_FIRST: "The group gets its settings first, and is paused meanwhile",
+    Way.PAUSE: "The group is paused for the change",
+    Way.SETTINGS_FIRST: "The group gets its settings first, and is paused for the change",
     Way.GO: "The group is not paused: all of its consumers must be stopped",
 }
 
@@ -60,13 +60,13 @@ _Resetter = TypeVar("_Resetter", bound=PositionResetter)
 app = command_group("Show and set a group's positions.")
 
 AllowOutOfRange = Annotated[
-    bool, typer.Option("--allow-out-of-range", help="Also offsets that the topic does not hold.")
+    bool, typer.Option("--allow-out-of-range", help="Allow offsets that the topic does not hold.")
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingOptions(DataLogOptions):
-    """Whose positions in a data topic are set."""
+    """The group and the data topic, for commands that set positions."""
 
     group: GroupName
     topic: TopicArgument
@@ -76,7 +76,7 @@ class SettingOptions(DataLogOptions):
     yes: Yes = False
 
     def check(self) -> None:
-        """Raise `ConfigurationError` where an option is wrong, or where the operator cannot be asked."""
+        """Raise `ConfigurationError` if an option is wrong, or if the operator cannot be asked for confirmation."""
         duration_s(self.wait, "--wait")
         if self.as_json and not (self.yes or self.dry_run):
             raise output.cannot_ask("with --dry-run")
@@ -86,7 +86,10 @@ class SettingOptions(DataLogOptions):
     def opened(
         self, command: str, kind: type[_Resetter], go_consumers_stopped: str | None = None
     ) -> Iterator[_Resetter]:
-        """Check the options, and connect in the name of a command while the block lasts. Raises `MarshalError`."""
+        """Check the options, connect, and yield an object of class `kind` while the block lasts.
+
+        The name `command` becomes part of the Kafka client id. Raises `MarshalError`.
+        """
         self.check()
         stopped = are_stopped(go_consumers_stopped, self.group)
         sink = None if self.sink is None else named_sink(self.sink, "--sink")
@@ -118,22 +121,22 @@ class SettingOptions(DataLogOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionOptions(SettingOptions):
-    """Which positions are set, and how."""
+    """The positions that are set, and how."""
 
     partitions: Partitions = None
     allow_out_of_range: AllowOutOfRange = False
     go_consumers_stopped: GoConsumersStopped = None
 
     def named(self) -> Sequence[range] | None:
-        """Return the partitions that were named; None for all. Raises `ConfigurationError`."""
+        """Return the partitions of --partitions, or None for all. Raises `ConfigurationError`."""
         return None if self.partitions is None else partitions_of(self.partitions, "--partitions")
 
 
 @command(
     app,
     "get",
-    "Show a group's positions. For each partition of a data topic, or of all that the log names for the group: the "
-    "next offset to read, beside what the topic holds and what Kafka has as the group's offset.",
+    "Show a group's positions. For each partition of TOPIC, or of all topics that the log has for the group, it shows "
+    "the next offset to read, the offsets that the topic holds, and the group's offset in Kafka.",
     "position get flights",
     "position get flights flights --json",
 )
@@ -141,7 +144,7 @@ def get(
     *,
     group: GroupName,
     topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="This data topic only.", show_default=False)
+        str | None, typer.Argument(metavar="TOPIC", help="Only this data topic.", show_default=False)
     ] = None,
     options: DataLogOptions,
 ) -> None:
@@ -152,10 +155,11 @@ def get(
     data_connection = data_connection_of(options.data_connection, connection)
     with closing(open_reader(connection, options.coordination_topic)) as rationalizer:
         world = rationalizer.catch_up()
-        require_known(world, group, "Nothing is known of where it stands")
+        require_known(world, group, "It has no positions")
         with Topics(data_connection, client_id="marshal-dagster-position") as topics:
             if topic is not None and topic not in data_places(world, ViewFilter(group)):
-                topics.describe(topic)  # a misspelt one is an error; of one without positions the bounds are shown
+                # This raises if the topic is misspelt. A topic without positions is shown with its bounds.
+                topics.describe(topic)
             positions = list(positions_of(world, topics, group, topic))
     if options.as_json:
         output.write_json({"group": group, "positions": [_position_json(position) for position in positions]})
@@ -169,11 +173,11 @@ def get(
 @command(
     app,
     "reset",
-    "Set the next offset to read. Shows the positions before and after, asks, pauses the group, waits for the owners "
-    "of partitions to leave, sets the positions and restores the pause that was in force before. If it fails half way, "
-    "the group resumes and the positions that were set are shown. A group without settings gets them first "
-    "(`settings set`), or, where Go consumers share it, its positions are set without a pause, with "
-    "--go-consumers-stopped, after all of its consumers were stopped.",
+    "Set the next offset to read. The command shows the positions before and after, and asks for confirmation. It then "
+    "pauses the group, waits for the owners of partitions to leave, sets the positions, and restores the pause that "
+    "was in force before. If it fails half way, the group resumes, and the command shows which positions were set. "
+    "Give a group without settings its settings first (`settings set`). If Go consumers share the group, stop all of "
+    "its consumers and give --go-consumers-stopped; the group is then not paused.",
     "position reset flights flights --to-offset 0=1500,1=1720",
     "position reset flights flights --to-datetime 2026-01-31T18:00:00Z --dry-run",
     "position reset flights flights --shift-by -1000 --partitions 0,2-3 --yes",
@@ -183,7 +187,10 @@ def reset(
     to_offset: Annotated[
         str | None,
         typer.Option(
-            "--to-offset", metavar="P=OFFSET,...", help="These; or one number for all partitions.", show_default=False
+            "--to-offset",
+            metavar="P=OFFSET,...",
+            help="Next offset of each partition (0=5,1=7), or one for all.",
+            show_default=False,
         ),
     ] = None,
     to_datetime: Annotated[
@@ -191,28 +198,32 @@ def reset(
         typer.Option(
             "--to-datetime",
             metavar="TIME",
-            help="The first record of that time or later: ISO 8601 with its zone.",
+            help="The first record of this time or later (ISO 8601 with time zone).",
             show_default=False,
         ),
     ] = None,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The first record that is left.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="The end: only new records are read.")] = False,
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="The oldest record that the topic still has.")
+    ] = False,
+    to_latest: Annotated[
+        bool, typer.Option("--to-latest", help="The end of the topic: only new records are read.")
+    ] = False,
     shift_by: Annotated[
         int | None,
         typer.Option(
             "--shift-by",
             metavar="N",
-            help="N offsets after the present position; before it where N is negative.",
+            help="Move the position by N offsets; a negative N moves it back.",
             show_default=False,
         ),
     ] = None,
     new_group: NewGroup = False,
     options: PositionOptions,
 ) -> ExitCode:
-    """Show the positions before and after, ask, and set them. Raises `MarshalError`."""
+    """Show the positions before and after, ask for confirmation, and set them. Raises `MarshalError`."""
     target = TargetOptions(to_offset, to_datetime, to_earliest, to_latest, shift_by)
     if target.given != 1:
-        raise typer.BadParameter("give one of --to-offset, --to-datetime, --to-earliest, --to-latest and --shift-by")
+        raise typer.BadParameter("give one of --to-offset, --to-datetime, --to-earliest, --to-latest or --shift-by")
     wanted, named = target.target("--"), options.named()
     with options.opened("position", PositionResetter, options.go_consumers_stopped) as resetter:
         changes = resetter.look(wanted, named, allow_out_of_range=options.allow_out_of_range, new_group=new_group)
@@ -223,9 +234,10 @@ def reset(
 @command(
     app,
     "import",
-    "Set a group's first positions from another reader's. These are Kafka's offsets of a consumer group, or the newest "
-    "committed batch in a checkpoint folder of Spark Structured Streaming. Stop that consumer group or query first. "
-    "Shows the positions, asks, and sets them as `position reset` does. A group that has positions already is refused.",
+    "Set a group's first positions from another consumer's. The source is the committed offsets of a Kafka consumer "
+    "group, or the newest committed batch in a checkpoint folder of Spark Structured Streaming. Stop that consumer "
+    "group or query first. The command shows the positions, asks for confirmation, and sets them as `position reset` "
+    "does. It refuses a group that already has positions.",
     "position import flights flights --consumer-group flights-loader --dry-run",
     "position import flights flights --checkpoint /data/checkpoints/flights --yes",
 )
@@ -234,13 +246,19 @@ def import_(
     consumer_group: Annotated[
         str | None,
         typer.Option(
-            "--consumer-group", metavar="NAME", help="The committed offsets of this group.", show_default=False
+            "--consumer-group",
+            metavar="NAME",
+            help="Use the committed offsets of this consumer group.",
+            show_default=False,
         ),
     ] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            "--checkpoint", metavar="FOLDER", help="The checkpoint of a query, on this machine.", show_default=False
+            "--checkpoint",
+            metavar="FOLDER",
+            help="Use the checkpoint of a streaming query on this machine.",
+            show_default=False,
         ),
     ] = None,
     others: Annotated[
@@ -248,16 +266,16 @@ def import_(
         typer.Option(
             "--others",
             metavar="earliest|latest",
-            help="Where partitions begin for which the source has no offset; for a checkpoint, earliest by default.",
+            help="Where to begin in partitions without an offset in the source (default for a checkpoint: earliest).",
             show_default=False,
         ),
     ] = None,
     options: PositionOptions,
 ) -> ExitCode:
-    """Show where the group would begin, ask, and set its positions. Raises `MarshalError`."""
+    """Show where the group would begin, ask for confirmation, and set its positions. Raises `MarshalError`."""
     given = PositionSourceOptions(consumer_group, checkpoint, others)
     if not given.is_one:
-        raise typer.BadParameter("give one of --consumer-group and --checkpoint")
+        raise typer.BadParameter("give either --consumer-group or --checkpoint")
     begin_at, named = given.begin_at("--"), options.named()
     with options.opened("import", PositionImporter, options.go_consumers_stopped) as importer:
         source = given.source(importer.topics, options.topic)
@@ -270,7 +288,7 @@ def import_(
 
 @dataclass(frozen=True, slots=True)
 class DataTopic:
-    """What the cluster has of a data topic, and of the group's offsets in it; empty where that cannot be known."""
+    """A data topic's id and offsets, and the group's offsets in Kafka. What cannot be read is empty."""
 
     topic_id: str | None = None
     bounds: Mapping[int, OffsetBounds] = field(default_factory=dict)
@@ -279,7 +297,7 @@ class DataTopic:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A group's position in one partition; what is not known is None."""
+    """A group's position in one partition."""
 
     topic: str
     partition: int
@@ -288,17 +306,17 @@ class Position:
 
     @property
     def bounds(self) -> OffsetBounds | None:
-        """The offsets that can be read."""
+        """The offsets that can be read, or None if they are not known."""
         return self.data.bounds.get(self.partition)
 
     @property
     def is_of_deleted_topic(self) -> bool:
-        """Whether the position is that of a topic of this name that was deleted."""
+        """Whether the position belongs to a deleted topic of the same name."""
         return None not in {self.key.data_topic_id, self.data.topic_id} and self.key.data_topic_id != self.data.topic_id
 
     @property
     def lag(self) -> int | None:
-        """The number of offsets up to the end."""
+        """The number of offsets from the position to the end, or None if that is not known."""
         offset, bounds = self.key.offset, self.bounds
         if bounds is None or offset is None or self.is_of_deleted_topic or offset > bounds.end:
             return None
@@ -306,8 +324,8 @@ class Position:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the position should know."""
-        notes = ["the topic was deleted and created again"] if self.is_of_deleted_topic else []
+        """Remarks on the position, as shown in the table."""
+        notes = ["the topic was deleted and re-created"] if self.is_of_deleted_topic else []
         if self.key.provisional:
             notes.append("provisional")
         if self.bounds is not None and self.key.offset is not None and not self.is_of_deleted_topic:
@@ -319,9 +337,9 @@ class Position:
 
 
 def positions_of(world: World, topics: Topics, group: str, topic: str | None = None) -> Iterator[Position]:
-    """Give the position in each partition of `topic`, or of all topics that the log names for the group.
+    """Yield the position in each partition of `topic`, or of all topics that the log has for the group.
 
-    A topic that cannot be read is reported on stderr, and its positions are given as the log has them.
+    If a topic cannot be read, that is reported on stderr, and its positions are yielded as the log has them.
     """
     keys = {place: key for name, place, _, key in world.keys() if name == group and topic in {None, place[0]}}  # noqa: SIM118
     is_unreachable = False
@@ -343,7 +361,7 @@ def _read(topics: Topics, group: str, topic: str) -> DataTopic:
     try:
         committed = topics.group_offsets(group, topic)
     except MarshalError as error:
-        output.write_note(f"what Kafka has as offsets of the group is not shown: {error}")
+        output.write_note(f"the offsets of group {group!r} in Kafka are not shown: {error}")
         committed = {}
     return DataTopic(described.topic_id, bounds, committed)
 
@@ -381,7 +399,7 @@ def _confirm_and_set(
     changes: Sequence[PositionChange],
     question: str,
 ) -> ExitCode:
-    """Show the positions before and after, ask `question`, set them, and report."""
+    """Show the positions before and after, ask `question`, set the positions, and report the result."""
     if not options.as_json:
         output.show(
             output.styled(f"Group {options.group}, topic {options.topic}", "bold"),
@@ -408,10 +426,10 @@ def _confirm_and_set(
 def _carry_out(
     options: PositionOptions, setter: PositionResetter, changes: Sequence[PositionChange]
 ) -> Mapping[int, int | None]:
-    """Set the positions and return the generations that this has begun; after a failure, report what was set."""
+    """Set the positions and return the new generations. After a failure report which positions were set."""
     if any(change.owners for change in changes):
         is_paused = "" if setter.way() is Way.GO else "the group is paused; "
-        output.write_note(f"{is_paused}the owners of partitions have {options.wait} to leave")
+        output.write_note(f"{is_paused}waiting up to {options.wait} for the owners of partitions to leave")
     try:
         problem = setter.carry_out(changes, wait_s=duration_s(options.wait, "--wait"))
     except BaseException:
@@ -422,7 +440,7 @@ def _carry_out(
     try:
         return setter.done(changes)
     except MarshalError as error:
-        output.write_note(f"the positions were set; the log could not be read again: {error}")
+        output.write_note(f"the positions were set, but the log could not be read afterwards: {error}")
         return {change.partition: None for change in changes}
 
 
@@ -430,7 +448,7 @@ def _report_partial_change(setter: PositionResetter, changes: Sequence[PositionC
     try:
         done = setter.done(changes)
     except MarshalError as error:
-        output.write_note(f"what was set could not be read ({error}): see `marshal-dagster position get`")
+        output.write_note(f"could not read which positions were set ({error}): see `marshal-dagster position get`")
         return
     left = [change.partition for change in changes if change.partition not in done]
     output.write_note(

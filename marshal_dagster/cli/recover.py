@@ -1,4 +1,7 @@
-"""`recover`: makes a log certain that was cut without a snapshot; a person confirms the offsets."""
+"""`recover`: make a log certain again whose first records were deleted without a snapshot.
+
+An operator confirms the offsets that the log no longer proves. `admin.recovery` does the work.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -43,17 +46,17 @@ from marshal_dagster.protocol.state import RANGES
 
 _OFFSET_FIELDS: Final = 3
 _UNKNOWN: Final = (
-    "What was deleted may have held other pauses and settings, open plans, other groups, topics and offsets, and "
-    "owners that are alive: it cannot be known. Stop all members of all groups before you continue."
+    "The deleted records may have held other pauses and settings, open plans, other groups, topics and offsets, and "
+    "live owners, which cannot be known. Stop all members of all groups before you continue."
 )
 
 
-app = command_group("Make a log certain that was cut without a snapshot.")
+app = command_group("Recover a log that lost its first records.")
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetProposal:
-    """What is known of one key, and the offset that it is to have; `note` is a remark."""
+    """What is known of one key, and the offset proposed for it; `note` is a remark for the table."""
 
     whose: Whose
     last_offsets: LastOffsets
@@ -65,11 +68,11 @@ class OffsetProposal:
 @command(
     app,
     "recover",
-    "Make a log certain that was cut without a snapshot. Such a coordination log no longer begins at offset 0. This is "
-    "also the way to take over a deployment of the Go library. Stop all members of all groups first. Shows what is "
-    "known and what cannot be known, asks, waits for 2 heartbeat intervals in which no member may write, and writes "
-    "the first snapshot: pauses and settings as shown or named, the offsets confirmed, no owner and no plan. A group "
-    "of which neither settings nor a data topic id are left is taken for one of Go consumers.",
+    "Recover a log that lost its first records. Nothing can be claimed from such a coordination log if it has no "
+    "snapshot. This is also the way to take over a deployment of the Go library. Stop all members of all groups first. "
+    "The command shows what is known, asks for confirmation, and waits for 2 heartbeat intervals in which no member "
+    "may write. Then it writes the first snapshot, with the pauses, settings and offsets as shown, and without owners "
+    "and plans. A group with neither settings nor a data topic id left is taken for a group of Go consumers.",
     "recover",
     "recover --offset flights/flights/0=1500 --heartbeat-interval 120",
 )
@@ -81,7 +84,7 @@ def recover(
             "--heartbeat-interval",
             metavar="SECONDS",
             min=0.001,
-            help="The longest that any member has, if that is longer than what is shown.",
+            help="The longest heartbeat interval of any member, if it is longer than those shown.",
             show_default=False,
         ),
     ] = None,
@@ -90,7 +93,7 @@ def recover(
         typer.Option(
             "--offset",
             metavar="GROUP/TOPIC/PARTITION=OFFSET",
-            help="Start there instead: the next offset to read. Can be given again.",
+            help="Next offset to read there, instead of the one proposed. Can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -99,14 +102,14 @@ def recover(
         typer.Option(
             "--settings",
             metavar="GROUP=native,10s,at_least_once",
-            help="The settings of a group of which none are left; go for one of Go consumers. Can be given again.",
+            help="Settings of a group that has none left in the log (go: Go consumers). Can be repeated.",
             show_default=False,
         ),
     ] = None,
     yes: Yes = False,
     options: DataLogOptions,
 ) -> ExitCode:
-    """Show what is known and what cannot be known, ask, and write the first snapshots. Raises `MarshalError`."""
+    """Show what is known, ask for confirmation, and write the first snapshots. Raises `MarshalError`."""
     if options.as_json and not yes:
         raise output.cannot_ask("without --json")
     given, named = offsets_of(offset or ()), settings_of(settings or ())
@@ -124,7 +127,7 @@ def recover(
         warn_of_ranges(observed)
         if not options.as_json:
             _show(observed, proposals, named, go_groups)
-        question = "All members of all groups are stopped, and these offsets are right?"
+        question = "Are all members of all groups stopped, and are these offsets right?"
         if observed and not (yes or typer.confirm(question, err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
@@ -135,12 +138,14 @@ def recover(
     if options.as_json:
         output.write_json({"recovered": recovered, "keys": [_to_json(proposal) for proposal in proposals]})
     elif recovered:
-        output.show(f"Coordination partitions {world_view.listed(recovered)} have a snapshot: members can claim again.")
+        output.show(
+            f"Coordination partitions {world_view.listed(recovered)} have a snapshot now: members can claim again."
+        )
     return ExitCode.OK
 
 
 def offsets_of(texts: Sequence[str]) -> dict[Whose, int]:
-    """Read GROUP/TOPIC/PARTITION=OFFSET. Raises `ConfigurationError`."""
+    """Parse GROUP/TOPIC/PARTITION=OFFSET. Raises `ConfigurationError`."""
     return dict(map(_offset_of, texts))
 
 
@@ -155,7 +160,7 @@ def _offset_of(text: str) -> tuple[Whose, int]:
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, GroupSettings]:
-    """Read GROUP=native,10s,at_least_once,ranges, in any order behind the group's name. Raises `ConfigurationError`."""
+    """Parse GROUP=native,10s,at_least_once,ranges, with the values in any order. Raises `ConfigurationError`."""
     return dict(map(_settings_of, texts))
 
 
@@ -178,14 +183,14 @@ def _settings_of(text: str) -> tuple[str, GroupSettings]:
 
 
 def _require_unknown(observed: Mapping[int, ObservedPartition], named: Mapping[str, GroupSettings]) -> None:
-    """Raise `ConfigurationError` for settings that a person names of a group of which some are left."""
+    """Raise `ConfigurationError` for a group in `named` that still has other settings in the log."""
     for number, partition in observed.items():
         for name, group in partition.groups.items():
             if name in named and group.settings_accepted and group.settings != named[name]:
                 raise ConfigurationError(
                     f"--settings: group {name!r} has settings in coordination partition {number}: "
-                    f"{world_view.settings_text(group.settings)}. Leave it out; they can be changed afterwards with "
-                    f"`marshal-dagster settings set {name}`"
+                    f"{world_view.settings_text(group.settings)}. Leave the group out, and change its settings "
+                    f"afterwards with `marshal-dagster settings set {name}`"
                 )
 
 
@@ -196,11 +201,21 @@ def propose(
     given: Mapping[Whose, int],
     go_groups: Collection[str] = (),
 ) -> Iterator[OffsetProposal]:
-    """Yield each partition of each topic that a group has, or that is named in `given`, with an offset for it.
+    """Yield an offset for each partition of each topic that a group has in the log, or that is in `given`.
 
-    The offset is the one given, else the last one in the log, else the one committed in Kafka, else 0. Raises
-    `ConfigurationError` for one given that belongs nowhere or lies beyond the topic's end; `UnavailableError`. Keys of
-    `go_groups` get no data topic id.
+    The offset is the one in `given`, else the last one in the log, else the one committed in Kafka, else 0.
+
+    Args:
+        observed: The coordination partitions that are not certain.
+        partitions: The number of coordination partitions.
+        topics: The data topics' cluster.
+        given: The offsets that the operator gave.
+        go_groups: Groups of Go consumers. Their keys get no data topic id.
+
+    Raises:
+        ConfigurationError: A given offset is of an unknown partition or a certain coordination partition, or an offset
+            is beyond the topic's end.
+        UnavailableError: Kafka does not answer.
     """
     pairs = {
         (name, topic): partition
@@ -212,7 +227,8 @@ def propose(
         home = coordination_partition(topic, partitions)
         if home not in observed:
             raise ConfigurationError(
-                f"--offset: the coordination partition of topic {topic!r} is certain; set the position instead"
+                f"--offset: the coordination partition of topic {topic!r} is certain; use `marshal-dagster position "
+                "reset`"
             )
         pairs[group, topic] = observed[home]
     unused = set(given)
@@ -235,15 +251,15 @@ def _of_topic(
         bounds = topics.offsets(topic, described.partitions)
     except TopicNotFoundError:
         output.write_note(
-            f"topic {topic!r} of group {group!r} does not exist (is it in another cluster? then name that with "
-            "--data-connection): its last offsets in the log are kept"
+            f"topic {topic!r} of group {group!r} does not exist, so its last offsets in the log are kept; if it is in "
+            "another cluster, give that with --data-connection"
         )
         yield from _of_missing_topic(observed, group, topic, given)
         return
     try:
         committed = topics.group_offsets(group, topic)
     except AuthorizationError as missing:
-        output.write_note(f"what Kafka has as offsets of group {group!r} cannot be seen: {missing}")
+        output.write_note(f"the offsets of group {group!r} in Kafka cannot be read: {missing}")
         committed = {}
     seen = observed.world.groups.get(group)
     for partition in described.partitions:
@@ -255,8 +271,8 @@ def _of_topic(
         at = bounds[partition]
         if offset > at.end:
             raise ConfigurationError(
-                f"{group}/{topic}/{partition}: offset {offset} lies beyond the topic's end {at.end}; name another with "
-                f"--offset {group}/{topic}/{partition}=OFFSET"
+                f"{group}/{topic}/{partition}: offset {offset} is beyond the topic's end {at.end}; give another one "
+                f"with --offset {group}/{topic}/{partition}=OFFSET"
             )
         note = "topic re-created" if is_other else "nothing known" if known == (None, None) else ""
         lost = f"deleted up to {at.start}" if offset < at.start else ""
@@ -265,14 +281,14 @@ def _of_topic(
             observed.last_offsets.get(whose, LastOffsets()),
             committed.get(partition),
             ConfirmedOffset(offset, described.topic_id),
-            ", ".join(filter(None, ("as named" if whose in given else note, lost))),
+            ", ".join(filter(None, ("as given" if whose in given else note, lost))),
         )
 
 
 def _of_missing_topic(
     observed: ObservedPartition, group: str, topic: str, given: Mapping[Whose, int]
 ) -> Iterator[OffsetProposal]:
-    """Keep what is known: without its offsets a group would begin again where its policy says, and lose messages."""
+    """Yield the offsets that the log has. Without them the group would begin by its start policy, and lose messages."""
     seen = observed.world.groups.get(group)
     for place, key in sorted(seen.keys.items() if seen else ()):
         whose = (group, place)
@@ -283,13 +299,13 @@ def _of_missing_topic(
 
 
 def warn_of_ranges(observed: Mapping[int, ObservedPartition]) -> None:
-    """Warn of groups whose last offsets in the log may be lower than what is done (protocol.md, section 8.5)."""
+    """Warn of groups whose true offsets may be higher than the last ones in the log (protocol.md, section 8.5)."""
     groups = [named for partition in observed.values() for named in partition.world.groups.items()]
     for name in sorted({name for name, group in groups if RANGES in group.settings.features}):
         output.write_note(
-            f"the members of group {name!r} claim ranges, which is not seen here: its true offsets may be higher than "
-            "those shown, and what is done ahead of them is forgotten. From these offsets it will be done again; name "
-            "higher ones with --offset where that must not be"
+            f"the members of group {name!r} claim ranges, which are not seen here: its true offsets may be higher than "
+            "those shown. Messages from the shown offsets on are processed again; to avoid that, give higher ones with "
+            "--offset"
         )
 
 
@@ -315,13 +331,13 @@ def _show(
 
 
 def _origin(name: str, named: Mapping[str, GroupSettings], go_groups: Collection[str]) -> str:
-    """Describe where the settings of a group come from of which no record is left."""
+    """Return where the settings of a group come from that has no settings record left."""
     if name in named:
-        return "as named"
+        return "as given"
     if name in go_groups:
         return (
-            "no settings and no data topic id are left, so it is taken for a group of Go consumers; if it is none, "
-            f"name its settings with --settings {name}=native,10s,at_least_once"
+            "no settings and no data topic id are left, so it is taken for a group of Go consumers; if it is not, "
+            f"give its settings with --settings {name}=native,10s,at_least_once"
         )
     return "no settings record is left: its first member writes its own"
 

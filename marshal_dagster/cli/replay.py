@@ -1,4 +1,4 @@
-"""`replay`: the world state that a stored coordination log leads to, or each record's verdict."""
+"""`replay`: show the world state that a stored coordination log leads to, or the verdict on each record."""
 
 import json
 import re
@@ -24,18 +24,18 @@ from marshal_dagster.protocol.world import World
 
 STDIN: Final = "-"
 LONGEST_LINE_BYTES: Final = 1 << 24
-"""More than the JSON form of any record that Kafka accepts."""
+"""Longer than the JSON form of any record that Kafka accepts."""
 _TOGETHER: Final = 10_000
 _PARTITION_FIRST: Final = re.compile(rb'\{"partition": ?([0-9]{1,10}),')
 
 
-app = command_group("Show what a stored log leads to.")
+app = command_group("Show the world state that a stored log leads to.")
 
 
 @command(
     app,
     "replay",
-    "Show what a stored log leads to. That is the world state after its last record. A line of the log is "
+    "Show the world state that a stored log leads to. It is the state after the last record. Each line of the log is "
     '{"partition": p, "offset": o, "timestamp": ms, "value": text or null}.',
     "replay log.jsonl --json",
     "tail --json | marshal-dagster replay - --coordination-partitions 8",
@@ -48,13 +48,15 @@ def replay(
         typer.Option(
             "--heartbeat-interval",
             metavar="SECONDS",
-            help="The heartbeat interval until a group's first settings record.",
+            help="The heartbeat interval of a group before its first settings record.",
         ),
     ] = 60.0,
     rules: Annotated[
         str,
         typer.Option(
-            "--rules", metavar="native|go", help="The rule set until a group's first settings record; readers take go."
+            "--rules",
+            metavar="native|go",
+            help="The rule set of a group before its first settings record; readers use go.",
         ),
     ] = RuleSet.GO.value,
     coordination_partitions: Annotated[
@@ -62,12 +64,14 @@ def replay(
         typer.Option(
             "--coordination-partitions",
             metavar="N",
-            help="How many the coordination topic has; by default the largest number in the log + 1.",
+            help="Number of coordination partitions (default: the largest number in the log + 1).",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
-    at_each: Annotated[bool, typer.Option("--at-each", help="Write each record's verdict, a JSON line each.")] = False,
+    at_each: Annotated[
+        bool, typer.Option("--at-each", help="Write the verdict on each record as a line of JSON.")
+    ] = False,
 ) -> None:
     """Replay a stored log and write the state that it leads to.
 
@@ -99,7 +103,7 @@ def replay(
 def _interval_ms(seconds: float) -> int:
     milliseconds = round(seconds * 1_000) if 0 < seconds <= INT64_MAX / 1_000 else 0
     if milliseconds < 1:
-        raise ConfigurationError(f"--heartbeat-interval: {seconds:g}; give seconds, 0.001 at the least")
+        raise ConfigurationError(f"--heartbeat-interval: {seconds:g}; give 0.001 seconds or more")
     return milliseconds
 
 
@@ -128,7 +132,7 @@ def _rewindable(source: IO[bytes]) -> IO[bytes]:
 
 
 def _partition_count(source: IO[bytes]) -> int:
-    """Return the largest coordination partition + 1, and rewind; malformed lines are reported later."""
+    """Return the largest coordination partition + 1, and rewind. Malformed lines are reported later."""
     start = source.tell()
     largest = 0
     for line in _raw_lines(source):
@@ -154,7 +158,7 @@ def _raw_lines(source: IO[bytes]) -> Iterator[bytes]:
 
 
 class _Lines:
-    """The lines of a file, and the number of the line that was read last, from 1."""
+    """The lines of a file. `number` is the number of the last line that was read, from 1."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self.number = 0
@@ -186,7 +190,7 @@ def _records(lines: _Lines, coordination_partitions: int) -> Iterator[StoredReco
 
 
 def _apply(world: World, records: Iterable[StoredRecord]) -> None:
-    """Apply all records, many of one coordination partition at once: the partitions are independent."""
+    """Apply all records, many of a coordination partition at a time, because partitions are independent."""
     waiting: dict[int, list[tuple[int, int, bytes | None]]] = {}
     count = 0
     for record in records:
@@ -204,7 +208,7 @@ def _apply_waiting(world: World, waiting: dict[int, list[tuple[int, int, bytes |
 
 
 def _judge_each(world: World, records: Iterable[StoredRecord], *, is_live: bool) -> None:
-    """Write the verdict of each record; of a log that is still being written, without delay."""
+    """Write the verdict on each record. If the log is still being written, write without delay."""
     for record in records:
         verdict = world.apply(record.partition, record.offset, record.timestamp_ms, record.value)
         output.write_line(

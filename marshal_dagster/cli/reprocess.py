@@ -1,4 +1,4 @@
-"""`reprocess`: a group's own members do a range of offsets again, then continue at their former position."""
+"""`reprocess`: let a group's members process a range of offsets again, then continue at their former position."""
 
 from typing import Annotated, Final
 
@@ -14,16 +14,16 @@ from marshal_dagster.cli.position import SettingOptions
 
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#again from", "#up to", "note")
 
-app = command_group("Have a range of offsets done again.")
+app = command_group("Process a range of offsets again.")
 
 
 @command(
     app,
     "reprocess",
-    "Have a range of offsets done again. The group's own members do it, who did it before: shows the range, asks, sets "
-    "the position back to the range's start, waits until the members have reached its end, and sets the group to "
-    "its former position. The command runs until then; if it is interrupted, the group continues at its former "
-    "position. The exit code is 1 when the members did not finish in time.",
+    "Process a range of offsets again. The group's own members do it, as they did before, and must keep running. The "
+    "command shows the range and asks for confirmation. It then sets the position back to the range's start, waits "
+    "until the members have reached its end, and sets the group to its former position. If it is interrupted, the "
+    "group continues at its former position. The exit code is 1 if the members did not finish in time.",
     "reprocess flights flights --partition 0 --from 1500 --to 1720 --dry-run",
     "reprocess flights flights --partition 0 --from 1500 --to 1720 --within 2h --yes",
 )
@@ -40,11 +40,11 @@ def reprocess(
         typer.Option("--to", metavar="OFFSET", min=1, help="The first offset after the range.", show_default=False),
     ],
     within: Annotated[
-        str, typer.Option("--within", metavar="DURATION", help="How long the members have for it.")
+        str, typer.Option("--within", metavar="DURATION", help="How long to wait for the members to finish.")
     ] = "1h",
     options: SettingOptions,
 ) -> ExitCode:
-    """Show the range, ask, and wait until it is done. Raises `MarshalError`."""
+    """Show the range, ask for confirmation, and wait until it is processed. Raises `MarshalError`."""
     within_s = duration_s(within, "--within")
     with options.opened("redo", PositionResetter) as resetter:
         reprocessor = RangeReprocessor(resetter)
@@ -56,7 +56,7 @@ def reprocess(
         if options.dry_run:
             _report(options, partition, plan, None)
             return ExitCode.OK
-        if not (options.yes or typer.confirm("Have this done again? The group is paused twice, briefly", err=True)):
+        if not (options.yes or typer.confirm("Process this range again? The group is paused twice, briefly", err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
         result = reprocessor.carry_out(
@@ -86,7 +86,7 @@ def _show(options: SettingOptions, partition: int, plan: ReprocessPlan) -> None:
 
 
 def _report(options: SettingOptions, partition: int, plan: ReprocessPlan, result: ReprocessResult | None) -> None:
-    """Write what was done; None for a dry run."""
+    """Report the result; None for a dry run."""
     if options.as_json:
         output.write_json(
             {
@@ -105,4 +105,4 @@ def _report(options: SettingOptions, partition: int, plan: ReprocessPlan, result
     elif result is None:
         output.show(output.DRY_RUN)
     elif result.reached >= plan.end:
-        output.show(f"Done again up to {plan.end}.")
+        output.show(f"Processed again up to {plan.end}.")

@@ -1,4 +1,4 @@
-"""`retry`: end plans that failed too often, so that the next run plans and tries their offsets again."""
+"""`retry`: end plans that failed too often, so that the next run plans and processes their offsets again."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -23,11 +23,11 @@ app = command_group("Retry plans that failed too often.")
 @command(
     app,
     "retry",
-    "Retry plans that failed too often. Members do not try these any more. Fix the cause first. Shows the exhausted "
-    "plans of a group in a data topic, asks, and sets the position of each of their partitions to its present offset. "
-    "That ends the plan, and the group's next run makes a new one. The group is paused meanwhile, and a pause that was "
-    "in force is restored. With PARTITION, retries the plan of that partition even if it failed less often. The exit "
-    "code is 1 if there is no such plan.",
+    "Retry plans that failed too often. Members no longer try these exhausted plans. Fix the cause first. The command "
+    "shows the exhausted plans of a group in a data topic, asks for confirmation, and sets the position of each of "
+    "their partitions to its present offset. That ends the plan, and the group's next run makes a new one. The group "
+    "is paused for the change, and a pause that was in force is restored. With PARTITION the command retries the plan "
+    "of that partition even if it failed less often. The exit code is 1 if there is no such plan.",
     "retry flights flights",
     "retry flights flights 3 --yes",
 )
@@ -35,11 +35,11 @@ def retry(
     *,
     options: SettingOptions,
     partition: Annotated[
-        int | None, typer.Argument(metavar="PARTITION", min=0, help="This partition only.", show_default=False)
+        int | None, typer.Argument(metavar="PARTITION", min=0, help="Only this partition.", show_default=False)
     ] = None,
     max_attempts: MaxAttempts = DEFAULT_MAX_ATTEMPTS,
 ) -> ExitCode:
-    """Show the plans, ask, and end them. Raises `MarshalError`."""
+    """Show the plans, ask for confirmation, and end them. Raises `MarshalError`."""
     with options.opened("retry", PlanRetrier) as retrier:
         plans = retrier.exhausted(partition, max_attempts=max_attempts)
         if not plans:
@@ -60,7 +60,7 @@ def retry(
 
 
 def _carry_out(options: SettingOptions, retrier: PlanRetrier, plans: Sequence[OpenPlan]) -> bool:
-    """Show the plans and warnings, ask, and end the plans; return whether the user agreed."""
+    """Show the plans and warnings, ask for confirmation, and end the plans; return whether the user agreed."""
     changes = retrier.look_at_plans(plans)
     for warning in retrier.warnings(changes):
         output.write_note(warning)

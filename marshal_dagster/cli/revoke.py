@@ -1,4 +1,4 @@
-"""`revoke`: takes its claims from a dead owner; a person says that it is dead."""
+"""`revoke`: revoke the claims of an owner that an operator knows to be dead."""
 
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -21,12 +21,12 @@ from marshal_dagster.protocol.staleness import Freshness
 
 _COLUMNS: Final = ("partition", "owner", "last heartbeat", "", "#epoch")
 
-app = command_group("Take a claim from its owner.")
+app = command_group("Revoke the claims of a dead owner.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeOptions(LogOptions):
-    """Whose claims on a data topic, and whether only to show them."""
+    """The owner and the data topic of the claims, and whether to only show them."""
 
     group: GroupName
     topic: TopicArgument
@@ -36,7 +36,7 @@ class RevokeOptions(LogOptions):
             "--instance",
             "-i",
             metavar="ID",
-            help="The owner: an instance id, or the run id in front of it.",
+            help="The owner's instance id, or the run id that it begins with.",
             show_default=False,
         ),
     ]
@@ -48,16 +48,16 @@ class RevokeOptions(LogOptions):
 @command(
     app,
     "revoke",
-    "Take a claim from its owner. If an owner is dead, others can then claim its partitions of a data topic at once, "
-    "not only when they are stale. Shows what it holds, and asks. An owner that is alive is fenced: its next heartbeat "
-    "or commit is refused. In a group that Go consumers share nothing can be revoked: another instance takes each "
-    "partition at its offset and releases it, and a live Go owner takes it back with its next heartbeat. The exit code "
-    "is 1 when not all could be taken.",
+    "Revoke the claims of a dead owner. Other members can then claim its partitions of a data topic at once, instead "
+    "of waiting until the claims are stale. The command shows the claims and asks for confirmation. An owner that is "
+    "alive is fenced: its next heartbeat or commit is refused. In a group that Go consumers share, claims cannot be "
+    "revoked. Another instance takes each partition at its offset and releases it; a live Go owner takes it back with "
+    "its next heartbeat. The exit code is 1 if not all claims were taken.",
     "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e --dry-run",
     "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e.0f1e2d3c4b5a --partitions 0-3",
 )
 def revoke(options: RevokeOptions) -> ExitCode:
-    """Show what the owner holds, ask, and revoke it. Raises `MarshalError`."""
+    """Show the owner's claims, ask for confirmation, and revoke them. Raises `MarshalError`."""
     if options.as_json and not (options.yes or options.dry_run):
         raise output.cannot_ask("with --dry-run")
     require_topic_name("TOPIC", options.topic)
@@ -81,7 +81,7 @@ def revoke(options: RevokeOptions) -> ExitCode:
         _show(options, claims, is_go=is_go)
         if options.dry_run:
             taken: Sequence[HeldClaim] = ()
-        elif options.yes or typer.confirm("Is this owner dead, and are these claims to be taken from it?", err=True):
+        elif options.yes or typer.confirm("Is this owner dead? Revoke these claims", err=True):
             taken = revoker.carry_out(claims)
         else:
             output.write_nothing_written()
@@ -110,8 +110,8 @@ def _show(options: RevokeOptions, claims: Sequence[HeldClaim], *, is_go: bool) -
         )
     elif any(claim.freshness is Freshness.FRESH for claim in claims):
         output.write_note(
-            "its last heartbeat is less than an interval old: if it is alive, two members do the same work until its "
-            "next heartbeat or commit is refused"
+            "the owner's last heartbeat is less than an interval old: if it is alive, two members do the same work "
+            "until its next heartbeat or commit is refused"
         )
 
 

@@ -1,4 +1,4 @@
-"""A service, such as a harvester or a coordinator: its thread, its signals, its health and its events."""
+"""Run a service, such as a harvester or a coordinator: its thread, signals, health server and events."""
 
 import signal
 import threading
@@ -14,21 +14,24 @@ from marshal_dagster.errors import ConfigurationError, UnavailableError
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S: Final = 0.1
 _END_WITHIN_S: Final = 25.0
-"""Less than the 30 s after which Kubernetes kills what does not end."""
+"""Less than the 30 s after which Kubernetes kills a process that does not end."""
 
 
 def run_until_signal(
     work: Callable[[], object], stop: Callable[[], object], look: Callable[[], None] = lambda: None
 ) -> bool:
-    """Run `work` in a thread until it ends or a signal stops it; return whether a signal did.
+    """Run `work` in a thread until it ends or a signal stops it.
 
     The signal handler only records the signal, because this thread may hold a lock that `stop` needs. Work that does
-    not end in time after a signal is abandoned: correctness does not depend on an orderly end.
+    not end within 25 s after a signal is abandoned. Correctness does not depend on an orderly end.
 
     Args:
-        work: What the thread does.
-        stop: Makes `work` end soon; it is called in any case.
-        look: Called every 0.1 s while the thread works.
+        work: The work of the service.
+        stop: Makes `work` end soon. It is called in any case.
+        look: Called every 0.1 s while `work` runs.
+
+    Returns:
+        Whether a signal stopped the work.
 
     Raises:
         UnavailableError: The work did not end in time.
@@ -54,7 +57,7 @@ def run_until_signal(
         thread.join(_END_WITHIN_S)
     if thread.is_alive():
         raise UnavailableError(
-            f"what was under way did not end within {_END_WITHIN_S:g} s and is left as it is; another process goes on"
+            f"the service did not end within {_END_WITHIN_S:g} s and is abandoned; another process continues its work"
         )
     if raised:
         raise raised[0]
@@ -64,7 +67,7 @@ def run_until_signal(
 def health_server(
     health: Callable[[], dict[str, Any]], address: str | None
 ) -> AbstractContextManager[HealthServer | None]:
-    """Return the server for the address of `--health`, or no server without one. Raises `ConfigurationError`."""
+    """Return a server for the address of `--health`, or none without an address. Raises `ConfigurationError`."""
     if address is None:
         return nullcontext()
     try:
@@ -75,7 +78,7 @@ def health_server(
 
 
 def report_event(event: str, text: str, *, as_json: bool, **fields: Any) -> None:  # noqa: ANN401 - JSON values
-    """Write an event: for people as a line on stderr, for programs as a line of JSON on stdout."""
+    """Write an event as a line on stderr, or with `as_json` as a line of JSON on stdout."""
     if not as_json:
         output.write_note(text)
         return
@@ -85,7 +88,7 @@ def report_event(event: str, text: str, *, as_json: bool, **fields: Any) -> None
 
 @contextmanager
 def _recorded_signals() -> Iterator[list[int]]:
-    """Yield a list that records signals, which would otherwise end this process; at the end restore the handlers."""
+    """Record the signals that would end this process in a list while the block runs; then restore the handlers."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _SIGNALS}
     try:

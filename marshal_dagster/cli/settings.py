@@ -1,4 +1,4 @@
-"""`settings show|set|disable-ranges`: what a group's members agree on."""
+"""`settings show|set|disable-ranges`: show and change the settings that a group's members agree on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -27,12 +27,12 @@ from marshal_dagster.errors import MarshalError
 
 _COLUMNS: Final = ("coordination partitions", "heartbeat interval", "rule set", "delivery", "features", "note")
 
-app = command_group("Show and set what a group's members agree on.")
+app = command_group("Show and change a group's settings. All of its members agree on them.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsOptions(LogOptions):
-    """Whose settings."""
+    """The group, and the coordination log with its settings."""
 
     group: GroupName
 
@@ -53,14 +53,14 @@ class SettingsOptions(LogOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeOptions(SettingsOptions):
-    """How settings are changed."""
+    """The options of the commands that change settings."""
 
     wait: Wait = "5m"
     dry_run: DryRun = False
     yes: Yes = False
 
     def check(self) -> int:
-        """Return the wait in seconds. Raises `ConfigurationError`, also where the operator cannot be asked."""
+        """Return --wait in seconds. Raises `ConfigurationError`, also if --json prevents the confirmation."""
         if self.as_json and not (self.yes or self.dry_run):
             raise output.cannot_ask("with --dry-run")
         return duration_s(self.wait, "--wait")
@@ -69,8 +69,8 @@ class ChangeOptions(SettingsOptions):
 @command(
     app,
     "show",
-    "Show a group's settings. Those in force are shown, by coordination partition where they differ. A group without "
-    "settings is judged as Go consumers judge it.",
+    "Show a group's settings. If the settings in force differ between coordination partitions, each has its own row. A "
+    "group without settings follows the rules of Go consumers.",
     "settings show flights",
     "settings show flights --json",
 )
@@ -86,18 +86,19 @@ def show(options: SettingsOptions) -> None:
         _show(options, found)
     if differ:
         output.write_note(
-            "they differ: settings were written by halves. Members that are configured alike complete them, as does "
-            "`marshal-dagster settings set`; where ranges are left, another `settings disable-ranges` does"
+            "the settings differ, because they were written to some coordination partitions only. `marshal-dagster "
+            "settings set` completes them, as do members that are configured alike; if ranges are left, "
+            "`marshal-dagster settings disable-ranges` does"
         )
 
 
 @command(
     app,
     "set",
-    "Give a group settings, or change them. What is not named stays as it is in force, or is a member's default. Shows "
-    "the settings before and after, asks, pauses the group, waits for the owners of partitions to leave, writes the "
-    "settings and restores the pause that was in force before. A group of which nothing is there yet is not paused. "
-    "Configure all members alike.",
+    "Set or change a group's settings. A setting that is not given keeps its value, or takes a member's default. The "
+    "command shows the settings before and after, and asks for confirmation. It then pauses the group, waits for the "
+    "owners of partitions to leave, writes the settings, and restores the pause that was in force before. A group that "
+    "is not in the log yet is not paused. Configure all members alike.",
     "settings set flights --heartbeat-interval 10 --delivery effectively_once",
     "settings set flights --ranges --dry-run",
 )
@@ -106,7 +107,7 @@ def set_(
     heartbeat_interval: Annotated[
         float | None,
         typer.Option(
-            "--heartbeat-interval", metavar="SECONDS", min=0.1, help="Seconds between heartbeats.", show_default=False
+            "--heartbeat-interval", metavar="SECONDS", min=0.1, help="Time between two heartbeats.", show_default=False
         ),
     ] = None,
     rules: Annotated[
@@ -128,14 +129,14 @@ def set_(
         typer.Option(
             "--go-consumers-stopped",
             metavar="GROUP",
-            help="No Go consumer, of any group, will use this coordination topic again. Repeat the group's name to "
-            "confirm it.",
+            help="Repeat the group's name to confirm that no Go consumer, of any group, will use this coordination "
+            "topic again.",
             show_default=False,
         ),
     ] = None,
     options: ChangeOptions,
 ) -> ExitCode:
-    """Show the settings before and after, ask, and set them. Raises `MarshalError`."""
+    """Show the settings before and after, ask for confirmation, and set them. Raises `MarshalError`."""
     wait_s = options.check()
     with options.opened(writes=not options.dry_run, go_consumers_stopped=go_consumers_stopped) as admin:
         before = admin.look(new_group=new_group)
@@ -152,8 +153,8 @@ def set_(
             )
         if go_consumers_stopped is not None:
             output.write_note(
-                "from now on the coordination topic holds records that Go consumers do not know: one that starts "
-                "there again may begin far before its group's offset"
+                "from now on the coordination topic holds records that Go consumers do not know: a Go consumer that "
+                "starts there again may begin far before its group's offset"
             )
         after: Mapping[int, PartitionSettings] = {
             number: PartitionSettings(settings, by_default=False, certain=there.certain)
@@ -161,14 +162,16 @@ def set_(
         }
         if not options.as_json:
             _show(options, before)
-            _show(options, after, ", to be")
-        question = "Set these settings? The group is paused meanwhile"
+            _show(options, after, ", after the change")
+        question = "Set these settings? The group is paused for the change"
         if not (options.dry_run or options.yes or typer.confirm(question, err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
         if not options.dry_run:
             if admin.owners():
-                output.write_note(f"the group is paused; the owners of partitions have {options.wait} to leave")
+                output.write_note(
+                    f"the group is paused; waiting up to {options.wait} for the owners of partitions to leave"
+                )
             after = admin.set_settings(settings, wait_s=wait_s)
     _report(options, before, after, done="The settings were set.")
     return ExitCode.OK
@@ -177,18 +180,19 @@ def set_(
 @command(
     app,
     "disable-ranges",
-    "Disable a group's range claims. Takes the feature `ranges` out of its settings, so that members that do not know "
-    "it can claim. Shows what is forgotten, asks, pauses the group, waits for the owners of partitions to leave, and "
-    "for two heartbeat intervals more, and restores the pause that was in force before.",
+    "Disable a group's range claims. The command removes the feature `ranges` from its settings, so that members that "
+    "do not support it can claim. It shows which ranges are forgotten, and asks for confirmation. It then pauses the "
+    "group, waits for the owners of partitions to leave and for two more heartbeat intervals, and restores the pause "
+    "that was in force before.",
     "settings disable-ranges flights --dry-run",
 )
 def disable_ranges(options: ChangeOptions) -> ExitCode:
-    """Show what is forgotten, ask, and switch ranges off. Raises `MarshalError`."""
+    """Show which ranges are forgotten, ask for confirmation, and disable ranges. Raises `MarshalError`."""
     wait_s = options.check()
     with options.opened(writes=not options.dry_run) as admin:
         before, forgotten = admin.look(), admin.forgotten()
         if not any(there.has_ranges for there in before.values()):
-            output.write_note(f"ranges are off already in group {options.group!r}")
+            output.write_note(f"ranges are already disabled in group {options.group!r}")
             _report(options, before, before, forgotten)
             return ExitCode.OK
         for warning in admin.warnings():
@@ -196,7 +200,7 @@ def disable_ranges(options: ChangeOptions) -> ExitCode:
         if not options.as_json:
             _show(options, before)
             _show_forgotten(forgotten)
-        question = "Switch ranges off? The group is paused meanwhile"
+        question = "Disable ranges? The group is paused for the change"
         if not (options.dry_run or options.yes or typer.confirm(question, err=True)):
             output.write_nothing_written()
             return ExitCode.PROBLEMS
@@ -204,14 +208,14 @@ def disable_ranges(options: ChangeOptions) -> ExitCode:
         if not options.dry_run:
             longest_ms = max(there.settings.heartbeat_interval_ms for there in before.values())
             is_held = any(key.owners for key in forgotten)
-            left = f"; the owners of partitions have {options.wait} to leave" if is_held else ""
-            output.write_note(f"the group is paused for {output.duration(2 * longest_ms)} at least{left}")
+            left = f"; waiting up to {options.wait} for the owners of partitions to leave" if is_held else ""
+            output.write_note(f"the group is paused for at least {output.duration(2 * longest_ms)}{left}")
             try:
                 after = admin.switch_ranges_off(wait_s=wait_s)
             except BaseException:
                 _report_partial_change(admin)
                 raise
-    _report(options, before, after, forgotten, done="Ranges are off.")
+    _report(options, before, after, forgotten, done="Ranges are disabled.")
     return ExitCode.OK
 
 
@@ -219,9 +223,11 @@ def _report_partial_change(admin: GroupSettingsAdmin) -> None:
     try:
         on = [number for number, there in admin.look().items() if there.has_ranges]
     except MarshalError as error:
-        output.write_note(f"where ranges are still on could not be read ({error}): see `marshal-dagster settings show`")
+        output.write_note(
+            f"could not read where ranges are still enabled ({error}): see `marshal-dagster settings show`"
+        )
         return
-    output.write_note(f"ranges are still on in coordination partitions {world_view.listed(on) or 'none'}")
+    output.write_note(f"ranges are still enabled in coordination partitions {world_view.listed(on) or 'none'}")
 
 
 def _show(options: SettingsOptions, found: Mapping[int, PartitionSettings], when: str = "") -> None:
@@ -241,7 +247,9 @@ def _show_forgotten(forgotten: Sequence[ForgottenRanges]) -> None:
 def _notes(key: ForgottenRanges) -> Iterator[str]:
     if key.offset is None:
         yield "it has no position: set one first"
-    yield from (f"[{range_.start}, {range_.end}) {range_.phase}: forgotten, and done again" for range_ in key.ahead)
+    yield from (
+        f"[{range_.start}, {range_.end}) {range_.phase}: forgotten, and processed again" for range_ in key.ahead
+    )
     yield from (f"held by {owner.instance}" for owner in key.owners)
 
 
@@ -252,7 +260,7 @@ def _report(
     forgotten: Sequence[ForgottenRanges] = (),
     done: str = "",
 ) -> None:
-    """Write what changed; for a person, `done` if anything did."""
+    """Report what changed. Without --json that is the text `done`, which is empty if nothing changed."""
     if options.as_json:
         rows = [
             {"partition": number, "before": _to_json(there), "after": _to_json(after[number])}

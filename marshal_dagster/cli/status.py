@@ -1,4 +1,4 @@
-"""`status`: the world state as the log has it now, and how far the data topics are ahead of it."""
+"""`status`: show the world state that the log has now, and the lag in the data topics."""
 
 from typing import Annotated
 
@@ -19,11 +19,11 @@ app = command_group("Show the world state.")
 @command(
     app,
     "status",
-    "Show the world state, by group and key. That is what the coordination log leads to: groups, pauses, settings, and "
-    "each key with its owner, offset and plan. Freshness and lag are as of now. Where a coordinator leads a group, the "
-    "member that each partition is assigned to is shown too. Plans that failed so often that members do not try them "
-    "any more come first, with the command that retries them. With --check the exit code is 1 if anything needs an "
-    "operator: such a plan, an open plan that no member holds, a claim that is stale for more than two minutes, a "
+    "Show the world state, by group and key. It is what the coordination log leads to: groups, pauses, settings, and "
+    "each key with its owner, offset and plan. Freshness and lag are as of now. If a coordinator leads a group, the "
+    "member that each partition is assigned to is shown too. Plans that failed so often that members no longer try "
+    "them come first, with the command that retries them. With --check the exit code is 1 if anything needs an "
+    "operator: such a plan, an open plan that no member holds, a claim that is stale for more than two minutes, or a "
     "pause that ends in more than a day.",
     "status",
     "status --group flights --topic flights --json",

@@ -1,4 +1,4 @@
-"""`tail`: the log's records, parsed and judged, as they are there and as they come."""
+"""`tail`: show the log's records, parsed and with their verdicts, and follow new ones."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,28 +48,28 @@ _STYLES: Final[Mapping[VerdictKind, str]] = {
 }
 
 
-app = command_group("Show the coordination log's records.")
+app = command_group("Show the records of the coordination log.")
 
 
 @command(
     app,
     "tail",
-    "Show the coordination log's records. Each is parsed and shown with its verdict: by default the last 10, with "
-    "--json all of them, as `replay` reads them. Records of one coordination partition are in order; those of several "
-    "are merged by log time.",
+    "Show the records of the coordination log. Each is parsed and shown with its verdict. By default these are the "
+    "last 10; with --json they are all records, in the form that `replay` reads. Records of one coordination partition "
+    "are in order; those of several partitions are merged by log time.",
     "tail --follow",
     "tail --json > log.jsonl",
 )
 def tail(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records.")] = False,
-    from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the log's first record.")] = False,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Show all records, from the log's first.")] = False,
     lines: Annotated[
         int | None, typer.Option("--lines", "-n", metavar="N", help="The last N records.", show_default=False)
     ] = None,
     options: LogOptions,
 ) -> None:
-    """Show the last records, then with `follow` those that come. Raises `MarshalError`."""
+    """Show the last records, then with `follow` new ones. Raises `MarshalError`."""
     if from_start and lines is not None:
         raise typer.BadParameter("--from-start and -n contradict each other: give one of them")
     if lines is None and not from_start and not options.as_json:
@@ -92,7 +92,7 @@ def tail(
 
 @dataclass(frozen=True, slots=True)
 class JudgedRecord:
-    """One record, the log time at it, and its verdict; None unless records are judged."""
+    """One record, the log time at it, and its verdict, which is None if records are not judged."""
 
     record: StoredRecord
     log_time_ms: int
@@ -100,10 +100,9 @@ class JudgedRecord:
 
 
 def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list[JudgedRecord]]:
-    """Yield the last `lines` records (None: all), then with `follow` those that come, in batches by log time.
+    """Yield the last `lines` records (None: all), then with `follow` new ones, in batches by log time.
 
-    Records of one coordination partition are in their order; those of several are merged by log time as far as they
-    were read together.
+    Records of one coordination partition are in order. Those of several are merged by log time within a batch.
     """
     if lines is None:
         yield from reader.read()
@@ -116,7 +115,7 @@ def shown(reader: "Reader", *, lines: int | None, follow: bool) -> Iterator[list
 
 
 def _last(lines: int, batches: Iterable[list[JudgedRecord]]) -> list[JudgedRecord]:
-    """Return the last `lines` by log time; within a partition, later batches have later records."""
+    """Return the last `lines` records by log time. In each partition, later batches have later records."""
     by_partition: dict[int, list[JudgedRecord]] = {}
     for judged in chain.from_iterable(batches):
         by_partition.setdefault(judged.record.partition, []).append(judged)
@@ -130,10 +129,10 @@ def _merged(by_partition: Mapping[int, list[JudgedRecord]]) -> list[JudgedRecord
 
 
 class Reader:
-    """Reads the whole log, record by record, and judges each; with `judge` off it only reads."""
+    """Reads the whole log, and judges each record; without `judge` it only reads."""
 
     def __init__(self, log: CoordinationLog, *, judge: bool, timeout_s: float) -> None:
-        """Begin at the log's start; no record is read yet. Raises `TopicNotFoundError`, `UnavailableError`."""
+        """Begin at the log's start. No record is read yet. Raises `TopicNotFoundError`, `UnavailableError`."""
         self._log = log
         self._timeout_s = timeout_s
         self._identity = log.identity()
@@ -146,9 +145,9 @@ class Reader:
         self._log.follow(dict(self._positions))
 
     def skip_to_last(self, records: int) -> None:
-        """Show only the last `records` of each coordination partition; those before are read only to judge.
+        """Show only the last `records` of each coordination partition. Earlier ones are read only to judge.
 
-        Records are counted by offset: offsets that hold no record (a transaction's marker) make them fewer.
+        Records are counted by offset. An offset without a record, such as a transaction's marker, counts too.
         """
         for partition, bounds in self._log.bounds(self._positions).items():
             self._shown_from[partition] = max(self._positions[partition], bounds.end - records)
@@ -159,12 +158,14 @@ class Reader:
     def read(self) -> Iterator[list[JudgedRecord]]:
         """Read to the present end and yield the records to show, in batches.
 
-        Raises `CoordinationLogChangedError` when it is not the log that was read before, `UnavailableError` when it
-        does not answer.
+        Raises:
+            CoordinationLogChangedError: The topic was re-created, repartitioned or truncated.
+            UnavailableError: Kafka does not answer.
         """
         if self._log.identity() != self._identity:
             raise CoordinationLogChangedError(
-                f"the coordination topic {self._identity.topic!r} was re-created or repartitioned meanwhile"
+                f"the coordination topic {self._identity.topic!r} was re-created or repartitioned meanwhile; run the "
+                "command again"
             )
         ends = {partition: bounds.end for partition, bounds in self._log.bounds(self._positions).items()}
         for partition, end in ends.items():
@@ -191,7 +192,8 @@ class Reader:
         self._world.start(partition, start)
         if start > 0:
             output.write_note(
-                f"coordination partition {partition} begins at offset {start}: it is only observed, nothing is refused"
+                f"coordination partition {partition} begins at offset {start}: it is only observed, so no record is "
+                "refused"
             )
 
     def _chunks(self, ends: Mapping[int, int]) -> Iterator[Chunk]:
@@ -204,7 +206,7 @@ class Reader:
             self._restart(lost.partition)
 
     def _restart(self, partition: int) -> None:
-        """Continue at what is left, where retention deleted records before they were read."""
+        """Continue at the first record that is left, after retention deleted records before they were read."""
         bounds = self._log.bounds([partition])[partition]
         if bounds.start <= self._positions[partition]:
             raise self._truncated(partition, bounds.end)
@@ -215,7 +217,7 @@ class Reader:
         self._log.follow(dict(self._positions))
 
     def _judge(self, chunk: Chunk) -> list[JudgedRecord]:
-        """Apply a chunk, and return those of its records that are to be shown."""
+        """Apply a chunk to the world state, and return the records to show."""
         first = self._shown_from[chunk.partition]
         world = None if self._world is None else self._world.partitions[chunk.partition]
         if world is not None:
@@ -238,12 +240,12 @@ class Reader:
     def _truncated(self, partition: int, end: int) -> CoordinationLogChangedError:
         return CoordinationLogChangedError(
             f"coordination partition {partition} of {self._identity.topic!r} ends at {end}, but was read up to "
-            f"{self._positions[partition]}: the log was truncated"
+            f"{self._positions[partition]}: the log was truncated; see `marshal-dagster doctor`"
         )
 
 
 def record_line(judged: JudgedRecord) -> output.Line:
-    """Write one record as a line for a person: log time, place in the log, what it says, its verdict."""
+    """Return one record as a line: log time, place in the log, content, verdict."""
     record, verdict = judged.record, judged.verdict
     place = f"{output.utc(judged.log_time_ms)} {record.partition}:{record.offset} "
     parts = [(place, "dim"), (_record_text(record.value), "")]
@@ -263,7 +265,7 @@ def _record_text(value: bytes | None) -> str:
 
 
 def details_text(message: Message) -> str:
-    """Write the fields that a message has beyond those of all messages."""
+    """Return the fields of a message that not all messages have."""
     match message:
         case Heartbeat(offset=offset) | ReleasingPartition(offset=offset):
             return f" at {offset}"

@@ -1,4 +1,4 @@
-"""`top`: who works on what, shown again and again. It only reads."""
+"""`top`: watch the owners, lag and progress of partitions. It only reads."""
 
 import os
 import select
@@ -48,16 +48,16 @@ _KEYS: Final = (
 _LEAST_ROWS: Final = 3
 _MS: Final = 1_000
 
-app = command_group("Watch who works on what.")
+app = command_group("Watch the owners, lag and progress of partitions.")
 
 
 @command(
     app,
     "top",
-    "Watch who works on what. That is: claims and their owners, the last heartbeat of each, lag, how fast positions "
-    "move, paused groups. It only reads. `q` ends it, as Ctrl-C does. If stdout is no terminal, and with --once or "
-    "--json, it looks twice, an interval apart, shows the second look, and ends. Where a coordinator leads a group, "
-    "the member that each partition is assigned to is shown too.",
+    "Watch the owners, lag and progress of partitions. It also shows the last heartbeat of each owner, how fast "
+    "positions move, and paused groups. If a coordinator leads a group, the member that each partition is assigned to "
+    "is shown too. It only reads. `q` or Ctrl-C ends it. With --once or --json, or if stdout is not a terminal, it "
+    "reads the state twice, an interval apart, shows the second state, and ends.",
     "top --group flights",
     "top --json --interval 10",
 )
@@ -66,16 +66,16 @@ def top(
     group: OnlyGroup = None,
     topic: OnlyTopic = None,
     interval: Annotated[
-        float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, help="Time between two looks.")
+        float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, help="Time between two readings.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the state once, and exit.")] = False,
     options: DataLogOptions,
 ) -> None:
-    """Watch until a person ends it, or show it once. Raises `MarshalError`."""
+    """Show the state until the user ends it, or once. Raises `MarshalError`."""
     with open_world_reader(options, ViewFilter(group, topic), "marshal-dagster-top") as reader:
         watched = TopReader(reader)
         if once or options.as_json or not output.is_terminal():
-            # Only a second look shows how fast positions move.
+            # How fast positions move is known only after a second reading.
             reader.require_topic(watched.look())
             output.wait(interval)
             view = watched.look()
@@ -98,13 +98,13 @@ def top(
 
 @dataclass(frozen=True, slots=True)
 class TopReader:
-    """Reads the world state again and again, and measures how fast positions move."""
+    """Reads the world state repeatedly, and measures how fast positions move."""
 
     reader: WorldReader
     rates: PositionRates = field(default_factory=PositionRates)
 
     def look(self) -> WorldView:
-        """Read to the present end. Raises `MarshalError`."""
+        """Read to the log's present end. Raises `MarshalError`."""
         view = self.reader.look()
         self.rates.note(view, self.reader.clock.lease_ms() / _MS)
         return view
@@ -116,9 +116,9 @@ def watch(
     show: Callable[[WorldView, str | None], None],
     wait: Callable[[], bool],
 ) -> None:
-    """Show `view`, then look and show again until `wait` returns true.
+    """Show `view`, then call `look` and show its result until `wait` returns true.
 
-    If Kafka is out of reach, that is shown beside what was seen last. Raises `MarshalError` for any other error.
+    If Kafka cannot be reached, that is shown above the last view. Raises `MarshalError` for any other error.
     """
     problem = None
     while True:
@@ -133,7 +133,7 @@ def watch(
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits for some seconds and returns whether `q` was pressed meanwhile."""
+    """Yield a function that waits for some seconds, or until `q` is pressed, and returns whether it was."""
     if not sys.stdin.isatty():
         yield lambda seconds: _is_ended([], seconds)
         return
@@ -158,10 +158,10 @@ def _is_ended(keyboards: list[int], seconds: float) -> bool:
 def page(
     view: WorldView, rates: PositionRates, title: str = "", problem: str | None = None, lines: int | None = None
 ) -> Iterator[str | Line | Table]:
-    """Show the groups, then as many of the keys as fit into `lines`, those first that need attention."""
+    """Yield the groups, then as many keys as fit into `lines`. If not all fit, the most urgent are shown."""
     head = [output.styled(output.utc(view.at_ms) + (f"  {title}" if title else ""), "bold")]
     if problem is not None:
-        head.append(output.styled(f"out of reach, shown is what was seen at that time: {problem}", "bold red"))
+        head.append(output.styled(f"Kafka cannot be reached, so this is an older state: {problem}", "bold red"))
     head += [output.styled(line, "bold red") for line in exhausted_lines(view)]
     if view.observed:
         head.append(output.styled(f"only observed: coordination partitions {listed(view.observed)}", "yellow"))
@@ -176,11 +176,11 @@ def page(
     shown = keys if len(keys) <= room else sorted(keys, key=lambda key: _urgency(key[1]))[: room - 1]
     yield world_tables.key_table([row for group, key in shown for row in _key_rows(group, key, view, rates)], _KEYS)
     if len(shown) < len(keys):
-        yield f"{len(keys) - len(shown)} more, that lag less; --group and --topic narrow it down"
+        yield f"{len(keys) - len(shown)} more with less lag; --group and --topic show fewer"
 
 
 def _urgency(key: KeyOverview) -> tuple[bool, int]:
-    """Order what is stale first, then what lags most."""
+    """Return the sort key of a key: stale ones first, then by lag, the largest first."""
     lag = key.lag.records if key.lag is not None else None
     return not _is_stale(key), -(lag or 0)
 
@@ -228,7 +228,7 @@ def _rate_text(per_second: float | None) -> str:
 
 
 def _to_json(view: WorldView, rates: PositionRates) -> dict[str, Any]:
-    """Give what `status --json` has of groups, with how long owners were silent and how fast positions moved."""
+    """Return the groups as `status --json` does, with the owners' silence and the speed of positions."""
     shown = {"exhausted_plans": exhausted_json(view)} | to_json(view)
     for group in view.groups:
         for row, key in zip(shown["groups"][group.name]["partitions"], group.keys, strict=True):

@@ -1,4 +1,4 @@
-"""`topic`: the coordination topic and the settings that it needs (docs/reference/protocol.md, section 1.6)."""
+"""`topic`: create the coordination topic and check its settings (docs/reference/protocol.md, section 1.6)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +32,7 @@ app = command_group("Create and check the coordination topic.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicOptions(ConnectionOptions):
-    """Which coordination topic, and whether the answer is JSON."""
+    """The connection, the coordination topic, and whether to write JSON."""
 
     name: Annotated[
         str,
@@ -41,7 +41,7 @@ class TopicOptions(ConnectionOptions):
             metavar="NAME",
             envvar="MARSHAL_COORDINATION_TOPIC",
             show_envvar=False,
-            help="The topic's name; MARSHAL_COORDINATION_TOPIC sets it too.",
+            help="The coordination topic; MARSHAL_COORDINATION_TOPIC sets it too.",
         ),
     ] = DEFAULT_COORDINATION_TOPIC
     as_json: AsJson = False
@@ -50,39 +50,39 @@ class TopicOptions(ConnectionOptions):
 @command(
     app,
     "create",
-    "Create the topic with the right settings. These are: message.timestamp.type=LogAppendTime, cleanup.policy=delete, "
+    "Create the topic with the right settings. These are message.timestamp.type=LogAppendTime, cleanup.policy=delete, "
     "retention.ms=-1, retention.bytes=-1, unclean.leader.election.enable=false, and with 3 replicas "
-    "min.insync.replicas=2. An existing topic stays as it is; one with dangerous settings is refused.",
+    "min.insync.replicas=2. An existing topic is not changed; it is refused if its settings are dangerous.",
     "topic create",
     "topic create --name __marshal --partitions 8 --replication 3",
 )
 def create(
     *,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", metavar="N", help="Coordination partitions; this can never change.")
+        int, typer.Option("--partitions", "-p", metavar="N", help="Number of partitions, which can never change.")
     ] = DEFAULT_COORDINATION_PARTITIONS,
     replication: Annotated[
         int | None,
         typer.Option(
             "--replication",
             metavar="N",
-            help="Replicas of each; 3 by default, or as many as there are brokers.",
+            help="Replicas of each partition (default: 3, or the number of brokers if there are fewer).",
             show_default=False,
         ),
     ] = None,
     allow_unsafe: Annotated[
         bool,
         typer.Option(
-            "--allow-unsafe", help="Accept an existing topic with dangerous settings; an unusable one is refused."
+            "--allow-unsafe", help="Accept an existing topic with dangerous settings, but not an unusable one."
         ),
     ] = False,
     options: TopicOptions,
 ) -> None:
-    """Create the coordination topic and the one for its snapshots, or check that the existing one can be used.
+    """Create the coordination topic and its snapshot topic, or check that the existing topic can be used.
 
     Raises:
-        UnsafeTopicError: The topic exists and has dangerous settings, which are not allowed, or unusable ones.
-        ConfigurationError: It has another number of partitions, or an option is wrong.
+        UnsafeTopicError: The topic exists, and has unusable settings, or dangerous ones without `allow_unsafe`.
+        ConfigurationError: The topic has another number of partitions, or an option is wrong.
         MarshalError: Kafka does not answer, or a right is missing.
     """
     require_topic_name("--name", options.name)
@@ -110,12 +110,12 @@ def create(
 @command(
     app,
     "check",
-    "Check the topic's settings. The exit code is 1 if the protocol does not hold under one of them. Warnings alone "
-    "leave it at 0.",
+    "Check the topic's settings. The exit code is 1 if the protocol does not hold under one of them. It is 0 if there "
+    "are only warnings.",
     "topic check --json",
 )
 def check(options: TopicOptions) -> ExitCode:
-    """Show the problems of the coordination topic's settings; the exit code shows whether one is dangerous.
+    """Show the problems of the coordination topic's settings. The exit code is 1 if one is dangerous.
 
     Raises:
         TopicNotFoundError: The topic does not exist.
@@ -141,7 +141,7 @@ def _judgement(problems: Iterable[SettingProblem]) -> str:
     worst = {problem.severity for problem in problems}
     if Severity.UNUSABLE in worst:
         return "cannot be used: no member or command works with it, and no option allows it"
-    return "has dangerous settings" if Severity.DANGER in worst else "will do"
+    return "has dangerous settings" if Severity.DANGER in worst else "has safe settings"
 
 
 def with_servers(problem: SettingProblem, servers: str) -> SettingProblem:
@@ -158,11 +158,11 @@ def _look(topics: Topics, name: str, servers: str) -> tuple[TopicDescription, li
 
 
 def _snapshot_topic(topics: Topics, name: str) -> str | None:
-    """Create the topic for snapshots and return its name; a deployment works without it, if it may not be created."""
+    """Create the snapshot topic and return its name, or None: a deployment also works without it."""
     try:
         create_snapshot_topic(topics, name)
     except (AuthorizationError, ConfigurationError) as error:
-        output.write_note(f"no topic for snapshots: {error}")
+        output.write_note(f"the snapshot topic was not created: {error}")
         return None
     return snapshot_topic_of(name)
 
@@ -186,7 +186,7 @@ def _show(problems: Iterable[SettingProblem]) -> None:
                 )
             ),
             output.styled(f"  why: {problem.why}", "dim"),
-            f"  mend: {problem.mend}",
+            f"  fix: {problem.mend}",
         )
 
 

@@ -1,4 +1,4 @@
-"""Reads the world state of a live log, with the data topics and coordinators of its groups, for `status` and `top`."""
+"""Read the world state of a live log, with the lag and the assignments of its groups, for `status` and `top`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -32,7 +32,7 @@ _UNKNOWN: Final[Mapping[type[MarshalError], LagUnknownReason]] = {
 
 @dataclass(frozen=True, slots=True)
 class WorldReader:
-    """Reads the coordination log and looks at the data topics, each time at what is new."""
+    """Reads the coordination log and the ends of the data topics. Each reading continues where the last one ended."""
 
     rationalizer: Rationalizer
     topics: Topics
@@ -41,7 +41,7 @@ class WorldReader:
     assignments: AssignmentCache
 
     def look(self) -> WorldView:
-        """Read to the present end. Raises `MarshalError`."""
+        """Read to the log's present end. Raises `MarshalError`."""
         world = self.rationalizer.catch_up()
         at_ms = self.clock.wall_ms()
         data = read_data_topics(self.topics, data_places(world, self.wanted))
@@ -49,7 +49,7 @@ class WorldReader:
         return world_view(world, at_ms=at_ms, data=data, assigned=assigned, wanted=self.wanted)
 
     def require_topic(self, view: WorldView) -> None:
-        """Raise `TopicNotFoundError` if the view is of one topic that neither the log nor the cluster has.
+        """Raise `TopicNotFoundError` if the view is limited to a topic that neither the log nor the cluster has.
 
         Raises `AuthorizationError`, `UnavailableError`.
         """
@@ -60,7 +60,7 @@ class WorldReader:
 
 @contextmanager
 def open_world_reader(options: DataLogOptions, wanted: ViewFilter, client_id: str) -> Iterator[WorldReader]:
-    """Connect to the coordination log and to the data topics, which see `client_id`. Raises `MarshalError`."""
+    """Connect to the coordination log, and with `client_id` to the data topics. Raises `MarshalError`."""
     connection = connection_of(options)
     data_connection = data_connection_of(options.data_connection, connection)
     if wanted.topic is not None:
@@ -74,9 +74,9 @@ def open_world_reader(options: DataLogOptions, wanted: ViewFilter, client_id: st
 
 
 def read_data_topics(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, DataTopicEnds]:
-    """Look up id and ends of each data topic, or why they are not known. One that is out of reach ends the look-up.
+    """Look up the id and ends of each data topic, or why they are unknown. Stop when Kafka cannot be reached.
 
-    Raises `MarshalError` for what does not depend on the topic.
+    Raises `MarshalError` for errors that do not depend on the topic.
     """
     found: dict[str, DataTopicEnds] = {}
     for topic, partitions in sorted(places.items()):

@@ -1,4 +1,4 @@
-"""The world state as tables for a person."""
+"""Show the world state as tables, for `status`, `top` and `replay`."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from marshal_dagster.protocol.staleness import Freshness
 from marshal_dagster.protocol.state import Owner, Phase
 
 ASSIGNED: Final = "assigned to"
-"""The column that is shown only where a coordinator leads a group."""
+"""The column that is shown only if a coordinator leads a group."""
 _COLUMNS: Final = (
     "partition",
     ASSIGNED,
@@ -48,7 +48,7 @@ Row = Mapping[str, str | Line]
 
 
 def overview(view: WorldView) -> Iterator[str | Line | Table]:
-    """Show the log in a few lines, then each group with its keys."""
+    """Yield a few lines about the log, then each group with its keys."""
     yield from _log(view)
     if not view.groups:
         yield view.nothing
@@ -57,7 +57,7 @@ def overview(view: WorldView) -> Iterator[str | Line | Table]:
 
 
 def key_rows(key: KeyOverview, at_ms: int | None) -> Iterator[Row]:
-    """Give the row of a key, then those of its ranges: a range starts at its offset and ends where its plan does."""
+    """Yield the row of a key, then the rows of its ranges. Their start is shown as offset, their end as plan end."""
     name, assigned = f"{key.place[0]}/{key.place[1]}", _assignee_text(key.assigned, at_ms)
     state = key.key
     yield {
@@ -81,7 +81,7 @@ def key_rows(key: KeyOverview, at_ms: int | None) -> Iterator[Row]:
 
 
 def key_table(rows: Collection[Row], columns: Sequence[str]) -> Table:
-    """Build a table of these columns; a cell that a row does not have is shown as empty."""
+    """Return a table of these columns. A cell that a row does not have is shown as `-`."""
     if all(row[ASSIGNED] == output.NOTHING for row in rows):
         columns = [column for column in columns if column != ASSIGNED]
     cells = [[row.get(column, output.NOTHING) for column in columns] for row in rows]
@@ -140,7 +140,7 @@ def _owner_cells(owner: Owner | None, last_heartbeat: LastHeartbeat | None) -> R
 
 
 def _assignee_text(assignee: Assignee | None, at_ms: int | None) -> str:
-    """Name the member that is to claim a partition, and since when, for a while after it was given it."""
+    """Return the member that a partition is assigned to, and for 10 minutes also since when."""
     if assignee is None:
         return output.NOTHING
     for_ms = math.inf if at_ms is None or assignee.since_ms is None else at_ms - assignee.since_ms

@@ -1,7 +1,7 @@
-"""The world state by group and data partition, with what a clock, the data topics and a coordinator add to it.
+"""The world state by group and data partition, with advice from a clock, the data topics and a coordinator.
 
-What is added is advice and shown as such: an owner's freshness and a pause that has run out by this machine's clock,
-the lag up to the data topics' present ends, the member that each partition is assigned to.
+The advice is: an owner's freshness and the end of a pause by this machine's clock, the lag up to the data topics'
+present ends, and the member that each partition is assigned to. `world_tables` shows a view as tables.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class LagUnknownReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DataTopicEnds:
-    """A data topic as its cluster has it: the next offset of each partition; or why that is not known."""
+    """A data topic's id and the next offset of each partition, or why they are not known."""
 
     topic_id: str | None = None
     ends: Mapping[int, int] | None = None
@@ -42,7 +42,7 @@ class DataTopicEnds:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """The data partition's next offset, and how many offsets lie before it; or why that is not known."""
+    """A data partition's next offset, and the number of unread offsets before it, or why that is not known."""
 
     end: int | None = None
     records: int | None = None
@@ -51,7 +51,7 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class LastHeartbeat:
-    """The log time of an owner's last heartbeat, and how long ago that is by a clock, if there is one."""
+    """The log time of an owner's last heartbeat, and its age if there is a clock to judge it by."""
 
     last_beat_ms: int
     silent_ms: int | None = None
@@ -68,7 +68,10 @@ class RangeOverview:
 
 @dataclass(frozen=True, slots=True)
 class Assignee:
-    """The member that is to claim a partition; `since_ms` is when it was given it, if that was its last change."""
+    """The member that a partition is assigned to.
+
+    `since_ms` is the time of the assignment, if it belongs to the last change of this member's assignments.
+    """
 
     member: str
     since_ms: int | None = None
@@ -80,7 +83,7 @@ Assigned = Mapping[str, Mapping[DataPartitionId, Assignee]]
 
 @dataclass(frozen=True, slots=True)
 class KeyOverview:
-    """One key; `last_heartbeat` is None without an owner, `lag` without a look at the data topics."""
+    """One key. `last_heartbeat` is None without an owner, and `lag` if the data topics were not read."""
 
     place: DataPartitionId
     key: Key
@@ -88,12 +91,12 @@ class KeyOverview:
     lag: PartitionLag | None
     ranges: tuple[RangeOverview, ...] = ()
     assigned: Assignee | None = None
-    """The member that is to claim it, where a coordinator leads the group."""
+    """The member that it is assigned to, if a coordinator leads the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOverview:
-    """One group over all coordination partitions that were read; `differences` describes what is written by halves."""
+    """One group over all coordination partitions that were read; `differences` lists what was only partly written."""
 
     name: str
     settings: GroupSettings
@@ -107,17 +110,17 @@ class GroupOverview:
 
 @dataclass(frozen=True, slots=True)
 class ViewFilter:
-    """Which group and data topic are looked at; None stands for all."""
+    """The group and the data topic that are shown; None means all."""
 
     group: str | None = None
     topic: str | None = None
 
     def has_group(self, name: str) -> bool:
-        """Tell whether the group is looked at."""
+        """Return whether the group is shown."""
         return self.group in {None, name}
 
     def has_topic(self, name: str) -> bool:
-        """Tell whether the data topic is looked at."""
+        """Return whether the data topic is shown."""
         return self.topic in {None, name}
 
 
@@ -126,7 +129,7 @@ EVERYTHING: Final = ViewFilter()
 
 @dataclass(frozen=True, slots=True)
 class WorldView:
-    """All that was read. `at_ms` is the clock that it was looked at by, None for a stored log."""
+    """All that was read. `at_ms` (unix ms) is the clock that it is judged by, or None for a stored log."""
 
     world: World
     wanted: ViewFilter
@@ -140,7 +143,7 @@ class WorldView:
 
     @property
     def observed(self) -> list[int]:
-        """The coordination partitions that are only observed."""
+        """The numbers of the coordination partitions that are only observed."""
         return [partition.number for partition in self.partitions if not partition.certain]
 
     @property
@@ -151,19 +154,19 @@ class WorldView:
 
     @property
     def invalid(self) -> Mapping[str, int]:
-        """How many records are invalid, by reason."""
+        """The number of invalid records by reason."""
         return _totals(partition.invalid for partition in self.partitions)
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """How many records were refused, by reason."""
+        """The number of refused records by reason."""
         return _totals(partition.refused for partition in self.partitions)
 
     @property
     def nothing(self) -> str:
-        """What is shown when there is no group to show."""
+        """The text that is shown if there is no group to show."""
         name = self.wanted.group
-        return "No group is named in it." if name is None else f"No group {name!r} is named in it."
+        return "The log has no group." if name is None else f"The log has no group {name!r}."
 
 
 def _totals(counters: Iterable[Mapping[Any, int]]) -> dict[str, int]:
@@ -174,7 +177,7 @@ def _totals(counters: Iterable[Mapping[Any, int]]) -> dict[str, int]:
 
 
 def data_places(world: World, wanted: ViewFilter = EVERYTHING) -> dict[str, set[int]]:
-    """Give the data topics that the log names, each with the partitions that it names."""
+    """Return the data topics that are in the log, each with its partitions that are in the log."""
     places: dict[str, set[int]] = {}
     for group, (topic, partition), _, _ in world.keys():  # noqa: SIM118 - no mapping
         if wanted.has_group(group) and wanted.has_topic(topic):
@@ -190,7 +193,15 @@ def world_view(
     assigned: Assigned | None = None,
     wanted: ViewFilter = EVERYTHING,
 ) -> WorldView:
-    """Look at the world state by the clock `at_ms` (unix ms), and with what the data topics and coordinators add."""
+    """Return a view of the world state.
+
+    Args:
+        world: The world state that was read from the log.
+        at_ms: The clock (unix ms) that freshness and pauses are judged by; None for a stored log.
+        data: The ends of each data topic in the log, for the lag.
+        assigned: The member that each partition is assigned to.
+        wanted: The group and the data topic to show.
+    """
     parts: dict[str, list[_GroupPart]] = {}
     for _, partition in sorted(world.partitions.items()):
         for name, group in partition.groups.items():
@@ -211,7 +222,7 @@ def world_view(
 
 
 def to_json(view: WorldView) -> dict[str, Any]:
-    """Give what `replay --json` gives, for the groups and keys in `view`, and what `view` adds."""
+    """Return what `replay --json` shows, for the groups and keys in `view`, with the advice of `view`."""
     stored = summary(view.world)
     groups = {}
     for group in view.groups:
@@ -255,7 +266,7 @@ def _added(key: KeyOverview) -> dict[str, Any]:
 
 
 def settings_json(settings: GroupSettings) -> dict[str, Any]:
-    """Give a group's settings as JSON shows them."""
+    """Return a group's settings as a JSON value."""
     return {
         "heartbeat_interval_ms": settings.heartbeat_interval_ms,
         "rule_set": settings.rule_set,
@@ -264,12 +275,12 @@ def settings_json(settings: GroupSettings) -> dict[str, Any]:
     }
 
 
-NO_SETTINGS: Final = "by default: no settings record yet, so it is judged as Go consumers judge"
-"""What is shown of a group without settings."""
+NO_SETTINGS: Final = "default: no settings record yet, so the rules of Go consumers apply"
+"""The text that is shown for a group without settings."""
 
 
 def settings_text(settings: GroupSettings) -> str:
-    """Write a group's settings in words."""
+    """Return a group's settings as text."""
     features = ", ".join(settings.features) or "none"
     return (
         f"heartbeat interval {settings.heartbeat_interval_ms / 1_000:g} s, rule set {settings.rule_set}, "
@@ -278,7 +289,7 @@ def settings_text(settings: GroupSettings) -> str:
 
 
 def listed(numbers: Collection[int]) -> str:
-    """Write numbers in rising order, neighbours together: 0-2, 5."""
+    """Return numbers as text in ascending order, neighbours together: 0-2, 5."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -290,7 +301,7 @@ def listed(numbers: Collection[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _GroupPart:
-    """A group as one coordination partition has it, looked at by the clock `at_ms`."""
+    """A group in one coordination partition, judged by the clock `at_ms`."""
 
     partition: PartitionWorld
     group: Group
@@ -298,7 +309,7 @@ class _GroupPart:
 
     @property
     def now_ms(self) -> int:
-        """The later of log time and the clock: log time stops in a log without new records."""
+        """The later of log time and the clock, because log time stops in a log without new records."""
         return max(self.partition.log_time_ms or 0, self.at_ms or 0)
 
     @property
@@ -355,7 +366,7 @@ def _group(name: str, parts: Collection[_GroupPart], certain: set[int], keys: It
 def _differing(
     what: str, parts: Iterable[_GroupPart], certain: set[int], value_of: Callable[[_GroupPart], str | None]
 ) -> Iterator[str]:
-    """Report each value that is in force in some of the `certain` coordination partitions, but not in all."""
+    """Yield a text for each value that is in force in some of the `certain` coordination partitions, but not in all."""
     where: dict[str, set[int]] = {}
     for part in parts:
         value = value_of(part)

@@ -182,7 +182,7 @@ def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: Manual
     broker.append((HOME + 1) % 4, CLAIM)
     finding = in_log(broker, clock)["partition count"]
     assert (finding.state, bool(finding.why), bool(finding.mend)) == (CheckState.WARNING, True, True)
-    assert finding.found.startswith("1 records lie in another coordination partition")
+    assert finding.found.startswith("1 records are not in the coordination partition of their topic")
 
 
 def test_what_is_half_written_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
@@ -293,6 +293,6 @@ def test_no_kafka_at_all_is_found_not_raised(
     states = {each["name"]: each["state"] for each in answer.json["findings"]}
     assert (states["connection"], states["coordination topic"]) == ("problem", "not checked")
     text = call(capsys, "doctor").out
-    assert "PROBLEM      connection: no Kafka is named" in text
+    assert "PROBLEM      connection: no Kafka cluster is specified" in text
     assert "  why: " in text
-    assert "  mend: marshal-dagster kafka up" in text
+    assert "  fix: marshal-dagster kafka up" in text

@@ -38,7 +38,7 @@ def test_a_reader_is_told_what_it_can_do() -> None:
     """Without WRITE nothing is wrong: the rights are named, and what they are good for."""
     finding = acls.of_coordination_topic(topic_info(READER), ASKER)
     assert (finding.state, finding.mend) == (CheckState.OK, "")
-    assert finding.found.startswith("on __marshal: Describe, DescribeConfigs, Read: it can look")
+    assert finding.found.startswith("on __marshal: Describe, DescribeConfigs, Read: it can read (doctor")
     assert "not claim" in finding.found
 
 

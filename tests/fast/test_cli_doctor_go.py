@@ -66,7 +66,7 @@ def test_native_groups_beside_go_consumers_are_told(
     (go_owner if is_live else go_left)(site, 0)
     native_group(site)
     found = findings(site, OLD)["Go consumers"]
-    assert (found.state, "beside them groups with settings of this library: native" in found.found) == (state, True)
+    assert (found.state, "also groups with settings of this library: native" in found.found) == (state, True)
     assert "settings set etl --go-consumers-stopped etl" in found.mend
 
 
@@ -154,7 +154,7 @@ class Opened(Cluster):
     [
         *((each, "cannot be used", 1) for each in UNUSABLE),
         ({"unclean_leader_election_enable": "true"}, "has dangerous settings", 1),
-        ({}, "will do", 0),
+        ({}, "has safe settings", 0),
     ],
 )
 def test_topic_check_says_what_cannot_be_accepted(

@@ -204,7 +204,7 @@ def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], argum
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["status"], "no Kafka is named: give --bootstrap-servers"),
+        (["status"], "no Kafka cluster is specified: give --bootstrap-servers"),
         (["status", "-b", "somewhere"], "--bootstrap-servers must be a comma-separated list of host:port"),
         (["status", "-b", "a:1", "--timeout", "0"], "--timeout must be a number of seconds above 0"),
         (["status", "-b", "a:1", "--connection", "x.toml"], "give one of them"),
@@ -234,8 +234,8 @@ def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], argum
         (["position", "reset", "g", "t", "-b", "a:1", "--to-datetime", "noon"], "--to-datetime: 'noon' is not an ISO 8601 time"),
         (["settings", "disable-ranges", "g", "-b", "a:1", "--wait", "x"], "--wait: 'x' is not a duration"),
         (["outbox", "harvest", "--dsn", "host=h", "--name", ""], "name: ''; give a name of 1 to 48 bytes"),
-        (["outbox", "harvest", "--dsn", "host=h"], "no Kafka is named: give --bootstrap-servers"),
-        (["coordinator", "run"], "no Kafka is named: give --bootstrap-servers"),
+        (["outbox", "harvest", "--dsn", "host=h"], "no Kafka cluster is specified: give --bootstrap-servers"),
+        (["coordinator", "run"], "no Kafka cluster is specified: give --bootstrap-servers"),
         (["coordinator", "run", "-b", "a:1", "--health", "here"], "--health: 'here' is not an address"),
         (
             ["coordinator", "init", "-b", "a:1", "--coordinator-topic", "a/b"],
@@ -325,9 +325,7 @@ def test_a_mistake_of_ours_is_told_as_one(capsys: pytest.CaptureFixture[str], mo
     failing(monkeypatch, KeyError("lost"))
     answer = call(capsys, "replay", "x")
     assert answer.code == ExitCode.BUG
-    assert (
-        "unexpected KeyError: 'lost'; this is a mistake in marshal-dagster: run it again with --debug" in answer.error
-    )
+    assert "unexpected KeyError: 'lost'; this is a bug in marshal-dagster: run it again with --debug" in answer.error
 
 
 def test_an_interrupt_is_quiet() -> None:

@@ -108,7 +108,7 @@ def test_without_a_database_it_says_which_variable_names_one(
     monkeypatch.delenv("MARSHAL_OUTBOX_DSN", raising=False)
     answer = act(capsys, "status")
     assert answer.code == 2
-    assert answer.error.startswith("marshal-dagster: no database is named: set MARSHAL_OUTBOX_DSN=")
+    assert answer.error.startswith("marshal-dagster: no database is specified: set MARSHAL_OUTBOX_DSN=")
 
 
 def test_a_wrong_connection_string_is_not_shown(
@@ -175,7 +175,7 @@ def test_init_makes_tables_and_topics(made: Made, capsys: pytest.CaptureFixture[
     notes = f"__marshal_outbox_{UID}_notes"
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.splitlines() == [
-        f"Outbox s.b (version 1, uid {UID}): the harvester looks for its rows",
+        f"Outbox s.b (version 1, uid {UID}): the harvester polls for new rows",
         f"Topics __marshal_outbox_{UID}_leader and {notes} on 127.0.0.1:1",
     ]
     assert (made.notifies, made.topics) == ([False], [(notes, "127.0.0.1:1", 2)])
@@ -184,7 +184,7 @@ def test_init_makes_tables_and_topics(made: Made, capsys: pytest.CaptureFixture[
 def test_init_without_a_kafka_makes_the_tables_alone(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     """And says so; in JSON there are no topics."""
     answer = act(capsys, "init")
-    assert (answer.code, "no Kafka is named" in answer.error) == (0, True)
+    assert (answer.code, "no Kafka cluster is specified" in answer.error) == (0, True)
     told = act(capsys, "init", "--json")
     assert (told.err, told.json["topics"], told.json["notifies"]) == ("", None, True)
     assert (made.notifies, made.topics) == ([True, True], [])
@@ -201,7 +201,7 @@ def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixtu
     assert [line.split(maxsplit=1)[1].strip() for line in answer.out.splitlines()[1:]] == [
         "2 rows, the oldest for 1 min 30 s",
         "aside  2 rows; `marshal-dagster outbox parked list` shows why",
-        "session 3, begun by host at 2026-01-31 18:00:00.250Z",
+        "session 3, started by host at 2026-01-31 18:00:00.250Z",
     ]
     assert box.asked == [("s", "b"), "closed"]
     assert act(capsys, "status", "--json").json == {
@@ -235,7 +235,7 @@ def test_parked_rows_are_listed(box: Box, capsys: pytest.CaptureFixture[str]) ->
     assert (told["parked"], [each["id"] for each in told["rows"]]) == (2, [7])
     assert act(capsys, "parked", "list", "--json").json["rows"][1]["key"] == "\\xf6"
     box.aside = []
-    assert act(capsys, "parked", "list").out == "Nothing is set aside\n"
+    assert act(capsys, "parked", "list").out == "No rows are set aside\n"
 
 
 def test_rows_are_put_back(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +334,7 @@ def test_a_signal_has_the_harvester_hand_over(
     worker.work = work
     answer = act(capsys, "harvest", *BROKERS)
     assert (answer.code, answer.out) == (0, "")
-    assert answer.err.splitlines()[-1] == "outbox 'outbox': handed over; 5 rows published here, 2 set aside"
+    assert answer.err.splitlines()[-1] == "outbox 'outbox': handed over; 5 rows published by this process, 2 set aside"
     assert signal.getsignal(number) is before
 
 
@@ -427,7 +427,7 @@ def test_drain_tells_what_was_published(
     """The exit code is 1 when rows were set aside."""
     worker.counts = HarvestCounts(published=3, parked=parked)
     answer = act(capsys, "drain", *BROKERS)
-    assert (answer.code, answer.out) == (code, f"3 rows published here, {parked} set aside\n")
+    assert (answer.code, answer.out) == (code, f"3 rows published by this process, {parked} set aside\n")
     assert ("outbox parked list" in answer.err) == bool(parked)
     told = act(capsys, "drain", "--json", *BROKERS)
     assert json.loads(told.out) == {"published": 3, "parked": parked, "complete": True}
@@ -443,7 +443,7 @@ def test_a_drain_that_is_interrupted_says_so(worker: Worker, capsys: pytest.Capt
     worker.work = work
     answer = act(capsys, "drain", "--json", *BROKERS)
     assert (answer.code, answer.json["complete"]) == (130, False)
-    assert answer.error == "it was stopped before all rows were published"
+    assert answer.error == "the command was stopped before all rows were published"
 
 
 def test_a_partitioner_that_does_not_exist_is_told(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,9 +114,9 @@ def test_a_pause_that_shortens_another_says_so(site: Site, capsys: pytest.Captur
     """Somebody may have wanted the longer one."""
     site.pause(3 * HOUR_S)
     answer = act(capsys, "pause", GROUP, "--for", "1h")
-    assert (answer.code, "this ends earlier than the pause in force" in answer.error) == (0, True)
+    assert (answer.code, "the new pause ends earlier than the pause in force" in answer.error) == (0, True)
     assert "not paused" not in answer.out
-    assert "this ends" not in act(capsys, "pause", GROUP, "--for", "4h").err
+    assert "ends earlier" not in act(capsys, "pause", GROUP, "--for", "4h").err
 
 
 def test_a_pause_in_one_part_only_is_shown_and_mended(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def test_what_to_think_of_stands_beside_a_position(
     assert [row["notes"] for row in rows] == [["planned up to 70"], [], []]
     topics.topic_id = OTHER_TOPIC_ID
     rows = act(capsys, "position", "get", GROUP, "--json").json["positions"]
-    note = "the topic was deleted and created again"
+    note = "the topic was deleted and re-created"
     assert [(row["lag"], row["notes"][0]) for row in rows[:2]] == [(None, note)] * 2
 
 
@@ -193,7 +193,7 @@ def test_a_person_is_asked(
 def test_what_was_set_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """With the generation that it began; it cannot ask."""
     refused = act(capsys, *SET, "--to-earliest", "--json")
-    assert (refused.code, "give --yes too" in refused.error) == (2, True)
+    assert (refused.code, "then add --yes" in refused.error) == (2, True)
     answer = act(capsys, *SET, "--to-offset", "0=30", "--json", "--yes")
     assert answer.json["positions"] == [
         {
@@ -250,7 +250,7 @@ def test_members_are_waited_for_and_named_if_they_stay(site: Site, capsys: pytes
     answer = act(capsys, *SET, "--to-offset", "0=30,1=30", "--yes", "--wait", "5s")
     assert answer.code == 1
     lines = answer.err.splitlines()
-    assert lines[0] == "the group is paused; the owners of partitions have 5s to leave"
+    assert lines[0] == "the group is paused; waiting up to 5s for the owners of partitions to leave"
     assert lines[-2] == "set: partitions none; not set: 0-1"
     assert "partitions [0] of topic 'orders' are still claimed by live members" in lines[-1]
     assert (standing(site)[:2], is_paused(site)) == ([50, 50], False)

@@ -159,7 +159,7 @@ def test_a_person_is_asked_before_adoption(
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     answer = act(capsys, *ADOPT, *LOADER)
     assert (answer.code, answer.error, site.values()) == (1, "nothing was written", BEFORE)
-    assert "give --yes too" in act(capsys, *ADOPT, *LOADER, "--json").error
+    assert "then add --yes" in act(capsys, *ADOPT, *LOADER, "--json").error
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_each_partition_of_a_groups_topic_gets_an_offset() -> None:
 def test_a_person_names_others() -> None:
     """A named offset counts, also of a topic that the log does not name any more."""
     (_, second, _) = proposed(observed(BEAT), given={(GROUP, (TOPIC, 1)): 10})
-    assert (second.confirmed.offset, second.note) == (10, "as named")
+    assert (second.confirmed.offset, second.note) == (10, "as given")
     named = proposed(observed(), given={("g", ("forgotten", 2)): 3})
     assert [each.confirmed.offset for each in named] == [0, 4, 3]
 
@@ -150,7 +150,7 @@ def test_of_a_topic_that_is_not_found_what_is_known_is_kept(capsys: pytest.Captu
 def test_what_cannot_be_looked_up_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     """Without the right to see Kafka's group offsets they do not count."""
     assert [each.confirmed.offset for each in proposed(observed(BEAT), FakeTopics(None))] == [9, 0, 0]
-    assert "cannot be seen" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_group_that_claims_ranges_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,6 +223,6 @@ def test_where_settings_come_from_is_shown(capsys: pytest.CaptureFixture[str]) -
     assert "taken for a group of Go consumers" in capsys.readouterr().out.replace("\n", " ")
     _show(seen, proposed(seen), {GROUP: SETTINGS}, ())
     assert "rule set native" in (shown := capsys.readouterr().out)
-    assert "(as named)" in shown
+    assert "(as given)" in shown
     _show(seen, proposed(seen), {}, ())
     assert "its first member writes its own" in capsys.readouterr().out

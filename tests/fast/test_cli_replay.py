@@ -209,7 +209,7 @@ def test_an_empty_log_is_an_empty_world(capsys: pytest.CaptureFixture[str], tmp_
     """A file with nothing but empty lines names no group."""
     answer = call(capsys, "replay", log_file(tmp_path, "\n \n"), "--json")
     assert (answer.code, answer.json) == (0, {"invalid": 0, "refused": 0, "groups": {}})
-    assert "No group is named in it." in call(capsys, "replay", log_file(tmp_path, "")).out
+    assert "The log has no group." in call(capsys, "replay", log_file(tmp_path, "")).out
     assert call(capsys, "replay", log_file(tmp_path, ""), "--at-each").out == ""
 
 

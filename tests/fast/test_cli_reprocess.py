@@ -95,7 +95,7 @@ def test_a_range_is_done_again(members: Members, capsys: pytest.CaptureFixture[s
     assert answer.out.splitlines()[1:] == [
         "partition  log start  log end  position  again from  up to  note",
         "0                 20      100        80          30     50  -",
-        "Done again up to 50.",
+        "Processed again up to 50.",
     ]
     assert answer.err.splitlines() == [
         "the group reprocesses from 30 on; its position before was 80",
@@ -239,7 +239,7 @@ def test_a_position_that_another_sets_meanwhile_stays(
         (("--from", "10", "--to", "50"), "offsets 10 to 20 (exclusive) are deleted"),
         (("--partition", "1"), "has no position in orders/1"),
         (("--partition", "7"), "has no partition 7"),
-        (("--json",), "give --yes too"),
+        (("--json",), "then add --yes"),
         (("--within", "x"), "--within: 'x' is not a duration"),
     ],
 )

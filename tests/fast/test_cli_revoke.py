@@ -74,7 +74,7 @@ def test_who_was_heard_of_a_moment_ago_is_warned_of(site: Site, capsys: pytest.C
     """It may live; then a person is asked, and may think again."""
     owner = site.owner_of(0)
     answer = act(capsys, *REVOKE, owner.member.instance, "--dry-run")
-    assert (answer.code, "its last heartbeat is less than an interval old" in answer.error) == (0, True)
+    assert (answer.code, "the owner's last heartbeat is less than an interval old" in answer.error) == (0, True)
     assert site.owner(0) == owner.member.instance
 
 

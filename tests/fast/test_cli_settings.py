@@ -63,10 +63,10 @@ def test_settings_that_differ_are_told(site: Site, capsys: pytest.CaptureFixture
     site.broker.append(other, b"anything")
     site.broker.retain_from(other, 1)
     answer = act(capsys, *SHOW)
-    assert (answer.code, "they differ: settings were written by halves" in answer.err.splitlines()[-1]) == (0, True)
+    assert (answer.code, "the settings differ, because they were written" in answer.err.splitlines()[-1]) == (0, True)
     assert f"{site.home}  " in answer.out
     assert "at_most_once" in answer.out
-    assert answer.out.count("by default: no settings record yet") == 2
+    assert answer.out.count("default: no settings record yet") == 2
     assert answer.out.count("only observed") == 1
     assert act(capsys, *SHOW, "--json").json["differ"]
 
@@ -83,15 +83,15 @@ def test_ranges_are_switched_off(site: Site, capsys: pytest.CaptureFixture[str])
     site.begin(0, 1, settings=RANGES, at=50)
     site.holder_of({0: (60, 70)}, plans=True).release()
     answer = act(capsys, *OFF, "--yes")
-    assert (answer.code, answer.out.splitlines()[-1]) == (0, "Ranges are off.")
-    assert "orders/0         50  [60, 70) planned: forgotten, and done again" in answer.out
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "Ranges are disabled.")
+    assert "orders/0         50  [60, 70) planned: forgotten, and processed again" in answer.out
     assert "orders/1" not in answer.out
-    assert answer.err.splitlines()[0] == "the group is paused for 20 s at least"
+    assert answer.err.splitlines()[0] == "the group is paused for at least 20 s"
     assert (features(site), site.key(0).offset, site.ranges()) == ({()}, 50, [])
     assert len(site.member().claim([0, 1])) == 2
     before = site.values()
     again = act(capsys, *OFF, "--yes")
-    assert (again.code, again.error, again.out) == (0, "ranges are off already in group 'etl'", "")
+    assert (again.code, again.error, again.out) == (0, "ranges are already disabled in group 'etl'", "")
     assert site.values() == before
 
 
@@ -122,7 +122,7 @@ def test_a_person_is_asked_before_ranges_go(
     """Who does not agree changes nothing; with --json it cannot ask."""
     site.begin(0, settings=RANGES)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
-    assert "give --yes too" in act(capsys, *OFF, "--json").error
+    assert "then add --yes" in act(capsys, *OFF, "--json").error
     answer = act(capsys, *OFF)
     assert (answer.code, ("nothing was written" in answer.err)) == (0 if agreed else 1, not agreed)
     assert {each for some in features(site) for each in some} == left
@@ -136,9 +136,9 @@ def test_members_that_stay_keep_ranges_on(site: Site, capsys: pytest.CaptureFixt
     lines = answer.err.splitlines()
     assert (answer.code, lines[0]) == (
         1,
-        "the group is paused for 20 s at least; the owners of partitions have 5s to leave",
+        "the group is paused for at least 20 s; waiting up to 5s for the owners of partitions to leave",
     )
-    assert lines[-2] == "ranges are still on in coordination partitions 0-3"
+    assert lines[-2] == "ranges are still enabled in coordination partitions 0-3"
     assert "are still claimed by live members" in lines[-1]
 
 
@@ -159,7 +159,10 @@ def test_where_ranges_are_still_on_may_not_be_known(
     monkeypatch.setattr(SettingsChanger, "switch_ranges_off", breaks_down)
     answer = act(capsys, *OFF, "--yes")
     monkeypatch.setattr(GroupSettingsAdmin, "look", look)
-    assert (answer.code, "could not be read (the broker is gone)" in answer.err) == (3, True)
+    assert (answer.code, "could not read where ranges are still enabled (the broker is gone)" in answer.err) == (
+        3,
+        True,
+    )
 
 
 def test_ranges_stay_where_the_log_is_only_observed(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,7 @@ def test_a_small_terminal_shows_what_matters_first(site: Site) -> None:
     assert [n for n in range(5) if f"orders/{n}" in shown(looked, lines=11)] == [0, 1, 2, 3, 4]
     page = shown(looked, lines=9)
     assert [n for n in range(5) if f"orders/{n}" in page] == [3, 4]
-    assert "3 more, that lag less" in page
+    assert "3 more with less lag" in page
 
 
 def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,10 +145,8 @@ def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(site: Site, monkey
 
 def test_a_log_without_groups_is_watched(site: Site) -> None:
     """Until there are some."""
-    assert shown(reader_of(site).look()).splitlines()[1] == "No group is named in it."
-    assert (
-        shown(reader_of(site, wanted=ViewFilter("other")).look()).splitlines()[1] == "No group 'other' is named in it."
-    )
+    assert shown(reader_of(site).look()).splitlines()[1] == "The log has no group."
+    assert shown(reader_of(site, wanted=ViewFilter("other")).look()).splitlines()[1] == "The log has no group 'other'."
 
 
 def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:

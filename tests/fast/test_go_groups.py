@@ -491,7 +491,7 @@ def test_a_group_goes_back_to_the_rules_of_go(site: Site, capsys: pytest.Capture
         (("--delivery", "twice"), "--delivery: 'twice'; give at_most_once"),
         (("--rules", "go", "--delivery", "at_most_once"), "can only promise at_least_once"),
         (("--rules", "go", "--ranges"), "cannot be used with rule set 'go'"),
-        (("--json",), "give --yes too"),
+        (("--json",), "then add --yes"),
     ],
 )
 def test_settings_that_no_group_can_have_are_refused(

@@ -126,7 +126,7 @@ def test_status_shows_owner_plan_and_lag(
     unknown = call("status", "--group", "nobody")
     assert unknown.code == 0
     assert unknown.error.startswith("the log has no group 'nobody'; it has '")
-    assert "\nNo group 'nobody' is named in it." in unknown.out
+    assert "\nThe log has no group 'nobody'." in unknown.out
 
 
 def test_what_is_only_observed_is_said(call: Call, connection: KafkaConnection, coordination_topic: str) -> None:

@@ -141,7 +141,7 @@ def health(address: str) -> tuple[int, dict[str, Any]]:
 def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
     """Init, status, drain, parked list, retry and delete, until no row waits or is set aside."""
     again = stand.ask("init", "--no-notify")
-    assert (again.code, again.err, "the harvester looks for its rows" in again.out) == (0, "", True)
+    assert (again.code, again.err, "the harvester polls for new rows" in again.out) == (0, "", True)
     missing = f"{stand.topic}-missing"
     stand.stash(OutboxRecord(stand.topic, "first", key="k"), OutboxRecord(stand.topic, None, key="k"))
     stand.stash(OutboxRecord(missing, "lost", key="ö".encode("latin-1")), OutboxRecord(missing, "left"))
@@ -168,13 +168,13 @@ def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
     retried = stand.ask("parked", "retry", "3", "99")
     assert (retried.code, retried.out) == (1, "1 row put back, to be published\n")
     assert "not set aside: 99" in retried.error
-    assert stand.ask("drain").out == "1 rows published here, 0 set aside\n"
+    assert stand.ask("drain").out == "1 rows published by this process, 0 set aside\n"
     assert stand.read(3)[2] == (b"\xf6", b"lost")
 
     kept = stand.call("parked", "delete", "4", given="n\n")
     assert (kept.code, missing in kept.out, "nothing was deleted" in kept.err) == (1, True, True)
     assert stand.call("parked", "delete", "4", given="y\n").code == 0
-    assert stand.ask("parked", "list").out == "Nothing is set aside\n"
+    assert stand.ask("parked", "list").out == "No rows are set aside\n"
     after = stand.ask("status")
     assert (after.code, after.err) == (0, "")
     assert [line.split()[:3] for line in after.out.splitlines()[1:]] == [
@@ -223,7 +223,7 @@ def test_what_is_missing_is_one_line(stand: Stand) -> None:
     without = start(
         "outbox", "init", "--schema", stand.schema, "--name", "two", environment={"MARSHAL_OUTBOX_DSN": stand.dsn}
     )
-    assert (without.code, "no Kafka is named, so its topics were not made" in without.error) == (0, True)
+    assert (without.code, "no Kafka cluster is specified, so the topics were not created" in without.error) == (0, True)
     harvested = stand.call("harvest", "--name", "two")
     assert harvested.code == 5
     assert "`marshal-dagster outbox init` creates the topics" in harvested.err.splitlines()[-1]

@@ -383,7 +383,7 @@ def test_doctor_tells_what_this_user_can_do(
     wait_until(lambda: [state for state, _ in rights()] == ["ok", "ok"], "all rights are found", WITHIN_S)
     reader = findings()
     assert "problem" not in [each["state"] for each in reader]
-    assert "it can look" in next(each["found"] for each in reader if each["name"] == "rights")
+    assert "it can read" in next(each["found"] for each in reader if each["name"] == "rights")
     settings = next(each for each in reader if each["name"] == "topic settings")
     assert (settings["state"], "DESCRIBE_CONFIGS" in settings["found"]) == ("not checked", True)
     secured.grant(PLAIN_USER, "WRITE", "TOPIC", "doctored")

@@ -1,5 +1,5 @@
-"""What `doctor` looks at, a module for each theme.
+"""The checks of `doctor`, one module for each theme.
 
-Each check takes what was looked up and gives findings; looking is done by `kafka/` and `coordination/`. Nothing here
-writes to a topic or imports Spark.
+Each check returns findings (see `finding`) about what `kafka/` and `coordination/` read. Nothing here writes to a topic
+or imports Spark.
 """

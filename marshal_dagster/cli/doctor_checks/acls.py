@@ -1,4 +1,4 @@
-"""The rights of this user on each topic, and what it can do with the library because of them."""
+"""Check the rights of this user on each topic, and report what the user can do with them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _RIGHTS_REPORTED = (Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ, Right.WR
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The brokers and the user that `doctor` connects as; without a user name the principal is not known here."""
+    """The brokers and the user that `doctor` connects as. Without a user name the principal is unknown."""
 
     servers: str
     user: str | None = None
@@ -24,20 +24,20 @@ class Principal:
 
 
 def of_coordination_topic(topic_info: TopicInfo, asker: Principal) -> Finding:
-    """Report what the principal can do with this coordination log; to read alone is enough for some users."""
+    """Report what the principal can do with this coordination log. For some users reading is enough."""
     if topic_info.rights is None:
         return _rights_not_reported(topic_info)
     if Right.READ not in topic_info.rights:
         return problem(
             NAME,
             f"on {_rights_text(topic_info)}; not Read",
-            "a process that cannot read the log knows of no claim and can make none",
+            "a process that cannot read the log sees no claims and cannot make any",
             asker.granting([Right.READ], topic_info.name),
         )
     if Right.WRITE in topic_info.rights:
         can = "it can claim, and pause and reposition every group in this log"
     else:
-        can = "it can look (doctor, status, tail, sensors that only request runs), not claim, pause or reposition"
+        can = "it can read (doctor, status, tail, sensors that only request runs), not claim, pause or reposition"
     return ok(NAME, f"on {_rights_text(topic_info)}: {can}")
 
 
@@ -50,9 +50,9 @@ def of_snapshot_topic(topic_info: TopicInfo, asker: Principal, *, is_member: boo
     if not missing:
         return ok(NAME, f"on {_rights_text(topic_info)}")
     why = (
-        "each of its processes reads the whole log, and can claim nothing once retention has cut that"
+        "each of its processes reads the whole log, and can claim nothing once retention has cut the log"
         if Right.READ in missing
-        else "its runs leave no snapshot behind: if no others do, each process reads the whole log"
+        else "its runs cannot write snapshots: if no other runs do, each process reads the whole log"
     )
     found = f"on {_rights_text(topic_info)}; not {' nor '.join(missing)}"
     return warning(NAME, found, why, asker.granting(missing, topic_info.name))
@@ -71,12 +71,12 @@ def of_data_topic(topic_info: TopicInfo, asker: Principal, *, is_member: bool) -
 
 
 def missing_describe(topic: str, asker: Principal, *, is_needed: bool) -> Finding:
-    """Report that the principal may not even see a topic; `is_needed`: nothing works without it."""
+    """Report that the principal may not even see a topic. `is_needed`: nothing works without that right."""
     report = problem if is_needed else warning
     return report(
         NAME,
         f"on {topic}: none, not even Describe",
-        "nothing of the coordination log can be seen" if is_needed else "its offsets and settings cannot be looked at",
+        "the coordination log cannot be seen at all" if is_needed else "its offsets and settings cannot be checked",
         asker.granting([Right.DESCRIBE, Right.READ], topic),
     )
 

@@ -1,4 +1,4 @@
-"""The brokers: which are alive, whether they keep up, and whether they hold this client back."""
+"""Check the brokers: which are alive, whether their replicas are in sync, and whether a quota delays this client."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from marshal_dagster.kafka.inspection import Broker, TopicInfo
 
 
 def versions(brokers: Sequence[Broker], topic_id: str) -> Finding:
-    """Report how many brokers are alive and of which version, as far as their settings show it."""
+    """Report how many brokers are alive, and their versions if their settings can be read."""
     known = sorted({broker.version for broker in brokers if broker.version is not None})
     version = " and ".join(f"Kafka {each}" for each in known)
     found = f"{len(brokers)} alive; {version or 'version not reported (that takes DescribeConfigs on the cluster)'}"
@@ -17,7 +17,7 @@ def versions(brokers: Sequence[Broker], topic_id: str) -> Finding:
         return problem(
             "brokers",
             f"{found}; topics have no ids",
-            "a topic that was deleted and re-created looks like the old one: claims and work in the old one then count",
+            "a topic that was deleted and re-created looks like the old one: its claims and commits still count",
             "upgrade the brokers to Kafka 3.0 or newer",
         )
     return ok("brokers", found)
@@ -29,22 +29,22 @@ def replicas(topic_info: TopicInfo, least_in_sync: int, servers: str) -> Finding
     blocked = [number for number, at in partitions if not at.has_leader or at.in_sync < least_in_sync]
     out_of_sync = [number for number, at in partitions if at.in_sync < at.assigned]
     mend = (
-        f"kafka-topics --bootstrap-server {servers} --describe --topic {topic_info.name} (which brokers are missing: "
-        "start them, or look at their logs)"
+        f"kafka-topics --bootstrap-server {servers} --describe --topic {topic_info.name} (shows which brokers are "
+        "missing; start them, or check their logs)"
     )
     if blocked:
         return problem(
             "replicas",
             f"coordination partitions {listed(blocked)} of {topic_info.name} have no leader, or fewer replicas in sync "
             f"than min.insync.replicas={least_in_sync}",
-            "no record is taken there (acks=all): owners lose their leases, and nothing can be claimed or committed",
+            "no record can be written there (acks=all): owners lose their leases, and nothing is claimed or committed",
             mend,
         )
     if out_of_sync:
         return warning(
             "replicas",
             f"coordination partitions {listed(out_of_sync)} of {topic_info.name} have replicas that are not in sync",
-            "it works, but the next broker that fails may stop it",
+            "records can be written now, but perhaps not after another broker fails",
             mend,
         )
     return ok("replicas", f"all replicas of {topic_info.name} are in sync")
@@ -57,11 +57,11 @@ def throttling(throttled_s: float, servers: str) -> Finding:
     """
     show = f"kafka-configs --bootstrap-server {servers} --describe --entity-type clients (and the same with users)"
     if throttled_s <= 0:
-        return ok("quotas", f"no answer to doctor was held back; a quota on bytes shows only under load: {show}")
+        return ok("quotas", f"no answer to doctor was delayed; a quota on bytes shows only under load: {show}")
     return warning(
         "quotas",
-        f"a broker had doctor wait for {throttled_s:.3g} s because of a quota",
-        "heartbeats and commits wait as well: past a quarter of the heartbeat interval they are abandoned, and a claim "
-        "whose lease ends is lost with its work",
+        f"a broker delayed doctor by {throttled_s:.3g} s because of a quota",
+        "heartbeats and commits are delayed too: after a quarter of the heartbeat interval they are abandoned, and a "
+        "claim whose lease ends is lost with its work",
         f"{show}; then raise request_percentage and producer_byte_rate for this user or client",
     )

@@ -1,4 +1,4 @@
-"""The coordination log: whether it is there and whole, its time right, and nothing half written."""
+"""Check the coordination log: that it exists and is complete, that its time is right, and nothing is half written."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -28,7 +28,7 @@ def read_log(
     clock: Clock | None = None,
     snapshots: Snapshots | None = None,
 ) -> Rationalizer | Finding:
-    """Read the log to its present end; if that cannot be done, return why."""
+    """Read the log to its present end, or return the finding why that is not possible."""
     try:
         rationalizer = Rationalizer(log, timeout_s=timeout_s, clock=clock, snapshots=snapshots)
         rationalizer.catch_up()
@@ -38,7 +38,7 @@ def read_log(
         return problem(
             _TOPIC,
             str(error),
-            "a process that cannot read the log knows of no claim and can make none",
+            "a process that cannot read the log sees no claims and cannot make any",
             "fix what is reported, then: marshal-dagster doctor",
         )
     return rationalizer
@@ -49,13 +49,13 @@ def missing_topic(error: TopicNotFoundError, topic: str) -> Finding:
     return problem(
         _TOPIC,
         str(error),
-        "it alone records who holds what: nothing can be claimed",
+        "it records all claims: without it nothing can be claimed",
         f"marshal-dagster topic create --name {topic}",
     )
 
 
 def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Finding]:
-    """Check that the log is whole, its time right by the clock `at_ms` (unix ms), and nothing half written."""
+    """Check that the log is complete, its time right by the clock `at_ms` (unix ms), and nothing half written."""
     view = world_view(world, at_ms=at_ms)
     found = f"{identity.topic} has {identity.partitions} coordination partitions and the id {identity.topic_id}"
     yield ok(_TOPIC, found)
@@ -69,7 +69,7 @@ def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Fin
 def _exhausted_plans(world: World, at_ms: int) -> Finding:
     plans = exhausted(open_plans(world, at_ms))
     if not plans:
-        return ok("exhausted plans", "no plan was tried too often")
+        return ok("exhausted plans", "no plan has used up its attempts")
     return problem(
         "exhausted plans",
         first_few([plan.tried for plan in plans], _MOST_SHOWN, "; "),
@@ -80,16 +80,16 @@ def _exhausted_plans(world: World, at_ms: int) -> Finding:
 
 
 def _placement(view: WorldView, identity: LogIdentity) -> Finding:
-    """Check by the records whether the topic was given more partitions: placement changes with their number."""
+    """Check by the records whether partitions were added to the topic, because placement depends on their number."""
     misplaced = view.invalid.get(str(Invalid.MISPLACED), 0)
     if not misplaced:
-        return ok("partition count", "each record lies in the coordination partition of its topic")
+        return ok("partition count", "each record is in the coordination partition of its topic")
     return warning(
         "partition count",
-        f"{misplaced} records lie in another coordination partition than that of their topic, which is one of "
+        f"{misplaced} records are not in the coordination partition of their topic, which is one of "
         f"{identity.partitions}",
-        "they have no effect: the topic was given more partitions, and members do not look where records were written "
-        "before; or a process writes that assumes another number",
+        "they have no effect: either partitions were added to the topic, and members no longer read these records, or "
+        "a process assumes another number of partitions",
         "marshal-dagster tail --from-start (shows which); if partitions were added, stop all members "
         "and have them use a new topic: marshal-dagster topic create --name NEW",
     )
@@ -97,7 +97,7 @@ def _placement(view: WorldView, identity: LogIdentity) -> Finding:
 
 def _certainty(view: WorldView, identity: LogIdentity) -> Finding:
     if not view.observed:
-        return ok("certain", "the log is whole from offset 0, or from a snapshot, on: its world state is certain")
+        return ok("certain", "the log is complete from offset 0 or a snapshot on: its world state is certain")
     keep_all = alter_topic(identity.topic, "retention.ms=-1,retention.bytes=-1,cleanup.policy=delete")
     return problem(
         "certain",
@@ -122,19 +122,19 @@ def _clocks(view: WorldView, at_ms: int) -> Finding:
         "log time",
         f"log time {output.utc(view.log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock "
         f"(coordination partitions {listed(ahead)})",
-        "a broker's clock has jumped, or this one is slow: owners may be taken for stale too early (fenced, they redo "
-        "work) or too late",
-        "on the brokers that lead these and here: timedatectl status (the clock must be synchronised)",
+        "a broker's clock has jumped, or this machine's is slow: owners may be taken for stale too early (they are "
+        "fenced, and their work is repeated) or too late",
+        "on the brokers that lead these partitions, and here: timedatectl status (the clock must be synchronised)",
     )
 
 
 def _groups(view: WorldView) -> Finding:
     halves = [f"group {group.name}: {difference}" for group in view.groups for difference in group.differences]
     if not halves:
-        return ok("groups", f"{len(view.groups)} named in the log; nothing is half written")
+        return ok("groups", f"{len(view.groups)} in the log; nothing is half written")
     return problem(
         "groups",
         "; ".join(halves),
-        "which pause or settings its members follow depends on the data topic",
-        "marshal-dagster status (shows them); write the record again from where it was sent",
+        "which pause or settings members follow depends on the coordination partition of the data topic",
+        "marshal-dagster status (shows them); then repeat the command that wrote the record",
     )

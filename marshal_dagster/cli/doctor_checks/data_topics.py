@@ -1,6 +1,6 @@
-"""The data topics that the log names: whether what is still to be read will be there when it is read.
+"""Check the data topics in the log: whether unread records still exist, and will exist until they are read.
 
-What a broker keeps is judged against each group's offset, by the offsets of records of an age: no record is read.
+The checks compare each group's position with the offsets that the broker keeps and with their age. No record is read.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,14 +19,14 @@ from marshal_dagster.protocol.state import OffsetBounds
 from marshal_dagster.protocol.world import World
 
 RETIRED_MS: Final = 32 * 86_400_000
-"""How old the last heartbeat of a retired group is at least: longer than a monthly job is silent."""
+"""The least age of a retired group's last heartbeat. It is longer than a monthly job is silent."""
 _MOST_NAMED: Final = 5
-_SET_POSITION: Final = "look at what was done, then set the position: marshal-dagster position reset"
+_SET_POSITION: Final = "check what was processed, then set the position: marshal-dagster position reset"
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A group's position in a data partition, and the id of the topic that it belongs to, as the log has them."""
+    """A group's position in a data partition, and the id of its topic, both from the log."""
 
     group: str
     partition: int
@@ -36,11 +36,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class DataTopic:
-    """A data topic as its cluster has it, as far as the log names its partitions.
+    """A data topic in its cluster, limited to the partitions that are in the log.
 
-    `bounds` end where no open transaction holds a reader back, `ends` with the next record's offset. `settings` are
-    empty where they may not be seen. `young_from` has the first offset that is younger than half the retention, None
-    where there is no such record; it is empty where nothing is deleted by age.
+    `bounds` end before the first open transaction; `ends` are the offsets of the next records. `settings` are empty if
+    they may not be read. `young_from` has the first offset that is younger than half the retention, or None if there is
+    no such record. It is empty if nothing is deleted by age.
     """
 
     topic_info: TopicInfo
@@ -49,31 +49,31 @@ class DataTopic:
     ends: Mapping[int, int]
     young_from: Mapping[int, int | None] = field(default_factory=dict)
     hidden: Mapping[int, int] = field(default_factory=dict)
-    """By partition, the offset of `young_from` where that record has a time in the future."""
+    """By partition, the offset of `young_from` if that record has a time in the future."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The topic's name."""
         return self.topic_info.name
 
     @property
     def title(self) -> str:
-        """The name of its checks."""
+        """The name of the topic's findings."""
         return f"data topic {self.name}"
 
     @property
     def policies(self) -> Collection[str]:
-        """How the broker cleans up: `delete`, `compact`, or both."""
+        """The cleanup policies: `delete`, `compact`, or both."""
         return [each.strip() for each in self.settings.get("cleanup.policy", "").split(",")]
 
     def limit(self, setting: str) -> int | None:
-        """Return a limit on what is kept; None: there is none."""
+        """Return a retention limit, or None without a limit."""
         value = int(self.settings.get(setting, "-1"))
         return value if "delete" in self.policies and value >= 0 else None
 
 
 def positions(world: World) -> dict[str, list[Position]]:
-    """Return the positions that the log knows, by data topic."""
+    """Return the positions that are in the log, by data topic."""
     found: dict[str, list[Position]] = {}
     for group, (topic, partition), _, key in world.keys():  # noqa: SIM118 - no mapping
         found.setdefault(topic, []).append(Position(group, partition, key.offset, key.data_topic_id))
@@ -81,9 +81,9 @@ def positions(world: World) -> dict[str, list[Position]]:
 
 
 def retired(world: World, at_ms: int) -> dict[str, int]:
-    """Return the groups whose last heartbeat is older than `RETIRED_MS` by the clock `at_ms`, and the time of that.
+    """Return the groups whose last heartbeat is older than `RETIRED_MS` by the clock `at_ms`, with its time.
 
-    A group of which no key has such a time, as after ranges were done and released, is none of them.
+    A group without any heartbeat time, for example after ranges were done and released, is not retired.
     """
     last_beats_ms: dict[str, int] = {}
     for group, _, _, key in world.keys():  # noqa: SIM118 - no mapping
@@ -95,10 +95,10 @@ def retired(world: World, at_ms: int) -> dict[str, int]:
 def check_data_topics(
     cluster: KafkaInspector, world: World, asker: acls.Principal, at_ms: int, *, is_member: bool
 ) -> Iterator[Finding]:
-    """Check each data topic that the log names, by the clock `at_ms` (unix ms); then report how many there are.
+    """Check each data topic in the log by the clock `at_ms` (unix ms), then report how many there are.
 
-    The positions of retired groups are not judged: what they leave unread will be deleted, and no member will read it.
-    `is_member`: this user may claim, and so should be able to read them.
+    The positions of retired groups are not judged, because no member will read what they left unread. `is_member`: this
+    user may claim, and so should be able to read the topics.
     """
     unseen, held = 0, 0
     named, gone = positions(world), retired(world, at_ms)
@@ -117,7 +117,7 @@ def check_data_topics(
             yield warning(
                 f"data topic {name}",
                 f"{_where(at)}: {error}",
-                "a batch of it fails; if it was deleted for good, this means only that the log still names it",
+                "a batch of this topic fails; if it was deleted for good, only its positions are left in the log",
                 "check the name of the topic and which cluster has it (--data-connection)",
             )
             continue
@@ -146,14 +146,14 @@ def _settings(cluster: KafkaInspector, topic: str) -> Mapping[str, str]:
 
 
 def _summary(topics: int, unseen: int, held: int) -> Finding:
-    parts = [f"the log names {topics}"]
+    parts = [f"{topics} in the log"]
     if unseen:
-        parts.append(f"the settings of {unseen} may not be seen (that takes DescribeConfigs)")
+        parts.append(f"the settings of {unseen} may not be read (that needs DescribeConfigs)")
     if held:
-        # No fault: markers of transactions have offsets of their own, and open transactions hold readers back.
+        # Not a fault: transaction markers have offsets, and readers wait for open transactions.
         parts.append(
-            f"open transactions hold back {held} offsets: batches end before them; if it stays so, "
-            "kafka-transactions find-hanging shows whose they are"
+            f"open transactions hold back {held} offsets: batches end before them; if that does not change, "
+            "kafka-transactions find-hanging shows the producers"
         )
     return ok("data topics", "; ".join(parts))
 
@@ -163,7 +163,7 @@ def read_data_topic(
 ) -> DataTopic:
     """Look up a data topic at these positions, by the clock `at_ms`. Raises `MarshalError`."""
     name, partitions = topic_info.name, {position.partition for position in at} & topic_info.replicas.keys()
-    # The ends come first, so that no record that is written meanwhile looks as if a transaction held it back.
+    # The ends are read first, so that a record written meanwhile does not look as if a transaction held it back.
     ends = {number: each.end for number, each in cluster.offsets(name, partitions, committed_only=False).items()}
     topic = DataTopic(topic_info, settings, cluster.offsets(name, partitions), ends)
     kept_ms = topic.limit("retention.ms")
@@ -178,12 +178,12 @@ def read_data_topic(
 
 
 def held_back(topic: DataTopic) -> int:
-    """Count the offsets that open transactions keep from readers."""
+    """Return the number of offsets that readers cannot read yet because of open transactions."""
     return sum(max(0, end - topic.bounds[partition].end) for partition, end in topic.ends.items())
 
 
 def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[Finding]:
-    """Report what is wrong with a data topic for the groups that read it."""
+    """Yield the findings on a data topic for the groups that read it."""
     topic_id, partitions = topic.topic_info.topic_id, topic.topic_info.replicas
     own = [position for position in at if position.topic_id in {None, topic_id}]
     read = [(position, position.offset) for position in own if position.partition in topic.bounds]
@@ -191,13 +191,13 @@ def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[
     for wrong, found, why in (
         (
             [position for position in at if position not in own],
-            f"have positions in another topic of that name, which was deleted; the present one has the id {topic_id}",
+            f"have positions in a deleted topic of that name; the present topic has the id {topic_id}",
             "an offset of the old topic means nothing in the new one: every batch of these partitions fails",
         ),
         (
             [position for position in at if position.partition not in partitions],
-            f"are named in the log, but the topic has {len(partitions)} partitions",
-            "a topic never loses partitions: it was deleted and re-created, and offsets of the old one mean nothing",
+            f"are in the log, but the topic has {len(partitions)} partitions",
+            "a topic never loses partitions: it was deleted and re-created, and offsets of the old topic mean nothing",
         ),
         (
             [position for position, offset in known if offset > topic.ends[position.partition]],
@@ -214,9 +214,9 @@ def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[
             topic.title,
             f"{_where(lost)} have positions before what the broker still has: {sum(lost.values())} offsets were "
             "deleted unread",
-            "at least once reads what is left and reports the loss; the other delivery modes fail until a person "
+            "at_least_once reads what is left and reports the loss; the other delivery modes fail until an operator "
             "accepts it",
-            "accept the loss for one run, or set the position past it; then keep more, or run more often",
+            "accept the loss for one run, or set the position after it; then raise the retention, or run more often",
         )
     yield from _soon_lost(topic, known, servers)
     if topic.hidden and known:
@@ -226,15 +226,15 @@ def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[
             f"{len(where)} partitions have a record with a time in the future: {first_few(where, _MOST_NAMED)}",
             "Kafka finds a time by the first record of that time or later, so the age of later records is unknown; "
             "retention by age keeps these records until that time has passed",
-            "correct the sender's clock or unit of time (Kafka uses milliseconds); let brokers reject such records: "
+            "correct the sender's clock or unit of time (Kafka uses milliseconds). To let brokers reject such records: "
             f"{alter_topic(topic.name, 'message.timestamp.after.max.ms=3600000', servers)}",
         )
     yield from _unsafe_settings(topic, servers)
 
 
 def _soon_lost(topic: DataTopic, known: Collection[tuple[Position, int]], servers: str) -> Iterator[Finding]:
-    """Report unread records in the older half of what the retention keeps."""
-    why = "retention deletes unread records like all others, and does not wait for the reader"
+    """Yield a warning for unread records in the older half of what the retention keeps."""
+    why = "retention also deletes unread records; it does not wait for the reader"
     old = {position: count for position, offset in known if (count := _old_records(topic, position, offset)) > 0}
     kept_ms = topic.limit("retention.ms")
     if old and kept_ms is not None:
@@ -259,7 +259,7 @@ def _soon_lost(topic: DataTopic, known: Collection[tuple[Position, int]], server
 
 
 def _old_records(topic: DataTopic, position: Position, offset: int) -> int:
-    """Count the unread records before `young_from`."""
+    """Return the number of unread records before `young_from`."""
     if position.partition not in topic.young_from:
         return 0
     bounds, young_from = topic.bounds[position.partition], topic.young_from[position.partition]
@@ -267,7 +267,7 @@ def _old_records(topic: DataTopic, position: Position, offset: int) -> int:
 
 
 def _is_in_older_half(bounds: OffsetBounds, offset: int) -> bool:
-    """Judge by offsets, because brokers report no bytes; a partition of which nothing was deleted yet has room."""
+    """Judge by offsets, because brokers report no bytes. A partition without deleted records still has room."""
     return bounds.start > 0 and offset - bounds.start < (bounds.end - bounds.start) / 2
 
 
@@ -276,15 +276,15 @@ def _unsafe_settings(topic: DataTopic, servers: str) -> Iterator[Finding]:
         yield warning(
             topic.title,
             f"cleanup.policy is {topic.settings['cleanup.policy']}",
-            "of records with the same key only the newest is kept: older ones may be gone before they are read, a plan "
-            "that is redone may find fewer than the first time, and lag counts offsets that hold no record",
-            f"if each record counts: {alter_topic(topic.name, 'cleanup.policy=delete', servers)}",
+            "only the newest record of each key is kept: older ones may be deleted before they are read, a repeated "
+            "plan may find fewer records than the first time, and lag counts offsets without a record",
+            f"if each record matters: {alter_topic(topic.name, 'cleanup.policy=delete', servers)}",
         )
     if topic.settings.get("unclean.leader.election.enable") == "true":
         yield warning(
             topic.title,
             "unclean.leader.election.enable is true",
-            "such an election can lose records and give their offsets to others, which then count as done",
+            "such an election can lose records and reuse their offsets for others, which then count as processed",
             alter_topic(topic.name, "unclean.leader.election.enable=false", servers),
         )
 

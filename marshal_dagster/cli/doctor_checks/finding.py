@@ -1,4 +1,4 @@
-"""What a check found, and how to fix it."""
+"""The result of a check of `doctor`: what it found, why that matters, and how to fix it."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check and what it found; if that is not right, why it matters and the command that fixes it."""
+    """The result of one check. A warning or a problem has a reason (`why`) and a command that fixes it (`mend`)."""
 
     name: str
     state: CheckState
@@ -25,27 +25,27 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """Return what is as it should be."""
+    """Return the finding that nothing is wrong."""
     return Finding(name, CheckState.OK, found)
 
 
 def not_checked(name: str, why: str) -> Finding:
-    """Return why a check could not be made."""
+    """Return the finding that a check could not be made, and why."""
     return Finding(name, CheckState.NOT_CHECKED, why)
 
 
 def warning(name: str, found: str, why: str, mend: str) -> Finding:
-    """Return what works, but could be better or may soon fail."""
+    """Return a finding about something that works, but could be better or may soon fail."""
     return Finding(name, CheckState.WARNING, found, why, mend)
 
 
 def problem(name: str, found: str, why: str, mend: str) -> Finding:
-    """Return what does not work."""
+    """Return a finding about something that does not work."""
     return Finding(name, CheckState.PROBLEM, found, why, mend)
 
 
 def alter_topic(topic: str, setting: str, servers: str = "HOST:PORT") -> str:
-    """Write the command that gives a topic a setting (NAME=VALUE,...)."""
+    """Return the command that changes a setting of a topic (NAME=VALUE,...)."""
     return (
         f"kafka-configs --bootstrap-server {servers} --alter --entity-type topics --entity-name {topic} "
         f"--add-config {setting}"

@@ -1,4 +1,4 @@
-"""What is installed on this machine: packages, Java, Spark and its connector to Kafka."""
+"""Check what is installed on this machine: packages, Java, Spark and its connector to Kafka."""
 
 import importlib.util
 import os
@@ -58,7 +58,7 @@ def _java(environ: Mapping[str, str]) -> Finding:
 
 
 def _spark(environ: Mapping[str, str]) -> Finding:
-    """Check by the names of Spark's jars: to import PySpark takes a second, to ask a session takes a JVM."""
+    """Check the names of Spark's jars: importing PySpark would take a second, and a session a JVM."""
     home = _spark_home(environ)
     jars = sorted((home / "jars").glob("spark-core_*.jar")) if home else []
     core = next(filter(None, (_SPARK_CORE.fullmatch(jar.name) for jar in jars)), None)
@@ -86,7 +86,7 @@ def _spark(environ: Mapping[str, str]) -> Finding:
 
 
 def _spark_home(environ: Mapping[str, str]) -> Path | None:
-    """Return the Spark that PySpark would start: that of SPARK_HOME, else its own."""
+    """Return the folder of the Spark that PySpark would start: SPARK_HOME, else its own."""
     named = environ.get("SPARK_HOME")
     if named:
         return Path(named)

@@ -1,6 +1,6 @@
-"""The senders of the newest records: their clocks, the settings that they request, how often their heartbeats come.
+"""Check the senders of the newest records: their clocks, the settings they request, and their heartbeats.
 
-It is advice: no rule uses a sender's time, and a member that is configured otherwise than its group writes nothing.
+The findings are advice. No rule uses a sender's time, and a member with other settings than its group writes nothing.
 """
 
 from collections import defaultdict
@@ -28,14 +28,14 @@ from marshal_dagster.protocol.messages import (
 from marshal_dagster.protocol.world import World
 
 NEWEST: Final = 2_000
-"""How many records of each coordination partition are looked at."""
+"""How many records of each coordination partition are checked."""
 RECENT_MS: Final = 86_400_000
-"""How old they may be: what was wrong before may have been fixed."""
+"""Their maximum age. What was wrong earlier may have been fixed."""
 _LEAST_BEHIND: Final = 3
-"""How many records must agree that their sender's clock is slow: one may only have waited to be sent."""
+"""How many records must show that their sender's clock is slow, because a single one may have been sent late."""
 _LEAST_BEATS: Final = 3
 _LATE: Final = 1.25
-"""A heartbeat waits for a quarter of the interval at most, then it is given up (protocol.md, section 6)."""
+"""A heartbeat waits at most a quarter of the interval, then it is abandoned (protocol.md, section 6)."""
 _SECOND_MS: Final = 1_000
 _SHOWN: Final = 5
 
@@ -53,12 +53,12 @@ class SentRecord:
 
     @property
     def delay_ms(self) -> int:
-        """By how much the broker's clock was ahead of the sender's, which is written down in whole seconds."""
+        """By how much the broker's clock was ahead of the sender's, which is recorded in whole seconds."""
         return self.timestamp_ms - self.message.time_s * _SECOND_MS
 
 
 def newest(log: CoordinationLog, timeout_s: float, at_ms: int) -> list[SentRecord]:
-    """Read the newest records of a log; those that retention takes meanwhile are left out. Raises `MarshalError`."""
+    """Read the newest records of a log, except those that retention deletes meanwhile. Raises `MarshalError`."""
     bounds = log.bounds(range(log.identity().partitions))
     log.follow({number: max(each.start, each.end - NEWEST) for number, each in bounds.items()})
     sent: list[SentRecord] = []
@@ -80,15 +80,15 @@ def check_senders(sent: Collection[SentRecord], world: World, at_ms: int) -> Ite
     yield _clocks(sent, world)
     differences = [*_other_settings(sent, world), *_other_intervals(sent, world), *_other_rules(world, at_ms)]
     if not differences:
-        yield ok("members", "none is seen in the log's last day that has other settings than its group")
+        yield ok("members", "in the last day of the log no member had other settings than its group")
         return
     yield warning(
         "members",
         first_few(differences, _SHOWN, "; "),
-        "a member that is configured otherwise than its group claims nothing; one whose heartbeats come too seldom is "
-        "taken for stale, and its partitions are taken over; a Go consumer continues with what others took over",
-        "marshal-dagster status (shows the settings in force); give all members of the group the same, and a group "
-        "with Go consumers the rule set go",
+        "a member with other settings than its group claims nothing; one whose heartbeats come too seldom is taken for "
+        "stale, and its partitions are taken over; a Go consumer continues to work on partitions that others took over",
+        "marshal-dagster status (shows the settings in force); configure all members of the group alike, and a group "
+        "with Go consumers with the rule set go",
     )
 
 
@@ -101,7 +101,7 @@ def _timestamps(sent: Collection[SentRecord]) -> Finding:
         "timestamps",
         f"{len(wrong)} of {len(sent)} records of the last day have their sender's timestamp, the last at offset "
         f"{last.offset} of coordination partition {last.partition}",
-        "log time is then a sender's clock: one that is wrong takes over live claims, so members end what they hold "
+        "log time is then a sender's clock, and a wrong one would take over live claims; so members end their claims "
         "at such a record",
         "set message.timestamp.type=LogAppendTime on the topic (marshal-dagster topic check), or, where a sender's "
         "clock was far ahead, use a new one: marshal-dagster topic create --name NEW",
@@ -111,7 +111,7 @@ def _timestamps(sent: Collection[SentRecord]) -> Finding:
 def _clocks(sent: Collection[SentRecord], world: World) -> Finding:
     delays: dict[tuple[str, int], list[int]] = defaultdict(list)
     for record in sent:
-        # Members of Go groups date their records back on purpose; Go consumers do not.
+        # Members of Go groups date their records back on purpose, unlike Go consumers.
         group = world.partitions[record.partition].groups.get(record.message.group)
         shift_ms = GO_TIME_SHIFT_S * _SECOND_MS if group is not None and group.is_go else 0
         delay_ms = max(min(0, record.delay_ms), record.delay_ms - shift_ms)
@@ -123,11 +123,13 @@ def _clocks(sent: Collection[SentRecord], world: World) -> Finding:
         if is_slow or least_ms < -LOG_TIME_AHEAD_MS:
             differences[client][partition] = least_ms
     if not differences:
-        return ok("clocks", f"{len(sent)} records of the last day: their senders' clocks and the brokers' agree")
+        return ok(
+            "clocks", f"{len(sent)} records of the last day: the clocks of their senders and of the brokers agree"
+        )
     return warning(
         "clocks",
         first_few([_difference_text(*difference) for difference in sorted(differences.items())], _SHOWN, "; "),
-        "a sender's clock, or that of the broker that leads these coordination partitions, is wrong: the end of a "
+        "a sender's clock, or the clock of the broker that leads these coordination partitions, is wrong: the end of a "
         "pause is set by the one and judged by the other; leases depend on neither",
         "on those members' machines and on the brokers: timedatectl status (the clock must be synchronised)",
     )
@@ -143,7 +145,7 @@ def _difference_text(client: str, where: Mapping[int, int]) -> str:
 
 
 def _other_settings(sent: Iterable[SentRecord], world: World) -> Iterator[str]:
-    """Find settings that were requested after those in force, and that the log refused."""
+    """Yield the settings that were requested after those in force, and that the log refused."""
     later: dict[tuple[int, str], list[tuple[str, str]]] = defaultdict(list)
     for record in sorted(sent, key=lambda record: record.offset):
         message = record.message
@@ -164,7 +166,7 @@ def _other_settings(sent: Iterable[SentRecord], world: World) -> Iterator[str]:
 
 
 def _other_intervals(sent: Iterable[SentRecord], world: World) -> Iterator[str]:
-    """Find members whose heartbeats come further apart than the group's interval, each time."""
+    """Yield the members whose heartbeats are always further apart than the group's interval."""
     beats: dict[tuple[int, str, str, str, str, int, int | None], list[int]] = defaultdict(list)
     for record in sorted(sent, key=lambda record: record.offset):
         message = record.message
@@ -183,13 +185,13 @@ def _other_intervals(sent: Iterable[SentRecord], world: World) -> Iterator[str]:
             slowest[name, client] = max(slowest.get((name, client), (0, 0)), (gap_ms, interval_ms))
     for (name, client), (gap_ms, interval_ms) in sorted(slowest.items()):
         yield (
-            f"group {name}: heartbeats of client {client} come every {output.duration(gap_ms)} at best, the group's "
-            f"interval is {output.duration(interval_ms)}"
+            f"group {name}: heartbeats of client {client} come every {output.duration(gap_ms)} at best, but the "
+            f"group's interval is {output.duration(interval_ms)}"
         )
 
 
 def _other_rules(world: World, at_ms: int) -> Iterator[str]:
-    """Find owners that named no data topic before their first heartbeat, as members do (protocol.md, section 6)."""
+    """Yield owners that sent no DataTopic before their first heartbeat, as members do (protocol.md, section 6)."""
     held: dict[tuple[str, str], int] = defaultdict(int)
     for name, _, group, key in world.keys():  # noqa: SIM118 - no mapping
         is_unnamed = key.offset is not None and key.data_topic_id is None and not key.provisional
@@ -199,5 +201,5 @@ def _other_rules(world: World, at_ms: int) -> Iterator[str]:
     for (name, client), count in sorted(held.items()):
         yield (
             f"group {name}: client {client} holds {count} partitions and names no data topic: it is a consumer of the "
-            "Go library, or of an older version, in a group of the rule set native"
+            "Go library, or a member of an older version, in a group of the rule set native"
         )

@@ -1,4 +1,4 @@
-"""Snapshots: whether they are there, and whether the log can still be read from them when more of it is deleted."""
+"""Check the snapshots: whether they exist, and whether the log can still be read from them after more deletions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from marshal_dagster.protocol.state import OffsetBounds
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What the broker keeps of each coordination partition; None: all of it."""
+    """The retention of each coordination partition; None means no limit."""
 
     time_ms: int | None = None
     size_bytes: int | None = None
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> "Retention":
-        """Read a topic's settings; one that is not known is taken for unlimited."""
+        """Return the retention in a topic's settings. A setting that is not known is taken for no limit."""
         limits = (int(settings.get(name, "-1")) for name in ("retention.ms", "retention.bytes"))
         return cls(*(None if limit < 0 else limit for limit in limits))
 
 
 def check_snapshots(log: CoordinationLog, snapshots: Snapshots, retention: Retention, at_ms: int) -> Iterator[Finding]:
-    """Check that there are snapshots, and that retention will not soon delete records after the newest of them."""
+    """Check that snapshots exist, and that retention will not soon delete records after the newest of them."""
     topic = None
     try:
         identity = log.identity()
@@ -36,11 +36,11 @@ def check_snapshots(log: CoordinationLog, snapshots: Snapshots, retention: Reten
         heads = snapshots.heads(identity)
         bounds = log.bounds(range(identity.partitions))
     except TopicNotFoundError as error:
-        if topic is not None:  # else it was reported already
+        if topic is not None:  # otherwise it was reported already
             yield warning(
                 "snapshots",
                 str(error),
-                "each process reads the whole log, and should retention ever cut it, nothing can be claimed",
+                "each process reads the whole log, and if retention cuts the log, nothing can be claimed",
                 f"marshal-dagster topic create --name {topic}",
             )
         return
@@ -61,29 +61,29 @@ def _snapshots(
     if overtaken:
         return problem(
             "snapshots",
-            f"coordination partitions {world_view.listed(overtaken)} have no snapshot from which the log can still be "
-            "read for long: its start is, or will soon be, behind the newest one",
-            "then they can only be observed, and nothing can be claimed from them",
-            f"let a run of any group end well (it writes {snapshot_topic_of(topic)}; its user needs WRITE on that), or "
-            f"keep more: {alter_topic(topic, 'retention.ms=-1,retention.bytes=-1')}",
+            f"coordination partitions {world_view.listed(overtaken)} have no snapshot that will be useful for long: "
+            "the log begins, or will soon begin, after the newest one",
+            "then these partitions can only be observed, and nothing can be claimed from them",
+            f"let a run of any group succeed (it writes {snapshot_topic_of(topic)}; its user needs WRITE there), or "
+            f"raise the retention: {alter_topic(topic, 'retention.ms=-1,retention.bytes=-1')}",
         )
     missing = [number for number, at in bounds.items() if at.end > 0 and heads[number] is None]
     if missing:
         return ok(
             "snapshots",
-            f"none yet of coordination partitions {world_view.listed(missing)}; the next run writes them at its end",
+            f"none yet of coordination partitions {world_view.listed(missing)}; the next run writes them when it ends",
         )
     later = (bounds[number].end - head.offset for number, head in heads.items() if head is not None)
     most = max(later, default=0)
-    return ok("snapshots", f"at most {most} records lie behind the newest of a coordination partition")
+    return ok("snapshots", f"at most {most} records come after the newest snapshot of a coordination partition")
 
 
 _MOST_RECORD_BYTES: Final = MAX_VALUE_BYTES + 150
-"""What a valid record takes in the log at most, with Kafka's own overhead."""
+"""The maximum size of a valid record in the log, with Kafka's own overhead."""
 
 
 def _is_soon_overtaken(head: SnapshotHead | None, at: OffsetBounds, retention: Retention, at_ms: int) -> bool:
-    """Return whether retention has deleted the records after a snapshot, or will in half its time or size again."""
+    """Return whether retention has deleted records after a snapshot, or will within another half of its limit."""
     if retention == Retention() or at.end == 0:
         return False
     if head is None or not at.start <= head.offset <= at.end:

@@ -1,4 +1,4 @@
-"""The settings of the coordination topic and of its snapshot topic: under some the protocol does not hold."""
+"""Check the settings of the coordination topic and of its snapshot topic."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _SNAPSHOT_TOPIC: Final = "snapshot topic settings"
 
 
 def check_topic_settings(topics: Topics, topic: str, servers: str) -> Iterator[Finding]:
-    """Check the coordination topic's settings: under some the protocol does not hold."""
+    """Check the coordination topic's settings, because the protocol does not hold under some of them."""
     try:
         wrong = check_coordination_topic(topics, topics.describe(topic))
     except TopicNotFoundError:
@@ -49,19 +49,19 @@ _CHECKS: Final = (
     _Check(
         "cleanup.policy",
         lambda found: found == "compact",
-        "deletion by age or size also deletes the newest snapshot, when no run has ended well for so long",
+        "deletion by age or size also deletes the newest snapshot, if no run has succeeded for that long",
         matters_more_when_cut=True,
     ),
     _Check(
         "max.message.bytes",
         lambda found: int(found) >= BATCH_BYTES,
-        "a snapshot of a large state is refused, and each process reads the whole log",
+        "brokers reject the snapshot of a large state, and each process reads the whole log",
         matters_more_when_cut=True,
     ),
     _Check(
         "unclean.leader.election.enable",
         lambda found: found == "false",
-        "such an election can lose the newest snapshots, or parts of them: older ones are read then, or the whole log",
+        "such an election can lose the newest snapshots or parts of them: then older ones are read, or the whole log",
     ),
 )
 
@@ -69,8 +69,8 @@ _CHECKS: Final = (
 def check_snapshot_topic(topics: Topics, topic: str, servers: str, *, log_is_cut: bool) -> Iterator[Finding]:
     """Check the settings of the topic that holds the snapshots of coordination topic `topic`.
 
-    `log_is_cut`: the coordination log has a limited retention, so nothing can be claimed once its snapshots are gone. A
-    setting that the brokers do not report is taken for right.
+    `log_is_cut`: the coordination log has a limited retention, so nothing can be claimed after its snapshots are lost.
+    A setting that the brokers do not report is taken for right.
     """
     name = snapshot_topic_of(topic)
     try:
@@ -97,8 +97,8 @@ def check_snapshot_topic(topics: Topics, topic: str, servers: str, *, log_is_cut
         yield warning(
             _SNAPSHOT_TOPIC,
             f"{name} has {found} partitions, the coordination topic {partitions}",
-            f"there is no place for snapshots of coordination partitions {found} and on",
+            f"snapshots of coordination partitions {found} and higher cannot be written",
             f"kafka-topics --bootstrap-server {servers} --alter --topic {name} --partitions {partitions}",
         )
     elif not wrong:
-        yield ok(_SNAPSHOT_TOPIC, f"{name} is compacted, with a partition for each of the log's")
+        yield ok(_SNAPSHOT_TOPIC, f"{name} is compacted, and has a partition for each coordination partition")
