@@ -1229,7 +1229,7 @@ def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
         ({"max_records": 0}, "max_records is 0; it must be above 0"),
         ({"time_budget_s": -1}, "time_budget_s is -1; it must be above 0"),
         ({"start": "yesterday"}, "start: 'yesterday'; give earliest or latest or fail"),
-        ({"spark_key": "spark", "spark_config": {}}, "spark_config: the session of resource 'spark'"),
+        ({"spark_key": "spark", "spark_config": {}}, "spark_config does not apply to the session of resource 'spark'"),
     ],
 )
 def test_settings_that_no_batch_could_keep_to_are_refused(settings: dict[str, Any], told: str) -> None:
