@@ -571,7 +571,7 @@ def test_what_failed_twice_is_tried_in_halves_until_only_the_bad_partition_is_le
     stand.scene.data.append(0, 5)
     third = stand.run()
     error = _error(third)
-    assert "what failed before has failed again, all else was done. partitions [2, 3]: ZeroDivisionError" in error
+    assert "partitions that failed before failed again, everything else is done. partitions [2, 3]: Zero" in error
     assert (_offsets(stand), _attempts(stand)) == ([15, 10, 0, 0], [None, None, 2, 2])
     assert [each.metadata["offsets"].value for each in stand.materializations(third)] == [20, 5]
     error = _error(stand.run())
@@ -605,7 +605,7 @@ def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: De
         assert not stand.run(**options).success
         assert (_offsets(stand), _range_attempts(stand)) == ([0] * 4, [[attempts]] * 4)
     error = _error(stand.run(**options))
-    assert "all else was done. partitions [2, 3]: ZeroDivisionError" in error
+    assert "everything else is done. partitions [2, 3]: ZeroDivisionError" in error
     assert (_offsets(stand), _range_attempts(stand)) == ([10, 10, 0, 0], [[], [], [2], [2]])
     assert "partitions [2]: ZeroDivisionError" in _error(stand.run(**options))
     for attempts in (3, 4):
@@ -757,7 +757,7 @@ def test_a_run_that_may_not_wait_for_its_own_claims_fails(stand: Stand) -> None:
     _die_in_the_run_of_the_next(stand)
     result = stand.run(ClaimedBatchConfig(time_budget_s=5))
     assert (result.success, stand.tags(result)["marshal/outcome"]) == (False, "held")
-    assert "nothing was done: no partition" in _error(result)
+    assert "no batch was processed: no partition" in _error(result)
     assert "Of this very run is instance 'run2." in _error(result)
 
 
@@ -911,7 +911,7 @@ def test_a_step_that_begins_in_a_canceled_run_claims_nothing(stand: Stand, monke
     result = stand.run(retry_policy=RETRIES)
     assert calls == [0]
     assert _status(stand, result) is dg.DagsterRunStatus.CANCELED
-    assert "nothing is begun: Dagster says that run" in _error(result)
+    assert "no batch was started: Dagster says that run" in _error(result)
     assert sum(value.startswith("ClaimingPartition/") for value in stand.scene.values()) == 3, "one for each partition"
 
 
@@ -984,7 +984,7 @@ def test_rows_without_a_sink_are_refused_before_the_commit(stand: Stand) -> None
     """A function that returns rows where no sink takes them fails the run: they would be lost."""
     stand.mode = AT_LEAST_ONCE
     result = stand.run()
-    assert "there is no sink to take them" in _error(result)
+    assert "but the op has no sink" in _error(result)
     assert stand.scene.key().offset == 0
 
 
@@ -993,8 +993,8 @@ class _Totals(list[Any]):
 
 
 _MISTAKES = {
-    "None": (None, "returned None, but the sink takes the rows that it returns"),
-    "a list": ([(0, 0)], "returned a builtins.list, but the sink takes a Spark DataFrame"),
+    "None": (None, "returned None, but the sink writes the rows that the function returns"),
+    "a list": ([(0, 0)], "returned a builtins.list, but the sink needs a Spark DataFrame"),
     "no partition": (_Totals(), "returned rows without the column 'partition'"),
 }
 
@@ -1103,7 +1103,7 @@ def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) ->
 def test_a_function_that_makes_no_sink_is_named(stand: Stand) -> None:
     """The function has no return: one line says so, before anything is claimed."""
     error = _error(stand.run(sink=lambda _: None))
-    assert "which makes the sink, returned None" in error
+    assert "which must return the sink, returned None" in error
     assert "ClaimingPartition" not in "".join(stand.scene.values())
 
 
