@@ -122,7 +122,7 @@ def delays() -> None:
     [
         ({}, True, "is empty"),
         ({"rows": 5, "age_s": 60.0}, True, "5 rows wait"),
-        ({"rows": 5, "age_s": 61.0}, False, "is a harvester running"),
+        ({"rows": 5, "age_s": 61.0}, False, "a harvester is running"),
         ({"parked": 1}, False, "outbox parked"),
     ],
 )
