@@ -392,7 +392,7 @@ def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
     def other() -> None:
         pass
 
-    with pytest.raises(ConfigurationError, match="has no topic: make it with build_claimed_batch_op or marshal_asset"):
+    with pytest.raises(ConfigurationError, match="has no topic: build it with build_claimed_batch_op or marshal_asset"):
         build_claimed_batch_job(other)
     with pytest.raises(ConfigurationError, match="has partitions"):
         build_reprocess_job(marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None))
