@@ -76,7 +76,12 @@ def claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> Ta
         Column("instance", "string", "The instance id of the owner.", lambda claim: claim.owner.instance),
         Column("epoch", "int", "The fencing token of the claim.", lambda claim: claim.owner.epoch),
         Column("last_beat_ms", "int", "The last heartbeat, in log time (unix ms)."),
-        Column("freshness", "string", "How old the last heartbeat was: fresh, unknown or stale.", lambda claim: claim.freshness.value),
+        Column(
+            "freshness",
+            "string",
+            "How old the last heartbeat was: fresh, unknown or stale.",
+            lambda claim: claim.freshness.value,
+        ),
         Column("revoked", "bool", "Whether the claim was revoked.", lambda claim: claim in taken),
     )
     return table(columns, claims)
