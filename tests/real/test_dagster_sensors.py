@@ -109,10 +109,10 @@ def test_the_lag_sensor_sees_what_is_unread_and_how_old_it_is(site: Site) -> Non
     many = build_lag_sensor(site.job(), group=site.group, max_lag_records=4)
     old = build_lag_sensor(site.job(), group=site.group, max_lag_age_s=600)
     site.write(0, [900, 500, 10])
-    assert str(site.evaluate(many).skip_message).startswith("3 records are unread, 3 of them in 1 partitions")
+    assert str(site.evaluate(many).skip_message).startswith("3 records are unread, 3 of them in 1 unheld partitions")
     assert len(site.evaluate(old).run_requests or ()) == 1
     claimer = site.claim("reader", {0: 1, 1: 0})
-    assert str(site.evaluate(old).skip_message).startswith("2 records are unread, 0 of them in 0 partitions")
+    assert str(site.evaluate(old).skip_message).startswith("2 records are unread, 0 of them in 0 unheld partitions")
     claimer.release()
     assert "0 partitions have an unread record older than 600 s" in str(site.evaluate(old).skip_message)
     site.write(1, [20, 10, 0])
