@@ -1105,7 +1105,7 @@ def test_what_a_failed_run_held_is_revoked(watch: Watch, dead_runs: DeadRunWatch
     """All of it, once; of a run that held nothing it says so."""
     watch.die(RUN)
     _run(watch)
-    assert dead_runs.told().startswith(f"revoked what run {RUN} held: {TOPIC}/0: plan [0, 10)")
+    assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: {TOPIC}/0: plan [0, 10)")
     assert _owners(watch) == [False] * 3
     assert dead_runs.told() == f"run {RUN} held nothing of group '{GROUP}'"
 
@@ -1116,7 +1116,7 @@ def test_what_a_failed_run_held_in_a_go_group_is_waited_for(watch: Watch, dead_r
     watch.scene.about(ClaimingPartition, f"{RUN}.1", 0)
     told = dead_runs.told()
     assert told.startswith(f"Go consumers share group '{GROUP}', or may because it has no settings")
-    assert told.endswith("It goes stale by itself within 121 s of its last heartbeat")
+    assert told.endswith("They become stale within 121 s of the last heartbeat")
     assert (_owners(watch), RefusingLog.appended) == ([True, False, False], 0)
 
 
@@ -1136,7 +1136,7 @@ def test_all_runs_that_are_over_are_freed_at_once(watch: Watch, dead_runs: DeadR
     _run(watch)
     _hold_each(watch, [FAILURE, STARTED, dg.DagsterRunStatus.CANCELED])
     told = dead_runs.told()
-    assert told.startswith(f"revoked what 2 other runs that are over held: {TOPIC}/0: no plan")
+    assert told.startswith(f"revoked the claims of 2 other ended runs: {TOPIC}/0: no plan")
     assert f"{TOPIC}/2: no plan" in told
     assert _owners(watch) == [False, True, False]
     assert RefusingLog.appended == 1
@@ -1154,8 +1154,8 @@ def test_what_others_held_that_cannot_be_revoked_does_not_hide_the_rest(
 
     monkeypatch.setattr(ClaimerResource, "group_keys", down)
     told = dead_runs.told()
-    assert told.startswith(f"revoked what run {RUN} held: ")
-    assert told.endswith("what other runs held that are over cannot be revoked now: Kafka is down")
+    assert told.startswith(f"revoked the claims of run {RUN}: ")
+    assert told.endswith("the claims of other ended runs cannot be revoked now: Kafka is down")
 
 
 def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, dead_runs: DeadRunWatch) -> None:
@@ -1163,7 +1163,7 @@ def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, d
     watch.die(RUN)
     _run(watch)
     watch.scene.pause(3_600)
-    assert dead_runs.told().startswith(f"revoked what run {RUN} held: ")
+    assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: ")
     assert _owners(watch) == [False] * 3
 
 
@@ -1186,7 +1186,7 @@ def test_runs_of_other_code_locations_are_watched_if_wanted(
         watch.instance.report_run_canceled(run)
     result = dead_runs.evaluate(ticks[status], cursor)
     assert _owners(watch) == owners
-    assert (f"revoked what run {RUN} held" in str(result.skip_message)) is watches_all
+    assert (f"revoked the claims of run {RUN}" in str(result.skip_message)) is watches_all
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -1195,7 +1195,7 @@ def test_a_revocation_without_an_answer_is_tried_again(watch: Watch, dead_runs: 
     watch.die(RUN)
     _run(watch)
     RefusingLog.refused, RefusingLog.written = 2, written
-    assert dead_runs.told().startswith(f"revoked what run {RUN} held: ")
+    assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: ")
     assert _owners(watch) == [False] * 3
     assert RefusingLog.appended == (1 if written else 3)
 
@@ -1206,9 +1206,9 @@ def test_what_cannot_be_revoked_is_named(watch: Watch, dead_runs: DeadRunWatch) 
     _run(watch)
     RefusingLog.refused = 100
     told = dead_runs.told()
-    assert told.startswith(f"could not revoke what run {RUN} holds: {TOPIC}/1: plan [0, 10)")
+    assert told.startswith(f"could not revoke the claims of run {RUN}: {TOPIC}/1: plan [0, 10)")
     assert "Local: Message timed out" in told
-    assert "go stale by themselves within 20 s" in told
+    assert "become stale within 20 s" in told
     assert RefusingLog.appended == 3
 
 
@@ -1261,8 +1261,8 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
     _die_at_most_once(watch)
     monkeypatch.setattr(ClaimerResource, "group_keys", down)
     told = dead_runs.told()
-    assert told.startswith(f"revoked what run {RUN} held: ")
-    assert told.endswith("is not known now, the stale-claim sensor reports it later: Kafka is down")
+    assert told.startswith(f"revoked the claims of run {RUN}: ")
+    assert told.endswith("are unknown now, the stale-claim sensor reports them later: Kafka is down")
 
 
 # Cursor
@@ -1421,7 +1421,7 @@ def test_a_dead_run_sensor_refuses_another_groups_claimer(watch: Watch) -> None:
         dg.build_run_status_sensor_context(
             sensor.name, event, watch.instance, run, resources={"claimer": other}
         ) as context,
-        pytest.raises(ConfigurationError, match=f"must be of group '{GROUP}', not 'other'"),
+        pytest.raises(ConfigurationError, match=f"is for group '{GROUP}', but its claimer is for group 'other'"),
     ):
         sensor(context)
 
@@ -1547,7 +1547,7 @@ def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: Dead
     _run(watch)
     told = dead_runs.told()
     assert told.startswith(
-        f"revoked what run {RUN} held: {TOPIC}/0: plan [0, 3), client 'c' silent for 0 s; {TOPIC}/0: no"
+        f"revoked the claims of run {RUN}: {TOPIC}/0: plan [0, 3), client 'c' silent for 0 s; {TOPIC}/0: no"
     )
     assert f"{TOPIC}/1: plan [0, 4)" in told
     assert [(range_.start, range_.phase, range_.owner is None) for range_ in watch.scene.key(0).ranges] == [
@@ -1564,7 +1564,7 @@ def test_ranges_that_cannot_be_revoked_are_named(watch: Watch, dead_runs: DeadRu
     _hold(watch, {1: (5, 8)})
     _run(watch)
     RefusingLog.refused = 100
-    assert dead_runs.told().startswith(f"could not revoke what run {RUN} holds: {TOPIC}/1: plan [5, 8)")
+    assert dead_runs.told().startswith(f"could not revoke the claims of run {RUN}: {TOPIC}/1: plan [5, 8)")
     assert RefusingLog.appended == 3
 
 

@@ -585,7 +585,7 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
     worker.wait(10)
     told = site.react(run, DeliveryMode.AT_LEAST_ONCE)
     assert isinstance(told, dg.SensorResult)
-    assert f"revoked what run {run.run_id} held: {site.topic}/0: plan [0, 5)" in str(told.skip_reason)
+    assert f"revoked the claims of run {run.run_id}: {site.topic}/0: plan [0, 5)" in str(told.skip_reason)
     assert [(site.key(n).owner, site.key(n).plan_end) for n in range(PARTITIONS)] == [(None, 5), (None, 5)]
     again = site.react(run, DeliveryMode.AT_LEAST_ONCE)
     assert isinstance(again, dg.SkipReason)

@@ -162,8 +162,8 @@ def test_all_that_failed_runs_held_is_free_after_one_tick(site: Site) -> None:
     for run in runs:
         site.instance.report_run_failed(run)
     told = str(site.evaluate(failed, started.cursor).skip_message)
-    assert f"revoked what run {runs[0].run_id} held" in told
-    assert "revoked what 1 other runs that are over held" in told
+    assert f"revoked the claims of run {runs[0].run_id}" in told
+    assert "revoked the claims of 1 other ended runs" in told
     site.claim("next", dict.fromkeys(range(PARTITIONS), 0)).release()
 
 
