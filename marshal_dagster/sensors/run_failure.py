@@ -96,7 +96,7 @@ def build_run_failure_sensors(
 def _revoke_run(context: RunStatusSensorContext, group: str, claimer: ClaimerResource) -> SensorResult | SkipReason:
     if claimer.group != group:
         raise ConfigurationError(
-            f"the sensor is for group {group!r}, but its claimer is for group {claimer.group!r}: configure the same group"
+            f"the sensor is for group {group!r}, but its claimer is for group {claimer.group!r}: use the same group"
         )
     run_id = context.dagster_run.run_id
     revocation = claimer.revoke_runs([run_id])

@@ -911,7 +911,7 @@ def test_a_step_that_begins_in_a_canceled_run_claims_nothing(stand: Stand, monke
     result = stand.run(retry_policy=RETRIES)
     assert calls == [0]
     assert _status(stand, result) is dg.DagsterRunStatus.CANCELED
-    assert "no batch was started: Dagster says that run" in _error(result)
+    assert "no batch was started: Dagster reports that run" in _error(result)
     assert sum(value.startswith("ClaimingPartition/") for value in stand.scene.values()) == 3, "one for each partition"
 
 

@@ -305,7 +305,7 @@ def test_work_stops_when_dagster_says_that_its_run_is_over(status: dg.DagsterRun
     with dg.DagsterInstance.ephemeral() as instance:
         run_id = _run(instance, status)
         reason = run_is_over(instance, run_id)()
-    assert reason == (f"Dagster says that run {run_id} is {status.value.lower()}" if status.value in ends else None)
+    assert reason == (f"Dagster reports that run {run_id} is {status.value.lower()}" if status.value in ends else None)
 
 
 def test_a_run_worker_watches_no_parent() -> None:

@@ -313,7 +313,7 @@ def test_a_run_that_is_under_way_is_not_asked_for_again(watch: Watch, status: dg
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, status)
-    assert "was asked for and is not over" in watch.skipped()
+    assert "was requested and has not ended" in watch.skipped()
 
 
 @pytest.mark.parametrize("before_plan", [False, True])
@@ -336,7 +336,7 @@ def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch
         keys.add(request.run_key)
         die(watch.was_asked(request, dg.DagsterRunStatus.STARTED))
     assert len(keys) == 3
-    assert f"left alone after {'3 runs' if before_plan else '4 attempts'}" in watch.skipped()
+    assert f"no more runs after {'3 runs' if before_plan else '4 attempts'}" in watch.skipped()
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeyp
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, dg.DagsterRunStatus.STARTED)
-    assert "was asked for and is not over" in watch.skipped()
+    assert "was requested and has not ended" in watch.skipped()
     monkeypatch.setattr("marshal_dagster.sensors._run_history.OPEN_RUN_PATIENCE_S", -60)
     again = watch.requests()
     assert [_config(each)["partitions"] for each in again] == [[0], [1], [2]]
@@ -382,7 +382,7 @@ def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> N
     assert third.run_key not in {first.run_key, None}
     assert third.run_key == second.run_key, "the second was never run"
     watch.settings = {"max_attempts": 1}
-    assert "left alone after 1 runs" in watch.skipped()
+    assert "no more runs after 1 runs" in watch.skipped()
 
 
 @pytest.mark.parametrize("deleted", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
@@ -470,7 +470,7 @@ def test_a_run_that_did_not_take_it_is_followed_by_another(watch: Watch, outcome
     for _ in range(3):
         (request,) = watch.requests()
         watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
-    assert "left alone after 3 runs" in watch.skipped()
+    assert "no more runs after 3 runs" in watch.skipped()
 
 
 @pytest.mark.parametrize("outcome", ["paused", "held"])
@@ -480,7 +480,7 @@ def test_a_run_that_could_not_try_wears_nothing_out(watch: Watch, outcome: str) 
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
-    assert "asked for again in" in watch.skipped()
+    assert "next request in" in watch.skipped()
     watch.settings["retry_wait_s"] = 0
     for _ in range(4):
         (request,) = watch.requests()
@@ -509,7 +509,7 @@ def test_a_plan_that_was_tried_too_often_is_left_alone_and_named(watch: Watch) -
         watch.die(f"dead-{number}", partitions=(0,))
     told = watch.skipped()
     assert f"{TOPIC}/0: plan [0, 10)" in told
-    assert f"left alone after 3 attempts. Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`, or" in told
+    assert f"no more runs after 3 attempts. Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`, or" in told
 
 
 def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
@@ -519,7 +519,7 @@ def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
     for _ in range(2):
         for request in watch.requests():
             watch.was_asked(request, dg.DagsterRunStatus.FAILURE)
-    assert "left alone after 2 runs that failed" in watch.skipped()
+    assert "no more runs after 2 runs that failed" in watch.skipped()
 
 
 def _wear_out(watch: Watch, tries: int = 2, partitions: tuple[int, ...] = (0,)) -> None:
@@ -544,7 +544,7 @@ def test_after_each_failure_it_is_asked_for_later(watch: Watch) -> None:
         watch.was_asked(request, dg.DagsterRunStatus.FAILURE, ago_s=ago_s)
     told = watch.skipped()
     assert f"{TOPIC}/0: " in told
-    assert 40 <= int(told.split("its last run failed or changed nothing, asked for again in ")[1].split(" s")[0]) <= 50
+    assert 40 <= int(told.split("the last run failed or changed nothing, next request in ")[1].split(" s")[0]) <= 50
     watch.die("another", partitions=(1,))
     assert [_config(request)["partitions"] for request in watch.requests()] == [[1]]
 
@@ -556,7 +556,7 @@ def test_the_pause_after_a_failure_counts_from_the_runs_end(watch: Watch) -> Non
     (request,) = watch.requests()
     run_id = watch.was_asked(request, STARTED, ago_s=1_000)
     watch.instance.report_run_failed(cast("dg.DagsterRun", watch.instance.get_run_by_id(run_id)))
-    assert "asked for again in" in watch.skipped()
+    assert "next request in" in watch.skipped()
 
 
 def test_the_pause_has_a_limit() -> None:
@@ -576,7 +576,7 @@ def test_what_is_given_up_fails_a_check_once_and_passes_it_when_it_is_mended(wat
     (row,) = [record.data for record in table.records]
     assert (row["partition"], row["offset"], row["plan_end"], row["attempts"]) == (0, 0, 10, 2)
     assert row["last_run"] == watch.instance.get_runs(limit=1)[0].run_id
-    assert "left alone after 2 runs" in str(row["reason"])
+    assert "no more runs after 2 runs" in str(row["reason"])
     assert _checks(watch.tick()) == []
     watch.scene.work(watch.scene.delivery(), partitions=(0,))
     (mended,) = _checks(watch.tick())
@@ -694,7 +694,10 @@ def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> No
     assert [_config(request)["partitions"] for request in result.run_requests or ()] == [[1]]
     assert [check.passed for check in _checks(result)] == [False]
     watch.was_asked((result.run_requests or ())[0], STARTED)
-    assert "on_given_up failed and is called again at the next tick: ZeroDivisionError('no pager')" in watch.skipped()
+    assert (
+        "on_exhausted_plans failed and is called again at the next tick: ZeroDivisionError('no pager')"
+        in watch.skipped()
+    )
     for _ in range(3):
         watch.tick()
     assert len(calls) == 3
@@ -1022,7 +1025,7 @@ def test_a_dead_at_most_once_run_of_elsewhere_is_told(watch: Watch) -> None:
     """When this Dagster does not know the run it says that it cannot tell what was dropped."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die("of-elsewhere")
-    assert "run of-elsewhere is not known here" in watch.skipped()
+    assert "this Dagster instance has no run of-elsewhere" in watch.skipped()
 
 
 def test_an_at_most_once_run_that_died_before_its_commit_dropped_nothing(watch: Watch) -> None:
@@ -1030,7 +1033,7 @@ def test_an_at_most_once_run_that_died_before_its_commit_dropped_nothing(watch: 
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die(RUN, before_plan=True)
     _run(watch)
-    assert "nothing was dropped, it died before it committed" in watch.skipped()
+    assert "nothing was dropped, because the run died before it committed" in watch.skipped()
 
 
 def test_an_uncommitted_at_most_once_plan_may_be_run(watch: Watch) -> None:
@@ -1063,7 +1066,7 @@ def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypat
         _run(watch, run_id, STARTED, {})
         _announce(watch, {0: 100 + number}, number + 1, start=number, run_id=run_id)
     told = [watch.skipped() for _ in range(3)]
-    assert f"run {runs[0]} is not over and too many came after it" in told[1]
+    assert f"run {runs[0]} is unfinished, but too many newer runs are watched" in told[1]
     assert list(StaleClaimCursor.read(watch.cursor).watched) == runs[1:]
     watch.instance.delete_run(runs[1])
     assert watch.skipped() == "nothing to redo"
@@ -1312,7 +1315,7 @@ def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) ->
     assert [again.run_key for again in watch.requests()] == [request.run_key]
     watch.was_asked(request, STARTED)
     watch.cursor = text
-    assert "was asked for and is not over" in watch.skipped()
+    assert "was requested and has not ended" in watch.skipped()
 
 
 def test_the_cursor_stays_small(watch: Watch) -> None:
@@ -1394,7 +1397,7 @@ def _other_job() -> None:
         (JOB, {"group": GROUP, "grouping": "run"}, "grouping: 'run'; give topic or partition"),
         (_other_job, {"group": GROUP}, "job '_other_job' has no claimed-batch op"),
         (JOB, {"group": GROUP, "retry_wait_s": float("nan")}, "retry_wait_s is nan; it must be a number of seconds"),
-        ([JOB, build_reprocess_job(OP, name="redo2")], {"group": GROUP}, "'redo' and 'redo2' both work on topic"),
+        ([JOB, build_reprocess_job(OP, name="redo2")], {"group": GROUP}, "'redo' and 'redo2' both process topic"),
     ],
 )
 def test_settings_that_make_no_sensor_are_refused(jobs: Any, settings: dict[str, Any], told: str) -> None:  # noqa: ANN401
@@ -1459,7 +1462,7 @@ def test_sensors_of_two_groups_that_get_one_name_are_told_of(caplog: pytest.LogC
     assert caplog.messages == []
     build_lag_sensor(JOB, group="one_name", max_lag_records=1)
     (told,) = caplog.messages
-    assert told.startswith("a sensor of 'one-name' and one of 'one_name' are both named one_name_lag")
+    assert told.startswith("the sensors of 'one-name' and of 'one_name' are both named one_name_lag")
 
 
 def test_the_interval_is_that_of_the_group(watch: Watch) -> None:
@@ -1535,7 +1538,7 @@ def test_a_range_that_was_redone_is_not_asked_for_again(watch: Watch) -> None:
     (again,) = watch.requests()
     assert _seen(again) == [(1, 5, 8)]
     watch.settings["max_attempts"] = 1
-    assert "orders/1: plan [5, 8), held by nobody: left alone after 2 attempts" in watch.skipped()
+    assert "orders/1: plan [5, 8), no owner: no more runs after 2 attempts" in watch.skipped()
 
 
 def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: DeadRunWatch) -> None:

@@ -140,7 +140,7 @@ def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None
     first = site.evaluate(sensor)
     (request,) = first.run_requests or ()
     run = site.instance.create_run_for_job(job, run_config=request.run_config, tags=request.tags)
-    assert "was asked for and is not over" in str(site.evaluate(sensor, first.cursor).skip_message)
+    assert "was requested and has not ended" in str(site.evaluate(sensor, first.cursor).skip_message)
     site.instance.report_run_failed(run)
     second = site.evaluate(sensor, first.cursor)
     for event in second.asset_events:
