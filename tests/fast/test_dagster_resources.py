@@ -142,7 +142,7 @@ def test_a_secret_in_the_code_is_refused(field: str) -> None:
     """A password that is written down is refused when definitions are built, without being repeated."""
     wrong = _connection(**SASL, password=CANARY)
     claimer = _claimer(**{field: wrong})
-    with pytest.raises(ConfigurationError, match=rf"{field}.password is written down .*=EnvVar") as refused:
+    with pytest.raises(ConfigurationError, match=rf"{field}.password is written in the code.*=EnvVar") as refused:
         dg.Definitions(resources={"claimer": claimer}).get_repository_def()
     assert CANARY not in str(refused.value)
     assert CANARY not in repr(claimer)

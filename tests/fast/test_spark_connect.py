@@ -325,5 +325,5 @@ def test_a_token_written_down_is_refused(fields: dict[str, Any]) -> None:
 
 def test_only_the_server_of_this_machine_is_stopped_here() -> None:
     """Another's is stopped where it was started."""
-    with pytest.raises(ConfigurationError, match="not this machine's own"):
+    with pytest.raises(ConfigurationError, match="it did not start the server"):
         SparkConnectResource(url="sc://h").stop_server()
