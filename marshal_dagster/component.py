@@ -165,7 +165,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     )
     sink: str | None = Field(
         default=None,
-        description="For effectively_once: a `Sink`, or a function of the context that returns one; written like `function`.",
+        description="For effectively_once: a `Sink`, or a function of the context that returns one, as in `function`.",
     )
     name: str | None = Field(default=None, description="The name of the asset (default: the name of the function).")
     coordination_topic: str = Field(
@@ -191,11 +191,11 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     sensors: list[Literal["stale_claims", "dead_runs", "topic"]] = Field(
         default=["stale_claims", "dead_runs", "topic"],
         description="The sensors. stale_claims: requests runs that repeat the work of dead ones. dead_runs: two "
-        "sensors that revoke the claims of failed and canceled runs. topic: observes the topic, with its asset; use it in one "
-        "component of a topic.",
+        "sensors that revoke the claims of failed and canceled runs. topic: observes the topic, with its asset; use "
+        "it in one component of a topic.",
     )
     max_lag: int | None = Field(
-        default=None, description="Maximum unread offsets for the check `lag` (default: no such check)."
+        default=None, description="Maximum unread offsets for the check `lag` (default: no check)."
     )
     running: bool = Field(
         default=True, description="Whether schedule and sensors run without being started on Dagster's pages."

@@ -128,7 +128,7 @@ def build_claim_checks(
 
     Args:
         asset: The asset or op. The checks of an op belong to the asset that its batches materialize.
-        max_lag: The maximum number of unread offsets for the check `lag` (default: no such check).
+        max_lag: The maximum number of unread offsets for the check `lag` (default: no check `lag`).
         last: How many batches `gaps`, `rewinds` and `double_commits` examine, from 1 to 5,000.
         errors: The checks that fail as errors; the others fail as warnings.
         blocking: The checks that fail as errors, and then stop the assets that depend on this one in the same run.

@@ -55,7 +55,7 @@ _Resource = TypeVar("_Resource", bound=ConfigurableResource)  # type: ignore[typ
 _TRIES: Final = 3
 """The maximum number of attempts to revoke claims."""
 _PAUSE_S: Final = 0.5
-"""The time between two such attempts, in seconds."""
+"""The time between two attempts, in seconds."""
 _NO_NAME: Final = "cannot be a name: use 1 to 255 characters, no '/' and no control characters"
 _LONGEST_NAMES: Final = 1_600
 """The maximum bytes of group and client id together, so that every record fits (protocol.md, section 1)."""

@@ -1,6 +1,7 @@
 """The unfinished work of dead members, found in the world state.
 
-Stale-claim sensor, asset check and failed-run sensors share it. It is advice: whoever processes the work must claim it.
+The stale-claim sensor, the asset check and the failed-run sensors share it. It is advice: a run must still claim the
+work.
 """
 
 from collections.abc import Sequence

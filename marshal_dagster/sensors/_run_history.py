@@ -31,10 +31,10 @@ OPEN_RUN_PATIENCE_S: Final = 600.0
 FIRST_WAIT_S: Final = 30.0
 """How long no run is requested after one that failed, changed nothing or could not claim, in seconds.
 
-The time is doubled with each such run.
+The time is doubled with each of these runs.
 """
 LONGEST_WAIT_S: Final = 3_600.0
-"""The longest such time, in seconds."""
+"""The maximum of that time, in seconds."""
 
 _KEY_LENGTH: Final = 13
 _RUNS_LOOKED_AT: Final = 200
@@ -151,7 +151,7 @@ def next_key(instance: DagsterInstance, digest: str) -> str:
 
     Dagster never starts a run whose key is that of an existing run. A key that counts runs would repeat after some of
     them were deleted, and then no run would start any more. A run with the key returned here would be newer than the
-    newest run. So no such run exists, even if runs were deleted. The key stays the same until such a run exists.
+    newest run. So that run does not exist yet, even if runs were deleted, and the key stays the same until it does.
     """
     newest = instance.get_run_records(RunsFilter(tags={ASKED_TAG: digest}), limit=1)
     return newest[0].dagster_run.run_id[:_KEY_LENGTH] if newest else "0"

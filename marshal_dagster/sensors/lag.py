@@ -84,7 +84,7 @@ def build_lag_sensor(
     """Build a sensor that requests runs of `job` if `group` lags behind in the job's topic.
 
     The sensor starts to request runs if the unread records (offsets) of unheld partitions exceed `max_lag_records`, or
-    if the oldest unread record of such a partition is older than `max_lag_age_s`. It then continues until at most
+    if the oldest unread record of an unheld partition is older than `max_lag_age_s`. It then continues until at most
     `rearm_records` are unread in the whole topic and none is older than `rearm_s`.
 
     A tick never requests more runs than there are unheld partitions with unread records. If runs moved no position, the
@@ -233,7 +233,7 @@ class _Tick:
         return SensorResult(run_requests=requests, cursor=cursor.model_dump_json())
 
     def _waiting(self, positions: GroupPositions, now_s: float) -> list[str]:
-        """Return the unfinished runs of the job that hold nothing yet but may still claim, whoever started them."""
+        """Return the unfinished runs of the job that hold nothing yet but may still claim, including manual ones."""
         wanted = RunsFilter(job_name=self.job, statuses=list(MAY_CLAIM))
         records = self.context.instance.get_run_records(wanted, limit=_RUNS_LOOKED_AT)
         return [

@@ -42,7 +42,7 @@ def build_outbox_backlog_sensor(
     Args:
         drain_job: The job of `build_outbox_drain_job`.
         max_backlog_rows: Request a run if more rows than this wait.
-        max_backlog_age_s: Request a run if the oldest row is older than this, in seconds (default: no such limit).
+        max_backlog_age_s: Request a run if the oldest row is older than this, in seconds (default: no limit).
         name: The name of the sensor.
         minimum_interval_s: The minimum time between two ticks, in seconds.
         outbox_key: The key of the `OutboxResource`.
