@@ -1,289 +1,139 @@
-"""The exceptions of marshal-dagster that user code can catch.
-
-Every exception derives from `MarshalError`. Each class describes one cause, and what an operator or developer can do
-about it. The message of an exception names the group, topic and partition concerned. Lower layers import this module,
-and it imports no other module of the package.
-"""
+"""The exceptions that a user can catch: one small tree with `MarshalError` at its root."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_MAX_SHOWN: Final = 5
-"""The number of bad records that a message lists."""
+_NAMED: Final = 5
 
 
 class MarshalError(Exception):
-    """Base class of all exceptions that marshal-dagster raises.
-
-    Example:
-        ```python
-        try:
-            with claimer.claimed_batch(context, topic="orders") as batch:
-                if not batch.idle:
-                    process(batch.read(spark))
-        except ClaimLostError:
-            pass  # another process repeats the batch
-        except MarshalError as error:
-            logger.error("the batch on topic orders failed: %s", error)
-        ```
-    """
+    """Root of all errors raised by marshal-dagster."""
 
 
 class ConfigurationError(MarshalError):
-    """A setting or argument is missing, malformed, or contradicts another one.
-
-    Action: correct the setting that the message names.
-    """
+    """A setting is missing, malformed, or contradicts another; the message names the field."""
 
 
 class UnavailableError(MarshalError):
-    """A service (Kafka, Spark, a sink's database) could not be reached within its timeout.
-
-    Cause: the service is down, the network does not reach it, or the address or credentials are wrong.
-
-    Action: check the service that the message names, then run again. Nothing has to be repaired.
-    """
+    """A service (Kafka, Spark, a sink's database) could not be reached within its time-out."""
 
 
 class TopicNotFoundError(MarshalError):
-    """A topic does not exist, or this user has no right to see it.
-
-    The topic is a data topic, the coordination topic, or a topic that a sink or a coordinator needs.
-
-    Action: check the name, create the topic, or grant the right that the message names.
-    """
+    """A data topic or the coordination topic does not exist, or cannot be seen with these rights."""
 
 
 class AuthorizationError(MarshalError):
-    """Kafka does not allow this user to use a topic, a group or the cluster.
-
-    Action: grant the right that the message names.
-    """
+    """The user may not do this to a topic, a group or the cluster; the message names the right that it takes."""
 
 
 class UnsafeTopicError(MarshalError):
-    """The coordination topic has settings that break the guarantees of the protocol (protocol.md, section 1.6).
-
-    Action: correct the settings that the message lists. Some of them can be accepted with `allow_unsafe_topic` of the
-    claimer, or `--allow-unsafe` of `marshal-dagster topic create`.
-
-    Attributes:
-        topic: The name of the coordination topic.
-        reasons: One sentence for each wrong setting.
-    """
+    """The coordination topic has settings under which the protocol does not hold."""
 
     def __init__(self, topic: str, reasons: Sequence[str], *, can_be_accepted: bool = True) -> None:
-        """Store the topic and the reasons, and build the message.
-
-        Args:
-            topic: The name of the coordination topic.
-            reasons: One sentence for each wrong setting.
-            can_be_accepted: Whether an option accepts these settings. The message names the option.
-        """
+        """Keep `reasons`, one sentence for each setting that is wrong."""
         self.topic = topic
         self.reasons = tuple(reasons)
         listed = "; ".join(self.reasons)
         super().__init__(
             f"coordination topic {topic!r} has dangerous settings: {listed}. "
-            "Correct them (`marshal-dagster topic create --help` lists the right ones)"
-            + (
-                ", or accept them with --allow-unsafe (allow_unsafe_topic of the claimer)."
-                if can_be_accepted
-                else "; no option allows them."
-            )
+            "Fix them (`marshal-dagster topic create --help` shows the right ones)"
+            + (", or accept them explicitly." if can_be_accepted else "; no option allows them.")
         )
 
 
 class CoordinationLogChangedError(MarshalError):
-    """The coordination log is not the one that this process has read so far.
-
-    Cause: the coordination topic was deleted and re-created, its log was truncated, or its partition count changed.
-
-    Action: find out what changed the topic. Restart every process that uses it.
-    """
+    """The coordination log is not the one read before: truncated, made anew, or repartitioned."""
 
 
 class TimestampTypeError(CoordinationLogChangedError):
-    """The coordination topic stored a record with the timestamp of its sender.
-
-    Cause: the topic does not have `message.timestamp.type=LogAppendTime`, so log time depends on the senders' clocks
-    (protocol.md, section 1.6).
-
-    Action: set `message.timestamp.type=LogAppendTime`, or use a new topic. Then restart the members.
-    """
+    """The coordination topic stored a record with its sender's timestamp: it was not made with LogAppendTime."""
 
 
 class GoGroupError(MarshalError):
-    """Go consumers use the group or the coordination topic, so an operator must decide before anything is written.
-
-    Action: follow the message. It names the settings to write first, or the option that confirms that the Go consumers
-    are stopped.
-    """
+    """Go consumers use the group or the coordination topic, so a person must decide before anything is written."""
 
 
 class IncompleteLogError(MarshalError):
-    """The coordination log no longer starts at offset 0 and no snapshot replaces its beginning.
-
-    A process can read the log in this state, but not claim (protocol.md, section 5.1).
-
-    Cause: retention or an operator deleted the beginning of the log.
-
-    Action: stop all members of the group, then run `marshal-dagster recover`.
-    """
+    """The log no longer starts at offset 0 and no snapshot fits: one may observe, never claim."""
 
 
 class RecoveryFailedError(MarshalError):
-    """`marshal-dagster recover` could not restore a truncated coordination log.
-
-    Cause: a member, another `recover` or retention changed the log in the meantime.
-
-    Action: stop all members of all groups, then run `marshal-dagster recover` again.
-    """
+    """A log that was cut could not be made certain again: somebody is at work on it."""
 
 
 class SettingsMismatchError(MarshalError):
-    """The group's settings in the coordination log differ from the settings of this member.
-
-    Action: configure this deployment like the group, or change the group's settings with the command in the message.
-    """
+    """The group's settings in the log differ from those this member is configured with."""
 
 
 class GroupPausedError(MarshalError):
-    """The group is paused: nothing is claimed or planned until an operator resumes it or the pause expires.
-
-    Action: run `marshal-dagster resume`, or wait until the time in the message.
-    """
+    """The group is paused; nothing is claimed or planned until it is resumed."""
 
 
 class ClaimLostError(MarshalError):
-    """This instance no longer holds a claim, so it commits nothing more by it.
-
-    Cause: the lease ended because no heartbeat was accepted in time, or another instance took over the partition.
-
-    Action: check why heartbeats stopped, for example a broker that is down or a process that was suspended. Another
-    run repeats the batch.
-    """
+    """A claim is no longer this instance's; the message names who holds it now."""
 
 
 class CommitFailedError(MarshalError):
-    """A commit was not read back from the coordination log as accepted.
-
-    Cause: the broker did not acknowledge the record, or the claim does not permit this offset.
-
-    Action: run again. The message lists the partitions and offsets that were not committed.
-    """
+    """A commit was not seen accepted in the log: nothing was committed by it."""
 
 
 class PlanRejectedError(MarshalError):
-    """A plan was not read back from the coordination log as accepted, or a batch refers to a plan that is not open.
-
-    Action: run again. The message lists the partitions.
-    """
+    """A plan was not seen accepted in the log."""
 
 
 class PositionNotSetError(MarshalError):
-    """A position was not set, or not everywhere.
-
-    Cause: members did not release their partitions in time, or another process paused, resumed or claimed meanwhile.
-
-    Action: let the other process end, then set the position again.
-    """
+    """A position was not set: members did not leave in time, or others paused and resumed in between."""
 
 
 class SettingsNotSetError(MarshalError):
-    """The group's settings were not changed in all coordination partitions.
-
-    Cause: live members still held partitions after the wait, or another process paused, resumed or claimed meanwhile.
-
-    Action: let the runs end, then repeat the command. It completes the change.
-    """
+    """The group's settings were not changed, or not in every coordination partition."""
 
 
 class DataTopicChangedError(MarshalError):
-    """The data topic was deleted and re-created, so the stored offsets belong to another topic of the same name.
-
-    Action: check what was processed, then set the position of the group.
-    """
+    """The data topic is not the incarnation to which the stored offsets belong."""
 
 
 class DataLossError(MarshalError):
-    """Retention deleted messages before they were processed, and the delivery mode does not skip them by itself.
-
-    Action: set `allow_data_loss` for one run, or set the position after the deleted messages. Give the topic more
-    retention.
-    """
+    """Retention deleted messages that were not processed, and the mode does not allow going on."""
 
 
 class StartPositionError(MarshalError):
-    """The offset where a partition starts is unknown.
-
-    Cause: the partition has no position and the start policy is `fail`, or Kafka has a committed offset of the group
-    that the coordination log lacks.
-
-    Action: set the position or choose another start policy. If the log was re-created, check what was processed, then
-    run once with `allow_log_reset`.
-    """
+    """A partition has no position and the start policy is `fail`, or the log forgot one."""
 
 
 class SinkRejectedError(MarshalError):
-    """A sink rejected a batch, and wrote nothing of it.
-
-    Cause: the output has a newer fencing token or generation, its position does not match the range, or it does not
-    accept a row.
-
-    Action: nothing if another run took over. Otherwise compare the output with `marshal-dagster status`, or correct the
-    row that the message names.
-    """
+    """A sink refused a range: lower token or generation, or a position that does not fit."""
 
 
 class FailingRecordError(MarshalError):
-    """Spark fails at one record of the batch.
-
-    Action: correct the code for the record at the partition and offset in the message, or skip the record.
-    """
+    """Spark fails at a record of the batch; the message names its partition and offset, and how to continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that could not be decoded, and the reason."""
+    """A record that could not be decoded, and why."""
 
     topic: str
-    """The data topic."""
     partition: int
-    """The partition of the data topic."""
     offset: int
-    """The offset of the record."""
     reason: str
-    """Why the decoder failed."""
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition} offset {self.offset} ({self.reason})"
 
 
 class DecodeError(MarshalError):
-    """Records of a batch could not be decoded, and the decoding is configured to fail the batch then.
-
-    Action: correct the schema or the writer of the records, or set bad records aside (docs/decoding.md).
-
-    Attributes:
-        count: The number of bad records in the batch.
-        first: The first bad record of each partition that has any.
-    """
+    """Records of a batch could not be decoded, and were to fail it."""
 
     def __init__(self, count: int, first: Sequence[BadRecord]) -> None:
-        """Store the count and the first bad records, and build the message.
-
-        Args:
-            count: The number of bad records in the batch.
-            first: The first bad record of each partition that has any. The message lists five of them.
-        """
+        """Keep how many there are, and the first one of each partition that has any."""
         self.count = count
         self.first = tuple(first)
-        named = ", ".join(map(str, self.first[:_MAX_SHOWN])) + (", ..." if len(self.first) > _MAX_SHOWN else "")
+        named = ", ".join(map(str, self.first[:_NAMED])) + (", ..." if len(self.first) > _NAMED else "")
         super().__init__(
             f"{count} {'record' if count == 1 else 'records'} of the batch could not be decoded; the first of each "
-            f"partition: {named}. Correct the schema or the writer, or set bad records aside (docs/decoding.md)"
+            f"partition: {named}. Mend the schema or the writer, or have bad records set aside (docs/decoding.md)"
         )
 
     def __reduce__(self) -> tuple[type["DecodeError"], tuple[int, tuple[BadRecord, ...]]]:
@@ -291,24 +141,12 @@ class DecodeError(MarshalError):
 
 
 class SchemaDriftError(MarshalError):
-    """Records of a batch have fields that the declared schema lacks, and the decoding is configured to fail then.
-
-    Action: declare the fields that the message names, or drop them with `new_fields="ignore"`.
-    """
+    """The records of a batch have fields that the declared schema lacks, and these were to fail it."""
 
 
 class BatchAbortedError(MarshalError):
-    """A batch ended before its commit; nothing more was committed.
-
-    Cause: the run was cancelled, Spark stopped or its disk is full, or the block ended without reading or writing the
-    batch.
-
-    Action: nothing after a cancellation. Otherwise correct the cause in the message, then run again.
-    """
+    """The batch was stopped before its commit; nothing more was committed."""
 
 
 class PortInUseError(UnavailableError):
-    """Another process listens on the port that a server of this library needs.
-
-    Action: choose another port, or 0 for a free one.
-    """
+    """Another process listens on a port that a server was to have."""
