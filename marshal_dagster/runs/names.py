@@ -71,7 +71,7 @@ def unique_name(text: str) -> str:
 def sensor_name(text: str, what: str) -> str:
     """Return the name of a sensor for a group or topic; dashes become `_` without a digest.
 
-    So `a-b` and `a_b` get the same name. Dagster's error about duplicate names does not say which groups collide, so a
+    So `a-b` and `a_b` get the same name. Dagster's error about duplicate names does not show which groups collide, so a
     warning is logged.
     """
     plain = text.replace("-", "_")

@@ -81,7 +81,7 @@ def build_lag_sensor(
     rationalizer_key: str = "rationalizer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
-    """Build a sensor that requests runs of `job` if `group` lags behind in the job's topic.
+    """Build a sensor that requests runs of `job` if the lag of `group` in the job's topic is high.
 
     The sensor starts to request runs if the unread records (offsets) of unheld partitions exceed `max_lag_records`, or
     if the oldest unread record of an unheld partition is older than `max_lag_age_s`. It then continues until at most
@@ -148,7 +148,7 @@ def build_lag_sensor(
         name=name or sensor_name(group, "lag"),
         evaluation_fn=evaluate,
         minimum_interval_seconds=minimum_interval_s,
-        description=f"Requests runs when group {group!r} lags behind in topic {topic!r}.",
+        description=f"Requests runs if the lag of group {group!r} in topic {topic!r} is high.",
         job=job,
         default_status=default_status,
         required_resource_keys={rationalizer_key},
