@@ -171,7 +171,7 @@ def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(connect_session, "_ANSWERS_WITHIN_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        pytest.raises(UnavailableError, match=r"gave no session within 0\.2 s: .*Resource\(\)\.stop_server"),
+        pytest.raises(UnavailableError, match=r"created no session within 0\.2 s: .*Resource\(\)\.stop_server"),
     ):
         connect_session.connect(f"sc://127.0.0.1:{server.getsockname()[1]}")
     assert left.wait(5)
