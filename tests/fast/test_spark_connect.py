@@ -112,7 +112,7 @@ def test_progress_is_what_the_server_last_told_of_the_batch() -> None:
         assert job_control.progress(fake, "another") is None
         fake.tags.clear()
         tell(stages=[stage(9, 9)], inflight_tasks=1, operation_id="p", done=False)
-        assert str(job_control.progress(fake, "b")) == "3 of 6 tasks done, 1 stages at work"
+        assert str(job_control.progress(fake, "b")) == "3 of 6 tasks done, 1 stages running"
         fake.tags.add("marshal-dagster b")
         tell(stages=None, inflight_tasks=0, operation_id="o", done=True)
         assert job_control.progress(fake, "b") is None
