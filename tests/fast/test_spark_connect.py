@@ -80,7 +80,7 @@ def test_a_server_that_runs_each_task_once(master: str) -> None:
     ("settings", "why"),
     [
         ({"spark.master": "local[2]"}, r"spark\.task\.maxFailures is 4, must be 1"),
-        ({**SINGLE_EXECUTION, "spark.master": "local[2, 3]"}, "must not name failures"),
+        ({**SINGLE_EXECUTION, "spark.master": "local[2, 3]"}, "must not set a number of allowed failures"),
         ({**SINGLE_EXECUTION, "spark.speculation": "true"}, r"spark\.speculation is true"),
     ],
 )

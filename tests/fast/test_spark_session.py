@@ -247,8 +247,8 @@ def test_sessions_that_run_each_task_once(master: str, settings: Mapping[str, st
     ("master", "settings", "why"),
     [
         ("local[2]", {}, r"spark\.stage\.maxConsecutiveAttempts is 4, must be 1"),
-        ("local[2,3]", ONE_STAGE, r"local\[2,3\], must not name failures"),
-        ("local[*, 2]", ONE_STAGE, r"must not name failures"),
+        ("local[2,3]", ONE_STAGE, r"local\[2,3\], must not set a number of allowed failures"),
+        ("local[*, 2]", ONE_STAGE, r"must not set a number of allowed failures"),
         ("local[2]", ONE_STAGE | {"spark.speculation": "true"}, r"spark\.speculation is true, must be false"),
         ("spark://h:7077", ONE_STAGE, r"spark\.task\.maxFailures is 4, must be 1"),
         ("spark://h:7077", {**SINGLE_EXECUTION, "spark.task.maxFailures": "2"}, r"maxFailures is 2"),

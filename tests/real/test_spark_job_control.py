@@ -237,5 +237,5 @@ def test_an_unfit_session_is_one_line_and_a_stopped_one_is_left_alone() -> None:
         "refused: this session has no working Kafka connector (Failed to find data source: kafka"
     )
     assert "spark.jars.packages=org.apache.spark:spark-sql-kafka" in lines[0]
-    assert "spark.master is local[1, 2], must not name failures" in lines[1]
+    assert "spark.master is local[1, 2], must not set a number of allowed failures" in lines[1]
     assert lines[2:] == ["None", "left"]
