@@ -289,10 +289,10 @@ def build_settings_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
 def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
     """Build a job that makes the claimer's group process a range of offsets again.
 
-    The group's own scheduled runs process the range, so do not stop them. The job sets the position back, waits until
-    the runs have reached the end of the range, and sets the position to where the group was before. It does that last
-    step even if it fails, unless its process is killed. The run fails if the range was not processed in time; its
-    metadata shows the progress.
+    The group's own scheduled runs process the range, so do not stop them. The job sets the position back and waits
+    until the runs have reached the end of the range. Then it sets the position to where the group was before. It does
+    that last step even if it fails, unless its process is killed. The run fails if the range was not processed in time;
+    its metadata shows the progress.
 
     Args:
         **options: See `AdminJobOptions`. The default name is `reprocess_range`.

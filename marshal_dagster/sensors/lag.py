@@ -83,9 +83,9 @@ def build_lag_sensor(
 ) -> SensorDefinition:
     """Build a sensor that requests runs of `job` if the lag of `group` in the job's topic is high.
 
-    The sensor starts to request runs if the unread records (offsets) of unheld partitions exceed `max_lag_records`, or
-    if the oldest unread record of an unheld partition is older than `max_lag_age_s`. It then continues until at most
-    `rearm_records` are unread in the whole topic and none is older than `rearm_s`.
+    Partitions that no member holds are *unheld*. The sensor starts to request runs if their unread records (offsets)
+    exceed `max_lag_records`, or if the oldest of these records is older than `max_lag_age_s`. It then continues until
+    at most `rearm_records` are unread in the whole topic and none is older than `rearm_s`.
 
     A tick never requests more runs than there are unheld partitions with unread records. If runs moved no position, the
     sensor waits before the next request, twice as long each time, up to an hour. It requests nothing while the group is

@@ -1,7 +1,7 @@
 """Download of the jars of Spark's Kafka connector.
 
 Spark can fetch them itself at each start (`spark.jars.packages`). That costs almost a second and forty lines of output
-each time, and two sessions that start at once with an empty cache may damage each other's download. So this module
+each time. Two sessions that start at once with an empty cache may damage each other's download. So this module
 downloads the jars under a lock, and sessions get the files.
 """
 

@@ -45,8 +45,8 @@ def decode_avro(
 
     - It is null (see `nulls`), empty, or without a frame.
     - Its schema id is unknown, or belongs to another kind of schema.
-    - Its schema is of another record than the reader's schema, by name without namespace and by aliases, or it has an
-      array whose items take no bytes.
+    - Its schema is of another record than the reader's schema, by name without namespace and by aliases.
+    - Its schema has an array whose items take no bytes.
     - It is truncated, has a string that is not UTF-8, or does not match the reader's schema.
 
     Args:

@@ -52,7 +52,7 @@ class Connection(Protocol):
 class DecodedBatch:
     """The decoded records of a batch. Choose the method that handles the bad records as you need.
 
-    Each record is either good or bad, and stays so however often the frames are evaluated, because the reason depends
+    Each record is either good or bad. That never changes between evaluations of the frames, because the reason depends
     only on the record's bytes and the schemas. The rows have the columns of the frame that was decoded, with the
     decoded struct as `value`. As with `batch.read`, each action reads Kafka again: cache the frame before it is decoded
     (`frame.cache()`) if there are several actions.
