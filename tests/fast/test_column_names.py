@@ -49,7 +49,7 @@ def test_two_columns_of_one_name_are_refused() -> None:
     ):
         check_columns(schema("partition", "town", "Town"), ())
     check_columns(schema("partition", "town", "Town"), (), case_sensitive=True)
-    with pytest.raises(ConfigurationError, match="'town' and 'town' are one name"):
+    with pytest.raises(ConfigurationError, match="'town' and 'town' are the same name"):
         check_columns(schema("partition", "town", "town"), (), case_sensitive=True)
 
 

@@ -319,13 +319,13 @@ def test_what_makes_no_sense_is_refused(shop: Shop) -> None:
     def other() -> None:
         pass
 
-    with pytest.raises(ConfigurationError, match="give an asset made by marshal_asset"):
+    with pytest.raises(ConfigurationError, match="pass an asset of marshal_asset"):
         build_claim_checks(other)
     with pytest.raises(ConfigurationError, match="'lags'; give stale_claims or lag"):
         build_claim_checks(shop.asset, errors=["lags"])
     with pytest.raises(ConfigurationError, match="pass max_lag too"):
         build_claim_checks(shop.asset, blocking=["lag"])
-    with pytest.raises(ConfigurationError, match="at least 1 and 0"):
+    with pytest.raises(ConfigurationError, match="last must be 1 or more, max_lag 0 or more"):
         build_claim_checks(shop.asset, last=0)
     with pytest.raises(ConfigurationError, match="must not be above 5000"):
         build_claim_checks(shop.asset, last=5_001)

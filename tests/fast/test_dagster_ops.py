@@ -465,8 +465,9 @@ def test_a_missing_data_topic_fails_the_run_without_retries(stand: Stand) -> Non
     stand.scene.data.delete()
     result = stand.run(retry_policy=dg.RetryPolicy(max_retries=2))
     assert not result.success
-    assert f"group 'etl': topic '{TOPIC}' does not exist. If the topic is created later, allow_missing_topic" in _error(
-        result
+    assert (
+        f"group 'etl': topic '{TOPIC}' does not exist. If the topic is created later, set allow_missing_topic"
+        in _error(result)
     )
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
     (told,) = stand.recorded_observations(result)

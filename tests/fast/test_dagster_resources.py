@@ -83,7 +83,7 @@ def test_a_key_with_a_password_is_taken() -> None:
         ({"group": "a\nb"}, "group: .*no control characters"),
         ({"group": "a\ud800"}, "group: .*cannot be a name"),
         ({"client_id": "i" * 256}, "client_id: .*1 to 255 characters"),
-        ({"group": "\N{DROPLET}" * 255, "client_id": "\N{DROPLET}" * 146}, "more than 1600 bytes of UTF-8 together"),
+        ({"group": "\N{DROPLET}" * 255, "client_id": "\N{DROPLET}" * 146}, "more than 1600 bytes of UTF-8"),
         ({"rule_set": "go"}, "heartbeat_interval_s is 10; with rule_set 'go' it must be 60"),
         (
             {"rule_set": "go", "heartbeat_interval_s": 60, "delivery": "at_most_once"},
