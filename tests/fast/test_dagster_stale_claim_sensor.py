@@ -1226,12 +1226,12 @@ def test_revoking_ends_within_the_time_out(watch: Watch, dead_runs: DeadRunWatch
 
 
 def test_a_claim_that_is_only_observed_is_named(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """Where retention has cut the log there is no epoch to revoke: it is said, and not tried again."""
+    """If retention has truncated the log, its epochs are unknown: that is reported, and not tried again."""
     watch.die(RUN)
     _run(watch)
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
-    assert "no epoch to revoke" in dead_runs.told()
+    assert "the epochs are unknown" in dead_runs.told()
     assert RefusingLog.appended == 0
 
 
