@@ -99,7 +99,7 @@ def kafka_partitions_def(topic: str) -> DynamicPartitionsDefinition:
     """Return the Dagster partitions definition for the partitions of a data topic.
 
     Args:
-        topic: The data topic. An observation of its topic asset or topic sensor adds the partitions that exist.
+        topic: The data topic. Observations of its topic asset with `per_partition` add the partitions that exist.
 
     Returns:
         Dynamic partitions, each named by the number of the Kafka partition.

@@ -62,8 +62,8 @@ def build_group_member_sensor(
 
     Args:
         job: A job of `build_claimed_batch_job`.
-        topics: The topics of the member (default: the topics of the job's claimed-batch ops).
-        pattern: Further topics of the member: all that match this pattern, with the wildcards `*` and `?`.
+        topics: The topics of the member (default: the topics of the job, if there is no `pattern`).
+        pattern: Topics that match this pattern are topics of the member too. Wildcards are `*` and `?`.
         capacity: The weight of the member in the assignment, relative to the other members; 1 or more.
         asks_for_runs: Whether the sensor requests runs. If False, only schedules start them.
         name: The name of the sensor (default: `<job>_member`).
