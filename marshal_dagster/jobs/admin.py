@@ -47,13 +47,9 @@ from marshal_dagster.runs.status import EndedRunDetector
 
 _Resetter = TypeVar("_Resetter", bound=PositionResetter)
 _SECOND_MS: Final = 1_000
-_WAIT_S: Final[Any] = Field(default=300.0, ge=0, description="Seconds to wait for members to release their partitions.")
-
-
-_SINK: Final[Any] = Field(
-    default=None,
-    description="The group's sink as module:name, to check whether it can replace rows that it already has.",
-)
+_WAIT_S: Final = 300.0
+_WAIT_TEXT: Final = "Seconds to wait for members to release their partitions."
+_SINK_TEXT: Final = "The group's sink as module:name, to check whether it can replace rows that it already has."
 
 
 class AdminConfig(Config):
@@ -87,7 +83,7 @@ class PauseConfig(ResumeConfig):
 class SettingsConfig(AdminConfig):
     """The run config of `build_settings_job`."""
 
-    wait_s: float = _WAIT_S
+    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
     go_consumers_stopped: str | None = Field(
         default=None,
         description="The group's name, to set its settings although Go consumers use it or the coordination topic. It "
@@ -116,8 +112,8 @@ class RevokeConfig(PartitionsConfig):
 class PositionsConfig(PartitionsConfig):
     """The run config that jobs share which set positions."""
 
-    wait_s: float = _WAIT_S
-    sink: str | None = _SINK
+    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    sink: str | None = Field(default=None, description=_SINK_TEXT)
     allow_out_of_range: bool = Field(
         default=False, description="Accept offsets outside the range that the topic holds (default: reject them)."
     )
@@ -177,15 +173,15 @@ class ReprocessRangeConfig(AdminConfig):
         gt=0,
         description="Seconds to wait for the group's runs to repeat the range; after that the job fails.",
     )
-    wait_s: float = _WAIT_S
-    sink: str | None = _SINK
+    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    sink: str | None = Field(default=None, description=_SINK_TEXT)
 
 
 class RetryConfig(PartitionsConfig):
     """The run config of `build_retry_job`: the partitions whose exhausted plans are retried."""
 
-    wait_s: float = _WAIT_S
-    sink: str | None = _SINK
+    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    sink: str | None = Field(default=None, description=_SINK_TEXT)
     max_attempts: int = Field(
         default=DEFAULT_MAX_ATTEMPTS,
         ge=1,

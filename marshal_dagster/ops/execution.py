@@ -376,7 +376,7 @@ class BatchExecution:
             return limit
         by_size = max(1, int(max_bytes / max(mean, 1.0)))  # if all sampled records are empty, later ones may not be
         self.context.log.info(
-            "records of topic %s have about %.0f bytes, so max_bytes=%d is %d offsets",
+            "an offset of topic %s has about %.0f bytes, so max_bytes=%d is %d offsets",
             self.spec.topic,
             mean,
             max_bytes,

@@ -474,7 +474,11 @@ class ClaimerResource(CoordinationResource):
             stack.close()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
-        """Close the resource at the end of the step."""
+        """Close the resource at the end of the step.
+
+        Args:
+            context: Dagster's context.
+        """
         self.close()
 
     def _make_delivery(self, context: "RunContext", at_end: Callable[[Callable[[], object]], object]) -> "BatchSession":

@@ -80,6 +80,9 @@ class KafkaConnectionConfig(Config):
     def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic validates them
         """Check everything that needs neither files nor environment variables.
 
+        Args:
+            **fields: The fields of this class.
+
         Raises:
             ConfigurationError: A field is invalid; the message names it.
         """

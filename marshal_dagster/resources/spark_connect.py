@@ -97,7 +97,11 @@ class SparkConnectResource(CheckedResource):
         return ConnectServer(self.folder).stop()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's
-        """Disconnect from the server at the end of the step."""
+        """Disconnect from the server at the end of the step.
+
+        Args:
+            context: Dagster's context.
+        """
         from marshal_dagster.spark.connect_session import disconnect
 
         session, self._session = self._session, None
