@@ -394,7 +394,7 @@ def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
 
     with pytest.raises(ConfigurationError, match="has no topic: build it with build_claimed_batch_op or marshal_asset"):
         build_claimed_batch_job(other)
-    with pytest.raises(ConfigurationError, match="has partitions"):
+    with pytest.raises(ConfigurationError, match="has Dagster partitions"):
         build_reprocess_job(marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None))
 
 

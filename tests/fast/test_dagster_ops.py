@@ -1017,7 +1017,7 @@ def test_a_result_that_no_sink_can_take_is_no_attempt(
             error = _error(stand.run(count_records=True))
             assert f"function 'Stand.job.<locals>.process' ({__file__}:" in error
             assert text in error
-            assert "nothing is committed" in error
+            assert "nothing was written or committed" in error
     keys = [stand.scene.key(n) for n in range(3)]
     assert [(key.owner, key.offset, key.plan_end, key.plan_attempts) for key in keys] == [(None, 0, None, 0)] * 3
     stand.process = lambda _context, _batch, frame: frame
