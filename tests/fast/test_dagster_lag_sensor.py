@@ -349,12 +349,12 @@ def test_a_run_that_vanished_blocks_for_a_bounded_time(watch: Watch, monkeypatch
     """One that Dagster says has started and that holds nothing is given up after a while; one in the queue waits."""
     (request,) = watch.requests()
     watch.was_asked(request, STARTED)
-    assert "under way" in watch.skipped()
+    assert "in progress" in watch.skipped()
     monkeypatch.setattr("marshal_dagster.sensors._run_history.OPEN_RUN_PATIENCE_S", -60)
     (again,) = watch.requests()
     assert again.run_key != request.run_key
     watch.was_asked(again, QUEUED)
-    assert "under way" in watch.skipped()
+    assert "in progress" in watch.skipped()
 
 
 @pytest.mark.parametrize("status", [SUCCESS, FAILURE])
@@ -389,7 +389,7 @@ def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None
     watch.scene.work(watch.scene.delivery(), max_records=3)
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
-    assert "only observed" in watch.skipped()
+    assert "no member can claim" in watch.skipped()
 
 
 def test_plans_that_were_tried_too_often_are_left_to_a_person(watch: Watch) -> None:
@@ -450,7 +450,7 @@ def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) ->
     assert [each.run_key for each in watch.requests()] == [request.run_key]
     watch.was_asked(request, STARTED)
     watch.cursor = text
-    assert "under way" in watch.skipped()
+    assert "in progress" in watch.skipped()
     assert LagCursor.read(watch.cursor) == LagCursor(is_draining=True)
 
 
