@@ -177,7 +177,7 @@ def test_a_download_takes_only_so_long(ivy_runs: Callable[[], list[list[str]]], 
 @pytest.mark.parametrize("connector", ["", "a:b", "a:b:c:d", "a::c", "a:b:../c", "a:b: c"])
 def test_coordinates_are_checked(connector: str) -> None:
     """What is no group:name:version is refused by name."""
-    with pytest.raises(ConfigurationError, match=r"^connector: "):
+    with pytest.raises(ConfigurationError, match=r"^connector is "):
         fetch_connector(connector)
 
 
@@ -260,7 +260,7 @@ def test_sessions_that_run_each_task_once(master: str, settings: Mapping[str, st
 def test_sessions_that_may_run_a_task_twice(master: str, settings: Mapping[str, str], why: str) -> None:
     """These are refused for at most once, with the setting and its value."""
     fake: Any = Session(master, settings)
-    with pytest.raises(ConfigurationError, match=f"at most once: .*{why}"):
+    with pytest.raises(ConfigurationError, match=f"at_most_once: .*{why}"):
         check_single_execution(fake)
 
 
