@@ -1,13 +1,13 @@
-"""Claims Kafka partitions before Spark batches in Dagster, coordinated over Kafka alone.
+"""Claim Kafka partitions for Spark batches in Dagster, coordinated through one Kafka topic.
 
-This module gives users every public name. It imports each name at its first use: `import marshal_dagster` alone brings
-neither Dagster nor a Kafka client nor Spark, so a process that only claims never pays for the others.
+This module exports every public name. It imports each name on first use, so `import marshal_dagster` alone loads
+neither Dagster nor a Kafka client nor Spark. A process that only claims partitions never loads the others.
 """
 
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    # What type checkers see. They do not see `__getattr__`, so a name that is not public is an error for them.
+    # For type checkers only. They ignore `__getattr__` below, so they report a name that is not public as an error.
     from marshal_dagster._internal.health_server import HealthServer as HealthServer
     from marshal_dagster._internal.postgres import Database as Database
     from marshal_dagster.assets.checks import ClaimCheck as ClaimCheck
@@ -179,7 +179,7 @@ _NAMES: Final = {
     "spark.reader": "run_once",
     "spark.session": "spark_settings start_session",
 }
-"""The public names that each module of the package defines."""
+"""The public names of each module, by the module's path inside the package."""
 
 _MODULES: Final = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 
@@ -188,7 +188,7 @@ __all__ = list(_MODULES)
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import a public name at its first use (PEP 562)."""
+        """Import a public name on first use (PEP 562)."""
         from importlib import import_module
 
         if name not in _MODULES:
@@ -198,5 +198,5 @@ if not TYPE_CHECKING:
         return value
 
     def __dir__() -> list[str]:
-        """List the public names with what is there already."""
+        """Return the public names and the names that the module already has."""
         return sorted({*globals(), *__all__})

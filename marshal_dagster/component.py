@@ -1,4 +1,8 @@
-"""A `dg` component: claimed batches of a data topic from a few lines of YAML."""
+"""The `dg` component that processes claimed batches of a data topic, configured by a few lines of YAML.
+
+`ClaimedTopicComponent` builds the asset, topic asset, jobs, schedule, checks, sensors and resources with the factories
+of this package. `dg scaffold` writes an example of the YAML and of the function.
+"""
 
 from importlib import import_module
 from keyword import iskeyword
@@ -44,7 +48,7 @@ from marshal_dagster.sensors.run_failure import build_run_failure_sensors
 from marshal_dagster.sensors.stale_claims import build_stale_claim_sensor
 from marshal_dagster.sinks import FileSink
 
-_FUNCTION = '''"""What is done with the messages of a batch."""
+_FUNCTION = '''"""The function that processes the messages of a batch."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -57,27 +61,38 @@ def {name}(context, batch, frame: DataFrame) -> DataFrame:
 
 
 def _text(field: str, of: type[BaseModel] = KafkaConnectionConfig) -> str | None:
-    """Return what a resource or its config says of one of its fields."""
+    """Return the description of a field of a resource or its config."""
     return of.model_fields[field].description
 
 
 class ConnectionModel(Model, Resolvable):
-    """A Kafka cluster; secrets are named by their environment variable, never written down."""
+    """The address of a Kafka cluster. Secrets are in environment variables, which are given by name."""
 
     bootstrap_servers: str = Field(description=_text("bootstrap_servers"))
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        default="PLAINTEXT", description=_text("security_protocol")
+    )
     sasl_mechanism: str | None = Field(default=None, description=_text("sasl_mechanism"))
-    username: str | None = None
-    password_variable: str | None = Field(default=None, description="The environment variable with the password.")
+    username: str | None = Field(default=None, description=_text("username"))
+    password_variable: str | None = Field(
+        default=None, description="The environment variable with the password for SASL."
+    )
     ssl_ca_location: str | None = Field(default=None, description=_text("ssl_ca_location"))
     ssl_certificate_location: str | None = Field(default=None, description=_text("ssl_certificate_location"))
     ssl_key_location: str | None = Field(default=None, description=_text("ssl_key_location"))
     ssl_key_password_variable: str | None = Field(
-        default=None, description="The environment variable with the key's password."
+        default=None, description="The environment variable with the password of the private key."
     )
 
     def to_config(self) -> KafkaConnectionConfig:
-        """Give it as the resources take it. Raises `ConfigurationError`."""
+        """Return the connection as the resources need it.
+
+        Returns:
+            The connection, with the names of environment variables for secrets.
+
+        Raises:
+            ConfigurationError: A field is invalid.
+        """
         fields: dict[str, Any] = self.model_dump(exclude_none=True)
         for name in ("password", "ssl_key_password"):
             if variable := fields.pop(f"{name}_variable", None):
@@ -89,7 +104,7 @@ class _ClaimedTopicScaffolder(Scaffolder[Any]):
     """Writes a `defs.yaml` to fill in, and the function that it names."""
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
-        """Write both."""
+        """Write the YAML and the Python file."""
         topic = request.target_path.name
         name = _as_function(topic)
         scaffold_component(
@@ -108,54 +123,96 @@ class _ClaimedTopicScaffolder(Scaffolder[Any]):
 
 
 def _as_function(text: str) -> str:
-    """Make a name that Python and Dagster allow for a function."""
+    """Return a name for a function that Python and Dagster allow."""
     name = as_name(text)
     return name if name.isidentifier() and not iskeyword(name) else f"topic_{name}"
 
 
 @scaffold_with(_ClaimedTopicScaffolder)
 class ClaimedTopicComponent(Component, Model, Resolvable):
-    """An asset of claimed batches of one data topic, with its topic's asset, job, schedule, checks and sensors."""
+    """An asset that processes claimed batches of one data topic, with everything that it needs.
+
+    It builds the asset, the topic asset, a job with schedule, the reprocess job, checks, sensors and resources.
+
+    Example:
+        ```yaml
+        type: marshal_dagster.component.ClaimedTopicComponent
+        attributes:
+          topic: orders
+          group: shops
+          function: process.py:orders_per_shop
+          delivery: effectively_once
+          output_folder: data/orders_per_shop
+          connection:
+            bootstrap_servers: localhost:9092
+          schedule: "*/5 * * * *"
+        ```
+    """
 
     topic: str = Field(description="The data topic.")
     group: str = Field(description=_text("group", ClaimerResource))
     function: str = Field(
-        description="What is done with a batch: `file.py:function` beside this file, or `package.module:function`. It "
-        "gets context, batch and frame, and in effectively once returns the rows for the output."
+        description="The function that processes a batch: `file.py:function` in the folder of this file, or "
+        "`package.module:function`. It takes context, batch and frame; in effectively_once it returns the rows for the "
+        "output."
     )
     connection: ConnectionModel = Field(description="The Kafka cluster.")
     delivery: Literal["at_most_once", "at_least_once", "effectively_once"] = Field(
-        default="at_least_once", description="What the group promises for each message."
+        default="at_least_once", description="The delivery guarantee for each message."
     )
     output_folder: str | None = Field(
-        default=None, description="Effectively once: the folder of a `FileSink`. Give this or `sink`."
+        default=None, description="The folder of a `FileSink`, for effectively_once. Set either this or `sink`."
     )
     sink: str | None = Field(
         default=None,
-        description="Effectively once: a `Sink`, or a function of the context that makes one, named as `function` is.",
+        description="For effectively_once: a `Sink`, or a function of the context that returns one, as in `function`.",
     )
-    name: str | None = Field(default=None, description="The asset's name; by default the function's.")
-    coordination_topic: str = Field(default=DEFAULT_COORDINATION_TOPIC, description="The coordination log.")
+    name: str | None = Field(default=None, description="The name of the asset (default: the name of the function).")
+    coordination_topic: str = Field(
+        default=DEFAULT_COORDINATION_TOPIC, description="The name of the coordination topic."
+    )
     heartbeat_interval_s: float = Field(
-        default=DEFAULT_HEARTBEAT_INTERVAL_S, description="Seconds between heartbeats; agreed on by the group."
+        default=DEFAULT_HEARTBEAT_INTERVAL_S,
+        description="Seconds between heartbeats; the same in all members of the group.",
     )
-    max_records: int | None = Field(default=None, description="The most offsets of a batch.")
-    max_batches: int | None = Field(default=None, description="A run ends after so many batches.")
+    max_records: int | None = Field(
+        default=None, description="Maximum offsets of a batch, over all its partitions (default: no limit)."
+    )
+    max_batches: int | None = Field(default=None, description="Maximum number of batches of a run (default: no limit).")
     allow_missing_topic: bool = Field(
-        default=False, description="Runs and ticks succeed while the data topic does not exist; by default they fail."
+        default=False, description="Let runs and ticks succeed if the data topic does not exist (default: they fail)."
     )
-    time_budget_s: float | None = Field(default=None, description="A run begins no batch after so many seconds.")
-    schedule: str | None = Field(default=None, description="A cron expression: when runs start.")
+    time_budget_s: float | None = Field(
+        default=None, description="Seconds after which a run starts no further batch (default: no limit)."
+    )
+    schedule: str | None = Field(
+        default=None, description="When runs start, as a cron expression (default: no schedule)."
+    )
     sensors: list[Literal["stale_claims", "dead_runs", "topic"]] = Field(
         default=["stale_claims", "dead_runs", "topic"],
-        description="Which are there: one asks for runs that redo what dead ones left, two revoke what failed and "
-        "cancelled runs held, one observes the topic, whose asset comes with it: leave it to one component a topic.",
+        description="The sensors. stale_claims: requests runs that repeat the work of dead ones. dead_runs: two "
+        "sensors that revoke the claims of failed and canceled runs. topic: observes the topic, with its asset; use "
+        "it in one component of a topic.",
     )
-    max_lag: int | None = Field(default=None, description="The check `lag` fails beyond so many offsets.")
-    running: bool = Field(default=True, description="Whether schedule and sensors are running from the start.")
+    max_lag: int | None = Field(
+        default=None, description="Maximum unread offsets for the check `lag` (default: no check)."
+    )
+    running: bool = Field(
+        default=True, description="Whether schedule and sensors run without being started on Dagster's pages."
+    )
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
-        """Build them. Raises `ConfigurationError`."""
+        """Build the definitions of the component.
+
+        Args:
+            context: Dagster's context, to load the function and the sink from the component's folder.
+
+        Returns:
+            The asset, topic asset, jobs, schedule, checks, sensors and resources.
+
+        Raises:
+            ConfigurationError: A field is invalid, or the function or sink was not found.
+        """
         function = _load(context, self.function, "function")
         check_arguments(function, PROCESS_ARGUMENTS)
         name = self.name or str(function.__name__)
@@ -229,23 +286,23 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             found.append(topic_sensor)
         return found
 
-    def _sink(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a sink, or what makes one
+    def _sink(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a sink, or a function that returns one
         given, is_needed = self.output_folder or self.sink, self.delivery == "effectively_once"
         if self.output_folder is not None and self.sink is not None:
-            raise ConfigurationError(f"topic {self.topic!r}: give output_folder or sink, not both")
+            raise ConfigurationError(f"topic {self.topic!r}: set output_folder or sink, not both")
         if given is None and is_needed:
             raise ConfigurationError(f"topic {self.topic!r}: effectively_once needs output_folder or sink")
         if given is not None and not is_needed:
             raise ConfigurationError(
-                f"topic {self.topic!r}: in {self.delivery} the function writes itself, output_folder and sink are for "
-                "effectively_once"
+                f"topic {self.topic!r}: in {self.delivery} the function writes its results itself; remove "
+                "output_folder and sink, or use effectively_once"
             )
         if self.sink is not None:
             return _load(context, self.sink, "sink")
         return None if self.output_folder is None else FileSink(self.output_folder)
 
 
-def _load(context: ComponentLoadContext, named: str, field: str) -> Any:  # noqa: ANN401 - whatever it names
+def _load(context: ComponentLoadContext, named: str, field: str) -> Any:  # noqa: ANN401 - a user's function or sink
     place, colon, name = named.rpartition(":")
     if not colon or not name.isidentifier():
         raise ConfigurationError(f"{field} is {named!r}; write file.py:name or package.module:name")

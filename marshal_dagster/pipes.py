@@ -1,6 +1,7 @@
-"""A claimed batch that a script of its own processes, submitted to Spark, as with Dagster Pipes.
+"""Processing of a claimed batch in a separate script that is submitted to Spark, as with Dagster Pipes.
 
-The run that submits it holds the claim and sends the heartbeats; it commits when the block ends well.
+The run holds the claim and sends the heartbeats. It commits if the block ends without an error. The script reads the
+batch with `marshal_dagster.batches.submitted`.
 """
 
 import json
@@ -47,23 +48,34 @@ _ANSWER_WITHIN_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """How to start the script: neither the command nor the environment holds a secret."""
+    """How to start the script of a batch. Neither the command nor the environment contains a secret."""
 
     folder: Path
+    """The folder in which run and script exchange the batch. Only this user can read it."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the script's process needs beside this one's environment."""
+        """The environment variables that the script needs in addition to those of this process."""
         return {BATCH_VARIABLE: str(self.folder), "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
 
     def command(
         self, script: str | os.PathLike[str], *arguments: str, settings: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """Give the command that submits `script` with the Spark that PySpark ships, which waits for it.
+        """Return the command that submits `script` with PySpark's own `spark-submit` and waits for it.
 
-        `settings` change those of `spark_settings`; the session that the script starts has them. They stand in a file
-        that the script removes when it begins: call this for each attempt. Raises `UnavailableError` when the connector
-        cannot be fetched.
+        The settings of the session are written to a file, which the script removes when it starts. Call this method for
+        each attempt.
+
+        Args:
+            script: The path of the Python script.
+            *arguments: The arguments of the script.
+            settings: Spark settings that replace or extend `spark_settings`.
+
+        Returns:
+            The command and its arguments.
+
+        Raises:
+            UnavailableError: The Kafka connector cannot be downloaded.
         """
         name = Path(script).stem
         properties = self.folder / SETTINGS_FILE
@@ -74,19 +86,38 @@ class Submission:
 
 @contextmanager
 def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection") -> Iterator[Submission]:
-    """Take the permission to process `batch` and hand it over to the script that is submitted in the block.
+    """Hand a batch over to a script that is submitted inside the `with` block.
 
-    The script reads it with `marshal_dagster.batches.submitted.submitted_batch`, on this machine (client mode). When
-    the claim is lost meanwhile, or the data topic made anew, the script's Spark jobs are cancelled and it fails; before
-    its sink commits it asks this run. `claimer` is the resource of the batch, or the connection to its data. Raises
-    `ConfigurationError` in at most once, where a session must be seen to run no task twice before anything is
-    committed, what `batch.begin_processing` raises, and in at least once `BatchAbortedError` at the end when no script
-    has read the batch and come to the end of its own block.
+    The script runs on this machine (Spark's client mode) and reads the batch with `submitted_batch`. If the claim is
+    lost or the data topic is re-created, the script's Spark jobs are cancelled and the script fails. Before its sink
+    commits, the script asks this run whether the claim is still held.
+
+    Args:
+        batch: The batch, inside its own `with` block.
+        claimer: The `ClaimerResource` of the batch, or the connection to its data topic.
+
+    Yields:
+        The submission, which returns command and environment of the script.
+
+    Raises:
+        ConfigurationError: The delivery mode is `at_most_once`. There the session must be checked before the commit,
+            which is impossible in another process.
+        BatchAbortedError: In `at_least_once`, no script read the batch and reached the end of its block.
+        MarshalError: As in `batch.begin_processing`.
+
+    Example:
+        ```python
+        with claimer.claimed_batch(context, topic="orders") as batch:
+            if batch.ranges:
+                with handed_over(batch, claimer) as submission:
+                    command = submission.command("orders_script.py", settings={"spark.master": "local[*]"})
+                    pipes.run(context=context, command=[*command], env=submission.environment)
+        ```
     """
     if batch.mode is DeliveryMode.AT_MOST_ONCE:
         raise ConfigurationError(
-            "delivery is at_most_once: a batch is not handed over to a script, whose session cannot be checked before "
-            "the commit; process it in the run (batch.read)"
+            "delivery is at_most_once, so the batch cannot be handed over to a script: its session could not be "
+            "checked before the commit. Process the batch in the run (batch.read)"
         )
     batch.begin_processing()
     with tempfile.TemporaryDirectory(prefix="marshal-batch-") as name:
@@ -110,9 +141,9 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
             watch.join()
         if batch.mode is DeliveryMode.AT_LEAST_ONCE and not is_done(folder):
             raise BatchAbortedError(
-                f"batch {batch.batch_id}: no script has read it and come to the end of its block, so nothing is "
-                "committed. Submit one in the block of handed_over(), wait for it, see that its exit code is 0, and "
-                "have it read the batch in a block of submitted_batch()"
+                f"batch {batch.batch_id}: no script has read it and reached the end of its block, so nothing is "
+                "committed. Submit a script inside handed_over(), which reads the batch inside submitted_batch(), and "
+                "wait until it ends with exit code 0"
             )
         outcome = read_outcome(folder)
         if outcome is not None:
@@ -120,7 +151,7 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
 
 
 def _watch(batch: ClaimedBatch, folder: Path, over: threading.Event) -> None:
-    """Look, each second and when the script asks, whether the batch is held still; take it back once it is not."""
+    """Check every second, and at each request of the script, that the batch is still held; if not, take it back."""
     look_at_s = 0.0
     while not over.wait(_ANSWER_WITHIN_S):
         requests = questions(folder)
@@ -129,9 +160,9 @@ def _watch(batch: ClaimedBatch, folder: Path, over: threading.Event) -> None:
         look_at_s = time.monotonic() + _LOOK_EVERY_S
         try:
             batch.check()
-        except UnavailableError:  # the heartbeats decide what an outage means
+        except UnavailableError:  # the heartbeats decide whether an outage ends the batch
             continue
-        except Exception as error:  # noqa: BLE001 - whatever it is, the batch is not watched any more
+        except Exception as error:  # noqa: BLE001 - after any error the batch is no longer monitored
             logger.warning("batch %s is taken back from its script: %s", batch.batch_id, error)
             take_back(folder)
             return

@@ -1,1 +1,5 @@
-"""Assets of claimed batches, data topics as assets, and checks."""
+"""Dagster assets and asset checks.
+
+`decorator` builds assets that claimed batches materialize. `topics` shows data topics as observable assets. `checks`
+has the asset checks for both.
+"""

@@ -1,4 +1,8 @@
-"""Checks of an asset of claimed batches: what dead members left, lag, holes or doubles in its record, its outbox."""
+"""Asset checks for assets of claimed batches.
+
+They find exhausted plans, claims of dead members, lag, gaps and double commits in the recorded batches, and a backlog
+of the outbox. The checks only read: the coordination log, Kafka's offsets and Dagster's materializations.
+"""
 
 import time
 from collections import defaultdict
@@ -45,31 +49,38 @@ from marshal_dagster.runs.names import ASSET_KEY_TAG, TOPIC_TAG
 from marshal_dagster.runs.tables import Column, table
 
 DEFAULT_LAST: Final = 100
+"""The number of batches that are checked by default."""
 MOST_LAST: Final = 5_000
-"""Twice as many are read, and Dagster gives no more than 10,000 at once."""
+"""The maximum of `last`. Twice as many materializations are read, and Dagster returns at most 10,000 at once."""
 _NOT_DONE: Final = "not committed"
 _PERHAPS_DONE: Final = "possibly dropped"
 _MOST_SHOWN: Final = 100
 
 
 class ClaimCheck(StrEnum):
-    """What is checked; the names of the checks in Dagster."""
+    """The checks of `build_claim_checks`, by their names in Dagster."""
 
     STALE_CLAIMS = "stale_claims"
+    """Dead members hold no partitions and left no open plans."""
     LAG = "lag"
+    """The lag is at most `max_lag` offsets."""
     GAPS = "gaps"
+    """The recorded batches have no gap, and retention deleted no unread messages."""
     REWINDS = "rewinds"
+    """No position was set back."""
     DOUBLE_COMMITS = "double_commits"
+    """No offset was committed twice in one generation of its position."""
     EXHAUSTED_PLANS = EXHAUSTED_PLANS
+    """No plan failed so often that runs no longer retry it."""
 
 
 _ORDER: Final = list(ClaimCheck)
-"""Positions are read before records: what is committed meanwhile is beyond them, and no gap."""
+"""The order of evaluation. Positions are read before materializations, so a commit in between is not seen as a gap."""
 _DESCRIPTIONS: Final = {
-    ClaimCheck.EXHAUSTED_PLANS: "No plan has failed so often that runs do not retry it any more.",
-    ClaimCheck.STALE_CLAIMS: "Nothing is held, or left planned, by members that are dead.",
-    ClaimCheck.LAG: "No more offsets are left to read than is allowed.",
-    ClaimCheck.GAPS: "The recorded batches follow on one another, and retention has deleted nothing unread.",
+    ClaimCheck.EXHAUSTED_PLANS: "No plan has failed so often that runs no longer retry it.",
+    ClaimCheck.STALE_CLAIMS: "Dead members hold no partitions and left no open plans.",
+    ClaimCheck.LAG: "The number of unread offsets is within the limit.",
+    ClaimCheck.GAPS: "The recorded batches have no gap, and retention deleted no unread messages.",
     ClaimCheck.REWINDS: "No position was set back.",
     ClaimCheck.DOUBLE_COMMITS: "No offset was committed twice in one generation of its position.",
 }
@@ -77,11 +88,7 @@ _DESCRIPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedRange:
-    """A range that a materialization records as committed.
-
-    `is_recent` where it is among those that are judged. Not `is_certain` where at most once could not learn whether it
-    was: then another may commit it.
-    """
+    """A range that a materialization records as committed."""
 
     partition: int
     generation: int
@@ -89,12 +96,14 @@ class RecordedRange:
     end: int
     batch_id: str
     is_recent: bool = True
+    """Whether it belongs to the last batches, which are checked. Older ranges are only compared with."""
     is_certain: bool = True
+    """False if an at-most-once batch could not read back its commit. Another batch may then commit the range."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetFinding:
-    """Offsets [start, end) of a partition that a check found."""
+    """Offsets [start, end) of a partition with a problem."""
 
     partition: int
     start: int
@@ -111,26 +120,39 @@ def build_claim_checks(
     blocking: Collection[ClaimCheck | str] = (),
     claimer_key: str = "claimer",
 ) -> AssetChecksDefinition:
-    """Build the checks (`ClaimCheck`) of what `marshal_asset` or `build_claimed_batch_op` made.
+    """Build the asset checks `ClaimCheck` for an asset of `marshal_asset` or an op of `build_claimed_batch_op`.
 
-    `lag` is one of them if `max_lag` is given. The checks of an op belong to the asset that its batches materialize.
+    The checks only read. The asset's own runs evaluate the check `exhausted_plans` too. The checks `gaps`, `rewinds`
+    and `double_commits` examine the materializations of the last batches. A gap means that a run committed and died
+    before it recorded the batch, or that another asset or process committed for the group.
 
-    Those in `errors` fail as errors, the others as warnings. Those in `blocking` are errors too, and stop what depends
-    on the asset in the same run. `exhausted_plans` is evaluated by the asset's own runs too. `gaps`, `rewinds` and
-    `double_commits` judge the `last` batches by their materializations. A gap means that a run committed and died
-    before it recorded the batch, or that another asset or process worked in the group. The checks only read; the
-    claimer of resource `claimer_key` determines the group.
+    Args:
+        asset: The asset or op. The checks of an op belong to the asset that its batches materialize.
+        max_lag: The maximum number of unread offsets for the check `lag` (default: no check `lag`).
+        last: How many batches `gaps`, `rewinds` and `double_commits` examine, from 1 to 5,000.
+        errors: The checks that fail as errors; the others fail as warnings.
+        blocking: The checks that fail as errors, and then stop the assets that depend on this one in the same run.
+        claimer_key: The key of the `ClaimerResource`, which determines the group.
 
-    Raises `ConfigurationError`.
+    Returns:
+        The checks, for `Definitions(asset_checks=[...])`. They can be executed one by one.
+
+    Raises:
+        ConfigurationError: An argument is invalid, or `asset` was not built by one of these two factories.
+
+    Example:
+        ```python
+        checks = build_claim_checks(orders, max_lag=1_000_000, blocking=["double_commits"])
+        ```
     """
     op = asset.op if isinstance(asset, AssetsDefinition) else asset
     topic = op.tags.get(TOPIC_TAG)
     if topic is None:
         raise ConfigurationError(
-            f"{op.name!r} has no topic: give an asset made by marshal_asset, or an op made by build_claimed_batch_op"
+            f"{op.name!r} has no topic: pass an asset of marshal_asset or an op of build_claimed_batch_op"
         )
     if last < 1 or (max_lag is not None and max_lag < 0):
-        raise ConfigurationError(f"last is {last}, max_lag is {max_lag}; they must be at least 1 and 0")
+        raise ConfigurationError(f"last is {last} and max_lag is {max_lag}: last must be 1 or more, max_lag 0 or more")
     if last > MOST_LAST:
         raise ConfigurationError(f"last is {last}; it must not be above {MOST_LAST}")
     max_attempts = int(op.tags.get(MAX_ATTEMPTS_TAG, DEFAULT_MAX_ATTEMPTS))
@@ -140,7 +162,7 @@ def build_claim_checks(
     asset_key = asset.key if isinstance(asset, AssetsDefinition) else AssetKey.from_user_string(named)
     checks = [check for check in ClaimCheck if max_lag is not None or check is not ClaimCheck.LAG]
     if missing := failing.difference(checks):
-        raise ConfigurationError(f"{', '.join(sorted(missing))}: give max_lag too, else it is not checked")
+        raise ConfigurationError(f"{', '.join(sorted(missing))} is not checked without max_lag: pass max_lag too")
 
     def judge(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         claimer = claimer_of(context.resources, claimer_key)
@@ -175,7 +197,7 @@ _Verdict = tuple[bool, str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class _CheckContext:
-    """What the checks of one execution look at; each thing is read once, when a check needs it."""
+    """The data that the checks of one execution examine. Each part is read once, when a check first needs it."""
 
     claimer: ClaimerResource
     topic: str
@@ -191,11 +213,11 @@ class _CheckContext:
 
     @cached_property
     def recorded(self) -> Sequence[RecordedRange]:
-        """What the asset's last materializations record."""
+        """The ranges that the asset's last materializations record."""
         return recorded_ranges(self.instance, self.asset_key, self.claimer.group, self.topic, self.last)
 
     def judge(self, check: ClaimCheck) -> _Verdict:
-        """Carry out one check: return whether it passed, a sentence, and what shows it."""
+        """Evaluate one check; return whether it passed, its description and its metadata."""
         match check:
             case ClaimCheck.EXHAUSTED_PLANS:
                 wall_ms, group = time.time_ns() // 1_000_000, self.claimer.group
@@ -208,16 +230,22 @@ class _CheckContext:
                 wall_ms = time.time_ns() // 1_000_000
                 with self.claimer.world() as world:
                     left = abandoned_partitions(world, self.claimer.group, self.topic, wall_ms)
-                return not left, listed(left) or "nothing is left by dead members", {"partitions": len(left)}
+                return (
+                    not left,
+                    listed(left) or "dead members hold nothing and left no open plans",
+                    {"partitions": len(left)},
+                )
             case ClaimCheck.LAG:
                 lag = self.progress.lag
-                text = f"{lag:,} offsets are left to read; {self.max_lag:,} are allowed"
+                text = f"{lag:,} offsets are unread; {self.max_lag:,} are allowed"
                 return lag <= self.max_lag, text, {"lag": lag, "partitions": self.progress.table()}
             case ClaimCheck.GAPS:
                 partitions = self.progress.partitions
                 keys = {partition.partition: partition.key for partition in partitions if partition.key is not None}
                 lost = [
-                    OffsetFinding(at.partition, at.offset, at.offset + at.lost, "retention deleted them unread")
+                    OffsetFinding(
+                        at.partition, at.offset, at.offset + at.lost, "retention deleted them before they were read"
+                    )
                     for at in partitions
                     if at.offset is not None and at.lost
                 ]
@@ -231,9 +259,10 @@ class _CheckContext:
 def recorded_ranges(
     instance: DagsterInstance, asset_key: AssetKey, group: str, topic: str, last: int
 ) -> list[RecordedRange]:
-    """Return what the last materializations of an asset record that `group` committed of `topic`, the newest first.
+    """Return the ranges of `topic` that the asset's materializations record for `group`, the newest first.
 
-    Twice as many as `last`: ranges are not always recorded in their order.
+    Reads twice as many materializations as `last`, because ranges are not always recorded in the order of their
+    offsets.
     """
     found = []
     records = instance.fetch_materializations(asset_key, limit=2 * last).records
@@ -251,7 +280,7 @@ def recorded_ranges(
 
 
 def _recorded(row: Mapping[str, Any], batch_id: str, *, is_recent: bool) -> RecordedRange | None:
-    """Read a row of a table of ranges; None for what was not committed or is of another form."""
+    """Return the range of a table row; None if it was not committed or has another form."""
     numbers: list[Any] = [row.get(name) for name in ("partition", "generation", "start", "end")]
     if row.get("state") == _NOT_DONE or not all(isinstance(number, int) for number in numbers):
         return None
@@ -260,14 +289,14 @@ def _recorded(row: Mapping[str, Any], batch_id: str, *, is_recent: bool) -> Reco
     return RecordedRange(partition, generation, start, end, batch_id, is_recent, is_certain)
 
 
-# Judgements, of what was recorded, the newest first
+# Problems in recorded ranges, which are given the newest first
 
 
 def gaps(recorded: Sequence[RecordedRange], keys: Mapping[int, Key] = MappingProxyType({})) -> list[OffsetFinding]:
-    """Return what lies between recorded ranges of one generation, and what a new position left out.
+    """Return the offsets between recorded ranges of one generation, and those that a new position skipped.
 
-    Not what lies beyond the position of a partition's key: it is not committed, a member that claims ranges may be at
-    work on it.
+    Offsets after the position of a partition's key are no gap. They are not committed yet, and a member that claims
+    ranges may be processing them.
     """
     found = []
     for partition, generations in _by_generation(recorded).items():
@@ -276,24 +305,24 @@ def gaps(recorded: Sequence[RecordedRange], keys: Mapping[int, Key] = MappingPro
             for range_ in ranges[1:]:
                 end = _committed(range_, keys.get(partition))
                 if end > reach and range_.is_recent:
-                    found.append(OffsetFinding(partition, reach, end, "committed by nobody who recorded it"))
+                    found.append(OffsetFinding(partition, reach, end, "no recorded batch has these offsets"))
                 reach = max(reach, range_.end)
         for before, after in pairwise(generations):
             reach, start = max(range_.end for range_ in before), after[0].start
             if start > reach and after[0].is_recent:
-                found.append(OffsetFinding(partition, reach, start, "left out by a new position"))
+                found.append(OffsetFinding(partition, reach, start, "skipped by a new position"))
     return found
 
 
 def _committed(range_: RecordedRange, key: Key | None) -> int:
-    """Return up to where all is committed below a range."""
+    """Return the offset up to which everything before the range is committed."""
     if key is None or key.offset is None or key.generation != range_.generation:
         return range_.start
     return min(range_.start, key.offset)
 
 
 def rewinds(recorded: Sequence[RecordedRange]) -> list[OffsetFinding]:
-    """Return what a new position made to be read again."""
+    """Return the offsets that are read again because a position was set back."""
     found = []
     for partition, generations in _by_generation(recorded).items():
         for before, after in pairwise(generations):
@@ -304,7 +333,7 @@ def rewinds(recorded: Sequence[RecordedRange]) -> list[OffsetFinding]:
 
 
 def double_commits(recorded: Sequence[RecordedRange]) -> list[OffsetFinding]:
-    """Return what two batches of one generation both recorded as committed."""
+    """Return the offsets that two batches of one generation both recorded as committed."""
     found = []
     for partition, generations in _by_generation([range_ for range_ in recorded if range_.is_certain]).items():
         for ranges in generations:
@@ -318,10 +347,10 @@ def double_commits(recorded: Sequence[RecordedRange]) -> list[OffsetFinding]:
 
 
 def _by_generation(recorded: Sequence[RecordedRange]) -> dict[int, list[list[RecordedRange]]]:
-    """Return the ranges of each partition, those of each generation by themselves, in the order of their offsets.
+    """Return the ranges of each partition, grouped by generation and sorted by offset.
 
-    The generations as they were recorded first, not by their numbers: in a log that was deleted and re-created, or made
-    certain again without the key (`recover`), a group begins with generation 0.
+    The generations are in the order in which they were first recorded, not in the order of their numbers. Generations
+    start again at 0 if the log was deleted and re-created, or recovered (`recover`) without the key.
     """
     found: defaultdict[int, defaultdict[int, list[RecordedRange]]] = defaultdict(lambda: defaultdict(list))
     for range_ in reversed(recorded):
@@ -335,7 +364,7 @@ def _by_generation(recorded: Sequence[RecordedRange]) -> dict[int, list[list[Rec
 _FINDINGS: Final[Sequence[Column[OffsetFinding]]] = (
     Column("partition", "int", "The partition."),
     Column("start", "int", "The first offset."),
-    Column("end", "int", "The offset after the last."),
+    Column("end", "int", "The next offset after the last one."),
     Column("what", "string", "What the check found.", lambda found: found.text),
 )
 
@@ -355,24 +384,39 @@ def build_outbox_check(
     name: str = "outbox_backlog",
     outbox_key: str = "outbox",
 ) -> AssetChecksDefinition:
-    """Build the check, of an asset whose events go through the outbox, that these are published.
+    """Build an asset check that the outbox publishes its rows in time.
 
-    It fails when the oldest row has waited for longer than `max_age_s` seconds, or when more than `max_parked` are set
-    aside: as an error where it is `blocking`, else as a warning. Raises `ConfigurationError`.
+    The check fails if the oldest row is too old, or if too many rows are parked (set aside because they cannot be
+    published).
+
+    Args:
+        asset: The asset whose events go through the outbox.
+        max_age_s: The maximum age of the oldest row, in seconds.
+        max_parked: The maximum number of parked rows.
+        blocking: Fail as an error that stops the assets that depend on this one in the same run. By default the check
+            fails as a warning.
+        name: The name of the check.
+        outbox_key: The key of the `OutboxResource`.
+
+    Returns:
+        The check, for `Definitions(asset_checks=[...])`.
+
+    Raises:
+        ConfigurationError: `max_age_s` or `max_parked` is negative.
     """
     if max_age_s < 0 or max_parked < 0:
-        raise ConfigurationError(f"max_age_s is {max_age_s}, max_parked is {max_parked}; they must be 0 or more")
+        raise ConfigurationError(f"max_age_s is {max_age_s} and max_parked is {max_parked}: both must be 0 or more")
 
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         status = resource_of(OutboxResource, context.resources, outbox_key).status()
         problems, age_s = [], status.oldest_age_s or 0.0
         if age_s > max_age_s:
             problems.append(
-                f"the oldest of {status.rows} rows has waited for {age_s:.0f} s, more than {max_age_s:g} s: is a "
-                "harvester running?"
+                f"the oldest of {status.rows} rows has waited for {age_s:.0f} s, more than {max_age_s:g} s; check that "
+                "a harvester is running"
             )
         if status.parked > max_parked:
-            problems.append(f"{status.parked} rows are set aside: `marshal-dagster outbox parked list` shows why")
+            problems.append(f"{status.parked} rows are parked; `marshal-dagster outbox parked list` shows why")
         return AssetCheckResult(
             passed=not problems,
             severity=AssetCheckSeverity.ERROR if blocking else AssetCheckSeverity.WARN,
@@ -383,7 +427,7 @@ def build_outbox_check(
     return asset_check(
         asset=asset,
         name=name,
-        description="The outbox's rows are published soon.",
+        description="The outbox publishes its rows in time.",
         blocking=blocking,
         required_resource_keys={outbox_key},
     )(check)

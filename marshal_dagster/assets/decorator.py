@@ -1,4 +1,7 @@
-"""Assets that claimed batches materialize, and how they and their data topics look in Dagster."""
+"""The decorator `marshal_asset` and the translator that defines how assets and data topics appear in Dagster.
+
+An asset processes claimed batches like the op of `marshal_dagster.ops`. Each batch is one materialization of the asset.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,34 +34,58 @@ if TYPE_CHECKING:
 
 _BACKFILL_TAG: Final = "dagster/backfill"
 _IDLE: Final = frozenset({ExecutionOutcome.DRAINED.value, ExecutionOutcome.HELD.value})
-"""Outcomes after which a backfill has nothing left to do: nothing was unread, or other runs process it."""
+"""Outcomes after which a backfill has nothing left to do: no message is unread, or other runs process them."""
 
 Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFrame | None"]
-"""What `marshal_asset` decorates: as `marshal_dagster.ops.config.Process`, with the context of an asset."""
+"""The function that `marshal_asset` decorates: like `marshal_dagster.ops.config.Process`, with an asset's context."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedAsset:
-    """What a translator receives of an asset: its function's name and docstring, and its data topic."""
+    """The description of an asset that a translator receives."""
 
     name: str
+    """The `name` argument of `marshal_asset`, or the name of the decorated function."""
     topic: str
+    """The data topic."""
     description: str | None = None
+    """The docstring of the decorated function."""
 
 
 class DagsterMarshalTranslator:
-    """Says how assets and data topics look in Dagster.
+    """Defines how assets and data topics appear in Dagster.
 
-    Override a method, and change what it gives with `AssetSpec.replace_attributes` or `merge_attributes`: key, group,
-    owners, tags, metadata, automation condition, freshness policy. Give one translator to all that name a topic.
+    Override a method to change key, group, owners, tags, metadata, automation condition or freshness policy. Pass the
+    same translator to every builder that uses a topic: assets, topic asset and topic sensor.
+
+    Example:
+        ```python
+        class Translator(DagsterMarshalTranslator):
+            def get_asset_spec(self, asset):
+                return super().get_asset_spec(asset).replace_attributes(group_name="shops")
+        ```
     """
 
     def get_topic_spec(self, topic: str) -> AssetSpec:
-        """Describe a data topic, by default as `kafka/<topic>`."""
+        """Return the spec of a data topic.
+
+        Args:
+            topic: The name of the data topic.
+
+        Returns:
+            The spec. By default its key is `kafka/<topic>`.
+        """
         return AssetSpec(topic_asset_key(topic), description=f"Topic {topic!r} in Kafka.", kinds={"kafka"})
 
     def get_asset_spec(self, asset: ClaimedAsset) -> AssetSpec:
-        """Describe an asset: named as its function, it depends on its data topic."""
+        """Return the spec of an asset.
+
+        Args:
+            asset: Name, data topic and description of the asset.
+
+        Returns:
+            The spec. By default its key is the name, and it depends on the asset of its data topic.
+        """
         return AssetSpec(
             asset.name,
             deps=[self.get_topic_spec(asset.topic).key],
@@ -69,7 +96,14 @@ class DagsterMarshalTranslator:
 
 
 def kafka_partitions_def(topic: str) -> DynamicPartitionsDefinition:
-    """Give the Dagster partitions that stand for the partitions of `topic`; its topic asset adds what is there."""
+    """Return the Dagster partitions definition for the partitions of a data topic.
+
+    Args:
+        topic: The data topic. Observations of its topic asset with `per_partition` add the partitions that exist.
+
+    Returns:
+        Dynamic partitions, each named by the number of the Kafka partition.
+    """
     return DynamicPartitionsDefinition(name=f"kafka/{topic}")
 
 
@@ -84,27 +118,51 @@ def marshal_asset(
     pool: str | None = None,
     **options: Unpack[WorkOptions],
 ) -> Callable[[Process], AssetsDefinition]:
-    """Make an asset of the function that works on claimed batches of `topic` with Spark.
+    """Build an asset from a function that processes claimed batches of `topic` with Spark.
 
-    The function gets context, batch and frame, as that of `build_claimed_batch_op` does; `options` and what a run does
-    are the same too. Each batch is one materialization, with its ranges and numbers. Where there was nothing to do an
-    observation says why, and what depends on the asset is skipped. A Dagster backfill ends only when each of its
-    partitions is materialized or has failed. So in a backfill a run without a batch materializes the asset if the topic
-    was drained or held by other runs, and fails otherwise. With `per_partition` each partition of the topic is a
-    Dagster partition (`kafka_partitions_def`), and a run claims only its own. Name and description of the asset are
-    those of the function unless `name` or `translator` says otherwise.
+    The function takes context, batch and frame, like `process` of `build_claimed_batch_op`. A run processes batch after
+    batch as that op does. Each batch is one materialization with its ranges and numbers. If there was nothing to do, an
+    observation records the reason, and Dagster skips the assets that depend on this one.
 
-    Raises `ConfigurationError` for settings that no batch could keep to.
+    Dagster ends a backfill only when each of its partitions is materialized or has failed. So a run of a backfill that
+    had nothing to do materializes the asset if the topic was drained or held by other runs. Otherwise it fails.
+
+    Args:
+        topic: The data topic.
+        name: The name of the asset (default: the name of the function).
+        translator: Defines key, group, tags and dependencies of the asset.
+        per_partition: Whether each partition of the topic is a Dagster partition (`kafka_partitions_def`). A run then
+            claims only its own partition.
+        required_resource_keys: Further resources that the function uses.
+        retry_policy: Dagster's retry policy of the asset.
+        pool: Dagster's concurrency pool of the asset.
+        **options: How batches are claimed and processed, see `WorkOptions`.
+
+    Returns:
+        A decorator that turns the function into an `AssetsDefinition`. The asset requires the resource `claimer` (or
+        the one named by `claimer_key`).
+
+    Raises:
+        ConfigurationError: An option is invalid, or the function does not take these three arguments.
+
+    Example:
+        ```python
+        @marshal_asset(topic="orders", sink=FileSink("/data/orders_per_shop"), max_records=1_000_000)
+        def orders_per_shop(context, batch, frame):
+            return frame.groupBy("partition", "key").count()
+        ```
     """
     translator = translator or DagsterMarshalTranslator()
     if per_partition and options.get("claim_entire_topic"):
-        raise ConfigurationError("claim_entire_topic: with per_partition a run claims one partition alone")
+        raise ConfigurationError(
+            "claim_entire_topic does not work with per_partition, because a run claims one partition"
+        )
 
     def decorate(process: Process) -> AssetsDefinition:
         check_arguments(process, PROCESS_ARGUMENTS)
         own_name = name or getattr(process, "__name__", None)
         if own_name is None:
-            raise ConfigurationError(f"{process!r} has no name: give the asset a `name`")
+            raise ConfigurationError(f"{process!r} has no name: pass `name` to marshal_asset")
         asset = ClaimedAsset(own_name, topic, process.__doc__)
         described = translator.get_asset_spec(asset).replace_attributes(skippable=True)
         spec = batch_spec(process, topic, described.key, options)  # type: ignore[arg-type] # see `handed`
@@ -118,7 +176,7 @@ def marshal_asset(
                 return process(context, batch, frame)
 
             work = BatchExecution(
-                replace(spec, process=handed, asset_key=context.asset_key),  # which may have got a prefix since
+                replace(spec, process=handed, asset_key=context.asset_key),  # Dagster may have prefixed it
                 context.op_execution_context,
                 config,
                 partition=_partition(context) if per_partition else None,
@@ -126,7 +184,7 @@ def marshal_asset(
             )
             if work.run():
                 result = _result(work, context)
-                # Once more: it comes before what the function added itself, and checks and sensors read it.
+                # Added here too, so that it precedes metadata that the function added: checks and sensors read it.
                 context.add_asset_metadata(result.metadata or {}, asset_key=context.asset_key)
                 yield result
             elif _BACKFILL_TAG in context.run.tags:
@@ -147,23 +205,23 @@ def marshal_asset(
 
 
 def _idle_result(work: BatchExecution, context: AssetExecutionContext) -> MaterializeResult[Any]:
-    """Materialize the asset although there was nothing to do: a backfill waits for each of its partitions."""
+    """Return a materialization although there was nothing to do, because a backfill waits for each partition."""
     metadata = work.idle_metadata or {}
     if metadata.get("state") not in _IDLE:
-        raise Failure(f"nothing was done in this backfill: {work.ended}", metadata=metadata)
+        raise Failure(f"this run of a backfill processed no batch: {work.ended}", metadata=metadata)
     return MaterializeResult(asset_key=context.asset_key, metadata=metadata)
 
 
 def _partition(context: AssetExecutionContext) -> int:
     if not context.partition_key.isdecimal():
-        raise ConfigurationError(f"Dagster partition {context.partition_key!r} is no number of a Kafka partition")
+        raise ConfigurationError(f"Dagster partition {context.partition_key!r} is not the number of a Kafka partition")
     return int(context.partition_key)
 
 
 def _result(work: BatchExecution, context: AssetExecutionContext) -> MaterializeResult[Any]:
-    """Give the last batch, with what the run did before it.
+    """Return the materialization of the last batch, with a summary of the earlier ones.
 
-    Where this attempt found nothing to do, all batches have been recorded: then only which, without their numbers.
+    If this attempt had nothing to do, all batches are already recorded. Then the result names them, without numbers.
     """
     summary, names = work.sum(), {"batches", "batches_of_earlier_attempts", "ended", "seen"}
     if work.last is None:

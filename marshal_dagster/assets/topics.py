@@ -1,4 +1,8 @@
-"""A data topic as an observable asset: what it holds, how far its group is, how fast it grows."""
+"""Data topics as observable assets in Dagster.
+
+An observation of a topic has its end offsets, the lag of the group and the growth per second. `build_topic_asset` makes
+observations in runs, `build_topic_sensor` makes them without runs. Assets of `marshal_asset` depend on these assets.
+"""
 
 import hashlib
 import time
@@ -38,12 +42,12 @@ from marshal_dagster.runs.tables import Column, table
 from marshal_dagster.telemetry.metrics import record_lag
 
 MOST_SHOWN: Final = 100
-"""How many partitions a table has at most."""
+"""The maximum number of partitions in a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """One partition of a data topic: what it holds, up to `end` (exclusive), and the group's position in it."""
+    """One partition of a data topic: its offsets from `start` to `end` (exclusive), and the group's state in it."""
 
     partition: int
     start: int
@@ -52,12 +56,12 @@ class PartitionProgress:
 
     @property
     def offset(self) -> int | None:
-        """The next offset to read; None before the group has claimed the partition of this very topic."""
+        """The next offset to read; None if the group has not claimed the partition of this incarnation of the topic."""
         return None if self.key is None else self.key.offset
 
     @property
     def lag(self) -> int:
-        """How many offsets are left to read; all that there is while the group has no position."""
+        """The number of unread offsets; if the group has no position, all offsets of the partition."""
         first = max(self.start, self.offset or 0)
         ahead = () if self.key is None else (range_ for range_ in self.key.ranges if range_.phase is Phase.DONE)
         done = sum(max(0, min(range_.end, self.end) - max(range_.start, first)) for range_ in ahead)
@@ -65,46 +69,50 @@ class PartitionProgress:
 
     @property
     def lost(self) -> int:
-        """How many offsets retention deleted before the group had read them."""
+        """The number of offsets that retention deleted before the group read them."""
         return 0 if self.offset is None else max(0, min(self.start, self.end) - self.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicProgress:
-    """A data topic, by its id, and its partitions in order."""
+    """The partitions of a data topic, in their order, and the topic's id."""
 
     topic_id: str
     partitions: tuple[PartitionProgress, ...]
 
     @property
     def lag(self) -> int:
-        """How many offsets are left to read in all."""
+        """The number of unread offsets of all partitions together."""
         return sum(partition.lag for partition in self.partitions)
 
     @property
     def ends(self) -> Mapping[int, int]:
-        """The next offset of each partition that nothing has been written to."""
+        """The end offset of each partition: the next offset to be written."""
         return {partition.partition: partition.end for partition in self.partitions}
 
     def table(self) -> TableMetadataValue:
-        """Show the partitions; of more than 100 those with the most lag, because Dagster keeps each observation."""
+        """Return the partitions as a table.
+
+        Only the 100 partitions with the highest lag are included, because Dagster stores each observation.
+        """
         shown = sorted(self.partitions, key=lambda partition: -partition.lag)[:MOST_SHOWN]
         return table(_COLUMNS, sorted(shown, key=lambda partition: partition.partition))
 
 
 _COLUMNS: Final[Sequence[Column[PartitionProgress]]] = (
     Column("partition", "int", "The partition."),
-    Column("start", "int", "The first offset that it holds."),
-    Column("end", "int", "The next one to be written, as far as no open transaction holds it."),
-    Column("offset", "int", "The next one that the group reads; empty before it has begun."),
-    Column("lag", "int", "How many are left to read."),
+    Column("start", "int", "The first offset in the partition."),
+    Column("end", "int", "The end offset that read_committed consumers see."),
+    Column("offset", "int", "The next offset that the group reads; empty before its first claim."),
+    Column("lag", "int", "Number of unread offsets."),
 )
 
 
 def topic_progress(claimer: ClaimerResource, topic: str) -> TopicProgress:
-    """Return where the group of `claimer` is in `topic`; nothing is claimed or written.
+    """Return the progress of the claimer's group in `topic`, without claiming or writing anything.
 
-    Raises `ConfigurationError`, `TopicNotFoundError` for either topic, `AuthorizationError`, `UnavailableError`.
+    Raises `ConfigurationError`, `TopicNotFoundError` (data topic or coordination topic), `AuthorizationError` and
+    `UnavailableError`.
     """
     with closing(claimer.open_data()) as data:
         described = data.describe(topic)
@@ -112,7 +120,7 @@ def topic_progress(claimer: ClaimerResource, topic: str) -> TopicProgress:
     keys = claimer.group_keys()
 
     def key(partition: int) -> Key | None:
-        """Return its key, unless that belongs to an earlier topic of that name (protocol.md, section 6)."""
+        """Return the key, unless it belongs to an earlier topic of that name (protocol.md, section 6)."""
         known = keys.get((topic, partition))
         return known if known is not None and known.data_topic_id in {None, described.topic_id} else None
 
@@ -134,7 +142,7 @@ _RATE: Final = "offsets_per_s"
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """What is observed, and of which asset."""
+    """A topic to observe, and the asset that shows it."""
 
     name: str
     key: AssetKey
@@ -144,9 +152,9 @@ class _Topic:
     def look(
         self, resources: object, instance: DagsterInstance, only: str | None = None
     ) -> tuple[list[str], list[tuple[EventLogRecord | None, AssetObservation]]]:
-        """Look at the topic, or at the partition `only` of it.
+        """Read the topic, or only its partition `only`.
 
-        Return all partitions, as Dagster names them, and the observations, each with the one before.
+        Return the names of all partitions, and the new observations, each with the observation before it.
         """
         claimer = claimer_of(resources, self.claimer_key)
         progress = topic_progress(claimer, self.name)
@@ -188,15 +196,24 @@ def build_topic_asset(
     per_partition: bool = False,
     claimer_key: str = "claimer",
 ) -> AssetsDefinition:
-    """Make the observable asset of a data topic, on which the assets of `marshal_asset` depend.
+    """Build the observable asset of a data topic, on which the assets of `marshal_asset` depend.
 
-    An observation has lag, end offsets, and the offsets per second since the one before. Its data version is made of
-    the end offsets, so automation conditions (`AutomationCondition.eager`) see new messages. `build_topic_sensor` makes
-    observations without runs. With `per_partition` there is one for each partition, in a run of one Dagster partition
-    for that one, and new partitions become Dagster partitions. Reads alone; the claimer of resource `claimer_key` says
-    of which group.
+    An observation has the lag, the end offsets, and the offsets per second since the observation before. Its data
+    version is computed from the end offsets, so automation conditions (`AutomationCondition.eager`) see new messages.
+    The asset only reads. `build_topic_sensor` makes the same observations without runs.
 
-    Raises `ConfigurationError`.
+    Args:
+        topic: The data topic.
+        translator: Defines key, group and tags of the asset. Pass the same one to the assets that read the topic.
+        per_partition: Whether each partition of the topic has its own observation. A run of one Dagster partition then
+            observes only that one. An observation adds new partitions of the topic as Dagster partitions.
+        claimer_key: The key of the `ClaimerResource`, which determines the group.
+
+    Returns:
+        The asset, for `Definitions(assets=[...])`.
+
+    Raises:
+        ConfigurationError: `topic` is not a valid name of a topic.
     """
     spec = _spec(topic, translator)
     observed = _Topic(topic, spec.key, per_partition, claimer_key)
@@ -212,7 +229,7 @@ def build_topic_asset(
         yield from ()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BetaWarning)  # what a user cannot change
+        warnings.simplefilter("ignore", BetaWarning)  # users cannot avoid this warning
         made: AssetsDefinition = multi_observable_source_asset(
             name=f"observe_{unique_name('__'.join(spec.key.path))}",
             specs=[spec.replace_attributes(skippable=True)],
@@ -233,15 +250,29 @@ def build_topic_sensor(
     claimer_key: str = "claimer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
-    """Build the sensor that observes the asset of `build_topic_asset` without a run.
+    """Build a sensor that observes the asset of `build_topic_asset` without runs.
 
-    A tick reports nothing if ends and lag are unchanged and nothing has grown since. It fails if the topic does not
-    exist, unless `allow_missing_topic`. Pass the same `translator` and `per_partition` as to the asset. Default name:
-    `<topic>_messages`. Raises `ConfigurationError`.
+    A tick makes no observation if end offsets and lag are unchanged and the last observation recorded no growth.
+
+    Args:
+        topic: The data topic.
+        translator: The translator that `build_topic_asset` has.
+        per_partition: The value that `build_topic_asset` has.
+        name: The name of the sensor (default: `<topic>_messages`).
+        allow_missing_topic: Skip a tick if the topic does not exist. By default the tick fails.
+        minimum_interval_s: The minimum time between two ticks, in seconds.
+        claimer_key: The key of the `ClaimerResource`, which determines the group.
+        default_status: Whether the sensor runs without being started on Dagster's pages.
+
+    Returns:
+        The sensor, for `Definitions(sensors=[...])`.
+
+    Raises:
+        ConfigurationError: `topic` is not a valid name of a topic.
     """
     observed = _Topic(topic, _spec(topic, translator).key, per_partition, claimer_key)
 
-    # Dagster hands over resources by keyword too when a test calls the sensor directly.
+    # Dagster also passes resources by keyword if a test calls the sensor directly.
     def tick(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
         try:
             names, looked = observed.look(context.resources, context.instance)
@@ -256,7 +287,7 @@ def build_topic_sensor(
         return SensorResult(
             asset_events=observations,
             dynamic_partitions_requests=[partitions.build_add_request(new)] if per_partition and new else [],
-            skip_reason=f"{len(observations)} observations of {observed.key.to_user_string()}: the rest is as it was",
+            skip_reason=f"{len(observations)} observations of {observed.key.to_user_string()}; the rest is unchanged",
         )
 
     return SensorDefinition(
@@ -265,12 +296,12 @@ def build_topic_sensor(
         minimum_interval_seconds=minimum_interval_s,
         required_resource_keys={claimer_key},
         default_status=default_status,
-        description=f"Observes topic {topic!r}: its end offsets, and how far the group is.",
+        description=f"Observes the end offsets of topic {topic!r} and the lag of the group.",
     )
 
 
 def data_version(topic_id: str, ends: Mapping[int, int]) -> str:
-    """Make a data version of end offsets; another incarnation of a topic has another one."""
+    """Return the data version of these end offsets; it differs for another incarnation of the topic."""
     text = ",".join(f"{number}={end}" for number, end in sorted(ends.items()))
     return hashlib.sha256(f"{topic_id}:{text}".encode()).hexdigest()[:16]
 
@@ -281,7 +312,7 @@ def _spec(topic: str, translator: DagsterMarshalTranslator | None) -> AssetSpec:
 
 
 def _rate(before: EventLogRecord | None, ends: Mapping[int, int]) -> dict[str, float]:
-    """Give how many offsets a second were added since the observation before, if there is one to compare with."""
+    """Return the offsets per second since the observation before; empty without one to compare with."""
     then = _numbers_of(before).get(_ENDS)
     passed_s = time.time() - before.timestamp if before is not None else 0.0
     if not isinstance(then, dict) or passed_s <= 0:

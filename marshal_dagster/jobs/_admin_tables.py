@@ -1,4 +1,7 @@
-"""The tables in which operators' jobs show what was and what is."""
+"""Tables in the metadata of operators' jobs: the state before and after.
+
+`marshal_dagster.jobs.admin` shows them on the page of a run.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,21 +19,21 @@ from marshal_dagster.runs.tables import Column, table
 
 
 def pause_table(changes: Sequence[PauseChange]) -> TableMetadataValue:
-    """Show pauses; coordination partitions that have the same before and after share a row."""
+    """Return a table of pauses; coordination partitions with the same values before and after share a row."""
     texts = {change.number: (_pause_text(change.before), _pause_text(change.after)) for change in changes}
-    return _changes_table("Whether a pause was in force.", "Whether one is in force now.", texts)
+    return _changes_table("The pause in force before.", "The pause in force now.", texts)
 
 
 def settings_table(
     before: Mapping[int, PartitionSettings], after: Mapping[int, PartitionSettings]
 ) -> TableMetadataValue:
-    """Show settings; coordination partitions that have the same before and after share a row."""
+    """Return a table of settings; coordination partitions with the same values before and after share a row."""
     texts = {number: (_settings_text(before[number]), _settings_text(after[number])) for number in before}
-    return _changes_table("The settings in force before.", "Those in force now.", texts)
+    return _changes_table("The settings in force before.", "The settings in force now.", texts)
 
 
 def _changes_table(about_before: str, about_after: str, texts: Mapping[int, tuple[str, str]]) -> TableMetadataValue:
-    """Show what each coordination partition had before and has now."""
+    """Return a table of values before and after, with the coordination partitions that have them."""
     alike: dict[tuple[str, str], list[int]] = {}
     for number, pair in texts.items():
         alike.setdefault(pair, []).append(number)
@@ -41,7 +44,7 @@ def _changes_table(about_before: str, about_after: str, texts: Mapping[int, tupl
     columns: Sequence[Column[tuple[str, str]]] = (
         Column("before", "string", about_before, lambda pair: pair[0]),
         Column("after", "string", about_after, lambda pair: pair[1]),
-        Column("coordination_partitions", "string", "Where that is.", partitions),
+        Column("coordination_partitions", "string", "The coordination partitions with these values.", partitions),
     )
     return table(columns, alike)
 
@@ -56,7 +59,7 @@ def _utc(at_s: int) -> str:
     try:
         return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, OSError, ValueError):
-        return f"{at_s} s after 1970"  # where no calendar goes
+        return f"{at_s} s after 1970"  # later than any calendar date
 
 
 def _settings_text(there: PartitionSettings) -> str:
@@ -65,44 +68,49 @@ def _settings_text(there: PartitionSettings) -> str:
 
 
 def claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> TableMetadataValue:
-    """Show `claims`, and which of them were taken."""
+    """Return a table of `claims`, with a column that shows which of them were revoked (`taken`)."""
     columns: Sequence[Column[HeldClaim]] = (
         Column("partition", "int", "The partition."),
-        Column("start", "int", "Where the range begins; nothing for a whole partition."),
-        Column("end", "int", "Where it ends."),
-        Column("instance", "string", "Who held it.", lambda claim: claim.owner.instance),
+        Column("start", "int", "The first offset of the range; empty for a whole partition."),
+        Column("end", "int", "The next offset after the range; empty for a whole partition."),
+        Column("instance", "string", "The instance id of the owner.", lambda claim: claim.owner.instance),
         Column("epoch", "int", "The fencing token of the claim.", lambda claim: claim.owner.epoch),
-        Column("last_beat_ms", "int", "When it was last heard of, in log time."),
-        Column("freshness", "string", "How that looked.", lambda claim: claim.freshness.value),
-        Column("revoked", "bool", "Whether it was taken.", lambda claim: claim in taken),
+        Column("last_beat_ms", "int", "The last heartbeat, in log time (unix ms)."),
+        Column(
+            "freshness",
+            "string",
+            "How old the last heartbeat was: fresh, unknown or stale.",
+            lambda claim: claim.freshness.value,
+        ),
+        Column("revoked", "bool", "Whether the claim was revoked.", lambda claim: claim in taken),
     )
     return table(columns, claims)
 
 
 def redo_table(redo: ReprocessPlan, redone: ReprocessResult | None) -> TableMetadataValue:
-    """Show what is to be done again, and how far it was; None where nothing was done."""
+    """Return a table of the range to repeat and of its progress; `redone` is None in a dry run."""
     reached, resume_offset = (None, None) if redone is None else (redone.reached, redone.resume_offset)
     columns: Sequence[Column[ReprocessPlan]] = (
         Column("partition", "int", "The partition.", lambda redo: redo.back.partition),
-        Column("start", "int", "The first offset that is done again.", lambda redo: redo.back.offset),
-        Column("end", "int", "The first one after them.", lambda redo: redo.end),
-        Column("before", "int", "Where the group stood.", lambda redo: redo.position_before),
-        Column("reached", "int", "How far it was done again.", lambda _: reached),
-        Column("after", "int", "Where the group goes on.", lambda _: resume_offset),
-        Column("note", "string", "What to think of.", lambda redo: "; ".join(redo.back.notes)),
+        Column("start", "int", "The first offset to repeat.", lambda redo: redo.back.offset),
+        Column("end", "int", "The next offset after the range.", lambda redo: redo.end),
+        Column("before", "int", "The position of the group before.", lambda redo: redo.position_before),
+        Column("reached", "int", "The offset up to which the range was repeated.", lambda _: reached),
+        Column("after", "int", "The position where the group continues.", lambda _: resume_offset),
+        Column("note", "string", "What the operator should consider.", lambda redo: "; ".join(redo.back.notes)),
     )
     return table(columns, [redo])
 
 
 def move_table(moves: Sequence[PositionChange], done: Collection[int]) -> TableMetadataValue:
-    """Show positions before and after; those of the partitions in `done` were set."""
+    """Return a table of positions before and after; `done` has the partitions whose position was set."""
     columns: Sequence[Column[PositionChange]] = (
         Column("partition", "int", "The partition.", lambda move: move.partition),
-        Column("log_start", "int", "The first offset that the topic holds.", lambda move: move.extent.start),
-        Column("log_end", "int", "The next offset that can be read.", lambda move: move.extent.end),
-        Column("before", "int", "The next offset to read, before.", lambda move: move.key.offset),
-        Column("after", "int", "The same afterwards.", lambda move: move.offset),
-        Column("set", "bool", "Whether it was set.", lambda move: move.partition in done),
-        Column("note", "string", "What to think of.", lambda move: "; ".join(move.notes)),
+        Column("log_start", "int", "The first offset in the partition.", lambda move: move.extent.start),
+        Column("log_end", "int", "The end offset of the partition.", lambda move: move.extent.end),
+        Column("before", "int", "The next offset to read, before the change.", lambda move: move.key.offset),
+        Column("after", "int", "The next offset to read, after the change.", lambda move: move.offset),
+        Column("set", "bool", "Whether the position was set.", lambda move: move.partition in done),
+        Column("note", "string", "What the operator should consider.", lambda move: "; ".join(move.notes)),
     )
     return table(columns, moves)

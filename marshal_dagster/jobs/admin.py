@@ -1,7 +1,8 @@
-"""Jobs by which a person acts on a group from the launchpad: pause, resume, set positions and more.
+"""Jobs with which an operator acts on a group from Dagster's launchpad: pause, resume, set positions and more.
 
-Each works in the name of a `ClaimerResource`, which says of which group and log, and shows in the run what was and what
-is. They write, which takes WRITE on the coordination topic.
+They do the same as the commands of `marshal-dagster`, through `marshal_dagster.admin`. Group and coordination topic are
+those of a `ClaimerResource`. The metadata of a run shows the state before and after. The jobs need WRITE on the
+coordination topic.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,243 +47,297 @@ from marshal_dagster.runs.status import EndedRunDetector
 
 _Resetter = TypeVar("_Resetter", bound=PositionResetter)
 _SECOND_MS: Final = 1_000
-_WAIT_S: Final[Any] = Field(default=300.0, ge=0, description="Seconds that those who hold partitions have to leave.")
-
-
-_SINK: Final[Any] = Field(
-    default=None,
-    description="The group's sink as module:name, which is asked whether it can replace what it holds.",
-)
+_WAIT_S: Final = 300.0
+_WAIT_TEXT: Final = "Seconds to wait for members to release their partitions."
+_SINK_TEXT: Final = "The group's sink as module:name, to check whether it can replace rows that it already has."
 
 
 class AdminConfig(Config):
-    """What the run config of each of these jobs has."""
+    """The run config that all of these jobs share."""
 
     dry_run: bool = Field(
         default=False,
-        description="Only show, in the metadata of the run, what would change; nothing is written.",
+        description="Show in the metadata of the run what would change, without writing anything.",
     )
 
 
 class ResumeConfig(AdminConfig):
-    """How a group is resumed."""
+    """The run config of `build_resume_job`."""
 
     go_consumers_stopped: str | None = Field(
         default=None,
-        description="The group's name, to pause or resume it although Go consumers use it or it has no settings: no Go "
-        "consumer newer than January 2017 will start on this coordination topic again.",
+        description="The group's name, to pause or resume it although Go consumers use it or it has no settings. It "
+        "confirms that no Go consumer newer than January 2017 will start on this coordination topic again.",
     )
 
 
 class PauseConfig(ResumeConfig):
-    """Until when a group is paused: give `until` or `duration`."""
+    """The run config of `build_pause_job`: set either `until` or `duration`."""
 
     until: str | None = Field(
-        default=None, description="When the pause ends: ISO 8601 with its zone, such as 2026-01-31T18:00:00Z."
+        default=None, description="End of the pause: ISO 8601 with time zone, such as 2026-01-31T18:00:00Z."
     )
-    duration: str | None = Field(default=None, description="How long the pause lasts: 90s, 30m, 2h, 1d12h.")
+    duration: str | None = Field(default=None, description="Duration of the pause, such as 90s, 30m, 2h or 1d12h.")
 
 
 class SettingsConfig(AdminConfig):
-    """How a group is given the settings of its claimer."""
+    """The run config of `build_settings_job`."""
 
-    wait_s: float = _WAIT_S
+    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
     go_consumers_stopped: str | None = Field(
         default=None,
-        description="The group's name, to give it settings although Go consumers use it or the coordination topic: no "
-        "Go consumer, of any group, will use this topic again.",
+        description="The group's name, to set its settings although Go consumers use it or the coordination topic. It "
+        "confirms that no Go consumer of any group will use this coordination topic again.",
     )
 
 
 class PartitionsConfig(AdminConfig):
-    """Which partitions of a data topic a job acts on."""
+    """The data topic, and the partitions of it, that a job acts on."""
 
     topic: str = Field(description="The data topic.")
-    partitions: str | None = Field(default=None, description="These partitions, as in '0,2-4'; by default all.")
+    partitions: str | None = Field(default=None, description="Partitions of the topic, such as '0,2-4' (default: all).")
 
     def chosen(self) -> tuple[range, ...] | None:
-        """Return the partitions that are named, None for all. Raises `ConfigurationError`, for the topic's name too."""
+        """Return the chosen partitions, or None for all. Raises `ConfigurationError`."""
         require_topic_name("topic", self.topic)
         return None if self.partitions is None else partitions_of(self.partitions, "partitions")
 
 
 class RevokeConfig(PartitionsConfig):
-    """Whose claims are taken."""
+    """The run config of `build_revoke_job`."""
 
-    instance: str = Field(description="The owner, who is dead: an instance id, or the run id in front of it.")
+    instance: str = Field(description="The dead owner: an instance id, or the run id with which it begins.")
 
 
 class PositionsConfig(PartitionsConfig):
-    """How a group is given positions in a data topic."""
+    """The run config that jobs share which set positions."""
 
-    wait_s: float = _WAIT_S
-    sink: str | None = _SINK
+    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    sink: str | None = Field(default=None, description=_SINK_TEXT)
     allow_out_of_range: bool = Field(
-        default=False, description="Also take offsets that the topic does not hold; else these are refused."
+        default=False, description="Accept offsets outside the range that the topic holds (default: reject them)."
     )
     go_consumers_stopped: str | None = Field(
         default=None,
-        description="The group's name, where Go consumers share it and all of its consumers are stopped.",
+        description="The group's name, if Go consumers share it. It confirms that all of its consumers are stopped.",
     )
 
 
 class SetPositionConfig(PositionsConfig):
-    """Where a group goes on in a data topic: give one of the `to_...` and `shift_by`."""
+    """The run config of `build_set_position_job`: set exactly one of the `to_...` fields and `shift_by`."""
 
     to_offset: str | None = Field(
-        default=None, description="These next offsets to read: '0=5,1=7' by partition, or one number for all."
+        default=None, description="Next offset of each partition, such as '0=5,1=7', or one offset for all."
     )
     to_datetime: str | None = Field(
         default=None,
-        description="The first record of that time or later: ISO 8601 with its zone, such as 2026-01-31T18:00:00Z.",
+        description="Continue at the first record of this time or later: ISO 8601 with time zone, such as "
+        "2026-01-31T18:00:00Z.",
     )
-    to_earliest: bool = Field(default=False, description="The first record that is left.")
-    to_latest: bool = Field(default=False, description="The end: only new records are read.")
+    to_earliest: bool = Field(default=False, description="Continue at the first record that the topic holds.")
+    to_latest: bool = Field(default=False, description="Continue at the end: only new records are read.")
     shift_by: int | None = Field(
-        default=None, description="So many offsets after the present position; before it where the number is negative."
+        default=None, description="Number of offsets to move the position forward; negative to move it back."
     )
 
 
 class ImportPositionsConfig(PositionsConfig):
-    """Where a group's first positions come from: give `consumer_group` or `checkpoint`."""
+    """The run config of `build_import_positions_job`: set either `consumer_group` or `checkpoint`."""
 
     consumer_group: str | None = Field(
-        default=None, description="What Kafka holds as the offsets of this consumer group, which must be stopped."
+        default=None, description="Import the committed offsets of this Kafka consumer group, which must be stopped."
     )
     checkpoint: str | None = Field(
         default=None,
-        description="The checkpoint folder of a stopped query of Structured Streaming, where the run can read it.",
+        description="Import the offsets of this checkpoint folder of a stopped Structured Streaming query. The run "
+        "must be able to read the folder.",
     )
     others: str | None = Field(
         default=None,
-        description="Where partitions begin of which it has no offset: earliest or latest. By default those of a "
-        "checkpoint at the earliest; those of a consumer group are refused.",
+        description="Start of partitions without an offset in the source: earliest or latest (default: earliest for a "
+        "checkpoint; an error for a consumer group).",
     )
 
 
 class ReprocessRangeConfig(AdminConfig):
-    """Which offsets the group does again."""
+    """The run config of `build_reprocess_range_job`."""
 
     topic: str = Field(description="The data topic.")
     partition: int = Field(ge=0, description="The partition.")
-    start: int = Field(ge=0, description="The first offset to do again.")
-    end: int = Field(ge=1, description="The first one after them; the group must have done all before it.")
+    start: int = Field(ge=0, description="The first offset to repeat.")
+    end: int = Field(
+        ge=1, description="The next offset after the range; everything before it must have been processed."
+    )
     within_s: float = Field(
         default=3_600.0,
         gt=0,
-        description="Seconds that the group's own runs have for it; then it is given up.",
+        description="Seconds to wait for the group's runs to repeat the range; after that the job fails.",
     )
-    wait_s: float = _WAIT_S
-    sink: str | None = _SINK
+    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    sink: str | None = Field(default=None, description=_SINK_TEXT)
 
 
 class RetryConfig(PartitionsConfig):
-    """Which exhausted plans of a data topic are retried: those of all partitions, or of some."""
+    """The run config of `build_retry_job`: the partitions whose exhausted plans are retried."""
 
-    wait_s: float = _WAIT_S
-    sink: str | None = _SINK
+    wait_s: float = Field(default=_WAIT_S, ge=0, description=_WAIT_TEXT)
+    sink: str | None = Field(default=None, description=_SINK_TEXT)
     max_attempts: int = Field(
-        default=DEFAULT_MAX_ATTEMPTS, ge=1, description="How often a plan is taken over before it is exhausted."
+        default=DEFAULT_MAX_ATTEMPTS,
+        ge=1,
+        description="Number of times that a plan is taken over before it counts as exhausted.",
     )
 
 
 class AdminJobOptions(TypedDict, total=False):
-    """How each of these jobs is built."""
+    """Options that all of these factories take."""
 
     name: str
-    """The job's name."""
+    """The name of the job; the default is given with each factory."""
     claimer_key: str
-    """The `ClaimerResource` in whose name the job acts; by default `claimer`."""
+    """The key of the `ClaimerResource`, which determines group and coordination topic (default: `claimer`)."""
     executor_def: ExecutorDefinition
-    """By default the work is done in the run worker itself."""
+    """The executor (default: `in_process_executor`, so that the job acts in the run worker itself)."""
     tags: Mapping[str, str] | None
     """Tags of the job's runs."""
 
 
 def build_pause_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build the job that pauses the claimer's group, as its run config (`PauseConfig`) says.
+    """Build a job that pauses the claimer's group.
 
-    Members end what they have in hand and leave; a pause in force is replaced. Before and after are in the metadata.
-    A group without settings gets those of the claimer first; one that Go consumers use is paused only when a person
-    says that they are stopped (`go_consumers_stopped`). Default name: `pause_group`.
+    Members finish their batches and release their partitions. The job replaces a pause that is in force. A group
+    without settings first gets those of the claimer. A group that Go consumers use is paused only if
+    `go_consumers_stopped` confirms that they are stopped.
+
+    Args:
+        **options: See `AdminJobOptions`. The default name is `pause_group`.
+
+    Returns:
+        The job. Its run config is `PauseConfig`.
     """
     shown = {"duration": "1h", "dry_run": False}
     return _job("pause_group", "Pauses the group.", PauseConfig, _pause, options, shown=shown)
 
 
 def build_resume_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build the job that ends a pause of the claimer's group, whoever began it. Default name: `resume_group`."""
+    """Build a job that ends a pause of the claimer's group, no matter which operator or member began it.
+
+    Args:
+        **options: See `AdminJobOptions`. The default name is `resume_group`.
+
+    Returns:
+        The job. Its run config is `ResumeConfig`.
+    """
     return _job("resume_group", "Ends the group's pause.", ResumeConfig, _resume, options)
 
 
 def build_set_position_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build the job that sets where the claimer's group goes on (`SetPositionConfig`).
+    """Build a job that sets the position at which the claimer's group continues in a data topic.
 
-    The group is paused meanwhile; a pause in force is put back. What runs hold that Dagster knows to be over is
-    revoked. Before and after are in the metadata; should it fail half way, the failure says what was set. A group
-    without settings gets those of the claimer first. One that Go consumers share is not paused, and nothing is revoked
-    in it: a person says that all of its consumers are stopped (`go_consumers_stopped`). Default name: `set_position`.
+    The job pauses the group for the change, and restores a pause that is in force. It revokes the claims of runs that
+    have ended according to Dagster. If it fails halfway, the failure lists the partitions whose position was set.
+
+    A group without settings first gets those of the claimer. In a group that Go consumers share the job neither pauses
+    nor revokes. There `go_consumers_stopped` must confirm that all consumers of the group are stopped.
+
+    Args:
+        **options: See `AdminJobOptions`. The default name is `set_position`.
+
+    Returns:
+        The job. Its run config is `SetPositionConfig`.
     """
-    about = "Sets where the group goes on in a data topic."
+    about = "Sets the position at which the group continues in a data topic."
     return _job("set_position", about, SetPositionConfig, _set_position, options)
 
 
 def build_import_positions_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build the job that gives the claimer's group its first positions (`ImportPositionsConfig`).
+    """Build a job that imports the first positions of the claimer's group.
 
-    They come from a consumer group, or from a checkpoint of Structured Streaming. The run fails where the group has
-    positions already; else it does and shows what `build_set_position_job` does. Default name: `adopt_positions`.
+    The positions come from a Kafka consumer group or from a checkpoint of Structured Streaming. The run fails if the
+    group already has positions. Otherwise it sets them like the job of `build_set_position_job`.
+
+    Args:
+        **options: See `AdminJobOptions`. The default name is `adopt_positions`.
+
+    Returns:
+        The job. Its run config is `ImportPositionsConfig`.
     """
-    about = "Takes the group's first positions from where its work was done before."
+    about = "Imports the group's first positions from a consumer group or a checkpoint."
     return _job("adopt_positions", about, ImportPositionsConfig, _import_positions, options)
 
 
 def build_settings_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build the job that gives the claimer's group the settings that the claimer is configured with.
+    """Build a job that changes the group's settings in the coordination log to those of the claimer.
 
-    The group is paused meanwhile, unless nothing of it is there; a pause in force is put back. What runs hold that
-    Dagster knows to be over is revoked. Before and after are in the metadata. Default name: `set_settings`.
+    The job pauses the group for the change, unless the group is new, and restores a pause that is in force. It revokes
+    the claims of runs that have ended according to Dagster.
+
+    Args:
+        **options: See `AdminJobOptions`. The default name is `set_settings`.
+
+    Returns:
+        The job. Its run config is `SettingsConfig`.
     """
-    about = "Gives the group the settings that its claimer is configured with."
+    about = "Changes the group's settings to those of its claimer."
     return _job("set_settings", about, SettingsConfig, _set_settings, options)
 
 
 def build_reprocess_range_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build the job that has the claimer's group do a range again (`ReprocessRangeConfig`).
+    """Build a job that makes the claimer's group process a range of offsets again.
 
-    The group's own scheduled runs do it, so these must go on: the job sets the position back, waits until they have
-    reached the end, and sets the position to where the group was. However it ends, except by a kill, the group goes on
-    there. The run fails when they were not through in time; the metadata say how far they got. Default name:
-    `reprocess_range`.
+    The group's own scheduled runs process the range, so do not stop them. The job sets the position back and waits
+    until the runs have reached the end of the range. Then it sets the position to where the group was before. It does
+    that last step even if it fails, unless its process is killed. The run fails if the range was not processed in time;
+    its metadata shows the progress.
+
+    Args:
+        **options: See `AdminJobOptions`. The default name is `reprocess_range`.
+
+    Returns:
+        The job. Its run config is `ReprocessRangeConfig`.
     """
-    about = "Has the group's own runs do a range of offsets again."
+    about = "Makes the group's own runs process a range of offsets again."
     return _job("reprocess_range", about, ReprocessRangeConfig, _reprocess_range, options)
 
 
 def build_retry_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build the job that retries plans that failed too often (`RetryConfig`). Fix the cause first.
+    """Build a job that retries exhausted plans, which failed too many times. Fix the cause first.
 
-    It sets the position of each of their partitions to its present offset. That ends the plan, and the group's next run
-    makes a new one. The group is paused meanwhile, and a pause in force is restored. The run fails if there is no such
-    plan. Default name: `retry_plans`.
+    The job sets the position of each partition concerned to its current offset. That ends the plan, and the group's
+    next run makes a new one. The job pauses the group for the change, and restores a pause that is in force. The run
+    fails if there is no exhausted plan.
+
+    Args:
+        **options: See `AdminJobOptions`. The default name is `retry_plans`.
+
+    Returns:
+        The job. Its run config is `RetryConfig`.
     """
-    return _job("retry_plans", "Retries plans that failed too often.", RetryConfig, _retry, options)
+    return _job("retry_plans", "Retries plans that failed too many times.", RetryConfig, _retry, options)
 
 
 def build_revoke_job(**options: Unpack[AdminJobOptions]) -> JobDefinition:
-    """Build the job that takes from an owner who is dead what it holds of a data topic (`RevokeConfig`).
+    """Build a job that revokes the claims of a dead owner in a data topic.
 
-    Others can then claim it at once. What was taken is in the metadata. The run fails when the owner holds nothing,
-    or not all could be taken. In a group that Go consumers share another instance takes the partitions and releases
-    them; a live Go owner takes them back with its next heartbeat. What dead runs hold is revoked without a person by
-    `build_run_failure_sensors`. Default name: `revoke_claims`.
+    Other members can then claim the partitions at once. The metadata shows the revoked claims. The run fails if the
+    owner holds nothing, or if not all claims could be revoked.
+
+    In a group that Go consumers share, the job claims the partitions itself and releases them. A live Go owner takes
+    them back with its next heartbeat. The sensors of `build_run_failure_sensors` revoke the claims of failed runs
+    without an operator.
+
+    Args:
+        **options: See `AdminJobOptions`. The default name is `revoke_claims`.
+
+    Returns:
+        The job. Its run config is `RevokeConfig`.
     """
-    return _job("revoke_claims", "Takes what a dead owner holds.", RevokeConfig, _revoke, options)
+    return _job("revoke_claims", "Revokes the claims of a dead owner.", RevokeConfig, _revoke, options)
 
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """The run of an action, and the claimer in whose name it acts."""
+    """One run of an operator's job, with the claimer of its group."""
 
     context: OpExecutionContext
     claimer: ClaimerResource
@@ -296,9 +351,9 @@ class _Action:
         return EndedRunDetector(self.context.instance)
 
     def require_allowed(self, config: AdminConfig, go_consumers_stopped: str | None = None) -> bool:
-        """Check that it may write, unless it is a dry run; return whether a person says that Go consumers are stopped.
+        """Check the rights to write, except in a dry run; return whether Go consumers are confirmed to be stopped.
 
-        Raises `ConfigurationError`, `AuthorizationError`.
+        Raises `ConfigurationError` and `AuthorizationError`.
         """
         stopped = are_stopped(go_consumers_stopped, self.claimer.group)
         if not config.dry_run:
@@ -309,7 +364,7 @@ class _Action:
     def opened(
         self, kind: type[_Resetter], topic: str, sink: str | None, *, stopped: bool = False
     ) -> Iterator[_Resetter]:
-        """Give what sets positions in a data topic, as long as the block lasts. Raises `ConfigurationError`."""
+        """Yield an object of `kind` for the topic, and close it after the block. Raises `ConfigurationError`."""
         asked = None if sink is None else named_sink(sink, "sink")
         claimer = self.claimer
         with (
@@ -344,9 +399,9 @@ def _job(
     *,
     shown: Mapping[str, object] | None = None,
 ) -> JobDefinition:
-    """Make the job of what `act` does, which returns what was and what is.
+    """Return a job that calls `act`, which returns the table of the state before and after.
 
-    `shown` is the op's config as the launchpad opens, by default all that has a default.
+    `shown` is the config that the launchpad shows at first (default: the fields that have a default).
     """
     name, claimer_key = options.get("name", default_name), options.get("claimer_key", "claimer")
 
@@ -357,7 +412,7 @@ def _job(
             table = act(_Action(context, claimer), config)
         dry_run: bool = config.dry_run  # type: ignore[attr-defined]
         if dry_run:
-            context.log.info("a dry run: nothing was written")
+            context.log.info("dry run: nothing was written")
         context.add_output_metadata({"group": claimer.group, "dry_run": dry_run, "before_and_after": table})
 
     work = op(name=f"{name}_op", required_resource_keys={claimer_key})(run)
@@ -386,7 +441,7 @@ def _pauser(action: _Action, config: ResumeConfig) -> Iterator[GroupPauser]:
 def _pause(action: _Action, config: PauseConfig) -> TableMetadataValue:
     with _pauser(action, config) as pauser:
         if (config.until is None) == (config.duration is None):
-            raise ConfigurationError("give one of until and duration in the run config")
+            raise ConfigurationError("set exactly one of until and duration in the run config")
         if config.until is not None:
             until_s = -(-instant_ms(config.until, "until") // _SECOND_MS)
             pauser.require_future(until_s, "until")
@@ -450,17 +505,17 @@ def _move(
     work: PositionResetter,
     moves: Sequence[PositionChange],
 ) -> TableMetadataValue:
-    """Set the positions, unless it is a dry run; if it fails, have the failure say what was set."""
+    """Set the positions, except in a dry run; a failure lists the partitions whose position was set."""
     if config.dry_run:
         return move_table(moves, ())
     log = action.context.log
 
     def done() -> list[int]:
-        """Return the partitions that were set, as the log shows."""
+        """Return the partitions whose position was set, by the coordination log."""
         try:
             return sorted(work.done(moves))
         except MarshalError as error:
-            log.warning("what was set could not be read: %s", error)
+            log.warning("the positions that were set could not be read back: %s", error)
             return []
 
     try:
@@ -468,12 +523,12 @@ def _move(
     except MarshalError as error:
         partitions = done()
         raise Failure(
-            f"{error}. Set: partitions {partitions}",
+            f"{error}. Positions were set in partitions {partitions}",
             metadata={"group": action.claimer.group, "before_and_after": move_table(moves, partitions)},
             allow_retries=False,
         ) from error
     except BaseException:
-        log.exception("the run was stopped; of the positions were set: partitions %s", done())
+        log.exception("the run was stopped after it set the positions of partitions %s", done())
         raise
     if problem is not None:
         log.warning(problem)
@@ -498,8 +553,9 @@ def _reprocess_range(action: _Action, config: ReprocessRangeConfig) -> TableMeta
         log.warning(redone.problem)
     if redone.reached < redo.end:
         raise Failure(
-            f"the group's runs have got to {redone.reached} of {redo.end} within {config.within_s:g} s; it goes on at "
-            f"{redone.resume_offset}",
+            f"the runs of group {action.claimer.group!r} reached offset {redone.reached} of {redo.end} in topic "
+            f"{config.topic!r}, partition {config.partition} within {config.within_s:g} s; the group continues at "
+            f"{redone.resume_offset}. Launch the job again for the rest, with a larger within_s",
             metadata={"group": action.claimer.group, "before_and_after": table},
             allow_retries=False,
         )
@@ -513,7 +569,7 @@ def _set_settings(action: _Action, config: SettingsConfig) -> TableMetadataValue
     with closing(work):
         before = after = work.look(new_group=True)
         if all(partition.settings == claimer.settings for partition in before.values()):
-            action.context.log.info("group %r has these settings already", claimer.group)
+            action.context.log.info("group %r already has these settings", claimer.group)
         elif config.dry_run:
             work.require_allowed()
             after = {
@@ -537,8 +593,8 @@ def _revoke(action: _Action, config: RevokeConfig) -> TableMetadataValue:
         is_go = work.is_go
         if is_go:
             action.context.log.warning(
-                "nothing can be revoked in group %r, which Go consumers share, or may because it has no settings: a "
-                "live Go owner takes its partitions back with its next heartbeat, within a minute",
+                "claims of group %r cannot be revoked, because Go consumers share it, or may because it has no "
+                "settings: a live Go owner takes its partitions back with its next heartbeat, within a minute",
                 claimer.group,
             )
             back = {claim.partition for claim in work.taken_back(taken)} if taken else set()
@@ -546,10 +602,12 @@ def _revoke(action: _Action, config: RevokeConfig) -> TableMetadataValue:
     table = claim_table(claims, taken)
     if not config.dry_run and len(taken) < len(claims):
         raise Failure(
-            "not all could be freed: partitions have no offset, changed hands meanwhile, or their owner lives and took "
-            "them back; they are free two minutes after its last heartbeat"
+            f"group {claimer.group!r}, topic {config.topic!r}: not all partitions could be released, because they have "
+            "no offset, have another owner now, or a live owner took them back. They become free two minutes after "
+            "its last heartbeat"
             if is_go
-            else "not all could be revoked: claims changed hands meanwhile, or the broker did not acknowledge it",
+            else f"group {claimer.group!r}, topic {config.topic!r}: not all claims could be revoked, because they have "
+            "another owner now, or the broker did not acknowledge the records. Launch the job again",
             metadata={"group": claimer.group, "claims": table},
             allow_retries=False,
         )

@@ -1,4 +1,7 @@
-"""Jobs and schedules round the claimed-batch op."""
+"""Jobs and schedules that process claimed batches.
+
+They run an op of `build_claimed_batch_op` or an asset of `marshal_asset`. Sensors request runs of these jobs.
+"""
 
 from collections.abc import Mapping
 from typing import Final, TypedDict, Unpack, overload
@@ -26,18 +29,18 @@ EVERY_MINUTE: Final = "* * * * *"
 
 
 OP_TAG: Final = "marshal/op"
-"""Names, on a job of an asset, the op that materializes it."""
+"""Tag of an asset's job: the name of the op that materializes the asset."""
 
 PER_PARTITION_TAG: Final = "marshal/per_partition"
-"""Is on a job of an asset whose runs are each for one Dagster partition."""
+"""Tag of an asset's job whose runs are each for one Dagster partition."""
 
 AnyJob = JobDefinition | UnresolvedAssetJobDefinition
 
 
 def claimed_batch_ops(definition: AnyJob) -> dict[str, str]:
-    """Give the name of the claimed-batch op of each data topic that a job works on.
+    """Return the name of the claimed-batch op for each data topic of a job.
 
-    Raises `ConfigurationError` for a job whose runs need a Dagster partition, as none that a sensor asks for has.
+    Raises `ConfigurationError` for a job whose runs need a Dagster partition, because sensors cannot request these.
     """
     _require_whole(definition)
     if isinstance(definition, UnresolvedAssetJobDefinition):
@@ -51,23 +54,23 @@ def claimed_batch_ops(definition: AnyJob) -> dict[str, str]:
 
 
 class ReprocessJobOptions(TypedDict, total=False):
-    """How a job of claimed batches is built."""
+    """Options of `build_reprocess_job`."""
 
     name: str | None
-    """The job's name."""
+    """The name of the job."""
     executor_def: ExecutorDefinition
-    """By default the work is done in the run worker itself."""
+    """The executor (default: `in_process_executor`, so that batches are processed in the run worker itself)."""
     tags: Mapping[str, str] | None
-    """Tags of the job's runs, beside that of the data topic."""
+    """Further tags of the job's runs."""
 
 
 class ClaimedBatchJobOptions(ReprocessJobOptions, total=False):
-    """How `build_claimed_batch_job` builds a job."""
+    """Options of `build_claimed_batch_job`."""
 
     config: ClaimedBatchConfig | None
-    """What a run gets that is given none."""
+    """The default run config of the op or asset."""
     description: str | None
-    """By default that of the op or asset."""
+    """The description of the job (default: the description of the op or asset)."""
 
 
 @overload
@@ -83,17 +86,33 @@ def build_claimed_batch_job(
 def build_claimed_batch_job(
     claimed: OpDefinition | AssetsDefinition, **options: Unpack[ClaimedBatchJobOptions]
 ) -> AnyJob:
-    """Build a job of what `build_claimed_batch_op` or `marshal_asset` made.
+    """Build a job from an op of `build_claimed_batch_op` or an asset of `marshal_asset`.
 
-    The work is done in the run worker itself unless another executor is given: there is no child process that would
-    start later and might outlive its run. An asset's checks are carried out too. Default name: `<op>_job`. Raises
-    `ConfigurationError`.
+    By default batches are processed in the run worker itself. Then there is no child process that starts later and may
+    outlive its run. The job of an asset also evaluates the asset's checks.
+
+    Args:
+        claimed: The op or asset.
+        **options: See `ClaimedBatchJobOptions`. The default name is `<op>_job`.
+
+    Returns:
+        The job, for `Definitions(jobs=[...])`.
+
+    Raises:
+        ConfigurationError: `claimed` was not built by one of these two factories.
+
+    Example:
+        ```python
+        job = build_claimed_batch_job(orders_per_shop, config=ClaimedBatchConfig(max_batches=10))
+        ```
     """
     op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
     if TOPIC_TAG not in op.tags:
-        raise ConfigurationError(f"{op.name!r} has no topic: make it with build_claimed_batch_op or marshal_asset")
+        raise ConfigurationError(f"{op.name!r} has no topic: build it with build_claimed_batch_op or marshal_asset")
     name, config = options.get("name") or f"{op.name}_job", options.get("config")
-    run_config = RunConfig(ops={op.name: config}) if config else None  # an empty one would empty the launchpad
+    run_config = (
+        RunConfig(ops={op.name: config}) if config else None
+    )  # an empty one would clear the defaults in the launchpad
     tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(options.get("tags") or {})}
     executor_def = options.get("executor_def", in_process_executor)
     if isinstance(claimed, AssetsDefinition):
@@ -122,8 +141,8 @@ def build_claimed_batch_job(
 def _require_whole(definition: AnyJob) -> None:
     if PER_PARTITION_TAG in (definition.tags or {}):
         raise ConfigurationError(
-            f"runs of job {definition.name!r} need a Dagster partition, which nothing gives them here: start them by "
-            "an automation condition of the asset, by a backfill, or by a schedule of your own that names partition_key"
+            f"runs of job {definition.name!r} need a Dagster partition, which this schedule or sensor cannot choose: "
+            "start them by an automation condition, a backfill, or a schedule of your own that sets partition_key"
         )
 
 
@@ -136,10 +155,23 @@ def build_claimed_batch_schedule(
     default_status: DefaultScheduleStatus = DefaultScheduleStatus.STOPPED,
     tags: Mapping[str, str] | None = None,
 ) -> ScheduleDefinition:
-    """Build a schedule that asks for a run at each tick, of which cron allows one a minute.
+    """Build a schedule that requests a run of a claimed-batch job at each tick.
 
-    A run that finds everything claimed by the one before says so and ends. Default name: `<job>_schedule`. Raises
-    `ConfigurationError` for a job whose runs need a Dagster partition.
+    If the run before still holds all partitions, the new run records that and ends.
+
+    Args:
+        claimed_batch_job: A job of `build_claimed_batch_job`.
+        name: The name of the schedule (default: `<job>_schedule`).
+        cron_schedule: When runs start, as a cron expression (default: every minute).
+        execution_timezone: The time zone of `cron_schedule`, such as `Europe/Berlin` (default: Dagster's, UTC).
+        default_status: Whether the schedule runs without being started on Dagster's pages.
+        tags: Tags of the requested runs.
+
+    Returns:
+        The schedule, for `Definitions(schedules=[...])`.
+
+    Raises:
+        ConfigurationError: Runs of the job need a Dagster partition.
     """
     _require_whole(claimed_batch_job)
     return ScheduleDefinition(
@@ -163,21 +195,32 @@ def build_reprocess_job(
 
 
 def build_reprocess_job(claimed: OpDefinition | AssetsDefinition, **options: Unpack[ReprocessJobOptions]) -> AnyJob:
-    """Build the job that redoes what a dead run left: the same work, one batch, the partitions named in run config.
+    """Build the job that repeats batches which dead runs did not finish.
 
-    An open plan of these partitions is taken over exactly as it is. The stale-claim sensor asks for its runs; a person
-    can too, with `partitions` and, for a plan that was given up, `retry_exhausted`. Default name: `reprocess_<op>`.
+    A run processes one batch of the partitions in its run config. It takes over an open plan of these partitions
+    unchanged. The stale-claim sensor requests the runs. An operator can launch one too, with `partitions` and, for an
+    exhausted plan, `retry_exhausted`.
 
-    Raises `ConfigurationError`, also for an asset with a Dagster partition for each Kafka partition: its own runs take
-    over what dead ones left.
+    Args:
+        claimed: The op of `build_claimed_batch_op` or the asset of `marshal_asset`.
+        **options: See `ReprocessJobOptions`. The default name is `reprocess_<op>`.
+
+    Returns:
+        The job, for `Definitions(jobs=[...])` and for `build_stale_claim_sensor`.
+
+    Raises:
+        ConfigurationError: `claimed` was not built by one of these two factories, or it is an asset with
+            `per_partition`. The own runs of such an asset take over what dead runs left.
     """
     if isinstance(claimed, AssetsDefinition) and claimed.partitions_def is not None:
-        raise ConfigurationError(f"{claimed.op.name!r} has partitions: materialize the one that a dead run left")
+        raise ConfigurationError(
+            f"{claimed.op.name!r} has Dagster partitions: materialize the partition that a dead run left"
+        )
     op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
     made: ClaimedBatchJobOptions = {
         **options,
         "name": options.get("name") or f"reprocess_{op.name}",
         "config": ClaimedBatchConfig(max_batches=1),
-        "description": f"Redoes what a run of {op.name!r} left undone when it died.",
+        "description": f"Repeats the batches that dead runs of {op.name!r} did not finish.",
     }
     return build_claimed_batch_job(claimed, **made)

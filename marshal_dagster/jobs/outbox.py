@@ -1,4 +1,7 @@
-"""The job that publishes what an outbox has, and ends."""
+"""The job that publishes the rows of an outbox and then ends.
+
+Use it where no harvester runs as a service, or to empty an outbox before maintenance.
+"""
 
 import time
 from collections.abc import Mapping
@@ -18,14 +21,24 @@ def build_outbox_drain_job(
     executor_def: ExecutorDefinition = in_process_executor,
     tags: Mapping[str, str] | None = None,
 ) -> JobDefinition:
-    """Build the job that publishes what the outbox of resource `outbox_key` has when it starts, and ends.
+    """Build the job that publishes the rows that an outbox has when the run starts.
 
-    Where a service publishes at the same time, it waits until that has done it. Rows that were set aside meanwhile fail
-    the run once all else is published; how many of what stands in its metadata.
+    If a harvester service publishes at the same time, the run waits until the service has published these rows. If rows
+    are parked (set aside because they cannot be published), the run fails after all other rows are published. The
+    counts are in the metadata of the run.
+
+    Args:
+        name: The name of the job.
+        outbox_key: The key of the `OutboxResource`.
+        executor_def: The executor (default: rows are published in the run worker itself).
+        tags: Tags of the job's runs.
+
+    Returns:
+        The job, for `Definitions(jobs=[...])`.
     """
 
     def drain(context: OpExecutionContext) -> None:
-        """Publish what is in the outbox."""
+        """Publish the rows of the outbox."""
         outbox = resource_of(OutboxResource, context.resources, outbox_key)
         harvester, start_s = outbox.harvester(), time.monotonic()
         try:
@@ -34,7 +47,7 @@ def build_outbox_drain_job(
                 published = harvester.drain()
                 after = outbox.status()
         except MarshalError as error:
-            raise Failure(str(error)) from None  # in one line
+            raise Failure(str(error)) from None  # without a traceback
         parked = harvester.counts.parked
         context.add_output_metadata(
             {
@@ -46,8 +59,8 @@ def build_outbox_drain_job(
         )
         if parked:
             raise Failure(
-                f"{parked} rows of outbox {outbox.outbox!r} were set aside: `marshal-dagster outbox parked list` shows "
-                "why, `outbox parked retry` puts them back; all else is published",
+                f"{parked} rows of outbox {outbox.outbox!r} were parked; all others are published. "
+                "`marshal-dagster outbox parked list` shows why, `outbox parked retry` publishes them again",
                 allow_retries=False,
             )
 
@@ -56,5 +69,5 @@ def build_outbox_drain_job(
     def do() -> None:
         work()
 
-    about = "Publishes what is in the outbox, and ends."
+    about = "Publishes the rows of the outbox, then ends."
     return job(name=name, description=about, executor_def=executor_def, tags=dict(tags or {}))(do)

@@ -1,4 +1,8 @@
-"""The events that record a batch: a materialization, and observations of what failed, was dropped or was lost."""
+"""The Dagster events that record a batch.
+
+A completed batch is recorded as a materialization. Failed batches, dropped ranges and messages that retention deleted
+are recorded as observations.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +27,7 @@ class BatchEvents:
     spec: BatchSpec
 
     def materialization(self, batch: ClaimedBatch, done: CompletedBatch, partition: int | None) -> AssetMaterialization:
-        """Build the materialization of a batch that is over; `partition` is the Dagster partition, if there is one."""
+        """Return the materialization of a completed batch; `partition` is the Dagster partition, if there is one."""
         return AssetMaterialization(
             self.spec.asset_key,
             partition=None if partition is None else str(partition),
@@ -41,7 +45,7 @@ class BatchEvents:
         )
 
     def observe_dropped(self, batch: ClaimedBatch) -> None:
-        """Record what at most once has dropped, however the batch ended; the batch itself logs it."""
+        """Record the ranges that an at-most-once batch dropped, whether it succeeded or failed. The batch logs them."""
         dropped = set(batch.dropped)
         if not dropped:
             return
@@ -51,22 +55,29 @@ class BatchEvents:
             "dropped_offsets": sum(report.range.width for report in reports),
         }
         try:
-            self._observe(batch, "At most once: committed, and never processed, or possibly not.", metadata)
-        except Exception as error:  # noqa: BLE001 - the batch's own error is the one to report
-            self.context.log.warning("what was dropped could not be written into the run's events: %s", error)
+            self._observe(
+                batch,
+                "At most once: these offsets were committed, but their messages were not processed, or possibly not.",
+                metadata,
+            )
+        except Exception as error:  # noqa: BLE001 - report the error of the batch, not this one
+            self.context.log.warning("the dropped ranges could not be recorded in the run's events: %s", error)
 
     def observe_failed(self, batch: ClaimedBatch, error: Exception) -> None:
-        """Record the ranges and the error of a batch whose plan stays open, for the run that gives it up."""
+        """Record the ranges and the error of a failed batch whose plan stays open.
+
+        Runs report this error once the plan has failed too many times.
+        """
         if not batch.all_ranges or batch.committed or batch.mode is DeliveryMode.AT_MOST_ONCE:
             return
         failed = failed_batch(self.group, self.spec.topic, batch.batch_id, batch.report(), error)
         try:
             self.context.log_event(failed)
-        except Exception as unrecorded:  # noqa: BLE001 - the batch's own error is the one to report
-            self.context.log.warning("the failed batch could not be written into the run's events: %s", unrecorded)
+        except Exception as unrecorded:  # noqa: BLE001 - report the error of the batch, not this one
+            self.context.log.warning("the failed batch could not be recorded in the run's events: %s", unrecorded)
 
     def observe_lost(self, batch: ClaimedBatch) -> None:
-        """Record what retention has deleted of a batch that was committed."""
+        """Record the messages of a committed batch that retention had deleted before they were read."""
         reports = [report for report in batch.report() if report.range.lost is not None]
         if not reports:
             return
@@ -76,12 +87,11 @@ class BatchEvents:
         ]
         self._observe(
             batch,
-            "Retention deleted these messages before they were read; the batch went on behind them.",
+            "Retention deleted these messages before they were read. The batch continued after them.",
             {"lost": MetadataValue.json(lost), "lost_offsets": lost_offsets(reports)},
         )
 
     def _observe(self, batch: ClaimedBatch, description: str, metadata: Mapping[str, Any]) -> None:
-        """Observe the topic."""
         self.context.log_event(
             AssetObservation(
                 announcements_key(self.spec.topic),

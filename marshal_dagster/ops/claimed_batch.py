@@ -1,4 +1,7 @@
-"""The op that claims, processes and commits."""
+"""The factory of the op that claims partitions, processes batches of their messages, and commits.
+
+The op runs a `BatchExecution`. Use it for a job of your own; `marshal_asset` builds an asset on the same code.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Unpack
@@ -24,19 +27,44 @@ def build_claimed_batch_op(
     pool: str | None = None,
     **options: Unpack[WorkOptions],
 ) -> OpDefinition:
-    """Build the op `name`, which claims partitions of `topic`, has `process` work on them with Spark, and commits.
+    """Build an op that claims partitions of `topic`, processes their messages with `process`, and commits.
 
-    `process(context, batch, frame)` gets key, value, topic, partition, offset, timestamp and headers of exactly the
-    offsets that it holds.
+    The op processes batch after batch until the topic is drained or a limit is reached. It claims partitions before it
+    starts a Spark session. Each batch is recorded as a materialization of `asset_key`.
 
-    It works batch after batch until the topic is drained or a limit is reached; `options` are those of `WorkOptions`.
-    In effectively once `process` returns the rows for the sink, in the other modes it does its work itself and returns
-    None. The claim comes first, then the Spark session. Each batch is recorded as a materialization of `asset_key`
-    (default: the op's name). The one output, a `BatchesResult`, is left out when there was nothing to do, so that what
-    depends on it is skipped. A step that is tried again, by `retry_policy` or by re-execution, gives what its failed
-    attempts did too.
+    The op has one output, a `BatchesResult`. The output is left out if there was nothing to do, so Dagster skips the
+    ops that depend on it. If the step is retried or re-executed, the output includes the batches of failed attempts.
 
-    Raises `ConfigurationError` for settings that no batch could keep to.
+    Args:
+        process: Called as `process(context, batch, frame)` for each batch. `frame` has the columns key, value, topic,
+            partition, offset, timestamp and headers of exactly the offsets of the batch. In `effectively_once` the
+            function returns the rows for the sink. In the other modes it writes its results itself and returns None.
+        name: The name of the op.
+        topic: The data topic.
+        asset_key: The asset that each batch materializes (default: the name of the op).
+        required_resource_keys: Further resources that `process` uses.
+        description: The description of the op (default: the docstring of `process`).
+        tags: Further tags of the op.
+        retry_policy: Dagster's retry policy of the op.
+        pool: Dagster's concurrency pool of the op.
+        **options: How batches are claimed and processed, see `WorkOptions`.
+
+    Returns:
+        The op, for a job or a graph. It requires the resource `claimer` (or the one named by `claimer_key`).
+
+    Raises:
+        ConfigurationError: An option is invalid, or `process` does not take these three arguments.
+
+    Example:
+        ```python
+        def count_shops(context, batch, frame):
+            return frame.groupBy("partition", "key").count()
+
+
+        count_op = build_claimed_batch_op(
+            count_shops, name="count_shops", topic="orders", sink=FileSink("/data/shops"), max_records=1_000_000
+        )
+        ```
     """
     spec = batch_spec(process, topic, asset_key or AssetKey([name]), options)
     config_class = config_of(options)
@@ -49,7 +77,9 @@ def build_claimed_batch_op(
     return op(
         name=name,
         description=description or process.__doc__,
-        out=Out(BatchesResult, is_required=False, description="What was done; left out when there was nothing to do."),
+        out=Out(
+            BatchesResult, is_required=False, description="The completed batches. Left out if there was nothing to do."
+        ),
         required_resource_keys={*spec.resource_keys, *required_resource_keys},
         tags={
             **spec.op_tags,

@@ -1,4 +1,8 @@
-"""The run config of claimed batches, the options of an op or asset, and what is made of them."""
+"""The run config and the options of ops and assets of claimed batches.
+
+`ClaimedBatchConfig` is the run config, shown in the launchpad. `WorkOptions` are the options in code. `batch_spec`
+checks the options and returns a `BatchSpec`, which each execution uses.
+"""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -25,43 +29,46 @@ if TYPE_CHECKING:
 
 
 class ClaimedBatchConfig(Config):
-    """What one run of the op should take and when it should end."""
+    """The messages that one run takes, and when the run ends."""
 
-    partitions: list[int] | None = Field(default=None, description="Only these partitions of the topic; default: all.")
+    partitions: list[int] | None = Field(default=None, description="Partitions of the topic to process (default: all).")
     max_records: int | None = Field(
-        default=None, ge=1, description="The most offsets of a batch, all its partitions together; default: no limit."
+        default=None, ge=1, description="Maximum offsets of a batch, over all its partitions (default: no limit)."
     )
     max_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="About the most bytes of a batch, estimated from a sample of what is unread; default: no limit.",
+        description="Approximate maximum bytes of a batch, by a sample of unread records (default: no limit).",
     )
     max_batches: int | None = Field(
         default=None,
         ge=1,
-        description="End after so many batches, those of earlier attempts in this run counted in; default: when the "
-        "topic is drained.",
+        description="Maximum number of batches, including those of earlier attempts in this run (default: until the "
+        "topic is drained).",
     )
     time_budget_s: float | None = Field(
-        default=None, gt=0, description="Begin no batch after so many seconds; default: when the topic is drained."
+        default=None,
+        gt=0,
+        description="Seconds after which the run starts no further batch (default: until the topic is drained).",
     )
-    retry_exhausted: bool = Field(
-        default=False, description="Try plans once more that were given up after too many attempts."
-    )
+    retry_exhausted: bool = Field(default=False, description="Retry plans once more that failed too many times.")
     on_idle: Literal["skip", "fail"] = Field(
         default="skip",
-        description="When there is nothing to do (drained, paused, held by others): skip what depends on this op, or "
-        "fail the run.",
+        description="If there is nothing to do (topic drained, group paused, partitions held by other runs): skip the "
+        "steps that depend on this one, or fail the run.",
     )
     allow_data_loss: bool | None = Field(
         default=None,
-        description="Go on where retention has deleted messages unread; default: in at_least_once only.",
+        description="Continue if retention deleted messages before they were read (default: in at_least_once only).",
     )
     allow_log_reset: bool = Field(
-        default=False, description="Go on where Kafka knows offsets of the group and the coordination log does not."
+        default=False,
+        description="Continue if Kafka has committed offsets of the group that the coordination log lacks, because the "
+        "log was re-created.",
     )
     seen: list[ExpectedKeyState] = Field(
-        default_factory=list, description="Filled in by the stale-claim sensor: what it saw. Shown in the metadata."
+        default_factory=list,
+        description="What the stale-claim sensor saw of dead runs. The sensor sets this; the run shows it as metadata.",
     )
 
 
@@ -69,56 +76,63 @@ MakeSink = Callable[[OpExecutionContext], Sink]
 
 
 class WorkOptions(TypedDict, total=False):
-    """How batches are claimed and worked on; the same for an op and for an asset."""
+    """Options for claiming and processing batches, the same for ops and assets."""
 
     sink: Sink | MakeSink | None
-    """Takes the rows in effectively once; or a function of the context that makes one for each run."""
+    """The output in `effectively_once`: a sink, or a function of the context that returns a sink for each run."""
     max_records: int | None
-    """The most offsets of a batch. This and the limits below are defaults that run config may change."""
+    """Maximum offsets of a batch, over all its partitions. Run config can change this limit and the next three."""
     max_bytes: int | None
-    """About the most bytes of a batch (keys, values and headers, not compressed). Each run reads a sample of what is
-    unread, and turns this into offsets by the mean size in it; larger records further on make larger batches."""
-    max_batches: int | None
-    """The most batches of a run; by default it ends when the topic is drained."""
-    time_budget_s: float | None
-    """Seconds after which a run begins no further batch."""
-    max_claims: int | None
-    """The most partitions that a batch holds; by default all that are free."""
-    claim_entire_topic: bool
-    """Claim all partitions of the topic or none."""
-    ranges: RangeOptions | None
-    """How ranges are claimed, in groups that do."""
-    start: StartPolicy | str
-    """Where a group begins that has no position in the topic; by default at the earliest offset."""
-    max_attempts: int
-    """How often a plan is tried before it is left to a person; 5 by default."""
-    allow_missing_topic: bool
-    """Let a run succeed if the data topic does not exist, as if there were nothing to do; by default it fails."""
-    count_records: bool
-    """Report how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
-    pass over the batch of its own."""
-    min_partitions: int | None
-    """Read each batch in at least so many Spark tasks, where one partition has far more than the others; by default in
-    one for each Kafka partition."""
-    claimer_key: str
-    """The resource that is the `ClaimerResource`; by default `claimer`."""
-    spark_key: str | None
-    """A resource that has a `spark_session` (a `LazyPySparkResource`, a `SparkConnectResource`).
+    """Approximate maximum bytes of a batch (uncompressed keys, values and headers).
 
-    By default a session on this machine is started.
+    Each run reads a sample of the unread records and divides this limit by their mean size. Batches are larger if later
+    records are larger.
+    """
+    max_batches: int | None
+    """Maximum number of batches of a run (default: until the topic is drained)."""
+    time_budget_s: float | None
+    """Seconds after which a run starts no further batch (default: no limit)."""
+    max_claims: int | None
+    """Maximum number of partitions of a batch (default: all that are free)."""
+    claim_entire_topic: bool
+    """Claim either all partitions of the topic or none."""
+    ranges: RangeOptions | None
+    """How ranges are claimed, in groups that claim ranges of offsets instead of whole partitions."""
+    start: StartPolicy | str
+    """Where a group without a position in the topic starts (default: at the earliest offset)."""
+    max_attempts: int
+    """How often runs retry a failed plan before they leave it to an operator (default: 5)."""
+    allow_missing_topic: bool
+    """Let a run succeed without work if the data topic does not exist (default: the run fails)."""
+    count_records: bool
+    """Record how many records each batch had. This costs an extra pass over the batch.
+
+    After compaction or transactions a range has fewer records than offsets.
+    """
+    min_partitions: int | None
+    """Minimum number of Spark tasks that read a batch (default: one for each Kafka partition).
+
+    Set it if one partition has far more messages than the others.
+    """
+    claimer_key: str
+    """The key of the `ClaimerResource` (default: `claimer`)."""
+    spark_key: str | None
+    """The key of a resource with a `spark_session`, such as `LazyPySparkResource` or `SparkConnectResource`.
+
+    By default each run starts a session on its own machine.
     """
     spark_config: Mapping[str, str] | None
-    """Changes the settings (`spark_settings`) of a session that is started here."""
+    """Spark settings that replace or extend `spark_settings`, for a session that the run starts itself."""
 
 
 LIMITS: Final = ("max_records", "max_bytes", "max_batches", "time_budget_s")
-"""The options that are defaults of the run config."""
+"""The options that are also fields of the run config, and set its defaults."""
 
 
 def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
-    """Return the config class with the limits of `options` as defaults, so that the launchpad shows them.
+    """Return the run config class with the limits of `options` as defaults, so that the launchpad shows them.
 
-    Raises `ConfigurationError`.
+    Raises `ConfigurationError` if a limit is not positive.
     """
     fields: dict[str, Any] = {}
     for name in LIMITS:
@@ -134,22 +148,35 @@ def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
 
 
 class Process(Protocol):
-    """What a user writes: turns the messages of a batch into the rows of the sink, or does its work and gives None."""
+    """The user's function for one batch.
+
+    It returns the rows for the sink. Without a sink it writes its results itself and returns None.
+    """
 
     def __call__(self, context: OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame", /) -> "DataFrame | None":
-        """Process `frame`: key, value, topic, partition, offset, timestamp, headers of exactly `batch.ranges`."""
+        """Process one batch.
+
+        Args:
+            context: The context of the op.
+            batch: The batch, with its id, ranges and delivery mode.
+            frame: The messages of exactly `batch.ranges`, with the columns key, value, topic, partition, offset,
+                timestamp and headers.
+
+        Returns:
+            The rows for the sink, with the column `partition`; None without a sink.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """What run config does not change of an op's or asset's batches; options as in `WorkOptions`."""
+    """The checked options of an op or asset that run config cannot change; see `WorkOptions` for each."""
 
     process: Process
     topic: str
     asset_key: AssetKey
     function: str
-    """The user's function as errors name it; `process` may be a wrapper around it."""
+    """The user's function as errors show it; `process` may be a wrapper around it."""
     sink: Sink | MakeSink | None = None
     start: StartPolicy = StartPolicy.EARLIEST
     max_claims: int | None = None
@@ -165,23 +192,23 @@ class BatchSpec:
 
     @property
     def op_tags(self) -> dict[str, str]:
-        """The tags of the op, which jobs, sensors and checks read."""
+        """The tags from which jobs, sensors and checks read the topic and the maximum number of attempts."""
         is_default = self.max_attempts == DEFAULT_MAX_ATTEMPTS
         return {TOPIC_TAG: self.topic, **({} if is_default else {MAX_ATTEMPTS_TAG: str(self.max_attempts)})}
 
     @property
     def resource_keys(self) -> set[str]:
-        """The resources that a run needs."""
+        """The keys of the resources that a run needs."""
         return {self.claimer_key} | ({self.spark_key} if self.spark_key is not None else set())
 
 
 def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
-    """Check and gather what run config does not change. Raises `ConfigurationError`."""
+    """Check the options that run config cannot change, and return them. Raises `ConfigurationError`."""
     require_topic_name("topic", topic)
     check_arguments(process, PROCESS_ARGUMENTS)
     sink = options.get("sink")
     if isinstance(sink, type):
-        raise ConfigurationError(f"sink is the class {sink.__name__}: give an instance of it")
+        raise ConfigurationError(f"sink is the class {sink.__name__}: pass an instance of it")
     if callable(sink):
         check_arguments(sink, ("context",))
     given: dict[str, Any] = {name: value for name, value in options.items() if name not in LIMITS}
@@ -190,5 +217,7 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
     spec = BatchSpec(process=process, topic=topic, asset_key=asset_key, function=function_text(process), **given)
     check_min_partitions(spec.min_partitions)
     if spec.spark_key is not None and spec.spark_config is not None:
-        raise ConfigurationError(f"spark_config: the session of resource {spec.spark_key!r} is configured there")
+        raise ConfigurationError(
+            f"spark_config does not apply to the session of resource {spec.spark_key!r}: configure it in that resource"
+        )
     return spec

@@ -1,4 +1,8 @@
-"""One execution of an op or asset: it claims, processes and commits, batch after batch in one Spark session."""
+"""One execution of an op or asset that claims, processes and commits batches.
+
+`BatchExecution` processes batch after batch in one Spark session, until the topic is drained or a limit of the run is
+reached. It records each batch as Dagster events. The op in `claimed_batch` and the assets of `marshal_asset` use it.
+"""
 
 import math
 import time
@@ -58,13 +62,14 @@ if TYPE_CHECKING:
 
 
 _SLACK_INTERVALS: Final = 0.1
+"""How long a run waits after its own earlier claims are stale, in heartbeat intervals."""
 _LONGEST_WAIT_INTERVALS: Final = 3
-"""Heartbeat intervals: how much longer than need be a run waits for its own claims, and how long at most."""
+"""How long a run waits in total for its own earlier claims, in heartbeat intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class _IdleResult:
-    """Why there is no further batch; `stale_in_s` as in `marshal_dagster.batches.Idle`."""
+    """Why there is no further batch; `stale_in_s` has the meaning that it has in `marshal_dagster.batches.Idle`."""
 
     outcome: ExecutionOutcome
     text: str
@@ -72,7 +77,7 @@ class _IdleResult:
 
 
 def _is_of_the_data(error: Exception) -> bool:
-    """Return whether the records of a batch may have caused an error: another batch may then succeed."""
+    """Return whether the records of a batch may have caused an error, so that another batch may succeed."""
     if isinstance(error, MarshalError):
         return isinstance(error, DecodeError | FailingRecordError | SchemaDriftError | SinkRejectedError)
     return not isinstance(error, RetryRequested)
@@ -80,7 +85,7 @@ def _is_of_the_data(error: Exception) -> bool:
 
 @contextmanager
 def _pause_as_idle(batch: ClaimedBatch) -> Iterator[None]:
-    """Suppress the error of a group that was paused between claim and plan: nothing was planned, so nothing failed."""
+    """Suppress the error if the group was paused between claim and plan: nothing was planned, so nothing failed."""
     try:
         yield
     except GroupPausedError:
@@ -90,41 +95,46 @@ def _pause_as_idle(batch: ClaimedBatch) -> Iterator[None]:
 
 @dataclass(slots=True)
 class BatchExecution:
-    """One execution of the op or asset."""
+    """One execution of an op or asset."""
 
     spec: BatchSpec
     context: OpExecutionContext
     config: ClaimedBatchConfig
     partition: int | None = None
-    """The one Kafka partition to work on, for an asset with a Dagster partition for each."""
+    """The only Kafka partition to process, for an asset with one Dagster partition for each Kafka partition."""
     keeps_last: bool = False
-    """Leave the last batch's materialization to the caller, as `last`; an asset's own output is one."""
+    """Whether the caller records the last batch, from `last`, because the output of an asset is a materialization."""
     last: AssetMaterialization | None = None
+    """The materialization of the last batch, while it is not recorded."""
     ended: str = ""
-    """Why there was nothing more to do; empty at a limit of this run."""
+    """Why there was nothing more to do; empty if a limit of this run was reached."""
     idle_metadata: Mapping[str, Any] | None = None
-    """What was recorded of an execution that had nothing to do: its `state` is the outcome."""
+    """The metadata that was recorded if there was nothing to do; its `state` is the outcome."""
     done: list[CompletedBatch] = field(default_factory=list)
+    """The batches that this attempt completed."""
     before: list[CompletedBatch] = field(default_factory=list)
-    """What earlier attempts of this step did, which failed and so handed nothing on."""
+    """The batches that earlier attempts of this step completed. These attempts failed, so they had no output."""
     before_in_run: int = 0
-    """How many of them are of this very run."""
+    """How many of the batches in `before` belong to this run."""
     spark: "SparkSession | None" = None
     failed: dict[tuple[int, ...], Exception] = field(default_factory=dict)
-    """The partitions that failed again, part by part, each with its error."""
+    """The error of each part (a tuple of partitions) that failed again."""
     has_tried_parts: bool = False
-    """Whether parts of a batch that failed before were tried: together they count as one batch."""
+    """Whether parts of an earlier failed batch were tried. Together they count as one batch."""
     began_s: float = field(default_factory=time.monotonic)
     exhausted: str = ""
-    """The exhausted plans and what an operator must do; empty if there are none."""
+    """A text with the exhausted plans and what an operator must do; empty if there are none."""
     records: Mapping[int, int] | None = None
-    """How many records the batch in hand has of each partition, where they are counted."""
+    """The number of records of each partition in the current batch, if records are counted."""
 
     def run(self) -> bool:
-        """Work until drained or at a limit; return whether this step did anything, in earlier attempts too."""
+        """Process batches until the topic is drained or a limit is reached.
+
+        Return whether this step completed any batch, including those of its earlier attempts.
+        """
         tag_run(self.context, {GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
         if over := self._run_is_over():
-            raise Failure(f"nothing is begun: {over}", allow_retries=False)
+            raise Failure(f"no batch was started: {over}", allow_retries=False)
         try:
             self._recall()
             idle = self._drain()
@@ -132,7 +142,7 @@ class BatchExecution:
             tag_run(self.context, {OUTCOME_TAG: outcome.value})
             self._try_to_report_exhausted()
         except BaseException as error:
-            with suppress(Exception):  # the error of the work is the one to report
+            with suppress(Exception):  # report the error of the batch, not one of recording it
                 self._report_last()
             self._forbid_retries(error)
             raise
@@ -146,13 +156,14 @@ class BatchExecution:
     def _try_to_report_exhausted(self) -> None:
         try:
             self._report_exhausted()
-        except Exception:  # what was done is done
-            self.context.log.exception("the plans that were tried too often could not be reported")
+        except Exception:  # the batches are committed, so the run does not fail
+            self.context.log.exception("the plans that failed too many times could not be reported")
 
     def _report_exhausted(self) -> None:
-        """Log a warning about exhausted plans, and evaluate their check.
+        """Log a warning about exhausted plans, and record the result of the check `exhausted_plans`.
 
-        Without such plans the check is evaluated only if it failed before; else its own step does that, if any.
+        If there are no exhausted plans, the result is recorded only if the check failed before. Otherwise a step of the
+        check itself records it.
         """
         plans = exhausted(self.claimer.open_delivery(self.context).open_plans(self.spec.topic), self.spec.max_attempts)
         self.exhausted = exhausted_plans_text(self.context.instance, plans)
@@ -160,29 +171,29 @@ class BatchExecution:
             self.context.log.warning(self.exhausted)
         if plans or has_failed(self.context.instance, self.spec.asset_key):
             evaluation = exhausted_plans_evaluation(self.spec.asset_key, plans, self.exhausted)
-            self.context.log_event(evaluation)  # type: ignore[arg-type] # which it takes too
+            self.context.log_event(evaluation)  # type: ignore[arg-type] # accepted at run time
 
     @property
     def all_done(self) -> list[CompletedBatch]:
-        """What this step did, in all of its attempts."""
+        """The batches that this step completed, in all of its attempts."""
         return [*self.before, *self.done]
 
     def _recall(self) -> None:
-        """Learn what earlier attempts of this step did."""
+        """Read from Dagster's events which batches earlier attempts of this step completed."""
         recorded = batches_of_earlier_attempts(self.context, self.claimer.group, self.spec.topic)
         self.before = [batch for _, metadata in recorded if (batch := parse_completed_batch(metadata)) is not None]
         self.before_in_run = sum(run_id == self.context.run_id for run_id, _ in recorded)
         if self.before:
             self.context.log.info(
-                "earlier attempts of this step did %d batches, which belong to what it gives: %s",
+                "earlier attempts of this step completed %d batches, which its output includes: %s",
                 len(self.before),
                 ", ".join(batch.batch_id for batch in self.before),
             )
 
     def _forbid_retries(self, error: BaseException) -> None:
-        """Raise a `Failure` that is not tried again in place of `error`, if the run is over or being canceled.
+        """Raise a `Failure` without retries instead of `error`, if the run has ended or is being canceled.
 
-        Dagster follows a retry policy when a cancellation interrupts the step, too.
+        This is needed because Dagster applies a retry policy even if a cancellation interrupted the step.
         """
         over = self._run_is_over()
         if over is None:
@@ -202,13 +213,13 @@ class BatchExecution:
     def _events(self) -> BatchEvents:
         return BatchEvents(self.context, self.claimer.group, self.spec)
 
-    # Working
+    # Processing batches
 
     def _drain(self) -> _IdleResult | None:
-        """Work batch after batch; say why there was nothing more, or None at a limit.
+        """Process batches; return why there was nothing more to do, or None if a limit was reached.
 
-        What another process of this run holds, which died if this step is tried again, is waited for until it is stale;
-        while that sends heartbeats it is a holder like any other.
+        An earlier process of this run may still hold partitions, for example if this step is retried after a crash. The
+        step waits until those claims are stale. A process that still sends heartbeats is treated like any other holder.
         """
         sink = self._make_sink()
         self._retry_parts(sink)
@@ -222,7 +233,7 @@ class BatchExecution:
         return idle
 
     def _retry_parts(self, sink: Sink | None) -> None:
-        """Try plans that failed twice or more in ever smaller parts, and continue past what fails again.
+        """Retry plans that failed at least twice, in smaller parts each time; skip parts that fail again.
 
         See docs/decisions/0015-failing-plans-in-halves.md.
         """
@@ -231,7 +242,7 @@ class BatchExecution:
         for part in self._parts_to_retry():
             if self._time_left() == 0.0:
                 return
-            self.context.log.info("partitions %s failed before: they are tried in a batch of their own", list(part))
+            self.context.log.info("partitions %s failed before, so they are retried in a separate batch", list(part))
             try:
                 for batch in self._batches(sink, max_batches=1, partitions=part):
                     self.has_tried_parts |= self._work_on(batch) is None
@@ -240,10 +251,10 @@ class BatchExecution:
                     raise
                 self.has_tried_parts = True
                 self.failed[part] = error
-                self.context.log.exception("partitions %s failed again; the run continues past them", list(part))
+                self.context.log.exception("partitions %s failed again; the run continues without them", list(part))
 
     def _parts_to_retry(self) -> list[tuple[int, ...]]:
-        """Return the parts to try one by one, those with the fewest attempts first."""
+        """Return the parts (tuples of partitions) to retry one by one, those with the fewest attempts first."""
         session, most = self.claimer.open_delivery(self.context), self.spec.max_attempts
         plans = session.open_plans(self.spec.topic, read_on=True)
         wanted = self._partitions()
@@ -260,20 +271,21 @@ class BatchExecution:
         return [part[at : at + size] for part in parts for at in range(0, len(part), size)]
 
     def _fail_for_parts(self) -> NoReturn:
-        """Fail the run for the parts that failed again, now that everything else is done."""
+        """Fail the run because of the parts that failed again, after everything else is done."""
         parts = "; ".join(f"partitions {list(part)}: {error_line(error)}" for part, error in self.failed.items())
         raise Failure(
-            f"group {self.claimer.group!r}, topic {self.spec.topic!r}: what failed before has failed again, all else "
-            f"was done. {parts}. Fix the cause, or set the position past it: marshal-dagster position reset"
+            f"group {self.claimer.group!r}, topic {self.spec.topic!r}: partitions that failed before failed again, "
+            f"everything else is done. {parts}. Fix the cause, or set the position after the failing messages with "
+            "`marshal-dagster position reset`"
         ) from next(iter(self.failed.values()))
 
     def _batches_left(self) -> int | None:
-        """Return how many batches this run may still begin; None for any number."""
+        """Return how many batches this run may still start; None without a limit."""
         most = self.config.max_batches
         return None if most is None else max(0, most - self.before_in_run - self.has_tried_parts)
 
     def _time_left(self) -> float | None:
-        """Return for how many seconds this run may still begin batches; None for any time."""
+        """Return for how many seconds this run may still start batches; None without a limit."""
         budget_s = self.config.time_budget_s
         if budget_s is None or not self.has_tried_parts:
             return budget_s
@@ -286,26 +298,29 @@ class BatchExecution:
         if not hasattr(sink, "verdicts"):
             text = "None" if sink is None else f"a {type(sink).__name__}"
             raise ConfigurationError(
-                f"{function_text(self.spec.sink)}, which makes the sink, returned {text}: return a Sink"
+                f"{function_text(self.spec.sink)}, which must return the sink, returned {text}: return a Sink"
             )
         made: Sink = sink
         return made
 
     def _wait_for_own_claims(self, idle: _IdleResult, waited_s: float) -> float:
-        """Wait until what this run's other process holds should be stale; fail where that takes too long."""
+        """Wait until the claims of this run's earlier process should be stale; return the wait in seconds.
+
+        Raises `Failure` if that takes too long.
+        """
         interval_s = self.claimer.settings.heartbeat_interval_ms / 1_000
         longest_s = min(_LONGEST_WAIT_INTERVALS * interval_s, self.config.time_budget_s or math.inf)
         wait_s = (idle.stale_in_s or 0.0) + _SLACK_INTERVALS * interval_s
         if waited_s + wait_s > longest_s:
             tag_run(self.context, {OUTCOME_TAG: idle.outcome.value})
-            raise Failure(f"nothing was done: {idle.text}", metadata=self._metadata_of(idle.outcome, idle.text))
+            raise Failure(f"no batch was processed: {idle.text}", metadata=self._metadata_of(idle.outcome, idle.text))
         self.context.log.info("waiting for %.1f s: %s", wait_s, idle.text)
         clock = self.claimer.open_delivery(self.context).clock or SystemClock()
         clock.sleep_ms(wait_s * 1_000)
         return wait_s
 
     def _work_through(self, sink: Sink | None) -> _IdleResult | None:
-        """Work batch after batch; say why there was nothing more, or None at a limit."""
+        """Process batch after batch; return why there was nothing more to do, or None if a limit was reached."""
         left, left_s = self._batches_left(), self._time_left()
         if left == 0 or left_s == 0.0:
             return None
@@ -323,7 +338,7 @@ class BatchExecution:
         max_batches: int | None,
         time_budget_s: float | None = None,
     ) -> Iterator[ClaimedBatch]:
-        """Yield batches of these partitions, without those that failed in this run."""
+        """Return an iterator of batches of these partitions, without the partitions that failed in this run."""
         config = self.config
         return self.claimer.batches(
             self.context,
@@ -346,7 +361,7 @@ class BatchExecution:
         )
 
     def _most_offsets(self) -> int | None:
-        """Give the most offsets of a batch, by both limits."""
+        """Return the maximum number of offsets of a batch by `max_records` and `max_bytes`; None without a limit."""
         from marshal_dagster.kafka.record_size import bytes_per_offset
 
         limit, max_bytes = self.config.max_records, self.config.max_bytes
@@ -355,27 +370,34 @@ class BatchExecution:
         delivery = self.claimer.open_delivery(self.context)
         try:
             mean = bytes_per_offset(delivery.data, delivery.connection, self.claimer.group, self.spec.topic)
-        except TopicNotFoundError:  # the batch says so
+        except TopicNotFoundError:  # the batch itself reports it
             return limit
         if mean is None:
             return limit
-        by_size = max(1, int(max_bytes / max(mean, 1.0)))  # of empty records, the next may be no empty ones
+        by_size = max(1, int(max_bytes / max(mean, 1.0)))  # if all sampled records are empty, later ones may not be
         self.context.log.info(
-            "an offset of %s has about %.0f bytes: %d bytes are %d offsets", self.spec.topic, mean, max_bytes, by_size
+            "an offset of topic %s has about %.0f bytes, so max_bytes=%d is %d offsets",
+            self.spec.topic,
+            mean,
+            max_bytes,
+            by_size,
         )
         return by_size if limit is None else min(limit, by_size)
 
     def _partitions(self) -> tuple[int, ...] | None:
-        """Give the partitions that the run is limited to; one that takes the entire topic is not."""
+        """Return the partitions that the run is limited to; None if it may claim any, or claims the entire topic."""
         partitions = self.config.partitions
         if self.partition is not None:
             if partitions is not None:
-                raise ConfigurationError("partitions: this run's Dagster partition says which one; leave it out")
+                raise ConfigurationError(
+                    "this run has a Dagster partition, which selects the Kafka partition: remove `partitions` "
+                    "from the run config"
+                )
             return (self.partition,)
         return None if partitions is None or self.spec.claim_entire_topic else tuple(partitions)
 
     def _work_on(self, batch: ClaimedBatch) -> _IdleResult | None:
-        """Claim, process and commit one batch; give why there was nothing to do."""
+        """Claim, process and commit one batch; return why there was nothing to do, or None."""
         try:
             disk = full_disk_as_abort(self.claimer.group, self.spec.topic)
             with disk, _pause_as_idle(batch), ExitStack() as stack:
@@ -402,7 +424,7 @@ class BatchExecution:
         return None
 
     def _missing_topic(self) -> str | None:
-        """Tell whether it is the data topic that does not exist."""
+        """Return the error text if the data topic does not exist; None if another topic is missing."""
         try:
             self.claimer.open_delivery(self.context).data.describe(self.spec.topic)
         except TopicNotFoundError as missing:
@@ -414,7 +436,7 @@ class BatchExecution:
         ranges = [f"{part.range}{' (an open plan)' if part.is_replay else ''}" for part in batch.report()]
         log.info("claimed batch %s: %s", batch.batch_id, ", ".join(ranges))
         if not batch.ranges:
-            log.info("the sink has all of these ranges already: they are only committed")
+            log.info("the sink already has all of these ranges, so they are only committed")
             return
         spark = self._session(batch)
         frame = batch.read(spark, min_partitions=self.spec.min_partitions)
@@ -436,8 +458,8 @@ class BatchExecution:
     def _process_without_sink(self, batch: ClaimedBatch, frame: "DataFrame") -> None:
         if self.spec.process(self.context, batch, frame) is not None:
             raise ConfigurationError(
-                f"{self.spec.function} of op {self.context.op.name!r} returned rows, but there is no sink to take "
-                "them, so nothing was committed: write them in the function and return None, or give the op a sink"
+                f"{self.spec.function} of op {self.context.op.name!r} returned rows, but the op has no sink, so "
+                "nothing was committed. Write the rows in the function and return None, or pass a sink"
             )
 
     def _count(self, frame: "DataFrame") -> None:
@@ -459,10 +481,10 @@ class BatchExecution:
             self.context.log.info("the Spark session was ready after %.1f s", took_s)
         return self.spark
 
-    # Records of what was done
+    # Recording batches
 
     def _record(self, batch: ClaimedBatch) -> None:
-        """Record a batch that is over, as a materialization: its numbers plot over time."""
+        """Record a completed batch as a materialization; Dagster plots its numbers over time."""
         done = completed_batch(batch, self.records)
         self.done.append(done)
         self.last = self._events.materialization(batch, done, self.partition)
@@ -483,7 +505,7 @@ class BatchExecution:
         return {"seen": seen_table(self.config.seen)} if self.config.seen else {}
 
     def _record_idle(self, outcome: ExecutionOutcome, text: str) -> None:
-        """Say in the metadata that there was nothing to do and why; fail if that is what was asked for."""
+        """Record why there was nothing to do; fail if the outcome or the run config requires it."""
         self.idle_metadata = metadata = self._metadata_of(outcome, text)
         self.context.log_event(
             AssetObservation(self.spec.asset_key, description=f"Nothing to do: {text}", metadata=metadata)
@@ -492,8 +514,8 @@ class BatchExecution:
             self._fail_for_good(self.exhausted or text, metadata)
         if outcome is ExecutionOutcome.TOPIC_MISSING and not self.spec.allow_missing_topic:
             self._fail_for_good(
-                f"group {self.claimer.group!r}: {text}. If the topic is created later, allow_missing_topic of the op "
-                "or asset lets runs succeed until then",
+                f"group {self.claimer.group!r}: {text}. If the topic is created later, set allow_missing_topic of the "
+                "op or asset, so that runs succeed until then",
                 metadata,
             )
         if self.config.on_idle == "fail":
@@ -502,12 +524,12 @@ class BatchExecution:
             )
 
     def _fail_for_good(self, text: str, metadata: Mapping[str, Any]) -> NoReturn:
-        """Fail without a retry of the step or the run: an operator must act first."""
+        """Fail without a retry of the step or the run, because an operator must act first."""
         tag_run(self.context, {RETRY_ON_ASSET_OR_OP_FAILURE_TAG: "false"})
         raise Failure(text, metadata=metadata, allow_retries=False)
 
     def result(self) -> BatchesResult:
-        """Give what was done, for what depends on it."""
+        """Return the output: what all attempts of this step completed."""
         return BatchesResult(
             topic=self.spec.topic,
             group=self.claimer.group,
@@ -518,7 +540,7 @@ class BatchExecution:
         )
 
     def sum(self) -> dict[str, Any]:
-        """Give the metadata of all batches together."""
+        """Return the metadata of the output: the sums over all batches."""
         all_done = self.all_done
         names = {name: None for batch in all_done for name in batch.numbers}
         numbers = {name: sum(batch.numbers.get(name, 0) for batch in all_done) for name in names}

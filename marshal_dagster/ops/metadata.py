@@ -1,4 +1,8 @@
-"""What executions come to, and how batches are recorded as metadata that Dagster's pages show."""
+"""The outcome of an execution, and the metadata that records batches in Dagster.
+
+The numbers and tables here appear on Dagster's pages. A retried step reads them back to learn which batches its earlier
+attempts completed.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,38 +18,51 @@ from marshal_dagster.runs.tables import Column, table
 
 
 class ExecutionOutcome(StrEnum):
-    """What an execution of the op came to: batches were done, or why there was none."""
+    """The outcome of one execution of the op: batches were completed, or the reason why there was none."""
 
     DONE = "done"
+    """At least one batch was completed."""
     PAUSED = "paused"
+    """An operator paused the group."""
     HELD = "held"
+    """Other members hold all partitions that have unread messages."""
     DRAINED = "drained"
+    """There are no unread messages."""
     GIVEN_UP = "given_up"
+    """Only exhausted plans are left, which failed too many times."""
     NOT_ASSIGNED = "not_assigned"
+    """The coordinator of the group assigned no partition to this member."""
     TOPIC_MISSING = "topic_missing"
+    """The data topic does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedBatch:
-    """One batch that was carried out."""
+    """One completed batch."""
 
     batch_id: str
     delivery: DeliveryMode
     ranges: TableMetadataValue
     numbers: Mapping[str, float]
-    """Seconds of each phase, offsets, lag, and the rows written where the sink reports them."""
+    """The seconds of each phase, offsets, lag, and the rows written if the sink reports them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchesResult:
-    """What the op gives to ops that depend on it."""
+    """The output of the op, for ops that depend on it."""
 
     topic: str
+    """The data topic."""
     group: str
+    """The group for which the batches were committed."""
     outcome: ExecutionOutcome
+    """Always `done`, because the op has no output if there was nothing to do."""
     batch_ids: tuple[str, ...]
+    """The ids of the completed batches, in their order."""
     offsets: int
+    """The number of offsets of all batches together."""
     lag: int
+    """The number of unread offsets after the last batch."""
 
 
 _NUMBERS: Final = (
@@ -60,11 +77,11 @@ _NUMBERS: Final = (
     "committing_s",
     "rows",
 )
-"""What a batch is recorded with that plots over time."""
+"""The numbers in the metadata of a batch, which Dagster plots over time."""
 
 
 def completed_batch(batch: ClaimedBatch, records: Mapping[int, int] | None) -> CompletedBatch:
-    """Return the numbers and ranges of a batch that is over; `records` has the count of each partition, if counted."""
+    """Return the numbers and ranges of a completed batch; `records` has the count of each partition, or is None."""
     reports, phases = tuple(batch.report()), batch.phases
     numbers: dict[str, float] = {
         "offsets": sum(report.range.width for report in reports),
@@ -83,7 +100,7 @@ def completed_batch(batch: ClaimedBatch, records: Mapping[int, int] | None) -> C
 
 
 def parse_completed_batch(metadata: Mapping[str, MetadataValue[Any]]) -> CompletedBatch | None:
-    """Read what a batch was recorded with; None for what is of another form."""
+    """Return the batch that this metadata records; None if the metadata has another form."""
     batch_id, delivery, ranges = (metadata.get(name) for name in ("batch_id", "delivery", "ranges"))
     numbers = {name: metadata[name].value for name in _NUMBERS if name in metadata}
     if batch_id is None or delivery is None or not isinstance(ranges, TableMetadataValue):
@@ -96,39 +113,41 @@ def parse_completed_batch(metadata: Mapping[str, MetadataValue[Any]]) -> Complet
 _COLUMNS: Final[Sequence[Column[PartitionReport]]] = (
     Column("partition", "int", "The partition.", lambda report: report.range.partition),
     Column("start", "int", "The first offset of the range.", lambda report: report.range.start),
-    Column("end", "int", "The next offset to read after it.", lambda report: report.range.end),
+    Column("end", "int", "The next offset after the range.", lambda report: report.range.end),
     Column(
         "offsets",
         "int",
-        "How many offsets it spans; compaction and transactions leave fewer records.",
+        "Number of offsets. There are fewer records after compaction or transactions.",
         lambda report: report.range.width,
     ),
     Column(
         "lost",
         "int",
-        "How many of these, from the start, retention had deleted before they were read.",
+        "How many offsets, from the start, retention deleted before they were read.",
         lambda report: report.range.first_readable - report.range.start,
     ),
     Column("state", "string", "What happened to the range."),
-    Column("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
-    Column("lag_after", "int", "The same after the batch."),
+    Column("lag_before", "int", "Offsets from the position to the end of the partition when the batch was planned."),
+    Column("lag_after", "int", "Offsets from the position to the end of the partition after the batch."),
     Column("epoch", "int", "The fencing token of the claim.", lambda report: report.range.epoch),
     Column(
         "generation",
         "int",
-        "The generation of the position: another one once a person has set it.",
+        "The generation of the position. It changes when an operator sets the position.",
         lambda report: report.range.generation,
     ),
-    Column("replay", "bool", "Whether it was the open plan of an earlier owner.", lambda report: report.is_replay),
+    Column(
+        "replay", "bool", "Whether the range was the open plan of an earlier owner.", lambda report: report.is_replay
+    ),
     Column("topic", "string", "The data topic.", lambda report: report.range.topic),
 )
 
 
 def ranges_table(reports: Sequence[PartitionReport], counts: Mapping[int, int] | None = None) -> TableMetadataValue:
-    """Show the ranges of a batch; `counts` has how many records each partition's held."""
+    """Return the ranges of a batch as a table; `counts` has the number of records of each partition, or is None."""
     if counts is None:
         return table(_COLUMNS, reports)
-    about = "How many records the offsets of the range held, where it was read."
+    about = "Number of records in the range, 0 if it was not read."
     records: Column[PartitionReport] = Column(
         "records", "int", about, lambda report: counts.get(report.range.partition, 0)
     )
@@ -136,11 +155,11 @@ def ranges_table(reports: Sequence[PartitionReport], counts: Mapping[int, int] |
 
 
 def lost_offsets(reports: Sequence[PartitionReport]) -> int:
-    """Count what retention has deleted of all ranges."""
+    """Return how many offsets of the ranges retention deleted before they were read."""
     return sum(report.range.first_readable - report.range.start for report in reports)
 
 
 def seen_table(seen: Sequence[ExpectedKeyState]) -> TableMetadataValue:
-    """Show what a sensor saw."""
+    """Return what the stale-claim sensor saw as a table."""
     names = ExpectedKeyState.model_fields
     return table([Column(name, "string" if name == "instance" else "int") for name in names], seen)

@@ -1,4 +1,7 @@
-"""Spark, watched while it works on a batch."""
+"""Monitoring of Spark while it processes a batch.
+
+The context managers here log Spark's progress, and turn a full disk or a dead session into one clear error.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -15,12 +18,12 @@ if TYPE_CHECKING:
 
 
 PROGRESS_EVERY_S: Final = 5.0
-"""Seconds between two looks at how far Spark is; a line is logged when something has changed."""
+"""Seconds between two checks of Spark's progress. A line is logged if something changed."""
 
 
 @contextmanager
 def full_disk_as_abort(group: str, topic: str) -> Iterator[None]:
-    """Raise `BatchAbortedError` in one line where the block fails because nothing can be written."""
+    """Raise `BatchAbortedError` with a one-line message if the block fails because a disk cannot be written."""
     try:
         yield
     except Exception as error:
@@ -28,14 +31,14 @@ def full_disk_as_abort(group: str, topic: str) -> Iterator[None]:
         if text is None:
             raise
         raise BatchAbortedError(
-            f"group {group!r}, topic {topic!r}: a disk is full or a folder cannot be made ({text}). The batch ends and "
-            "its claims are released: make room there (Spark's own files are in spark.local.dir), and run again"
-        ) from None  # else the JVM's whole stack is shown too
+            f"group {group!r}, topic {topic!r}: a disk is full or a folder cannot be created ({text}). The batch ended "
+            "and its claims are released: free disk space (Spark's own files are in spark.local.dir), and run again"
+        ) from None  # otherwise the traceback shows the whole JVM stack
 
 
 @contextmanager
 def session_death_as_abort(spark: "SparkSession") -> Iterator[None]:
-    """Raise `BatchAbortedError` in place of what Spark raises when the session has died under the block."""
+    """Raise `BatchAbortedError` instead of Spark's error if the session died during the block."""
     from marshal_dagster.spark.job_control import session_ended
 
     try:
@@ -47,12 +50,12 @@ def session_death_as_abort(spark: "SparkSession") -> Iterator[None]:
         if ended is None:
             raise
         text = next(iter(str(error).splitlines()), type(error).__name__)
-        raise BatchAbortedError(f"{ended} ({text}): this batch ends here and its claims are released") from error
+        raise BatchAbortedError(f"{ended} ({text}): the batch ended and its claims are released. Run again") from error
 
 
 @contextmanager
 def progress_lines(context: OpExecutionContext, spark: "SparkSession", batch_id: str) -> Iterator[None]:
-    """Log how far Spark is, from a thread of its own, while the block runs."""
+    """Log Spark's progress from a separate thread while the block runs."""
     from marshal_dagster.spark.job_control import progress
 
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""Checks of what users write: the arguments that a function takes, and what it returns."""
+"""Checks of user functions: their arguments when an op or asset is built, and their results in a run."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.sinks.sink import PARTITION_COLUMN
 
 PROCESS_ARGUMENTS = ("context", "batch", "frame")
-"""What a run calls the function of an op or asset with."""
+"""The arguments with which a run calls the function of an op or asset."""
 
 
 def function_text(function: Callable[..., Any]) -> str:
@@ -20,22 +20,24 @@ def function_text(function: Callable[..., Any]) -> str:
 
 
 def check_arguments(function: Callable[..., Any], arguments: Sequence[str]) -> None:
-    """Raise `ConfigurationError` unless `function` can be called with `arguments`, by position, and then runs.
+    """Raise `ConfigurationError` unless `function` can be called with these positional arguments.
 
-    A call of a generator or coroutine function returns before its body has run.
+    Generator and coroutine functions are rejected, because a call of them returns before their body has run.
     """
     wanted = f"({', '.join(arguments)})"
     if not callable(function):
-        raise ConfigurationError(f"{function!r} is not a function: give one that takes {wanted}")
+        raise ConfigurationError(f"{function!r} is not a function: pass one that takes {wanted}")
     if inspect.isgeneratorfunction(function):
-        raise ConfigurationError(f"{function_text(function)} has a yield: a run calls it once, so return the result")
+        raise ConfigurationError(
+            f"{function_text(function)} has a yield: return the result instead, because a run calls the function once"
+        )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
-            f"{function_text(function)} is async: a run does not await it, so make it a plain function"
+            f"{function_text(function)} is async: use a plain function, because a run does not await it"
         )
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # one written in C
+    except (TypeError, ValueError):  # a function written in C
         return
     try:
         signature.bind(*arguments)
@@ -46,21 +48,21 @@ def check_arguments(function: Callable[..., Any], arguments: Sequence[str]) -> N
 
 
 def check_rows(rows: object, function: str) -> None:
-    """Raise `ConfigurationError` unless a sink can take `rows`, which `function` returned. No Spark job runs."""
+    """Raise `ConfigurationError` unless a sink can write `rows`, which `function` returned. Runs no Spark job."""
     if rows is None:
         raise ConfigurationError(
-            f"{function} returned None, but the sink takes the rows that it returns: nothing is written and nothing is "
+            f"{function} returned None, but the sink writes the rows that the function returns: nothing was written or "
             "committed. Return the DataFrame"
         )
     columns = getattr(rows, "columns", None)
     if not isinstance(columns, list):  # pandas has an Index
         raise ConfigurationError(
-            f"{function} returned a {type(rows).__module__}.{type(rows).__qualname__}, but the sink takes a Spark "
-            "DataFrame: nothing is written and nothing is committed"
+            f"{function} returned a {type(rows).__module__}.{type(rows).__qualname__}, but the sink needs a Spark "
+            "DataFrame: nothing was written or committed. Return a DataFrame"
         )
     if PARTITION_COLUMN not in {str(name).lower() for name in columns}:
         raise ConfigurationError(
             f"{function} returned rows without the column {PARTITION_COLUMN!r}, by which the sink assigns rows to "
-            "ranges: nothing is written and nothing is committed. Keep it, in an aggregation too: "
+            "ranges: nothing was written or committed. Keep the column, also in an aggregation: "
             f'groupBy("{PARTITION_COLUMN}", ...)'
         )

@@ -1,1 +1,6 @@
-"""Dagster resources: Kafka connections, claiming, reading the coordination log, Spark Connect, outbox."""
+"""Dagster resources.
+
+`claimer` claims partitions for ops and assets, `rationalizer` reads the coordination log for sensors and checks.
+`connection` is the configuration of a Kafka cluster. `outbox` and `spark_connect` give access to an outbox and to a
+Spark Connect server.
+"""

@@ -1,7 +1,6 @@
-"""The resource that claims partitions in the name of a run.
+"""The resource that claims partitions for ops and assets, and acts on a group for jobs and sensors.
 
-Nothing is connected when a resource is made, be it at import, at a sensor's tick or at a run's start: the first use
-opens what it needs.
+Building a resource opens no connection. The first use opens the connections that it needs.
 """
 
 import logging
@@ -54,15 +53,16 @@ DEFAULT_HEARTBEAT_INTERVAL_S: Final = DEFAULT_SETTINGS.heartbeat_interval_ms / 1
 logger = logging.getLogger(__name__)
 _Resource = TypeVar("_Resource", bound=ConfigurableResource)  # type: ignore[type-arg] # as of CheckedResource
 _TRIES: Final = 3
+"""The maximum number of attempts to revoke claims."""
 _PAUSE_S: Final = 0.5
-"""How often a revocation is tried, and the seconds in between."""
+"""The time between two attempts, in seconds."""
 _NO_NAME: Final = "cannot be a name: use 1 to 255 characters, no '/' and no control characters"
 _LONGEST_NAMES: Final = 1_600
-"""So many bytes of group and client id leave room for all else in the longest record (protocol.md, section 1)."""
+"""The maximum bytes of group and client id together, so that every record fits (protocol.md, section 1)."""
 
 
 class BatchOptions(TypedDict, total=False):
-    """What a claimed batch should take: the fields of `marshal_dagster.batches.BatchRequest`, by name."""
+    """Options of a claimed batch: the fields of `marshal_dagster.batches.BatchRequest`, which describes them."""
 
     topic: Required[str]
     partitions: tuple[int, ...] | None
@@ -81,79 +81,91 @@ class BatchOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Revocation:
-    """What happened to the claims of runs that are over."""
+    """The result of revoking the claims of ended runs."""
 
     run_ids: Collection[str]
+    """The ids of the runs."""
     held: "dict[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
-    """All keys that they held, as these were when they were first read."""
+    """All keys that the runs held, as first read."""
     kept: "Mapping[DataPartitionId, Key] | None" = None
-    """Those that they still hold, by what was read last; None if the log could not be read."""
+    """The keys that the runs still held at the last reading; None if the log could not be read."""
     problem: str = ""
-    """Why, if there are any."""
+    """Why some claims were not revoked; empty if all were."""
     awaited: "Mapping[DataPartitionId, Key]" = dataclass_field(default_factory=dict)
-    """Those that they hold where Go consumers share the group: nothing is revoked, they go stale by themselves."""
+    """The keys that the runs hold in a group shared with Go consumers: they are not revoked, but become stale."""
 
     @property
     def taken(self) -> "Mapping[DataPartitionId, Key]":
-        """The keys that were taken from them."""
+        """The keys that were revoked."""
         return {place: key for place, key in self.held.items() if place not in (self.kept or {})}
 
 
 class ClaimerResource(CoordinationResource):
-    """Claims partitions in the name of a run and gives claimed batches. For ops and assets.
+    """Claims partitions for a run and returns claimed batches, for ops and assets.
 
-    Making one raises `ConfigurationError` for a field that is wrong, a name that no record could carry among them.
+    Four fields must be equal in all members of a group: `heartbeat_interval_s`, `delivery`, `rule_set` and
+    `claim_ranges`. They are written into the coordination log at the first claim of the group. A member with other
+    values claims nothing and raises `SettingsMismatchError`, which names the difference.
 
-    What all members of a group agree on (`heartbeat_interval_s`, `delivery`, `rule_set`, `claim_ranges`) is written
-    into the coordination log when the group claims for the first time; a member that is configured otherwise later
-    claims nothing and says which value differs.
+    Building a resource with an invalid field raises `ConfigurationError`.
+
+    Example:
+        ```python
+        claimer = ClaimerResource(
+            connection=KafkaConnectionConfig(bootstrap_servers="localhost:9092"),
+            group="shops",
+            delivery="effectively_once",
+        )
+        ```
     """
 
-    connection: KafkaConnectionConfig = Field(description="The Kafka cluster that has the data topics.")
+    connection: KafkaConnectionConfig = Field(description="The Kafka cluster with the data topics.")
     coordination_connection: KafkaConnectionConfig | None = Field(
-        default=None, description="The cluster that has the coordination topic; by default that of the data topics."
+        default=None,
+        description="The Kafka cluster with the coordination topic (default: the cluster of the data topics).",
     )
-    group: str = Field(description="The group whose members share the partitions and one position in each of them.")
+    group: str = Field(description="The group. Its members share the partitions and have one position in each.")
     client_id: str | None = Field(
         default=None,
-        description="The name that people see as the holder of a claim; by default the id of the (root) run.",
+        description="The name shown as the owner of a claim (default: the id of the run, or of its root run).",
     )
     heartbeat_interval_s: float = Field(
         default=DEFAULT_HEARTBEAT_INTERVAL_S,
         ge=0.1,
         le=3600,
-        description="Seconds between heartbeats. A claim without one for twice as long is stale: others may take it. "
-        "Agreed on by the group.",
+        description="Seconds between heartbeats. After twice this time without one a claim is stale, and others may "
+        "take it. The same in all members of the group.",
     )
     delivery: Literal["at_most_once", "at_least_once", "effectively_once"] = Field(
         default="at_least_once",
-        description="What the group promises for each message. Agreed on by the group; effectively_once needs a sink.",
+        description="The delivery guarantee for each message; effectively_once needs a sink. The same in all members "
+        "of the group.",
     )
     rule_set: Literal["native", "go"] = Field(
         default="native",
-        description="'go' for a group shared with consumers of the Go library: 60 s heartbeats, at_least_once only. "
-        "Agreed on by the group.",
+        description="'go' for a group shared with consumers of the Go library; it requires a heartbeat interval of "
+        "60 s and at_least_once. The same in all members of the group.",
     )
     claim_ranges: bool = Field(
         default=False,
-        description="Claim ranges of a partition's offsets, not all of them: several runs can work on one partition "
-        "at once, and the order of its messages is lost. Agreed on by the group.",
+        description="Claim ranges of offsets instead of whole partitions: several runs process one partition at once, "
+        "without the order of its messages. The same in all members of the group.",
     )
     allow_unsafe_topic: bool = Field(
         default=False,
-        description="Claim even when the coordination topic has settings under which the protocol does not hold.",
+        description="Claim even if the coordination topic has settings that break the guarantees of the protocol.",
     )
     member: str | None = Field(
         default=None,
-        description="This deployment's name as a member of a group with a coordinator: claim only what that assigns to "
-        "it, and what is free when the coordinator is silent. By default first come, first served.",
+        description="The name of this deployment in a group with a coordinator. Its runs claim only partitions "
+        "assigned to it, or any free ones if the coordinator is silent (default: no coordinator).",
     )
     member_session_s: float = Field(
-        default=30.0, ge=1, le=3600, description="The member's session time-out towards the coordinator, in seconds."
+        default=30.0, ge=1, le=3600, description="Session timeout of the member at the coordinator, in seconds."
     )
     coordinator_topic: str = Field(
         default=DEFAULT_TOPIC,
-        description="The first of the coordinator's topics, beside the coordination topic.",
+        description="The name of the coordinator's first topic, in the cluster of the coordination topic.",
     )
 
     _open: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -162,8 +174,8 @@ class ClaimerResource(CoordinationResource):
 
     @field_validator("delivery", "rule_set", mode="before")
     @classmethod
-    def _plain(cls, value: Any) -> Any:  # noqa: ANN401 - pydantic judges it next
-        """Take the enum's member for its text, which is what Dagster config knows."""
+    def _plain(cls, value: Any) -> Any:  # noqa: ANN401 - pydantic validates it next
+        """Convert a member of an enum to its text, because Dagster config has only texts."""
         return value.value if isinstance(value, DeliveryMode | RuleSet) else value
 
     @field_validator("group", "client_id", "member")
@@ -176,7 +188,9 @@ class ClaimerResource(CoordinationResource):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if len(f"{self.group}{self.client_id or ''}".encode()) > _LONGEST_NAMES:
-            raise ConfigurationError(f"group and client_id have more than {_LONGEST_NAMES} bytes of UTF-8 together")
+            raise ConfigurationError(
+                f"group and client_id together have more than {_LONGEST_NAMES} bytes of UTF-8: shorten one of them"
+            )
         if RuleSet(self.rule_set) is not RuleSet.GO:
             return self
         if self.heartbeat_interval_s * 1_000 != GO_HEARTBEAT_INTERVAL_MS:
@@ -184,23 +198,21 @@ class ClaimerResource(CoordinationResource):
                 f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; with rule_set 'go' it must be 60"
             )
         if DeliveryMode(self.delivery) is not DeliveryMode.AT_LEAST_ONCE:
-            raise ConfigurationError(
-                f"delivery is {self.delivery}; with rule_set 'go' only at_least_once can be promised"
-            )
+            raise ConfigurationError(f"delivery is {self.delivery}; with rule_set 'go' only at_least_once is possible")
         if self.claim_ranges:
             raise ConfigurationError(
-                "claim_ranges: a Go consumer would take a partition for free that is claimed by ranges"
+                "claim_ranges does not work with rule_set 'go': Go consumers do not see claims of ranges"
             )
         return self
 
     @property
     def member_session_ms(self) -> int:
-        """The member's session time-out, in milliseconds."""
+        """The session timeout of the member, in milliseconds."""
         return round(self.member_session_s * 1_000)
 
     @property
     def settings(self) -> GroupSettings:
-        """What this member expects its group to have agreed on (protocol.md, section 3)."""
+        """The settings of this member, which must equal those of its group (protocol.md, section 3)."""
         return GroupSettings(
             heartbeat_interval_ms=round(self.heartbeat_interval_s * 1_000),
             rule_set=RuleSet(self.rule_set),
@@ -211,10 +223,28 @@ class ClaimerResource(CoordinationResource):
     def claimed_batch(
         self, context: "RunContext", *, sink: "Sink | None" = None, **options: Unpack[BatchOptions]
     ) -> "ClaimedBatch":
-        """Give a batch for a `with` block in an op or asset; nothing is claimed before it is entered.
+        """Return a batch for a `with` block in an op or asset. It claims partitions when the block is entered.
 
-        `sink` takes part in effectively once, and only there. Raises `ConfigurationError`, `TopicNotFoundError` for the
-        coordination topic, `UnsafeTopicError`, `UnavailableError`.
+        Args:
+            context: The context of the op or asset.
+            sink: The output in `effectively_once`. Leave it out in the other modes.
+            **options: The fields of `BatchRequest`, such as `topic` and `max_records`.
+
+        Returns:
+            The batch. Check `batch.idle` first: it is set if there is nothing to do.
+
+        Raises:
+            ConfigurationError: An option is invalid, or the sink does not fit the delivery mode.
+            TopicNotFoundError: The coordination topic does not exist.
+            UnsafeTopicError: The coordination topic has dangerous settings.
+            UnavailableError: Kafka cannot be reached.
+
+        Example:
+            ```python
+            with claimer.claimed_batch(context, topic="orders", max_records=1_000_000) as batch:
+                if not batch.idle:
+                    send_somewhere(batch.read(spark))
+            ```
         """
         request = _request(options)
         return self.open_delivery(context).claimed_batch(request, sink)
@@ -228,17 +258,40 @@ class ClaimerResource(CoordinationResource):
         time_budget_s: float | None = None,
         **options: Unpack[BatchOptions],
     ) -> "Iterator[ClaimedBatch]":
-        """Give batch after batch, each for a `with` block, until one is idle or a limit is reached.
+        """Yield batch after batch, each for a `with` block, until one is idle or a limit is reached.
 
-        No batch is begun after `time_budget_s` seconds. Raises what `claimed_batch` does.
+        Args:
+            context: The context of the op or asset.
+            sink: The output in `effectively_once`. Leave it out in the other modes.
+            max_batches: The maximum number of batches (default: no limit).
+            time_budget_s: The time after which no further batch is yielded, in seconds (default: no limit).
+            **options: The fields of `BatchRequest`, such as `topic` and `max_records`.
+
+        Returns:
+            An iterator of batches.
+
+        Raises:
+            MarshalError: As in `claimed_batch`.
         """
         request = _request(options)
         return self.open_delivery(context).batches(request, sink, max_batches=max_batches, time_budget_s=time_budget_s)
 
     def open_delivery(self, context: "RunContext") -> "BatchSession":
-        """Give what the batches of this op or asset share: connections and the world state; opened at the first call.
+        """Return the session of this op or asset: the connections and the world state that its batches share.
 
-        Raises `ConfigurationError`, `TopicNotFoundError`, `UnsafeTopicError`, `UnavailableError`.
+        The first call opens the session. The resource closes it at the end of the step.
+
+        Args:
+            context: The context of the op or asset.
+
+        Returns:
+            The session.
+
+        Raises:
+            ConfigurationError: A field is invalid.
+            TopicNotFoundError: The coordination topic does not exist.
+            UnsafeTopicError: The coordination topic has dangerous settings.
+            UnavailableError: Kafka cannot be reached.
         """
         from marshal_dagster.telemetry.observer import telemetry_observer
 
@@ -255,20 +308,29 @@ class ClaimerResource(CoordinationResource):
         return opened
 
     def revoke_runs(self, run_ids: Collection[str]) -> "Revocation":
-        """Take from the group's members what runs held that are over, with one append.
+        """Revoke the claims of ended runs (protocol.md, section 6, "Revoke").
 
-        See protocol.md, section 6, "Revoke".
+        Processes of the runs that are still alive are fenced. Records that are not acknowledged are appended again, at
+        most three times and within the timeout of the connection. In a group that Go consumers share nothing is
+        revoked.
 
-        If the runs' processes still live, they are fenced. What is not acknowledged is tried again, three times at
-        most and within the connection's time-out. Where Go consumers share the group nothing is revoked. Raises
-        `ConfigurationError`, `TopicNotFoundError`, `AuthorizationError`, and `UnavailableError` when it cannot even be
-        read what the runs hold.
+        Args:
+            run_ids: The ids of the runs.
+
+        Returns:
+            The claims that were revoked, and those that were not.
+
+        Raises:
+            ConfigurationError: A field is invalid.
+            TopicNotFoundError: The coordination topic does not exist.
+            AuthorizationError: This user may not read or write the coordination topic.
+            UnavailableError: The claims of the runs cannot be read.
         """
         from marshal_dagster.coordination.kafka_log import KafkaLog
 
         connection = self.coordination()
         deadline_s = time.monotonic() + connection.timeout_s
-        # A producer for a long interval would wait beyond a sensor's tick.
+        # The producer of a long heartbeat interval would wait longer than a sensor's tick may take.
         interval_ms = min(self.settings.heartbeat_interval_ms, round(2_000 * connection.timeout_s))
         revocation = Revocation(frozenset(run_ids))
         with closing(KafkaLog(connection, self.coordination_topic, interval_ms)) as log:
@@ -278,66 +340,88 @@ class ClaimerResource(CoordinationResource):
                 try:
                     self._revoke_held(log, revocation)
                 except (UnavailableError, CoordinationLogChangedError) as error:
-                    revocation.problem = str(error)  # a reader that failed is replaced at its next use
+                    revocation.problem = str(error)  # the next use replaces a reader that failed
                 is_done = revocation.kept is not None and not any(_epochs(revocation.kept))
                 if is_done or time.monotonic() + _PAUSE_S >= deadline_s:
                     break
         if revocation.kept is None:
             raise UnavailableError(
-                f"what run {', '.join(sorted(run_ids))} held of group {self.group!r} could not be revoked: "
-                f"{revocation.problem}. Its claims go stale by themselves within {2 * self.heartbeat_interval_s:g} s "
-                "of its last heartbeat"
+                f"the claims of run {', '.join(sorted(run_ids))} in group {self.group!r} could not be revoked: "
+                f"{revocation.problem}. They become stale within {2 * self.heartbeat_interval_s:g} s of the last "
+                "heartbeat"
             )
         return revocation
 
     def open_log(self, interval_ms: int) -> "Rationalizer":
-        """Open a reader of all of the coordination log, by which members of that heartbeat interval (ms) can write.
+        """Open a reader of the whole coordination log, with which members can write too.
 
-        Who opens it closes it. Raises `ConfigurationError`, `TopicNotFoundError`, `UnavailableError`.
+        Args:
+            interval_ms: The heartbeat interval of these members, in ms.
+
+        Returns:
+            The reader. The caller closes it.
+
+        Raises:
+            ConfigurationError: A field is invalid.
+            TopicNotFoundError: The coordination topic does not exist.
+            UnavailableError: Kafka cannot be reached.
         """
         from marshal_dagster.coordination.checked_log import open_rationalizer
 
         return open_rationalizer(self.coordination(), self.coordination_topic, interval_ms=interval_ms)
 
     def require_rights(self) -> None:
-        """Make sure that this user may read and write the coordination topic, as who claims or acts on a group must.
+        """Check that this user may read and write the coordination topic.
 
-        Raises `AuthorizationError` naming what is missing, `ConfigurationError`, `TopicNotFoundError`,
-        `UnavailableError`.
+        Raises:
+            AuthorizationError: A right is missing; the message names it.
+            ConfigurationError: A field is invalid.
+            TopicNotFoundError: The coordination topic does not exist.
+            UnavailableError: Kafka cannot be reached.
         """
         require_rights(self.coordination(), self.coordination_topic, to_write=True)
 
     def group_keys(self) -> "dict[DataPartitionId, Key]":
-        """Read to the present end of the log and give copies of the group's keys.
+        """Read to the current end of the log and return copies of the group's keys.
 
-        Raises `ConfigurationError`, `TopicNotFoundError`, `UnavailableError`.
+        Returns:
+            The key of each (data topic, partition) of the group.
+
+        Raises:
+            ConfigurationError: A field is invalid.
+            TopicNotFoundError: The coordination topic does not exist.
+            UnavailableError: Kafka cannot be reached.
         """
         with self.world() as world:
             return {place: replace(key) for name, place, _, key in world.keys() if name == self.group}  # noqa: SIM118 - no dict
 
     def _revoke_held(self, log: CoordinationLog, revocation: Revocation) -> None:
-        """Append revocations for what the runs hold now, and read their results."""
+        """Append revocations for the current claims of the runs, and read back the results."""
         kept, revocation.awaited, partitions = self._held_by(revocation.run_ids)
         revocation.held, revocation.kept = {**kept, **revocation.held}, kept
         if not kept:
             return
         records = self._revocations(revocation.run_ids, kept, partitions)
         if not records:
-            revocation.problem = "the log no longer begins at offset 0, so it shows no epoch to revoke"
+            revocation.problem = (
+                "the log no longer starts at offset 0, so the epochs are unknown (see `marshal-dagster recover`)"
+            )
             return
         refused = [ack.error or "no acknowledgement came" for ack in log.append(records) if ack.offset is None]
         if any(NOT_AUTHORIZED in error for error in refused):
             self.require_rights()
-        revocation.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
+        revocation.problem = (
+            "; ".join(dict.fromkeys(refused)) or "the revocation was not read back from the log as accepted"
+        )
         revocation.kept, revocation.awaited, _ = self._held_by(revocation.run_ids)
 
     def _held_by(
         self, run_ids: Collection[str]
     ) -> "tuple[dict[DataPartitionId, Key], dict[DataPartitionId, Key], int]":
-        """Return copies of the keys that the runs hold or have ranges of, and the number of coordination partitions.
+        """Return copies of the keys of which the runs hold something, and the number of coordination partitions.
 
-        First those that can be revoked, then those where Go consumers share the group. Nothing that others hold of a
-        key is in the copy.
+        The first mapping has the keys that can be revoked, the second those of a group that Go consumers share. The
+        copies contain only the claims of these runs.
         """
         revocable: dict[DataPartitionId, Key] = {}
         awaited: dict[DataPartitionId, Key] = {}
@@ -383,14 +467,18 @@ class ClaimerResource(CoordinationResource):
         return self.connection.to_connection("connection")
 
     def close(self) -> None:
-        """Let go of all connections; claims still held are not released."""
+        """Close all connections. Claims that are still held are not released."""
         stack: ExitStack | None = self._open.get("stack")
         self._open.clear()
         if stack is not None:
             stack.close()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
-        """Close, at the end of the step."""
+        """Close the resource at the end of the step.
+
+        Args:
+            context: Dagster's context.
+        """
         self.close()
 
     def _make_delivery(self, context: "RunContext", at_end: Callable[[Callable[[], object]], object]) -> "BatchSession":
@@ -424,7 +512,7 @@ class ClaimerResource(CoordinationResource):
         return delivery
 
     def _advise(self) -> "Advise | None":
-        """Return what limits batches to this member's partitions."""
+        """Return the function that limits batches to the partitions assigned to this member; None without one."""
         if self.member is None:
             return None
         from marshal_dagster.coordinator.assignment_reader import AssignmentReader
@@ -435,9 +523,9 @@ class ClaimerResource(CoordinationResource):
         return reader.assigned_partitions
 
     def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> str | None:
-        """Refuse one that this user may not write, or with dangerous settings, unless `allow_unsafe_topic`.
+        """Check this user's rights and the topic's settings; `allow_unsafe_topic` accepts dangerous ones.
 
-        Return the id of the topic, or None where its settings could not be checked.
+        Return the id of the topic, or None if its settings could not be checked.
         """
         from marshal_dagster.coordination.topic_settings import Severity, require_safe
         from marshal_dagster.kafka.acls import Right, on_topic
@@ -454,24 +542,26 @@ class ClaimerResource(CoordinationResource):
         for problem in problems:
             if problem.severity is Severity.DANGER:
                 logger.warning(
-                    "accepted, though dangerous, in coordination topic %r: %s", self.coordination_topic, problem
+                    "allow_unsafe_topic accepts a dangerous setting of coordination topic %r: %s",
+                    self.coordination_topic,
+                    problem,
                 )
         return described.topic_id
 
 
 def claimer_of(resources: object, key: str) -> ClaimerResource:
-    """Give the resource `key` of an op, asset, check or sensor. Raises `ConfigurationError` for another kind."""
+    """Return the claimer with the key `key`. Raises `ConfigurationError` if the resource has another type."""
     return resource_of(ClaimerResource, resources, key)
 
 
 def require_group(group: str) -> None:
-    """Raise `ConfigurationError` unless records can carry `group` as the name of a group."""
+    """Raise `ConfigurationError` unless `group` is a valid name of a group (protocol.md, section 1.3)."""
     if not is_name(group):
         raise ConfigurationError(f"group {group!r} {_NO_NAME}")
 
 
 def resource_of(kind: type[_Resource], resources: object, key: str) -> _Resource:
-    """Return the resource `key` of an op, asset, check or sensor. Raises `ConfigurationError` for another kind."""
+    """Return the resource with the key `key`. Raises `ConfigurationError` if it has another type."""
     found = getattr(resources, key)
     if not isinstance(found, kind):
         raise ConfigurationError(f"resource {key!r} is of type {type(found).__name__}; it must be {kind.__name__}")
@@ -486,7 +576,7 @@ def _request(options: BatchOptions) -> "BatchRequest":
 
 
 def _held_of(key: "Key", run_ids: Collection[str]) -> "Key | None":
-    """Give a copy of `key` with what the runs hold of it, or None where that is nothing."""
+    """Return a copy of `key` with only the claims of the runs, or None if they hold nothing of it."""
     owner = key.owner if key.owner is not None and run_of(key.owner.instance) in run_ids else None
     ranges = tuple(
         range_ for range_ in key.ranges if range_.owner is not None and run_of(range_.owner.instance) in run_ids
@@ -497,7 +587,7 @@ def _held_of(key: "Key", run_ids: Collection[str]) -> "Key | None":
 def _epochs(
     held: "Mapping[DataPartitionId, Key]",
 ) -> "Iterator[tuple[DataPartitionId, type[RevokingClaim | RevokingRange], int]]":
-    """Give what can be revoked: where, by which record, of which epoch."""
+    """Yield what can be revoked: the data partition, the type of the record, and the epoch."""
     for place, key in held.items():
         if key.owner is not None and key.owner.epoch is not None:
             yield place, RevokingClaim, key.owner.epoch

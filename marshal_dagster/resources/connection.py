@@ -1,4 +1,8 @@
-"""Where a Kafka cluster is, as Dagster config, and what all resources check of their fields."""
+"""The configuration of a Kafka connection in Dagster, and the base class of all resources.
+
+`KafkaConnectionConfig` is a field of the other resources. `CheckedResource` reports invalid fields in one line, and
+rejects secrets that are written in code.
+"""
 
 import os
 from collections.abc import Mapping
@@ -23,44 +27,64 @@ _FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_locatio
 
 
 class KafkaConnectionConfig(Config):
-    """Where a Kafka cluster is and how to speak to it, as Dagster config."""
+    """The address of a Kafka cluster, and how to connect to it, as Dagster config.
 
-    bootstrap_servers: str = Field(description="Brokers to ask first: a comma-separated list of host:port.")
-    security_protocol: SecurityProtocol = Field(default="PLAINTEXT", description="How the brokers' listener speaks.")
+    Building one with an invalid field raises `ConfigurationError`.
+
+    Example:
+        ```python
+        connection = KafkaConnectionConfig(
+            bootstrap_servers="kafka-1:9093,kafka-2:9093",
+            security_protocol="SASL_SSL",
+            sasl_mechanism="SCRAM-SHA-512",
+            username="etl",
+            password=EnvVar("KAFKA_PASSWORD"),
+        )
+        ```
+    """
+
+    bootstrap_servers: str = Field(description="Brokers for the first connection: a comma-separated list of host:port.")
+    security_protocol: SecurityProtocol = Field(
+        default="PLAINTEXT", description="The security protocol of the brokers' listener."
+    )
     sasl_mechanism: str | None = Field(
-        default=None, description=f"One of {', '.join(get_args(SaslMechanism))}; with SASL_PLAINTEXT and SASL_SSL only."
+        default=None, description=f"One of {', '.join(get_args(SaslMechanism))}; only with SASL_PLAINTEXT and SASL_SSL."
     )
     username: str | None = Field(default=None, description="The user name for SASL.")
-    # Not marked as Dagster's secrets: the launchpad would fill in asterisks, as if they were the password. What Dagster
-    # stores is a variable's name, because `CheckedResource` refuses all else.
+    # Not marked as a secret for Dagster: the launchpad would fill in asterisks as its value. Dagster stores only the
+    # name of a variable, because `CheckedResource` rejects everything else.
     password: str | None = Field(
         default=None,
         repr=False,
-        description='The password for SASL: EnvVar("NAME") in code, {"env": "NAME"} in YAML, never the text itself.',
+        description='The password for SASL: EnvVar("NAME") in code, {"env": "NAME"} in YAML, never the value itself.',
     )
     ssl_ca_location: str | None = Field(
-        default=None, description="PEM file of the authorities to trust; by default those that the system trusts."
+        default=None, description="PEM file of the trusted certificate authorities (default: the system trust store)."
     )
     ssl_certificate_location: str | None = Field(default=None, description="PEM file of this client's certificate.")
-    ssl_key_location: str | None = Field(default=None, description="PEM file of this client's key (PKCS#8).")
+    ssl_key_location: str | None = Field(default=None, description="PEM file of this client's private key (PKCS#8).")
     ssl_key_password: str | None = Field(
-        default=None, repr=False, description="The key's password; given as `password` is."
+        default=None, repr=False, description="The password of the private key, in the form of `password`."
     )
     timeout_s: float = Field(
         default=DEFAULT_TIMEOUT_S,
         gt=0,
         le=LONGEST_TIMEOUT_S,
-        description="Seconds that the first connection and each request may take.",
+        description="Maximum seconds for the first connection and for each request.",
     )
     client_settings: dict[str, str] = Field(
         default_factory=dict,
-        description="Further settings for librdkafka alone; those that the protocol decides are refused.",
+        description="Further settings of librdkafka. Settings that the protocol prescribes are rejected.",
     )
 
-    def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic judges them
-        """Check at once what can be checked without files and environment.
+    def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic validates them
+        """Check everything that needs neither files nor environment variables.
 
-        Raises `ConfigurationError`, naming the field.
+        Args:
+            **fields: The fields of this class.
+
+        Raises:
+            ConfigurationError: A field is invalid; the message names it.
         """
         wrong: ConfigurationError | None = None
         _reject_unknown_fields(type(self), fields)
@@ -69,7 +93,7 @@ class KafkaConnectionConfig(Config):
         except ValidationError as error:
             wrong = _in_one_line(type(self), error)
         if wrong is not None:
-            raise wrong  # out here: in the block it would carry pydantic's error with all that was given
+            raise wrong  # outside the `except` block, so that the traceback cannot contain secrets
         values = self._values()
         if not any(isinstance(value, EnvVar) for value in values.values()):
             unseen = {*_FILES, *(("ssl_key_password",) if self.ssl_key_location is not None else ())}
@@ -77,9 +101,19 @@ class KafkaConnectionConfig(Config):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
-        """Take what variables such as `MARSHAL_BOOTSTRAP_SERVERS` say; secrets stay in the environment, by name.
+        """Return the configuration from environment variables such as `MARSHAL_BOOTSTRAP_SERVERS`.
 
-        Raises `ConfigurationError`: a variable is missing, wrong, or contradicts another.
+        Secrets stay in the environment: the configuration has only the names of their variables.
+
+        Args:
+            environment: The variables (default: those of this process).
+            prefix: The prefix of the names of the variables.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigurationError: A variable is missing, invalid, or contradicts another one.
         """
         environment = os.environ if environment is None else environment
         found = KafkaConnection.from_environment(environment, prefix=prefix)
@@ -88,24 +122,34 @@ class KafkaConnectionConfig(Config):
         return cls(**plain, **named)
 
     def to_connection(self, source: str) -> KafkaConnection:
-        """Give the connection; `source` says in errors where the fields stand. Raises `ConfigurationError`."""
+        """Return the connection.
+
+        Args:
+            source: The name of this configuration in error messages.
+
+        Returns:
+            The connection, with the values of environment variables.
+
+        Raises:
+            ConfigurationError: A field is invalid, or a variable or file is missing.
+        """
         return KafkaConnection.from_settings(self._values(), source=source)
 
     def secrets_in_code(self) -> list[str]:
-        """Name the secrets that are written down instead of named by their environment variable."""
+        """Return the names of the fields with a secret in plain text instead of an `EnvVar`."""
         values = self._values()
         return [name for name in _SECRETS if name in values and not isinstance(values[name], EnvVar)]
 
     def _values(self) -> dict[str, Any]:
-        # Not `model_dump`, which would ask an EnvVar for its value.
+        # Not `model_dump`, which would read the value of an EnvVar.
         return {name: value for name in type(self).model_fields if (value := self.__dict__[name]) is not None}
 
 
 def secret_in_code(where: str, field: str) -> ConfigurationError:
-    """Return the error that a secret is written down, with what to do."""
+    """Return the error for a secret that is written in code."""
     return ConfigurationError(
-        f"{where} is written down in the code, where Dagster stores and shows it: put it into an environment variable "
-        f'and give {field}=EnvVar("ITS_NAME")'
+        f"{where} is written in the code, so that Dagster would store and show it: put it into an environment variable "
+        f'and pass {field}=EnvVar("ITS_NAME")'
     )
 
 
@@ -118,7 +162,7 @@ def check_topic(value: str) -> str:
 
 
 def _reject_unknown_fields(cls: type[Any], given: Mapping[str, Any]) -> None:
-    """Refuse fields that a config or resource does not have, which pydantic would leave out without a word."""
+    """Reject unknown fields, which pydantic would ignore silently."""
     unknown = sorted(given.keys() - cls.model_fields.keys())
     if unknown:
         raise ConfigurationError(
@@ -127,7 +171,7 @@ def _reject_unknown_fields(cls: type[Any], given: Mapping[str, Any]) -> None:
 
 
 def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
-    """Name the wrong fields as our own error, in one line; a value is in it only where a check puts it."""
+    """Return a one-line error with the invalid fields, without their values unless a check reports them."""
     texts = []
     for problem in error.errors():
         field, text = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
@@ -136,13 +180,10 @@ def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
 
 
 class CheckedResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
-    """A resource that says in one line which field is wrong, one that it does not have among them.
-
-    Making one raises `ConfigurationError`.
-    """
+    """Base class of the resources: an invalid or unknown field raises a `ConfigurationError` in one line."""
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
-        """Return what Dagster stores of this resource; refuses secrets in plain text, which Dagster would show."""
+        """Return Dagster's definition of this resource; reject secrets in plain text, which Dagster would show."""
         for field, value in self.__dict__.items():
             for name in value.secrets_in_code() if isinstance(value, KafkaConnectionConfig) else ():
                 raise secret_in_code(f"{type(self).__name__}: {field}.{name}", name)
@@ -157,4 +198,4 @@ class CheckedResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
             return check(values)
         except ValidationError as error:
             wrong = _in_one_line(cls, error)
-        raise wrong  # out here: in the block it would carry pydantic's error with all that was given
+        raise wrong  # outside the `except` block, so that the traceback cannot contain secrets

@@ -1,7 +1,7 @@
-"""The resource that names an outbox.
+"""The resource for an outbox: the database with its rows, and the Kafka cluster for its events.
 
-A service (`marshal-dagster outbox harvest`) publishes within milliseconds. The job is for who has none: it publishes
-what is there and ends, as often as the sensor or a schedule asks for it.
+The drain job, the backlog sensor and the outbox check use it. A service (`marshal-dagster outbox harvest`) publishes
+rows within milliseconds. Without a service, runs of the drain job publish them.
 """
 
 from contextlib import closing
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class OutboxResource(CheckedResource):
-    """An outbox in a PostgreSQL database, and the Kafka cluster that its rows are published to."""
+    """An outbox in a PostgreSQL database, and the Kafka cluster to which its rows are published."""
 
-    connection: KafkaConnectionConfig = Field(description="The Kafka cluster that the rows are published to.")
+    connection: KafkaConnectionConfig = Field(description="The Kafka cluster to which the rows are published.")
     dsn: str = Field(
         repr=False,
-        description='The database\'s connection string: EnvVar("NAME") in code, {"env": "NAME"} in YAML.',
+        description='Connection string of the database: EnvVar("NAME") in code, {"env": "NAME"} in YAML.',
     )
     outbox: str = Field(default=DEFAULT_NAME, description=NAME_TEXT)
     database_schema: str = Field(default=DEFAULT_SCHEMA, description=SCHEMA_TEXT)
@@ -51,20 +51,35 @@ class OutboxResource(CheckedResource):
     partitioner: str = Field(default=str(DEFAULT_OPTIONS.partitioner), description=PARTITIONER_TEXT)
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
-        """Return what Dagster stores of this resource; refuses secrets in plain text."""
+        """Return Dagster's definition of this resource; reject a password in plain text."""
         dsn = self.__dict__["dsn"]
         if not isinstance(dsn, EnvVar) and Database(dsn).has_password:
             raise secret_in_code("OutboxResource: dsn", "dsn")
         return super().get_resource_definition()
 
     def tables(self) -> OutboxTables:
-        """Name the outbox's tables; nothing is connected to. Raises `ConfigurationError`."""
+        """Return the tables of the outbox, without a connection to the database.
+
+        Returns:
+            The tables.
+
+        Raises:
+            ConfigurationError: A field is invalid, or the environment variable of `dsn` is missing.
+        """
         return OutboxTables(Database(self._dsn()), self.outbox, self.database_schema)
 
     def create(self, *, notifies: bool = True, replication: int | None = None) -> None:
-        """Make what is missing of the outbox: its tables and its topics, as `marshal-dagster outbox init` does.
+        """Create the missing tables and topics of the outbox, like `marshal-dagster outbox init`.
 
-        Raises `ConfigurationError`, `AuthorizationError`, `UnavailableError`.
+        Args:
+            notifies: Whether a trigger notifies the harvester of new rows (PostgreSQL's NOTIFY).
+            replication: The number of replicas of the topics (default: three, or the number of brokers if it is
+                smaller).
+
+        Raises:
+            ConfigurationError: A field is invalid.
+            AuthorizationError: This user may not create the topics.
+            UnavailableError: The database or Kafka cannot be reached.
         """
         from marshal_dagster.outbox.harvester import OutboxTopics
 
@@ -72,7 +87,14 @@ class OutboxResource(CheckedResource):
         OutboxTopics.of(registration.uid).create(self.connection.to_connection("connection"), replication)
 
     def harvester(self) -> "Harvester":
-        """Make a harvester, which connects when it runs. Raises `ConfigurationError`."""
+        """Return a harvester for the outbox. It connects when it runs.
+
+        Returns:
+            The harvester.
+
+        Raises:
+            ConfigurationError: A field is invalid.
+        """
         from marshal_dagster.outbox.harvester import Harvester
 
         limits = HarvestLimits(
@@ -84,23 +106,31 @@ class OutboxResource(CheckedResource):
         return Harvester(self.tables(), self.connection.to_connection("connection"), options)
 
     def status(self) -> OutboxStatus:
-        """Look at the backlog. Raises `ConfigurationError`, `UnavailableError`."""
+        """Return the backlog of the outbox.
+
+        Returns:
+            The number of waiting and parked rows, and the age of the oldest.
+
+        Raises:
+            ConfigurationError: A field is invalid.
+            UnavailableError: The database cannot be reached.
+        """
         with closing(OutboxInspector(self.tables())) as backlog:
             return backlog.status()
 
     def _dsn(self) -> str:
-        """Give the connection string, also outside of a run, where Dagster has not put it in an `EnvVar`'s place."""
+        """Return the connection string, also outside a run, where Dagster has not resolved an `EnvVar`."""
         dsn = self.__dict__["dsn"]
         if not isinstance(dsn, EnvVar):
             return str(dsn)
         found = dsn.get_value()
         if not found:
-            raise ConfigurationError(f"OutboxResource: dsn: the environment has no variable {dsn.env_var_name}")
+            raise ConfigurationError(f"OutboxResource: dsn: environment variable {dsn.env_var_name} is not set")
         return found
 
 
 def backlog_text(status: OutboxStatus) -> str:
-    """Return how many rows wait and for how long, as a sentence."""
+    """Return a sentence with the number of waiting rows and the age of the oldest."""
     if status.oldest_age_s is None:
         return f"outbox {status.registration.name!r} is empty"
     return f"{status.rows} rows wait in outbox {status.registration.name!r}, the oldest for {status.oldest_age_s:.1f} s"

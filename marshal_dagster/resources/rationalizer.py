@@ -1,4 +1,7 @@
-"""The resource that reads the coordination log; it needs no right to write."""
+"""The resource that reads the coordination log, for sensors and checks, and the base of `ClaimerResource`.
+
+Reading needs no right to write.
+"""
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -19,13 +22,13 @@ if TYPE_CHECKING:
 
 
 NOT_AUTHORIZED: Final = "authorization failed"
-"""What Kafka's client says in an error that a missing right causes."""
+"""The text in errors of Kafka's client that a missing right causes."""
 
 
 def require_rights(connection: KafkaConnection, topic: str, *, to_write: bool) -> None:
-    """Make sure that this user may read, or write too, the coordination topic.
+    """Check that this user may read the coordination topic, and with `to_write` also write it.
 
-    Raises `AuthorizationError`, `TopicNotFoundError`, `UnavailableError`.
+    Raises `AuthorizationError`, `TopicNotFoundError` and `UnavailableError`.
     """
     from marshal_dagster.kafka.acls import Right, on_topic
     from marshal_dagster.kafka.admin_client import Topics
@@ -35,13 +38,13 @@ def require_rights(connection: KafkaConnection, topic: str, *, to_write: bool) -
 
 
 class CoordinationResource(CheckedResource):
-    """What resources have in common that read the coordination log.
+    """Base class of the resources that read the coordination log.
 
-    All resources of a process with the same settings share one rationalizer, so each use reads new records only.
+    All resources of a process with the same settings share one rationalizer, so each use reads only new records.
     """
 
     coordination_topic: str = Field(
-        default=DEFAULT_COORDINATION_TOPIC, description="The topic that is the coordination log."
+        default=DEFAULT_COORDINATION_TOPIC, description="The name of the coordination topic."
     )
 
     _topic_is_allowed = field_validator("coordination_topic")(check_topic)
@@ -55,15 +58,28 @@ class CoordinationResource(CheckedResource):
         raise NotImplementedError
 
     def open_data(self) -> "Topics":
-        """Open what asks the cluster of the data topics; the caller closes it. Raises `ConfigurationError`."""
+        """Open a client for metadata of the data topics.
+
+        Returns:
+            The client. The caller closes it.
+
+        Raises:
+            ConfigurationError: A field is invalid.
+        """
         from marshal_dagster.kafka.admin_client import Topics
 
         return Topics(self.data())
 
     def rationalizer(self) -> "Rationalizer":
-        """Return this process's rationalizer for these settings, opened now if it is the first use.
+        """Return this process's rationalizer for these settings, which computes the state from the log.
 
-        Raises `ConfigurationError`, `TopicNotFoundError` for the coordination topic, `UnavailableError`.
+        Returns:
+            The rationalizer. The first use opens it.
+
+        Raises:
+            ConfigurationError: A field is invalid.
+            TopicNotFoundError: The coordination topic does not exist.
+            UnavailableError: Kafka cannot be reached.
         """
         from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
 
@@ -71,28 +87,40 @@ class CoordinationResource(CheckedResource):
 
     @contextmanager
     def world(self) -> "Iterator[World]":
-        """Read to the present end of the log and yield the world state, which stays as it is inside the block.
+        """Read to the current end of the log and yield the world state, which does not change inside the block.
 
-        Raises what `rationalizer` does, `CoordinationLogChangedError`, and `AuthorizationError` where this user may
-        not read the log.
+        Yields:
+            The world state.
+
+        Raises:
+            MarshalError: As in `rationalizer`.
+            CoordinationLogChangedError: The log is not the one read before.
+            AuthorizationError: This user may not read the log.
         """
         rationalizer = self.rationalizer()
         with rationalizer.lock:
             try:
                 world = rationalizer.catch_up()
             except UnavailableError as error:
-                if NOT_AUTHORIZED in str(error):  # the log shows only that a right is missing, and not which
+                if NOT_AUTHORIZED in str(error):  # the error does not name the missing right
                     require_rights(self.coordination(), self.coordination_topic, to_write=False)
                 raise
             yield world
 
 
 class RationalizerResource(CoordinationResource):
-    """Reads the coordination log; needs no right to write. For sensors and checks."""
+    """Reads the coordination log, for sensors and checks. It needs no right to write.
 
-    connection: KafkaConnectionConfig = Field(description="The Kafka cluster that has the coordination topic.")
+    Example:
+        ```python
+        rationalizer = RationalizerResource(connection=KafkaConnectionConfig(bootstrap_servers="localhost:9092"))
+        ```
+    """
+
+    connection: KafkaConnectionConfig = Field(description="The Kafka cluster with the coordination topic.")
     data_connection: KafkaConnectionConfig | None = Field(
-        default=None, description="The cluster that has the data topics; by default that of the coordination topic."
+        default=None,
+        description="The Kafka cluster with the data topics (default: the cluster of the coordination topic).",
     )
 
     def coordination(self) -> KafkaConnection:

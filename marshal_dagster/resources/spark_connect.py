@@ -1,4 +1,7 @@
-"""Dagster resources that give a Spark session which is not the run's own."""
+"""The resource for a session on a Spark Connect server, which is warm before a run starts.
+
+Ops and assets use it through their option `spark_key`.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,42 +16,50 @@ if TYPE_CHECKING:
 
 
 class SparkConnectResource(CheckedResource):
-    """A session on a Spark Connect server, which is warm already: for the `spark_key` of a claimed-batch op or asset.
+    """A session on a Spark Connect server, for the `spark_key` of a claimed-batch op or asset.
 
-    Without a `url` it is a server on this machine, on loopback and with a token of its own: the first run that needs
-    it starts it, it stays for those after it, and `stop_server` ends it.
+    Without a `url` it uses a server on this machine, which listens on loopback and has its own token. The first run
+    that needs the server starts it. It stays for later runs until `stop_server` stops it.
 
-    `spark_session` raises `ConfigurationError` for a server of another version or without the Kafka connector, and
-    `UnavailableError` when none answers.
+    `spark_session` raises `ConfigurationError` if the server has another version or lacks the Kafka connector, and
+    `UnavailableError` if it does not answer.
+
+    Example:
+        ```python
+        resources = {"spark": SparkConnectResource(url="sc://spark:15002", token=EnvVar("SPARK_TOKEN"))}
+        ```
     """
 
     url: str | None = Field(
-        default=None, description="The server, as sc://host:port/;use_ssl=true; by default one on this machine."
+        default=None,
+        description="URL of the server, such as sc://host:port/;use_ssl=true (default: a server on this machine).",
     )
     token: str | None = Field(
         default=None,
         repr=False,
-        description='The token that the server asks for: EnvVar("NAME") in code, {"env": "NAME"} in YAML.',
+        description='The token for the server: EnvVar("NAME") in code, {"env": "NAME"} in YAML.',
     )
     folder: str | None = Field(
-        default=None, description="Where the server on this machine keeps its state and log; by default in the cache."
+        default=None,
+        description="Folder for state and log of the server on this machine (default: in the user's cache).",
     )
     server_config: dict[str, str] = Field(
-        default_factory=dict, description="Changes the Spark settings that the server on this machine is started with."
+        default_factory=dict,
+        description="Spark settings that replace or extend the defaults of the server on this machine.",
     )
 
     _session: Any = PrivateAttr(default=None)
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
-        """Give what Dagster stores of this resource; refuses a token in plain text."""
-        token = self.__dict__["token"]  # not read from the model, which would look up the variable
+        """Return Dagster's definition of this resource; reject a token in plain text."""
+        token = self.__dict__["token"]  # not the model's attribute, which would read the variable
         if (token is not None and not isinstance(token, EnvVar)) or "token=" in (self.url or ""):
             raise secret_in_code("SparkConnectResource: token", "token")
         return super().get_resource_definition()
 
     @property
     def spark_session(self) -> "SparkSession":
-        """The run's session on the server, made at the first use."""
+        """The run's session on the server, created on first use."""
         from marshal_dagster.spark.connect_session import connect
 
         if self._session is None:
@@ -58,19 +69,39 @@ class SparkConnectResource(CheckedResource):
         return session
 
     def start_server(self) -> str:
-        """Start the server on this machine, if it does not run, and give its URL. Raises `ConfigurationError`."""
+        """Start the server on this machine, unless it is running.
+
+        Returns:
+            The URL of the server; with a `url`, that URL.
+
+        Raises:
+            ConfigurationError: A setting of the server is invalid.
+        """
         return self._address()[0]
 
     def stop_server(self) -> bool:
-        """Stop the server on this machine; False when there was none. Raises `ConfigurationError`."""
+        """Stop the server on this machine.
+
+        Returns:
+            Whether a server was running.
+
+        Raises:
+            ConfigurationError: This resource has a `url`, so the server is not its own.
+        """
         from marshal_dagster.spark.connect_server import ConnectServer
 
         if self.url is not None:
-            raise ConfigurationError("url: the server there is not this machine's own: stop it where it was started")
+            raise ConfigurationError(
+                "this resource has a url, so it did not start the server: stop the server where it was started"
+            )
         return ConnectServer(self.folder).stop()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's
-        """Leave the server."""
+        """Disconnect from the server at the end of the step.
+
+        Args:
+            context: Dagster's context.
+        """
         from marshal_dagster.spark.connect_session import disconnect
 
         session, self._session = self._session, None

@@ -1,4 +1,8 @@
-"""What dead members left, by the world state."""
+"""The unfinished work of dead members, found in the world state.
+
+The stale-claim sensor, the asset check and the failed-run sensors share it. It is advice: a run must still claim the
+work.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,25 +19,30 @@ from marshal_dagster.runs.names import run_of
 
 
 class ExpectedKeyState(Config):
-    """Where a partition stood when a sensor asked for its reprocessing; to be compared, nothing is decided by it."""
+    """The state of a partition when a sensor requested a run for it.
+
+    It serves for comparison. The run does not decide anything by it.
+    """
 
     partition: int = Field(ge=0, description="The partition of the data topic.")
-    generation: int = Field(description="Its generation.")
-    offset: int | None = Field(default=None, description="Its offset, the next one to read.")
+    generation: int = Field(description="The generation of its position.")
+    offset: int | None = Field(default=None, description="The next offset to read.")
     plan_end: int | None = Field(default=None, description="The end (exclusive) of its open plan.")
-    plan_attempts: int = Field(default=0, description="How often that plan had been tried.")
-    epoch: int | None = Field(default=None, description="The epoch of its owner, gone stale by then.")
-    instance: str | None = Field(default=None, description="The instance id of that owner.")
+    plan_attempts: int = Field(default=0, description="How often the plan had been retried.")
+    epoch: int | None = Field(default=None, description="The epoch of its stale owner.")
+    instance: str | None = Field(default=None, description="The instance id of its stale owner.")
 
 
 MAX_NAMED: Final = 10
+"""The number of items that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonedPartition:
-    """What a dead member left: a partition whose owner is stale, or whose plan is open and no member holds it.
+    """A partition, or a range of one, that a dead member left unfinished.
 
-    Or a range of one: then `offset` is where it begins, and `plan_end` where it ends.
+    Its owner is stale, or its plan is open and no member holds it. In a range, `offset` is the start and `plan_end` the
+    end.
     """
 
     topic: str
@@ -46,26 +55,26 @@ class AbandonedPartition:
     client: str | None
     epoch: int | None
     silent_s: float | None
-    """Seconds since the owner's last heartbeat; as the other three None when no member holds it."""
+    """Seconds since the owner's last heartbeat. It and `instance`, `client` and `epoch` are None without an owner."""
 
     def __str__(self) -> str:
-        """Describe what was left, for the log of a tick."""
+        """Return a text for the log of a tick."""
         plan = "no plan" if self.plan_end is None else f"plan [{self.offset}, {self.plan_end})"
-        held = "held by nobody" if self.silent_s is None else f"client {self.client!r} silent for {self.silent_s:.0f} s"
+        held = "no owner" if self.silent_s is None else f"client {self.client!r} silent for {self.silent_s:.0f} s"
         return f"{self.topic}/{self.partition}: {plan}, {held}"
 
     @property
     def run_id(self) -> str:
-        """The run in front of the stale owner's instance id."""
+        """The run id in the stale owner's instance id; empty without one."""
         return run_of(self.instance or "")
 
 
 def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> list[AbandonedPartition]:
-    """Return the partitions of `topic` whose owner in `group` is stale, or whose plan is open without a live owner.
+    """Return the partitions of `topic` with a stale owner in `group`, or with an open plan and no live owner.
 
-    And each planned range without a live owner; one that was merely claimed keeps no member from its offsets. Stale by
-    the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records is
-    (protocol.md, section 2).
+    Planned ranges without a live owner are included. Ranges that were only claimed are not, because they keep no member
+    from their offsets. The time is the larger of log time and `wall_ms` (unix ms). The answer is advice, like every
+    answer between records (protocol.md, section 2).
     """
     state = world.group_of(group, topic)
     now_ms = world.advice_time_ms(group, topic, wall_ms)
@@ -86,7 +95,7 @@ def abandoned_partitions(world: World, group: str, topic: str, wall_ms: int) -> 
 def abandoned_partition(
     topic: str, partition: int, key: Key, now_ms: int, range_: Range | None = None
 ) -> AbandonedPartition:
-    """Describe a key, or a range of it, whose owner, if it has one, is dead."""
+    """Return the description of a key, or a range of it, without a live owner."""
     offset, attempts, plan_end = key.offset, key.plan_attempts, key.plan_end
     if range_ is not None:
         offset, attempts = range_.start, range_.attempts
@@ -108,29 +117,29 @@ def abandoned_partition(
 
 
 def first_ten(texts: Sequence[object], separator: str = ", ") -> str:
-    """Join the first ten, and say how many more there are."""
+    """Join the first ten texts, and state how many more there are."""
     return first_few(texts, MAX_NAMED, separator)
 
 
 def listed(partitions: Sequence[AbandonedPartition]) -> str:
-    """Describe the first ten, and say how many more there are."""
+    """Describe the first ten partitions, and state how many more there are."""
     return first_ten(partitions, "; ")
 
 
 def why_unclaimable(world: World, group: str, topic: str, wall_ms: int) -> str | None:
-    """Return why no member could claim `topic` for `group` at present; None if any could.
+    """Return why no member of `group` can claim `topic` now; None if members can.
 
-    Paused by the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records.
+    The time is the larger of log time and `wall_ms` (unix ms). The answer is advice, like every answer between records.
     """
     part = world.partition_of(topic)
     if not part.certain:
         return (
-            f"the coordination partition of topic {topic!r} no longer begins at offset 0: it is only observed, and "
-            "nobody can claim from it (see `marshal-dagster recover`)"
+            f"the coordination partition of topic {topic!r} no longer starts at offset 0 and has no snapshot, so no "
+            "member can claim (see `marshal-dagster recover`)"
         )
     state = world.group_of(group, topic)
     now_ms = max(part.log_time_ms or 0, wall_ms)
     if state.paused_until_s is not None and state.is_paused(now_ms):
         left_s = state.paused_until_s - now_ms / 1_000
-        return f"group {group!r} is paused by {state.paused_by!r}, for {left_s:.0f} s more: no runs"
+        return f"group {group!r} is paused by {state.paused_by!r}, for {left_s:.0f} s more: no runs are requested"
     return None

@@ -1,6 +1,7 @@
-"""Announcements of at-most-once batches: written into a run before the commit, and read back.
+"""Announcements of at-most-once batches, which a run records before it commits and reads back.
 
-Dagster's word is advice to the protocol: it lets a member revoke early or stop early, and never decides who owns what.
+If the run dies, sensors learn from its announcements which ranges it possibly dropped (protocol.md, section 6, "At most
+once").
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
 
 
 ANNOUNCED: Final = "announced"
+"""The metadata key for announced ranges in an observation of a data topic."""
 DROPPED: Final = "possibly_dropped"
-"""Names of tables of ranges in observations of a data topic."""
+"""The metadata key for ranges that were reported as possibly dropped."""
 _EVENTS_AT_ONCE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedRange:
-    """A range that an at-most-once batch was about to commit before it processed it."""
+    """A range that an at-most-once batch was going to commit before processing it."""
 
     group: str
     topic: str
@@ -40,37 +42,37 @@ _COLUMNS: Final = ("group", "topic", "partition", "epoch", "start", "end")
 
 
 def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]:
-    """Return what writes an at-most-once batch's ranges into the run, where they outlive this process.
+    """Return a function that records the ranges of an at-most-once batch in Dagster's events of the run.
 
-    See protocol.md, section 6.
+    The events outlive this process. See protocol.md, section 6.
     """
 
     def announce(ranges: Sequence[ClaimedRange]) -> None:
-        """Write and read back.
+        """Record the ranges and read them back.
 
-        Raises `BatchAbortedError`, before anything is committed, when it cannot be read back.
+        Raises `BatchAbortedError` if they cannot be read back. Nothing is committed then.
         """
         rows = [AnnouncedRange(*(getattr(range_, name) for name in _COLUMNS)) for range_ in ranges]
         context.log_event(
             AssetObservation(
                 asset_key=announcements_key(ranges[0].topic),
-                description="At most once: about to commit these offsets before they are processed. Should the run die "
-                "now, they are possibly dropped.",
+                description="At most once: the run commits these offsets before it processes them. If it dies now, "
+                "they are possibly dropped.",
                 metadata={ANNOUNCED: announcement_table(rows)},
             )
         )
         if context.instance.has_run(context.run_id) and not _is_announced(context.instance, context.run_id, rows):
             raise BatchAbortedError(
-                "the ranges of this at-most-once batch were written into the run's events but cannot be read back, so "
-                "it would not be known afterwards what was dropped; nothing was committed. Is Dagster's event storage "
-                "writing in batches (DAGSTER_EVENT_BATCH_SIZE)?"
+                f"group {rows[0].group!r}, topic {rows[0].topic!r}: the ranges of this at-most-once batch are "
+                "recorded in the run's events but cannot be read back, so nothing was committed. If "
+                "DAGSTER_EVENT_BATCH_SIZE is set, unset it: Dagster must store events at once"
             )
 
     return announce
 
 
 def _is_announced(instance: DagsterInstance, run_id: str, rows: Sequence[AnnouncedRange]) -> bool:
-    """Return whether the run's events have all of `rows`; the newest are read first, of a long run only those."""
+    """Return whether the run's events have all of `rows`. The newest events are read first."""
     missing, cursor = set(rows), None
     while missing:
         page = instance.get_records_for_run(
@@ -84,18 +86,18 @@ def _is_announced(instance: DagsterInstance, run_id: str, rows: Sequence[Announc
 
 
 def announcement_table(rows: Sequence[AnnouncedRange]) -> TableMetadataValue:
-    """Show `rows` as a table."""
+    """Return the ranges as a table."""
     return table([Column(name, "string" if name in {"group", "topic"} else "int") for name in _COLUMNS], rows)
 
 
 def announced_ranges(instance: DagsterInstance, run_id: str) -> Iterator[tuple[AnnouncedRange, float]]:
-    """Yield what a run announced, oldest first, and when (unix seconds); events of another form are passed over."""
+    """Yield the announced ranges of a run, oldest first, with their times (unix s); skip events of another form."""
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_OBSERVATION):
         yield from ((row, entry.timestamp) for row in rows_in(entry))
 
 
 def rows_in(entry: EventLogEntry, name: str = ANNOUNCED) -> Iterator[AnnouncedRange]:
-    """Give the ranges in table `name` of an observation, what was announced or (`DROPPED`) reported as dropped."""
+    """Yield the ranges in table `name` of an observation: `ANNOUNCED`, or `DROPPED` for reported ones."""
     event = entry.dagster_event
     if event is None or event.event_type is not DagsterEventType.ASSET_OBSERVATION:
         return

@@ -1,4 +1,7 @@
-"""What a run and an asset check report of exhausted plans: one line, and the evaluation of the check."""
+"""Reports of exhausted plans, which failed too many times: a log line, and the result of the asset check.
+
+Runs and the asset check `exhausted_plans` share them.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -12,20 +15,20 @@ from marshal_dagster.runs.failed_batches import last_failures
 from marshal_dagster.runs.tables import Column, table
 
 EXHAUSTED_PLANS: Final = "exhausted_plans"
-"""The name of the check."""
-NOTHING_EXHAUSTED: Final = "no plan was tried too often"
+"""The name of the asset check."""
+NOTHING_EXHAUSTED: Final = "no plan failed too many times"
 MAX_ATTEMPTS_TAG: Final = "marshal/max_attempts"
-"""Tag of an op whose `max_attempts` is not the default."""
+"""Tag of an op: its `max_attempts`, if that is not the default."""
 _MOST_NAMED: Final = 5
 _MOST_SHOWN: Final = 100
 _COLUMNS: Final[Sequence[Column[OpenPlan]]] = (
     *(Column(name, "int") for name in ("partition", "start", "end")),
-    Column("tries", "int", "How often it was tried."),
+    Column("tries", "int", "Number of attempts."),
 )
 
 
 def exhausted_plans_text(instance: DagsterInstance, plans: Sequence[OpenPlan]) -> str:
-    """Return one line with the exhausted plans of a topic, their last errors and the command to retry; "" for none."""
+    """Return one line with the exhausted plans, their last errors and the command to retry; empty without plans."""
     if not plans:
         return ""
     failures = last_failures(instance, plans[0].group, plans[0].topic)
@@ -38,12 +41,12 @@ def exhausted_plans_text(instance: DagsterInstance, plans: Sequence[OpenPlan]) -
 
 
 def exhausted_plans_metadata(plans: Sequence[OpenPlan]) -> dict[str, Any]:
-    """Return the metadata of the check: how many plans are exhausted, and which."""
+    """Return the metadata of the check: the number of exhausted plans, and a table of them."""
     return {"plans": len(plans), **({"exhausted": table(_COLUMNS, plans[:_MOST_SHOWN])} if plans else {})}
 
 
 def exhausted_plans_evaluation(asset_key: AssetKey, plans: Sequence[OpenPlan], text: str) -> AssetCheckEvaluation:
-    """Evaluate the check of an asset within its own run, which may have no step for the check."""
+    """Return the evaluation of the check, for the asset's own run, which may have no step for the check."""
     return AssetCheckEvaluation(
         asset_key=asset_key,
         check_name=EXHAUSTED_PLANS,

@@ -1,4 +1,7 @@
-"""Batches that failed, recorded as observations with their ranges and the error."""
+"""Failed batches, recorded as Dagster observations with their ranges and the error.
+
+A later run reads them to report the last error of an exhausted plan.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from marshal_dagster.runs.names import announcements_key
 from marshal_dagster.runs.tables import Column, table
 
 FAILED: Final = "failed"
-"""The metadata key of the ranges of a batch that failed."""
+"""The metadata key for the ranges of a failed batch."""
 _ERROR: Final = "error"
 _LONGEST: Final = 500
 _OBSERVATIONS: Final = 100
@@ -23,19 +26,19 @@ _COLUMNS: Final[Sequence[Column[PartitionReport]]] = tuple(
 
 
 PlanPlace = tuple[object, ...]
-"""Partition, first offset and generation of a plan."""
+"""The partition, first offset and generation of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """The last attempt that failed at a partition's range: its run, and the error in a line."""
+    """The last failed attempt at a range: the run id, and the error in one line."""
 
     run_id: str
     error: str
 
 
 def error_line(error: BaseException) -> str:
-    """Return the kind of an error and its first line."""
+    """Return the type of an error and the first line of its message."""
     from marshal_dagster.spark.error_text import first_line
 
     text = first_line(error)
@@ -46,10 +49,10 @@ def error_line(error: BaseException) -> str:
 def failed_batch(
     group: str, topic: str, batch_id: str, reports: Sequence[PartitionReport], error: BaseException
 ) -> AssetObservation:
-    """Return the observation of a batch that failed, from which a later run reads the last error of a plan."""
+    """Return the observation that records a failed batch."""
     return AssetObservation(
         announcements_key(topic),
-        description=f"Failed, nothing was committed: {error_line(error)}",
+        description=f"The batch failed and nothing was committed: {error_line(error)}",
         metadata={
             "group": group,
             "batch_id": batch_id,

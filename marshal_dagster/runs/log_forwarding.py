@@ -1,4 +1,4 @@
-"""Forwards the library's warnings and errors to a run's log."""
+"""Forwarding of the library's warnings and errors to the log of a run."""
 
 import logging
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
 
 
 class _RunLogHandler(logging.Handler):
-    """Hands the library's warnings and errors to a run's log."""
+    """Log handler that forwards warnings and errors to a run's log."""
 
     def __init__(self, context: "RunContext") -> None:
         super().__init__(logging.WARNING)
         self._context = context
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log the line in the run; from any thread."""
+        """Write the record to the run's log. Any thread may call this."""
         try:
             extra = {name: getattr(record, name) for name in (*FIELDS, *FURTHER_FIELDS) if hasattr(record, name)}
             self._context.log.log(record.levelno, record.getMessage(), extra=extra)
-        except Exception:  # noqa: BLE001 - a line that cannot be logged harms nothing
+        except Exception:  # noqa: BLE001 - a log line that fails must not stop the work
             self.handleError(record)
 
 
 @contextmanager
 def logs_to_run(context: "RunContext") -> Iterator[None]:
-    """Show the library's warnings and errors in the run's log, unless Dagster is configured to do so by itself."""
+    """Forward the library's warnings and errors to the run's log, unless Dagster is configured to do that itself."""
     ours = logging.getLogger("marshal_dagster")
     managed = context.instance.managed_python_loggers
     if any(name == "root" or name.split(".")[0] == ours.name for name in managed):

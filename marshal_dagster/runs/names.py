@@ -1,4 +1,4 @@
-"""Tags, asset keys and names that jobs, assets and sensors share."""
+"""Tags, asset keys and names that ops, assets, jobs and sensors share."""
 
 import hashlib
 import logging
@@ -14,35 +14,38 @@ if TYPE_CHECKING:
 
 
 GROUP_TAG: Final = "marshal/group"
+"""Tag of a run: the group for which it processes batches."""
 TOPIC_TAG: Final = "marshal/topic"
+"""Tag of a run, job or op: the data topic."""
 OUTCOME_TAG: Final = "marshal/outcome"
-"""Tags on runs: whose batches they work on, and what a run came to that had nothing to do."""
+"""Tag of a run: its outcome (`ExecutionOutcome`)."""
 
 
 ASSET_KEY_TAG: Final = "marshal/asset_key"
-"""Tag of an op whose batches materialize an asset with another name than the op."""
+"""Tag of an op: the asset that its batches materialize, if it has another name than the op."""
 
 
 def run_of(instance_id: str) -> str:
-    """Return the run id that an instance id begins with: all before its last dot, or nothing."""
+    """Return the run id in an instance id: the text before its last dot, or an empty text."""
     return instance_id.rpartition(".")[0]
 
 
 def topic_asset_key(topic: str) -> AssetKey:
-    """Return the asset key under which Dagster shows a data topic, unless a translator gives it another."""
+    """Return the default asset key of a data topic; a translator can set another one."""
     return AssetKey(["kafka", topic])
 
 
 def announcements_key(topic: str) -> AssetKey:
-    """Return the asset key under which runs announce what they are about to commit, and report what was dropped.
+    """Return the asset key under which runs announce ranges before a commit, and report dropped ranges.
 
-    Not the data topic's own: an observation without a data version would make those start that wait for new messages.
+    It is not the key of the data topic's asset. Observations without a data version would trigger the automation
+    conditions of assets that wait for new messages.
     """
     return AssetKey(["kafka", topic, "announcements"])
 
 
 def tag_run(context: "RunContext", tags: Mapping[str, str]) -> None:
-    """Tag the run of an op, where Dagster's storage knows it."""
+    """Add tags to the run of an op, if the run is in Dagster's storage."""
     if context.instance.has_run(context.run_id):
         context.instance.add_run_tags(context.run_id, dict(tags))
 
@@ -51,31 +54,32 @@ DEFAULT_INTERVAL_S: Final = 30
 """How often a sensor is evaluated by default, in seconds."""
 _LOG: Final = logging.getLogger(__name__)
 _NAMED: Final[dict[str, str]] = {}
-"""What each sensor of this process is named after."""
+"""The group or topic from which each sensor name of this process was made."""
 
 
 def as_name(text: str) -> str:
-    """Return `text` with `_` in place of each character that a Dagster name must not have."""
+    """Return `text` with `_` instead of each character that Dagster does not allow in a name."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in text)
 
 
 def unique_name(text: str) -> str:
-    """Return the same, distinguished from what other texts become: `a.b` and `a-b` are two topics."""
+    """Return `as_name(text)`, with a digest if `text` was changed, because `a.b` and `a-b` are different topics."""
     name = as_name(text)
     return name if name == text else f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def sensor_name(text: str, what: str) -> str:
-    """Name a sensor after a group or topic; its dashes alone become `_` as they are.
+    """Return the name of a sensor for a group or topic; dashes become `_` without a digest.
 
-    That gives `a-b` and `a_b` one name, and Dagster reports only that two sensors share one: so both are logged.
+    So `a-b` and `a_b` get the same name. Dagster's error about duplicate names does not show which groups collide, so a
+    warning is logged.
     """
     plain = text.replace("-", "_")
     name = f"{plain if plain == as_name(text) else unique_name(text)}_{what}"
     other = _NAMED.setdefault(name, text)
     if other != text:
         _LOG.warning(
-            "a sensor of %r and one of %r are both named %s: where they meet in one deployment, give one a `name`",
+            "the sensors of %r and of %r are both named %s; in one code location, pass `name` to one of them",
             other,
             text,
             name,

@@ -1,4 +1,4 @@
-"""Which batches a run or an earlier attempt of a step recorded."""
+"""Batches that a run, or an earlier attempt of a step, recorded in Dagster's event log."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +13,7 @@ _NOT_PROCESSED: Final = frozenset({"dropped", "possibly dropped"})
 
 
 def committed_ranges(instance: DagsterInstance, run_id: str, group: str) -> set[tuple[str, object, object]]:
-    """Return topic, partition and epoch of what a run recorded as done, as claimed-batch ops do after each batch."""
+    """Return topic, partition and epoch of the ranges that a run recorded as processed."""
     found: set[tuple[str, object, object]] = set()
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION):
         event = entry.dagster_event
@@ -29,10 +29,10 @@ def committed_ranges(instance: DagsterInstance, run_id: str, group: str) -> set[
 def batches_of_earlier_attempts(
     context: "OpExecutionContext", group: str, topic: str
 ) -> list[tuple[str, Mapping[str, MetadataValue[Any]]]]:
-    """Return run id and metadata of each batch that earlier attempts of this step recorded, the oldest first.
+    """Return the run id and metadata of each batch that earlier attempts of this step recorded, oldest first.
 
-    These are the attempts in this run, those of an earlier run worker of it too, and those in the runs that it
-    re-executes, back to the last one in which the step succeeded: what that did was handed on.
+    Earlier attempts are in this run, also those of an earlier run worker of it, and in the runs that it re-executes.
+    They end at the last run in which the step succeeded, because the batches of that run were part of its output.
     """
     instance, step_key = context.instance, context.get_step_execution_context().step.key
 

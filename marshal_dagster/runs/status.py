@@ -1,4 +1,8 @@
-"""Which runs are over, queued or alive, by Dagster's storage."""
+"""The status of runs by Dagster's storage: ended, queued or alive.
+
+Dagster's information is advice to the protocol. A member may revoke claims or stop its batch early because of it. Only
+the coordination log decides who owns a partition.
+"""
 
 import logging
 import multiprocessing
@@ -14,28 +18,31 @@ from marshal_dagster.runs.names import run_of
 
 logger = logging.getLogger(__name__)
 FINISHED: Final = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
+"""The statuses of runs that have ended."""
 UNFINISHED: Final = frozenset(DagsterRunStatus) - FINISHED
+"""The statuses of runs that have not ended."""
 NOT_LAUNCHED: Final = frozenset({DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED})
+"""The statuses of runs without a process."""
 MAY_CLAIM: Final = UNFINISHED - {DagsterRunStatus.CANCELING}
-"""Statuses of runs: those that are over, the others, and of these those without a process, and those that may claim."""
+"""The statuses of runs that may still claim partitions."""
 _ASK_AGAIN_AFTER_S: Final = 1.0
 
 
 class EndedRunDetector:
-    """Says of an owner that it is dead when this Dagster instance knows its run and the run is over.
+    """Decides whether an owner is dead: it is if this Dagster instance has its run, and the run has ended.
 
-    A run that the instance does not know (of another deployment, say) is not dead. What a finished run claimed stays
-    dead; about one that goes on Dagster is asked again after a second.
+    The owner is not dead if the instance does not have its run, for example because it belongs to another deployment.
+    The answer for an ended run is kept. For an unfinished run Dagster is queried again after a second.
     """
 
     def __init__(self, instance: DagsterInstance) -> None:
-        """Ask `instance`."""
+        """Query `instance`."""
         self._instance = instance
         self._over: set[str] = set()
         self._asked_s: dict[str, float] = {}
 
     def __call__(self, owner: Owner) -> bool:
-        """Return whether `owner` is dead. Never raises: a storage that does not answer knows of no run."""
+        """Return whether `owner` is dead. Never raises: if the storage does not answer, the owner is not dead."""
         run_id = run_of(owner.instance)
         if not run_id or run_id in self._over:
             return bool(run_id)
@@ -45,8 +52,8 @@ class EndedRunDetector:
         self._asked_s[run_id] = now_s
         try:
             run = self._instance.get_run_by_id(run_id)
-        except Exception as error:  # noqa: BLE001 - every storage raises its own
-            logger.warning("Dagster was asked about run %s of another member and did not answer: %s", run_id, error)
+        except Exception as error:  # noqa: BLE001 - each storage has its own exceptions
+            logger.warning("Dagster's storage did not answer a query about run %s of another member: %s", run_id, error)
             return False
         if run is None or run.status not in FINISHED:
             return False
@@ -55,26 +62,30 @@ class EndedRunDetector:
 
 
 def run_is_over(instance: DagsterInstance, run_id: str) -> Callable[[], str | None]:
-    """Give a reason to stop: Dagster says that the run is over or being canceled. A storage's errors are none."""
+    """Return a function that returns a reason to stop if Dagster reports the run as ended or being canceled.
+
+    Errors of the storage are no reason to stop.
+    """
 
     def reason() -> str | None:
         try:
             run = instance.get_run_by_id(run_id)
-        except Exception as error:  # noqa: BLE001 - every storage raises its own
-            logger.debug("Dagster was asked about this run and did not answer: %s", error)
+        except Exception as error:  # noqa: BLE001 - each storage has its own exceptions
+            logger.debug("Dagster's storage did not answer a query about this run: %s", error)
             return None
         if run is None or run.status in MAY_CLAIM:
             return None
-        return f"Dagster says that run {run_id} is {run.status.value.lower()}"
+        return f"Dagster reports that run {run_id} is {run.status.value.lower()}"
 
     return reason
 
 
 def run_worker_ended(instance: DagsterInstance, run_id: str) -> Callable[[], str | None] | None:
-    """Give a reason to stop for a step in a child process of the run worker: the run worker has ended; None elsewhere.
+    """Return a function that returns a reason to stop if the run worker of this step has ended.
 
-    Where the step runs in the run worker itself, that one's parent is the code server, which may be replaced at any
-    time. Dagster wrote down in which process it started the step, before it did.
+    Return None unless the step runs in a child process of the run worker. If it runs in the run worker itself, the
+    parent process is the code server, which may be replaced at any time. Dagster records the process of a step before
+    it starts.
     """
     parent = multiprocessing.parent_process()
     if parent is None or str(os.getpid()) not in _step_workers(instance, run_id):
@@ -83,7 +94,7 @@ def run_worker_ended(instance: DagsterInstance, run_id: str) -> Callable[[], str
 
 
 def _step_workers(instance: DagsterInstance, run_id: str) -> set[str]:
-    """Give the process ids of the child processes in which steps of the run were started."""
+    """Return the ids of the child processes in which steps of the run were started."""
     found = set()
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.STEP_WORKER_STARTED):
         event = entry.dagster_event

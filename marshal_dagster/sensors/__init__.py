@@ -1,9 +1,13 @@
-"""Sensors that watch the coordination log.
+"""Factories of Dagster sensors that watch a group.
 
-`stale_claims` requests runs that redo what dead members left, `lag` runs when much is unread; `run_failure` revokes
-what a run held that Dagster reports as over. `marshal_dagster.runs.abandoned_work` finds what is left in the world
-state and what keeps all runs from claiming, `_lag_reader` what is unread, `_run_history` which runs were requested
-before, `_dropped_ranges` what at-most-once runs possibly dropped, `_exhausted_plans` what is requested no more;
-`_cursor` is what a sensor remembers. A tick reads what is new in the log, asks Dagster about the runs concerned, and
-ends: it starts no JVM. What it concludes by the clock is advice; the run that it requests decides by claiming.
+- `stale_claims`: requests runs that repeat the work which dead members left.
+- `lag`: requests runs if many messages are unread, or old ones are.
+- `run_failure`: revokes the claims of runs that failed or were canceled.
+- `group_membership`: registers this code location with a coordinator.
+- `outbox_backlog`: requests runs that publish the rows of an outbox.
+
+Modules with `_` are their helpers: the lag (`_lag_reader`), earlier runs (`_run_history`), ranges that at-most-once
+runs possibly dropped (`_dropped_ranges`), exhausted plans (`_exhausted_plans`) and the cursor (`_cursor`). A tick reads
+new records of the coordination log, queries Dagster for the runs concerned, and ends. It starts no JVM. A sensor's
+conclusions about time are advice: the run that it requests decides by claiming.
 """

@@ -1,4 +1,7 @@
-"""What a sensor remembers from tick to tick, read so that no deploy of another version stops it."""
+"""The cursor of a sensor: its memory from tick to tick.
+
+A cursor that another version of this library wrote never stops a sensor.
+"""
 
 import json
 from typing import Literal, Self
@@ -7,9 +10,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Cursor(BaseModel):
-    """A sensor's memory as JSON. Every field has a safe default: what is lost is reported again, never run again.
+    """A sensor's memory as JSON.
 
-    `version` is raised when a field comes to mean something else; a field that is added or left out needs none.
+    Every field has a safe default: if it is lost, the sensor may repeat a report, but never a run. `version` is
+    increased if a field changes its meaning. Added or removed fields need no new version.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -18,7 +22,7 @@ class Cursor(BaseModel):
 
     @classmethod
     def read(cls, text: str | None) -> Self:
-        """Read a cursor: one of another version is dropped, and so is each field of another shape, alone."""
+        """Parse a cursor; ignore one of another version, and single fields of another type."""
         try:
             return cls.model_validate_json(text or "{}")
         except ValidationError as error:

@@ -1,8 +1,8 @@
-"""What at-most-once runs possibly dropped: what they announced and committed, except what they recorded as processed.
+"""Detection of ranges that at-most-once runs possibly dropped.
 
-Announcements are observations of the data topic in Dagster's event log (protocol.md, section 6, "At most once"), so
-they are found although others hold the partitions by now. Reports are observations too, so that no sensor repeats
-another's.
+These are ranges that a run announced and committed, but did not record as processed. Announcements are observations in
+Dagster's event log (protocol.md, section 6, "At most once"). So they are found even if other members hold the
+partitions by now. Reports are observations too, so that no sensor repeats the report of another one.
 """
 
 import time
@@ -38,17 +38,23 @@ from marshal_dagster.runs.recorded_batches import committed_ranges
 from marshal_dagster.runs.status import FINISHED
 
 OBSERVATIONS_A_TICK: Final = 500
+"""The maximum number of observations that a tick reads of each topic."""
 RUNS_A_TICK: Final = 20
+"""The maximum number of runs that a tick examines for dropped ranges."""
 MOST_WATCHED: Final = 200
+"""The maximum number of runs that a sensor watches."""
 TIME_TO_RECORD_S: Final = 60
-"""For so long a run that is not over may hold nothing before it counts as vanished: it records a batch after it."""
+"""After this time without a claim, in seconds, an unfinished run counts as vanished.
+
+A run records a batch after the batch has ended, so it briefly holds nothing.
+"""
 _PAGE: Final = 200
 _MOST_PAGES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedRanges:
-    """What one run possibly dropped."""
+    """The ranges that one run possibly dropped."""
 
     run: DagsterRun
     rows: Sequence[AnnouncedRange]
@@ -56,19 +62,19 @@ class DroppedRanges:
     def describe(self) -> str:
         ranges = [f"{row.topic}/{row.partition}: possibly dropped [{row.start}, {row.end})" for row in self.rows]
         return (
-            f"{first_ten(ranges)}: run {self.run.run_id} ({self.run.status.value}) committed and has no record of "
-            "having processed it"
+            f"{first_ten(ranges)}: run {self.run.run_id} ({self.run.status.value}) committed these offsets and has no "
+            "record of processing them"
         )
 
     def observations(self) -> list[AssetObservation]:
-        """Return what shows it in the data topic's timeline, one for each partition."""
+        """Return the observations that report the ranges, one for each partition."""
         by_partition: dict[tuple[str, int], list[AnnouncedRange]] = {}
         for row in self.rows:
             by_partition.setdefault((row.topic, row.partition), []).append(row)
         return [
             AssetObservation(
                 announcements_key(topic),
-                description="At most once: committed, and possibly never processed.",
+                description="At most once: these offsets were committed, but possibly not processed.",
                 metadata={
                     DROPPED: announcement_table(rows),
                     "possibly_dropped_offsets": sum(row.end - row.start for row in rows),
@@ -87,12 +93,12 @@ def possibly_dropped(
     read_keys: Callable[[], Mapping[DataPartitionId, Key]],
     topics: Collection[str] | None = None,
 ) -> DroppedRanges:
-    """Return what `run`, which is over, announced and possibly committed, and did not process.
+    """Return the ranges that `run`, which has ended, announced and committed, but possibly did not process.
 
-    The group's keys show what was committed; they are read only if the run announced something. Claimed-batch ops
-    record each batch after it. An op of one's own records nothing: of it only the last range of each partition counts,
-    and none if it succeeded. Left out is what a later owner announced again, because then it was not committed, and
-    what was reported before.
+    The group's keys show which ranges were committed. They are read only if the run announced something. Claimed-batch
+    ops record each batch after it is processed. Other ops record nothing: for them only the last range of each
+    partition counts, and none if the run succeeded. Two kinds of ranges are left out: those that a later owner
+    announced again, because then they were not committed, and those that were reported before.
     """
     rows = [(at_s, row) for row, at_s in announced_ranges(instance, run.run_id) if row.group == group]
     if GROUP_TAG not in run.tags:
@@ -112,7 +118,7 @@ def possibly_dropped(
 
 
 def _not_settled(instance: DagsterInstance, rows: Sequence[tuple[float, AnnouncedRange]]) -> list[AnnouncedRange]:
-    """Leave out the ranges of a topic that its later observations show as begun again, or reported."""
+    """Return the ranges without those that later observations of the topic announce again or report."""
     lost = [row for _, row in rows]
     for entry in _observations(instance, lost[0].topic, min(at_s for at_s, _ in rows)):
         reported, announced = set(rows_in(entry, DROPPED)), list(rows_in(entry))
@@ -130,7 +136,7 @@ def _was_repositioned(row: AnnouncedRange, later: AnnouncedRange) -> bool:
 
 
 def _observations(instance: DagsterInstance, topic: str, after_s: float) -> Iterator[EventLogEntry]:
-    """Yield up to 2,000 observations of a topic from a time on, oldest first."""
+    """Yield up to 2,000 observations of a topic after a time (unix seconds), oldest first."""
     wanted = AssetRecordsFilter(announcements_key(topic), after_timestamp=after_s)
     cursor = None
     for _ in range(_MOST_PAGES):
@@ -143,19 +149,19 @@ def _observations(instance: DagsterInstance, topic: str, after_s: float) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class KeysView:
-    """A group's keys at one moment, kept beyond the world state's lock."""
+    """A copy of a group's keys at one moment, used after the lock on the world state is released."""
 
     keys: dict[DataPartitionId, Key]
     live: set[str]
-    """Runs that hold a live claim."""
+    """The ids of runs that hold a live claim."""
     stale: set[str]
-    """Runs that hold a stale one."""
+    """The ids of runs that hold a stale claim."""
 
     @classmethod
     def of(cls, world: World, group: str, wall_ms: int) -> "KeysView":
-        """Copy all keys of `group`; live and stale as `abandoned_partitions` judges."""
+        """Copy all keys of `group`; live and stale are decided as in `abandoned_partitions`."""
         view = cls({}, set(), set())
-        for name, place, state, key in world.keys():  # noqa: SIM118 - it is no dict
+        for name, place, state, key in world.keys():  # noqa: SIM118 - `world` is not a dict
             if name != group:
                 continue
             view.keys[place] = replace(key)
@@ -171,21 +177,24 @@ class KeysView:
 
 @dataclass(slots=True)
 class DroppedRangeWatcher:
-    """Follows the runs of a group that announce, tick by tick, until each has been judged once."""
+    """Watches the runs of a group that announce ranges, tick by tick, until each has been examined once."""
 
     instance: DagsterInstance
     group: str
     looked_at: dict[str, int]
-    """For each data topic, up to which of its observations (Dagster's storage id) announcements were looked for."""
+    """For each data topic, the last observation (Dagster's storage id) that was searched for announcements."""
     looked_at_runs: dict[str, str]
-    """For each data topic, the run of that observation."""
+    """For each data topic, the id of the run of that observation."""
     watched: dict[str, int]
-    """Runs that announced and are not judged yet, and since when (unix seconds, 0: not yet) they hold nothing."""
+    """The ids of runs that announced ranges and are not examined yet.
+
+    The value is the time since which the run holds nothing, in unix seconds; 0 if it still holds something.
+    """
     given_up: list[str] = field(default_factory=list)
-    """Runs that are watched no more though they are not over: too many others came after them."""
+    """The ids of unfinished runs that are no longer watched, because too many newer ones are."""
 
     def look(self, topics: Sequence[str], view: KeysView) -> list[DroppedRanges]:
-        """Take what was announced since the last tick, and judge up to 20 runs that are over or have vanished."""
+        """Read new announcements, and return what up to 20 ended or vanished runs possibly dropped."""
         for topic in topics:
             self._find_announcements(topic)
         found = []
@@ -209,9 +218,9 @@ class DroppedRangeWatcher:
                 self.watched.setdefault(entry.run_id, 0)
 
     def _last_seen(self, topic: str) -> int | None:
-        """Return the last observation of the topic that was looked at; None if Dagster has deleted it.
+        """Return the storage id of the last observation that was read; None if Dagster has deleted it.
 
-        SQLite reuses the ids of deleted events, so all observations are then looked at again; reports are not repeated.
+        SQLite reuses the ids of deleted events, so all observations are then read again. Reports are not repeated.
         """
         last = self.looked_at.get(topic)
         if last is None:
@@ -228,7 +237,7 @@ class DroppedRangeWatcher:
         return self.instance.fetch_observations(wanted, most, ascending=True).records
 
     def _over(self, view: KeysView) -> list[DagsterRun]:
-        """Return the watched runs that are over; forget those that Dagster has deleted, their announcements too."""
+        """Return the watched runs that have ended; forget those that Dagster has deleted with their announcements."""
         if not self.watched:
             return []
         known = {run.run_id: run for run in self.instance.get_runs(RunsFilter(run_ids=list(self.watched)))}
@@ -236,7 +245,7 @@ class DroppedRangeWatcher:
         return [known[run_id] for run_id in list(self.watched) if self._is_over(known[run_id], view)]
 
     def _is_over(self, run: DagsterRun, view: KeysView) -> bool:
-        """Return whether the run is over, by Dagster or (which may not know of a death) by the log."""
+        """Return whether the run has ended, by Dagster or by the log, because Dagster may miss that a run died."""
         if run.run_id in view.live:
             self.watched[run.run_id] = 0
             return False

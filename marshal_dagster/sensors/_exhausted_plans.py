@@ -1,4 +1,7 @@
-"""Reports of what is requested no more: a failed asset check of the data topic, and a function of the user's own."""
+"""Reports of exhausted plans: partitions for which the stale-claim sensor requests no more runs.
+
+The sensor reports them by a failed asset check of the data topic, and by calling the user's alert hook.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -35,62 +38,83 @@ _PAGE: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class ExhaustedPlan:
-    """A partition, or a range of one, that no more runs are requested for; offsets as in `AbandonedPartition`."""
+    """A partition, or a range of one, for which the sensor requests no more runs."""
 
     partition: int
+    """The partition of the data topic."""
     offset: int | None
+    """The next offset to read, or the first offset of the range."""
     plan_end: int | None
+    """The end (exclusive) of the open plan, or None without a plan."""
     generation: int
+    """The generation of the position."""
     attempts: int
-    """How often its plan was tried, or how many runs failed or changed nothing."""
+    """How often the plan was retried, or how many runs failed or changed nothing."""
     run_ids: tuple[str, ...]
-    """The runs that failed or changed nothing."""
+    """The ids of the runs that failed or changed nothing, newest first."""
     reason: str
-    """Why, and what a person can do."""
+    """Why no more runs are requested, and what an operator can do."""
 
     @property
     def place(self) -> str:
-        """Partition, generation and offset, as the cursor remembers them."""
+        """Partition, generation and offset, in the form that the cursor stores."""
         return place_of(self.partition, self.generation, self.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class ExhaustedPlans:
-    """What was given up of a topic since the last report."""
+    """The exhausted plans of a topic that are new since the last report."""
 
     group: str
+    """The group."""
     topic: str
+    """The data topic."""
     partitions: tuple[ExhaustedPlan, ...]
+    """The new exhausted plans."""
     total: int
-    """How many are given up in all, those that were reported before among them."""
+    """The number of all exhausted plans of the topic, including those reported before."""
 
     def __str__(self) -> str:
-        """Describe the first ten in a line."""
+        """Return one line with the first ten."""
         return f"group {self.group!r}: {first_ten([plan.reason for plan in self.partitions], '; ')}"
 
 
 class AlertHook(Protocol):
-    """A function of the user's own that is called once for each partition, generation and offset that is given up.
+    """The user's function that the stale-claim sensor calls for new exhausted plans.
 
-    It is called again if it raised, and rarely otherwise. It is called in the tick, so it should be quick; what it
-    raises is logged and does no harm.
+    The sensor calls it once for each partition, generation and offset. It calls the function again if the function
+    raised, and rarely otherwise. The call is part of a tick, so the function should be quick. An exception is logged
+    and does not fail the tick.
+
+    Example:
+        ```python
+        def page(found: ExhaustedPlans) -> None:
+            send_to_pager(str(found))
+
+
+        sensor = build_stale_claim_sensor(redo_job, group="shops", on_exhausted_plans=page)
+        ```
     """
 
     def __call__(self, found: ExhaustedPlans, /) -> object:
-        """Notify people."""
+        """Notify operators.
+
+        Args:
+            found: The new exhausted plans of one topic.
+        """
         ...
 
 
 def exhausted_plans_check_key(
     group: str, topic: str, translator: "DagsterMarshalTranslator | None" = None
 ) -> AssetCheckKey:
-    """Name the check: each group has its own of a topic, because what one gave up another may have read."""
+    """Return the key of the check. Each group has its own check of a topic, because groups progress independently."""
     asset_key = topic_asset_key(topic) if translator is None else translator.get_topic_spec(topic).key
     return AssetCheckKey(asset_key, f"nothing_given_up_{unique_name(group)}")
 
 
 def digest(key: AssetCheckKey, plans: Sequence[ExhaustedPlan]) -> str:
-    """Name a state of the check; one that gets another key has not been evaluated yet."""
+    """Return a digest of the check's state; the sensor evaluates the check only if the digest is new."""
     lines = [*key.asset_key.path, key.name, *sorted(plan.place for plan in plans)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
@@ -103,12 +127,12 @@ _COLUMNS: Final[Sequence[Column[ExhaustedPlan]]] = (
 
 
 def evaluation(key: AssetCheckKey, group: str, plans: Sequence[ExhaustedPlan]) -> AssetCheckEvaluation:
-    """Evaluate the check: failed while anything is given up, with up to 100 of them."""
+    """Return the evaluation of the check: failed if there are exhausted plans, with a table of up to 100."""
     metadata: dict[str, Any] = {"group": group, "partitions_given_up": len(plans)}
-    description = "Nothing is given up."
+    description = "There are no exhausted plans."
     if plans:
         metadata["given_up"] = table(_COLUMNS, plans[:_MOST_SHOWN])
-        description = f"{len(plans)} partitions or ranges are asked for no more: somebody must look at them."
+        description = f"No more runs are requested for {len(plans)} partitions or ranges: an operator must act."
     return AssetCheckEvaluation(
         asset_key=key.asset_key,
         check_name=key.name,
@@ -122,29 +146,39 @@ def evaluation(key: AssetCheckKey, group: str, plans: Sequence[ExhaustedPlan]) -
 def build_exhausted_plans_check(
     topic: str, *, group: str, translator: "DagsterMarshalTranslator | None" = None
 ) -> AssetChecksDefinition:
-    """Define the check that the group's stale-claim sensor evaluates, so that Dagster shows it.
+    """Build the asset check that the group's stale-claim sensor evaluates, so that Dagster shows it.
 
-    It is `nothing_given_up_<group>` of the topic's asset: `kafka/<topic>`, unless `translator` gives that another key;
-    then give the sensor the same one. Of a group whose name Dagster does not allow there, what is not allowed becomes
-    `_`, and a digest comes behind. Run by hand it repeats what the sensor said last, and passes where it has said
-    nothing. Raises `ConfigurationError`.
+    The check is named `nothing_given_up_<group>` and belongs to the topic's asset. In the name, characters of the group
+    that Dagster does not allow become `_`, followed by a digest. An operator can execute the check: it then repeats the
+    sensor's last result, or passes if there is none.
+
+    Args:
+        topic: The data topic.
+        group: The group.
+        translator: Defines the key of the topic's asset (default: `kafka/<topic>`). Pass the same one to the sensor.
+
+    Returns:
+        The check, for `Definitions(asset_checks=[...])`.
+
+    Raises:
+        ConfigurationError: `group` or `topic` is not a valid name.
     """
     require_group(group)
     require_topic_name("topic", topic)
     key = exhausted_plans_check_key(group, topic, translator)
 
-    description = f"Fails while runs of group {group!r} left something undone that no more runs are asked for."
+    description = f"Fails if group {group!r} has unfinished work for which no more runs are requested."
 
-    # Not `asset_check`: its ops of topics `a.b` and `a-b` have one name.
+    # Not `asset_check`, which gives the ops of topics `a.b` and `a-b` the same name.
     @multi_asset_check(
         name=f"{unique_name('__'.join(key.asset_key.path))}_{key.name}",
         specs=[AssetCheckSpec(key.name, asset=key.asset_key, description=description)],
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
-        """Repeat what was said last."""
+        """Repeat the last result of the sensor."""
         last = _newest_evaluation(context.instance, key)
         if last is None:
-            return AssetCheckResult(passed=True, description="The stale-claim sensor has said nothing yet.")
+            return AssetCheckResult(passed=True, description="The stale-claim sensor has not evaluated this check yet.")
         return AssetCheckResult(
             passed=last.passed, severity=last.severity, description=last.description, metadata=last.metadata
         )
@@ -153,7 +187,7 @@ def build_exhausted_plans_check(
 
 
 def _newest_evaluation(instance: DagsterInstance, key: AssetCheckKey) -> AssetCheckEvaluation | None:
-    """Give the newest evaluation there is; those that are only planned have none."""
+    """Return the newest evaluation, ignoring checks that are only planned; None without one."""
     for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=_PAGE):
         event = record.event.dagster_event if record.event is not None else None
         if event is not None and event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION:

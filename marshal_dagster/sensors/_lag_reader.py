@@ -1,4 +1,7 @@
-"""What a group has not read of a topic: the positions of the world state beside the topic's own offsets."""
+"""The lag of a group in a topic: its positions in the world state, compared with the topic's offsets in Kafka.
+
+The lag sensor uses it. Nothing here claims or writes.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where the group is in one partition, and what keeps a run from it."""
+    """The position of the group in one partition, and what keeps runs from processing it."""
 
     offset: int | None
     generation: int
     passed_over: Ranges
-    """Ranges beyond the offset that no run takes: done, or planned and tried too often."""
+    """Ranges after the offset that no run takes: they are done, or their plan is exhausted."""
     data_topic_id: str | None
     is_claimed: bool
     is_given_up: bool
@@ -29,16 +32,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class GroupPositions:
-    """A group's positions in a topic at one moment, kept beyond the world state's lock."""
+    """A copy of a group's positions in a topic, used after the lock on the world state is released."""
 
     by_partition: Mapping[int, Position]
     working: Collection[str]
-    """The runs that hold a live claim."""
+    """The ids of the runs that hold a live claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadRecords:
-    """What is unread of one partition: so many `records` (offsets) from `start` on."""
+    """The unread part of one partition: the number of `records` (offsets), the first at `start`."""
 
     partition: int
     start: int
@@ -48,31 +51,31 @@ class UnreadRecords:
 
 @dataclass(frozen=True, slots=True)
 class TopicLag:
-    """What is unread of a topic; except in `records`, without what is left to a person."""
+    """The lag of a topic. All fields except `records` leave out exhausted plans, which need an operator."""
 
     records: int
-    """How much is unread in all."""
+    """The number of all unread records (offsets)."""
     unread: Sequence[UnreadRecords]
     old: Collection[int]
-    """The partitions whose oldest unread record has the given age, or counts as that old; none if no age was given."""
+    """The partitions whose oldest unread record is older than the limit, or counts as old; empty without a limit."""
     hidden: Mapping[int, int]
-    """The partitions whose age is unknown, with the offset of the record whose time is in the future."""
+    """The partitions whose age is unknown, each with the offset of a record whose time is in the future."""
     given_up: Sequence[int]
-    """The partitions whose plan was tried too often."""
+    """The partitions with an exhausted plan."""
     is_recreated: Sequence[int]
-    """The partitions whose offset belongs to an earlier topic of that name, or lies beyond the end.
+    """The partitions whose offset belongs to an earlier topic of that name, or is greater than the end.
 
     See protocol.md, section 6.
     """
 
     @property
     def due(self) -> list[UnreadRecords]:
-        """What a run could take now, because no member holds it."""
+        """The unread parts that a run can claim now, because no member holds them."""
         return [unread for unread in self.unread if not unread.position.is_claimed]
 
 
 def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wall_ms: int) -> GroupPositions:
-    """Copy the positions of `group`; live is judged as `abandoned_partitions` does."""
+    """Copy the positions of `group`; a live owner is decided as in `abandoned_partitions`."""
     state = world.group_of(group, topic)
     now_ms = world.advice_time_ms(group, topic, wall_ms)
     interval_ms = state.settings.heartbeat_interval_ms
@@ -84,17 +87,20 @@ def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wal
         owners = [key.owner] if state.is_live(key, now_ms) else []
         owners += [range_.owner for range_ in key.ranges if range_.is_live(now_ms, interval_ms)]
         working |= {run_of(owner.instance) for owner in owners if owner is not None}
-        known = replace(key, data_topic_id=None) if state.is_go else key  # Go consumers name no data topic
+        known = (
+            replace(key, data_topic_id=None) if state.is_go else key
+        )  # Go consumers do not record the id of the data topic
         found[partition] = _position(known, is_claimed=bool(owners), max_attempts=max_attempts)
     return GroupPositions(found, working)
 
 
 def read_lag(topics: "Topics", topic: str, positions: GroupPositions, older_than_ms: int | None) -> TopicLag:
-    """Read the topic's offsets from the broker; return what is unread, and what is older than that time (unix ms).
+    """Read the topic's offsets from the broker; return the lag, and the partitions with unread records of that age.
 
-    It needs DESCRIBE on the topic, reads no record and joins no consumer group: the first offset of a time or later
-    shows whether an earlier one is unread. If that record has a time in the future, it shows nothing. Unread records
-    then count as old, because otherwise no run would be requested for them. Raises what `Topics` does.
+    The limit `older_than_ms` is a time in unix ms. The function needs DESCRIBE on the topic, reads no record and joins
+    no consumer group. It looks up the first offset with that time or later: if it is above the first unread offset, an
+    older record is unread. A record with a time in the future makes that look-up useless. Unread records then count as
+    old, because otherwise no run would be requested for them. Raises the errors of `Topics`.
     """
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)
@@ -133,7 +139,7 @@ def _position(key: Key, *, is_claimed: bool, max_attempts: int) -> Position:
 
 
 _FROM_START: Final = _position(Key(), is_claimed=False, max_attempts=1)
-"""Of a partition that no record named yet: no member holds it, and it is read from its first record."""
+"""The position of a partition that no record names yet: no member holds it, and it is read from its start."""
 
 
 def _unread(partition: int, position: Position, at: "OffsetBounds") -> UnreadRecords | None:

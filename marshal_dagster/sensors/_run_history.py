@@ -1,4 +1,8 @@
-"""The runs that a stale-claim sensor asked for before, by Dagster's run storage."""
+"""The runs that a sensor requested before, read from Dagster's run storage.
+
+The stale-claim sensor uses it to avoid duplicate requests, to wait after failed runs, and to stop after too many. The
+lag sensor shares the run keys, tags and waiting times.
+"""
 
 import hashlib
 import time
@@ -18,29 +22,30 @@ from marshal_dagster.runs.status import FINISHED, NOT_LAUNCHED
 REASON_TAG: Final = "marshal/reason"
 STALE_CLAIM: Final = "stale claim"
 ASKED_TAG: Final = "marshal/asked"
-"""What a run was asked for, as a digest: all runs that were asked for the same, ever, are found by it."""
+"""Tag with a digest of what a run was requested for. It finds all runs that were ever requested for the same."""
 ASKED_AT_TAG: Final = "marshal/asked_at"
-"""When, in unix seconds by the clock of the code server that asked."""
+"""Tag with the time of the request, in unix seconds by the clock of the code server."""
 
 OPEN_RUN_PATIENCE_S: Final = 600.0
-"""After so long a run that left its partition untouched, and is not queued, no longer keeps others from it."""
+"""After this time, in seconds, an unfinished run that claimed nothing and is not queued no longer blocks a new run."""
 FIRST_WAIT_S: Final = 30.0
-LONGEST_WAIT_S: Final = 3_600.0
-"""After a run that failed, changed nothing or could not even try, the next one is asked for after so long.
+"""How long no run is requested after one that failed, changed nothing or could not claim, in seconds.
 
-Doubled with each such run, up to an hour.
+The time is doubled with each of these runs.
 """
+LONGEST_WAIT_S: Final = 3_600.0
+"""The maximum of that time, in seconds."""
 
 _KEY_LENGTH: Final = 13
 _RUNS_LOOKED_AT: Final = 200
 _DIGESTS_AT_ONCE: Final = 900
-"""Older versions of SQLite take no more than 999 values in a query."""
+"""Older versions of SQLite accept at most 999 values in a query."""
 _EXPECTED_DEFAULTS: Final = {"plan_attempts": 0}
 _COULD_NOT_TRY: Final = frozenset({ExecutionOutcome.HELD, ExecutionOutcome.PAUSED})
 
 
 class ExpectedState(NamedTuple):
-    """What a run expected of a partition: the fields of `ExpectedKeyState` that are compared, cheap by the thousand."""
+    """The state of a partition that a run expected: the compared fields of `ExpectedKeyState`, as a light tuple."""
 
     partition: int
     generation: int
@@ -51,7 +56,7 @@ class ExpectedState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreviousRun:
-    """One partition of one run."""
+    """An earlier run and one of its partitions."""
 
     record: RunRecord
     expected: ExpectedState
@@ -73,19 +78,19 @@ class PreviousRun:
         return (self.expected.epoch, self.expected.plan_attempts) == (left.epoch, left.plan_attempts)
 
     def may_still_run(self, left: AbandonedPartition, now_s: float) -> bool:
-        """Return whether the run may still redo what is left: it is not over, and has not shown itself dead.
+        """Return whether the run may still process the partition: it has not ended, and shows no sign of being dead.
 
-        Dagster alone does not know: without run monitoring a run whose host died always stays STARTED. One that
-        claimed itself, and went stale, has left another epoch than it saw.
+        Dagster alone cannot decide it, because without run monitoring a run whose host died stays STARTED. A run that
+        claimed the partition and went stale has left another epoch than it expected.
         """
         return self.status not in FINISHED and self.saw_same_state(left) and may_begin(self.record, now_s)
 
     def was_blocked(self, left: AbandonedPartition) -> bool:
-        """Return whether the run saw what is there now, and found it held after all, or the group paused."""
+        """Return whether the run saw the current state, and found the partition held or the group paused."""
         return self.status is DagsterRunStatus.SUCCESS and self.outcome in _COULD_NOT_TRY and self.saw_same_state(left)
 
     def was_futile(self, left: AbandonedPartition, now_s: float) -> bool:
-        """Return whether the run failed, died, or changed nothing of what it saw."""
+        """Return whether the run failed, died, or changed nothing in the partition."""
         if self.status in NOT_LAUNCHED:
             return not may_begin(self.record, now_s)
         if self.status not in FINISHED:
@@ -97,35 +102,36 @@ class PreviousRun:
 
 @dataclass(slots=True)
 class PreviousRuns:
-    """The earlier runs that matter for what is left now."""
+    """The earlier runs for abandoned partitions."""
 
     instance: DagsterInstance
     now_s: float
     _runs: defaultdict[tuple[int, int, int | None], dict[str, PreviousRun]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    """For each partition, generation and offset the runs by their ids."""
+    """The runs by their ids, for each partition, generation and offset."""
 
     def add(self, records: Sequence[RunRecord], op_name: str) -> None:
-        """Take what these runs of op `op_name` expected."""
+        """Add these runs of op `op_name`."""
         for record in records:
             for expected in _expected_states(record.dagster_run.run_config, op_name):
                 runs = self._runs[expected.partition, expected.generation, expected.offset]
                 runs[record.dagster_run.run_id] = PreviousRun(record, expected)
 
     def pending_run(self, left: AbandonedPartition) -> str | None:
-        """Return the id of a run that was requested and may still redo it."""
+        """Return the id of a requested run that may still process the partition; None without one."""
         return next((run.run_id for run in self._of(left) if run.may_still_run(left, self.now_s)), None)
 
     def futile_runs(self, left: AbandonedPartition) -> list[str]:
-        """Return the runs, newest first, for it where it stands that failed, died, or changed nothing."""
+        """Return the ids of runs for its current offset that failed, died, or changed nothing, newest first."""
         runs = [run for run in self._of(left) if run.was_futile(left, self.now_s)]
         return [run.run_id for run in sorted(runs, key=lambda run: requested_at_s(run.record), reverse=True)]
 
     def wait_s(self, left: AbandonedPartition, first_wait_s: float) -> float:
-        """Return how long no run is requested, after runs in vain: what hinders them may take time to pass.
+        """Return how many seconds to wait before the next request, because of unsuccessful runs; 0 or less if none.
 
-        A run that could not try may only mean that the sensor's clock is fast.
+        The cause of a failure may take time to pass. A run that could not claim may only mean that the sensor's clock
+        is fast.
         """
         vain = [run.record for run in self._of(left) if run.was_blocked(left) or run.was_futile(left, self.now_s)]
         if not vain:
@@ -133,7 +139,7 @@ class PreviousRuns:
         return max(map(ended_at_s, vain)) + retry_backoff_s(first_wait_s, len(vain)) - self.now_s
 
     def is_settled(self, left: AbandonedPartition) -> bool:
-        """Return whether a run that saw what is there now has found nothing to redo."""
+        """Return whether a run that saw the current state found nothing to process."""
         return any(run.outcome == ExecutionOutcome.DRAINED and run.saw_same_state(left) for run in self._of(left))
 
     def _of(self, left: AbandonedPartition) -> Sequence[PreviousRun]:
@@ -141,11 +147,11 @@ class PreviousRuns:
 
 
 def next_key(instance: DagsterInstance, digest: str) -> str:
-    """Return the last part of the next run key for `digest`: the start of the id of its newest run, "0" without any.
+    """Return the last part of the next run key for `digest`: the start of the id of its newest run, or "0".
 
-    Dagster never starts a run whose key is that of a run it still has. A key that counts runs would repeat after some
-    of them were deleted, and no run would start any more. A run with this key would be newer than the newest run, so
-    none exists, whatever was deleted. The key stays the same until there is such a run.
+    Dagster never starts a run whose key is that of an existing run. A key that counts runs would repeat after some of
+    them were deleted, and then no run would start any more. A run with the key returned here would be newer than the
+    newest run. So that run does not exist yet, even if runs were deleted, and the key stays the same until it does.
     """
     newest = instance.get_run_records(RunsFilter(tags={ASKED_TAG: digest}), limit=1)
     return newest[0].dagster_run.run_id[:_KEY_LENGTH] if newest else "0"
@@ -163,31 +169,31 @@ def request_tags(group: str, topic: str, reason: str, digest: str, at_s: float) 
 
 
 def requested_at_s(record: RunRecord) -> float:
-    """Give when a run was asked for: by the code server's clock, or by Dagster's where that was not noted."""
+    """Return when a run was requested, in unix seconds, by its tag or else by Dagster."""
     noted = record.dagster_run.tags.get(ASKED_AT_TAG, "")
     return float(noted) if noted.isdecimal() else record.create_timestamp.timestamp()
 
 
 def ended_at_s(record: RunRecord) -> float:
-    """Give when a run ended, as far as Dagster knows, else when it was asked for."""
+    """Return when a run ended according to Dagster, or else when it was requested, in unix seconds."""
     return max(requested_at_s(record), record.end_time or 0.0)
 
 
 def may_begin(record: RunRecord, now_s: float) -> bool:
-    """Return whether a run that is not over may still come to its claim: it waits in the queue, or it is young."""
+    """Return whether an unfinished run may still claim: it is queued, or it was requested or updated recently."""
     changed_s = max(requested_at_s(record), record.update_timestamp.timestamp())
     return record.dagster_run.status is DagsterRunStatus.QUEUED or now_s - changed_s <= OPEN_RUN_PATIENCE_S
 
 
 def retry_backoff_s(first_wait_s: float, times: int) -> float:
-    """Give the pause after the `times`th run in vain: doubled each time, up to an hour."""
+    """Return the waiting time, in seconds, after `times` unsuccessful runs: doubled each time, up to an hour."""
     return min(LONGEST_WAIT_S, first_wait_s * 2.0 ** min(times - 1, 16))
 
 
 def previous_runs(
     instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[AbandonedPartition]
 ) -> PreviousRuns:
-    """Look up earlier runs of `job`: the newest 200, and all that were requested for one of `found` alone."""
+    """Return earlier runs of `job`: the newest 200, and all that were requested for a single one of `found`."""
     runs = PreviousRuns(instance, time.time())
     tags = {GROUP_TAG: group, TOPIC_TAG: found[0].topic, REASON_TAG: STALE_CLAIM}
     newest = instance.get_run_records(RunsFilter(job_name=job, tags=tags), limit=_RUNS_LOOKED_AT)
@@ -196,27 +202,27 @@ def previous_runs(
         return runs
     digests = iter([digest_of(group, [partition]) for partition in found])
     while some := list(islice(digests, _DIGESTS_AT_ONCE)):
-        # Not limited: the attempts of each are, and an older one that were left out would be tried again.
+        # No limit here: without its older runs a partition would be tried again, and its runs are few.
         runs.add(instance.get_run_records(RunsFilter(job_name=job, tags={ASKED_TAG: some})), op_name)
     return runs
 
 
 def place_of(partition: int, generation: int, offset: int | None) -> str:
-    """Name partition, generation and offset."""
+    """Return partition, generation and offset as text."""
     return f"{partition}.{generation}.{offset}"
 
 
 def digest_of(group: str, bundle: Sequence[AbandonedPartition]) -> str:
-    """Name what a run is requested for, always the same: group, topic, and each partition, generation and offset.
+    """Return a stable digest of what a run is requested for: group, topic, and each partition, generation and offset.
 
-    Not the epoch: how often redoing a place has been tried is counted over all of its owners.
+    The epoch is not part of it, because attempts are counted over all owners of a partition.
     """
     parts = [group, bundle[0].topic, *(place_of(left.partition, left.generation, left.offset) for left in bundle)]
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:24]
 
 
 def _expected_states(run_config: Mapping[str, Any], op_name: str) -> Iterator[ExpectedState]:
-    """Yield what a run expected; what an older version wrote otherwise is passed over."""
+    """Yield the states that a run expected; skip those that an older version wrote in another form."""
     config = run_config.get("ops", {}).get(op_name, {}).get("config", {})
     for fields in config.get("seen") or []:
         if isinstance(fields, Mapping):

@@ -1,8 +1,8 @@
-"""A Dagster deployment as a member of a group that a coordinator leads, by a sensor that keeps it there.
+"""The sensor that makes a Dagster code location a member of a group with a coordinator.
 
-A code location registers by its sensor: the first tick begins a membership in the code server's process, which answers
-the coordinator until ticks stay away. Runs are other processes: they read their member's share from Kafka. While the
-coordinator is silent, nothing is anybody's, and claims are first come, first served.
+The first tick starts a membership in the process of the code server. The membership answers the coordinator until ticks
+stop. Runs are other processes, which read the partitions assigned to their member from Kafka. While the coordinator is
+silent, no partition is assigned, and the first member to claim a partition gets it.
 """
 
 import logging
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from marshal_dagster.coordinator.client import CoordinatedMember
 
 MEMBER_TAG: Final = "marshal/member"
-"""On runs that a member's sensor asks for: the member's name."""
+"""Tag with the member's name, on runs that its sensor requests."""
 _MISSED_TICKS: Final = 6
-"""After so many intervals without a tick a member leaves its group."""
+"""The number of intervals without a tick after which a member leaves its group."""
 _LEAST_PATIENCE_S: Final = 60.0
 _MAY_PASS: Final = {"session_timeout_too_short", "session_timeout_too_long", "bad_pattern"}
-"""Refusals after which a member registers again at the next tick."""
+"""The errors of the coordinator after which a member registers again at the next tick."""
 
 logger = logging.getLogger(__name__)
 
 
 class MemberCursor(Cursor):
-    """What a member's sensor remembers: the partitions that it had at the last tick, by topic."""
+    """The sensor's memory: the partitions assigned at the last tick, by topic."""
 
     had: dict[str, list[int]] = Field(default_factory=dict)
 
@@ -54,25 +54,40 @@ def build_group_member_sensor(
     claimer_key: str = "claimer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
-    """Build the sensor by which this code location is a member of its group; `marshal-dagster coordinator` leads it.
+    """Build a sensor that makes this code location a member of a group led by `marshal-dagster coordinator`.
 
-    The resource `claimer_key` names the group, the member and its session time-out. The member takes `topics` and
-    those that match `pattern` (`*` and `?`), by default the topics of `job`'s claimed-batch ops; `capacity` is how much
-    of the work it takes next to others. Whenever it is assigned partitions that it did not have, the sensor asks for a
-    run of `job`, unless `asks_for_runs` is False: then schedules alone start them.
+    The claimer resource has the group, the member's name and its session timeout. If the member is assigned partitions
+    that it did not have before, the sensor requests a run of `job`. The member leaves the group if the sensor is
+    switched off or the code location stops.
 
-    A sensor that is switched off, or a code location that is gone, leaves the group. Raises `ConfigurationError`.
+    Args:
+        job: A job of `build_claimed_batch_job`.
+        topics: The topics of the member (default: the topics of the job, if there is no `pattern`).
+        pattern: Topics that match this pattern are topics of the member too. Wildcards are `*` and `?`.
+        capacity: The weight of the member in the assignment, relative to the other members; 1 or more.
+        asks_for_runs: Whether the sensor requests runs. If False, only schedules start them.
+        name: The name of the sensor (default: `<job>_member`).
+        minimum_interval_s: The minimum time between two ticks, in seconds. The member leaves after six intervals
+            without a tick, but not before 60 s.
+        claimer_key: The key of the `ClaimerResource`, which must have a `member`.
+        default_status: Whether the sensor runs without being started on Dagster's pages.
+
+    Returns:
+        The sensor, for `Definitions(sensors=[...])`.
+
+    Raises:
+        ConfigurationError: There is no topic, or `capacity` is below 1.
     """
     wanted = list(topics) or ([] if pattern else list(claimed_batch_ops(job)))
     if not wanted and pattern is None:
-        raise ConfigurationError(f"job {job.name!r} has no claimed-batch op: name the topics that the member takes")
+        raise ConfigurationError(f"job {job.name!r} has no claimed-batch op: pass the member's topics or pattern")
     if capacity < 1:
         raise ConfigurationError(f"capacity is {capacity}; it must be at least 1")
     interest = Subscription(tuple(wanted), pattern, capacity)
 
-    # Dagster hands over resources by keyword too when a test calls the sensor directly.
+    # Dagster also passes resources by keyword if a test calls the sensor directly.
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
-        """See that the member lives, and what it has."""
+        """Keep the membership alive, and request a run if new partitions are assigned."""
         claimer = claimer_of(context.resources, claimer_key)
         member = require_member(claimer, claimer_key)
         patience_s = max(_LEAST_PATIENCE_S, _MISSED_TICKS * minimum_interval_s)
@@ -85,14 +100,14 @@ def build_group_member_sensor(
         gained = {topic: set(numbers) - set(had.get(topic, ())) for topic, numbers in has.items()}
         if not asks_for_runs or not any(gained.values()):
             return SensorResult(skip_reason=text, cursor=cursor)
-        context.log.info("%s: asking for a run", text)
+        context.log.info("%s: requesting a run", text)
         return SensorResult(run_requests=[RunRequest(tags={MEMBER_TAG: member})], cursor=cursor)
 
     return SensorDefinition(
         name=name or sensor_name(job.name, "member"),
         evaluation_fn=evaluate,
         minimum_interval_seconds=minimum_interval_s,
-        description="Makes this code location a member of its group, to whom the coordinator assigns partitions.",
+        description="Makes this code location a member of its group, so that the coordinator assigns partitions to it.",
         job=job,
         default_status=default_status,
         required_resource_keys={claimer_key},
@@ -100,9 +115,9 @@ def build_group_member_sensor(
 
 
 def require_member(claimer: ClaimerResource, key: str) -> str:
-    """Give the member's name. Raises `ConfigurationError` where the resource names none."""
+    """Return the member's name. Raises `ConfigurationError` if the resource has none."""
     if claimer.member is None:
-        raise ConfigurationError(f"resource {key!r}: member is not given; name this deployment, such as 'east'")
+        raise ConfigurationError(f"resource {key!r} has no member: set a name for this deployment, such as 'east'")
     return claimer.member
 
 
@@ -111,7 +126,7 @@ def require_member(claimer: ClaimerResource, key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member takes."""
+    """The topics and the capacity with which a member registers."""
 
     topics: tuple[str, ...]
     pattern: str | None
@@ -123,7 +138,7 @@ _Key = tuple[KafkaConnection, str, str, str, int, Subscription]
 
 @dataclass(slots=True)
 class _Membership:
-    """A membership of this process; `timer` ends it unless a tick comes before."""
+    """A membership of this process; `timer` ends it unless another tick resets the timer."""
 
     member: "CoordinatedMember"
     timer: threading.Timer | None = None
@@ -137,14 +152,14 @@ class _Membership:
 
 _kept: dict[_Key, _Membership] = {}
 _locks: dict[_Key, threading.Lock] = {}
-"""One each, so that a group whose brokers are slow keeps no other waiting."""
+"""One lock for each membership, so that a group with slow brokers does not block others."""
 
 
 def process_member(claimer: ClaimerResource, interest: Subscription, patience_s: float) -> "CoordinatedMember":
-    """Give this process's membership, begun now if it is the first use or the last one ended.
+    """Return this process's membership; start it on first use, or if the last one ended.
 
-    It leaves the group unless it is asked for again within `patience_s` seconds. Raises `ConfigurationError`,
-    `TopicNotFoundError`, `UnavailableError`.
+    The member leaves the group unless this function is called again within `patience_s` seconds. Raises
+    `ConfigurationError`, `TopicNotFoundError` and `UnavailableError`.
     """
     connection, name = claimer.coordination(), require_member(claimer, "claimer")
     key = (connection, claimer.coordinator_topic, claimer.group, name, claimer.member_session_ms, interest)
@@ -173,7 +188,7 @@ def _join(
         claimer.group,
         name,
         start=lambda places: logger.info("member %r is assigned %s", name, _named(places)),
-        stop=lambda places: logger.info("member %r gives up %s", name, _named(places)),
+        stop=lambda places: logger.info("member %r releases %s", name, _named(places)),
         topics=CoordinatorTopics(claimer.coordinator_topic),
         topics_wanted=list(interest.topics),
         pattern=interest.pattern,
@@ -193,14 +208,14 @@ def _leave(key: _Key, kept: _Membership) -> None:
 
 
 def _refused(member: str, claimer: ClaimerResource, error: str) -> str:
-    """Return why a coordinator refused a member, and what to do."""
+    """Return an error text: why the coordinator refused the member, and what to do."""
     causes = {
-        "duplicate_id": "another process has registered under that name: give each deployment a name of its own; after "
-        "a reload of this code location the newest one has it",
+        "duplicate_id": "another process registered with the same name. Give each deployment its own name; after a "
+        "reload of this code location only the newest process has it",
         "session_timeout_too_short": f"member_session_s is {claimer.member_session_s:g}, less than the coordinator's "
-        "--min-session",
-        "session_timeout_too_long": "a session time-out is an hour at most",
-        "bad_pattern": "a pattern may have up to 249 letters, digits, '.', '_', '-', '*' and '?'",
+        "--min-session. Increase it",
+        "session_timeout_too_long": "member_session_s must be at most 3,600",
+        "bad_pattern": "a pattern may have up to 249 characters: letters, digits, '.', '_', '-', '*' and '?'",
     }
     return f"member {member!r} of group {claimer.group!r} was refused: {causes.get(error, error)}"
 

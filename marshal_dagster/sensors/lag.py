@@ -1,4 +1,8 @@
-"""The sensor that requests runs when much is unread, or something is for long."""
+"""The sensor that requests runs if many records are unread, or old ones are.
+
+It compares the group's positions with the topic's offsets (`_lag_reader`), and checks which runs it requested before
+(`_run_history`).
+"""
 
 import hashlib
 import math
@@ -43,21 +47,21 @@ _RUNS_LOOKED_AT: Final = 1_000
 
 
 class LagCursor(Cursor):
-    """What the sensor remembers from tick to tick; which runs it requested is in Dagster's runs."""
+    """The sensor's memory from tick to tick. The requested runs are in Dagster's run storage."""
 
     is_draining: bool = False
-    """Whether an upper threshold was passed, and the lag has not fallen to the lower ones since."""
+    """Whether the lag was above an upper threshold, and has not fallen to the lower ones since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Above `upper` runs are requested, until it is not above `lower` any more."""
+    """Runs are requested above `upper`, and then until the value is no longer above `lower`."""
 
     upper: float
     lower: float
 
     def active(self, cursor: LagCursor) -> float:
-        """Return the one that counts: the lower one while draining."""
+        """Return the threshold in force: the lower one while draining."""
         return self.lower if cursor.is_draining else self.upper
 
 
@@ -77,24 +81,44 @@ def build_lag_sensor(
     rationalizer_key: str = "rationalizer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
-    """Build the sensor that asks for runs of `job` when `group` lags behind in its topic.
+    """Build a sensor that requests runs of `job` if the lag of `group` in the job's topic is high.
 
-    It asks when more than so many records (offsets) are unread in all partitions that nobody holds, or when the oldest
-    unread record of one of them, by its own timestamp, is older than `max_lag_age_s` seconds. Then it asks again
-    whenever it can, until not more than `rearm_records` are unread in the whole topic and none is older than `rearm_s`
-    (by default half of the thresholds): from there on only a threshold counts again. Times in the future are reported,
-    and records after them count as old.
+    Partitions that no member holds are *unheld*. The sensor starts to request runs if their unread records (offsets)
+    exceed `max_lag_records`, or if the oldest of these records is older than `max_lag_age_s`. It then continues until
+    at most `rearm_records` are unread in the whole topic and none is older than `rearm_s`.
 
-    In a tick it asks for at most `max_runs_per_tick` runs, those of the job counted in that hold nothing yet, and
-    never for more than there are partitions with unread records that nobody holds. Runs that moved no position are
-    followed by a pause that is doubled each time, up to an hour. Partitions whose plan has been tried `max_attempts`
-    times are left to a person and count for nothing. A partition that the group has no position in counts from its
-    first record. While the group is paused nothing is asked for. A tick fails if the data topic does not exist, unless
-    `allow_missing_topic`.
+    A tick never requests more runs than there are unheld partitions with unread records. If runs moved no position, the
+    sensor waits before the next request, twice as long each time, up to an hour. It requests nothing while the group is
+    paused. Partitions with an exhausted plan do not count. A partition without a position counts from its first record.
+    The sensor reports records with a time in the future; unread records of their partition count as old.
 
-    The rationalizer of resource `rationalizer_key` says where the coordination log and the data topics are; the sensor
-    needs DESCRIBE on the data topic, reads none of its records and is in no consumer group. Default name:
-    `<group>_lag`. Raises `ConfigurationError`.
+    The sensor needs DESCRIBE on the data topic. It reads no record and joins no consumer group.
+
+    Args:
+        job: A job of `build_claimed_batch_job` with one claimed-batch op.
+        group: The group.
+        max_lag_records: Request runs above this number of unread records.
+        max_lag_age_s: Request runs if an unread record is older than this, in seconds, by its own timestamp.
+        rearm_records: Stop at this number of unread records (default: half of `max_lag_records`).
+        rearm_s: Stop if no unread record is older than this, in seconds (default: half of `max_lag_age_s`).
+        max_runs_per_tick: The maximum number of runs of a tick, including runs of the job that hold nothing yet.
+        max_attempts: How often a plan is retried before it counts as exhausted; the value of the op.
+        name: The name of the sensor (default: `<group>_lag`).
+        allow_missing_topic: Skip a tick if the data topic does not exist. By default the tick fails.
+        minimum_interval_s: The minimum time between two ticks, in seconds.
+        rationalizer_key: The key of the `RationalizerResource`, which connects to the log and the data topics.
+        default_status: Whether the sensor runs without being started on Dagster's pages.
+
+    Returns:
+        The sensor, for `Definitions(sensors=[...])`.
+
+    Raises:
+        ConfigurationError: An argument is invalid, or neither of the limits is given.
+
+    Example:
+        ```python
+        sensor = build_lag_sensor(job, group="shops", max_lag_records=1_000_000, max_lag_age_s=600)
+        ```
     """
     require_group(group)
     for field_name, value in (("max_runs_per_tick", max_runs_per_tick), ("max_attempts", max_attempts)):
@@ -102,7 +126,9 @@ def build_lag_sensor(
             raise ConfigurationError(f"{field_name} is {value}; it must be at least 1")
     topics = list(claimed_batch_ops(job))
     if len(topics) != 1:
-        raise ConfigurationError(f"job {job.name!r} has {len(topics)} claimed-batch ops; a lag sensor's has one")
+        raise ConfigurationError(
+            f"job {job.name!r} has {len(topics)} claimed-batch ops; a lag sensor needs a job with one"
+        )
     topic = topics[0]
     rearm = None if rearm_records is None else float(rearm_records)
     records = _threshold("max_lag_records", max_lag_records, "rearm_records", rearm)
@@ -110,9 +136,9 @@ def build_lag_sensor(
     if records is None and age_s is None:
         raise ConfigurationError("a lag sensor needs max_lag_records, max_lag_age_s, or both")
 
-    # Dagster hands over resources by keyword too when a test calls the sensor directly.
+    # Dagster also passes resources by keyword if a test calls the sensor directly.
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
-        """Look at the log and the topic once."""
+        """Read the log and the topic, and request runs if a limit is exceeded."""
         tick = _Tick(
             context, group, job.name, topic, records, age_s, max_runs_per_tick, max_attempts, allow_missing_topic
         )
@@ -122,7 +148,7 @@ def build_lag_sensor(
         name=name or sensor_name(group, "lag"),
         evaluation_fn=evaluate,
         minimum_interval_seconds=minimum_interval_s,
-        description=f"Requests runs when group {group!r} lags behind in topic {topic!r}.",
+        description=f"Requests runs if the lag of group {group!r} in topic {topic!r} is high.",
         job=job,
         default_status=default_status,
         required_resource_keys={rationalizer_key},
@@ -156,7 +182,7 @@ class _Tick:
     allow_missing_topic: bool
 
     def run(self, rationalizer: RationalizerResource) -> SensorResult:
-        """Look at the log, at the topic, and at the job's runs, as far as need be."""
+        """Read the log, the topic and the job's runs, as far as needed, and return the result of the tick."""
         cursor, now_s = LagCursor.read(self.context.cursor), time.time()
         wall_ms = round(now_s * 1_000)
         with rationalizer.world() as world:
@@ -182,7 +208,7 @@ class _Tick:
         if not is_above:
             return self._skip(cursor, text)
         if not limits.are_exceeded(lag.due, lag.old):
-            return self._skip(cursor, f"{text}; those who hold the partitions are at work")
+            return self._skip(cursor, f"{text}; the members that hold partitions are processing them")
         return self._request_runs(cursor, lag.due, positions, text, now_s)
 
     def _skip(self, cursor: LagCursor, reason: str) -> SensorResult:
@@ -195,19 +221,19 @@ class _Tick:
         waiting = self._waiting(positions, now_s)
         room = min(self.max_runs_per_tick, len(due)) - len(waiting)
         if room < 1:
-            under_way = f"runs of {self.job!r} are under way and hold nothing yet: {first_ten(waiting)}"
-            return self._skip(cursor, f"{text}; {under_way}")
+            in_progress = f"runs of {self.job!r} are in progress and hold nothing yet: {first_ten(waiting)}"
+            return self._skip(cursor, f"{text}; {in_progress}")
         digest = self._digest(due)
         wait_s = self._wait_s(digest, now_s)
         if wait_s > 0:
-            return self._skip(cursor, f"{text}; the last run moved no position, asked again in {wait_s:.0f} s")
+            return self._skip(cursor, f"{text}; the last run moved no position, next request in {wait_s:.0f} s")
         key = f"{self.group}/{self.topic}/{LAG}/{digest}.{next_key(self.context.instance, digest)}"
         requests = [self._request(f"{key}.{number}", digest, now_s) for number in range(room)]
-        self.context.log.info("%s: asking for %d runs", text, len(requests))
+        self.context.log.info("%s: requesting %d runs", text, len(requests))
         return SensorResult(run_requests=requests, cursor=cursor.model_dump_json())
 
     def _waiting(self, positions: GroupPositions, now_s: float) -> list[str]:
-        """Return the runs of the job, also those that others started, that may still claim and hold nothing."""
+        """Return the unfinished runs of the job that hold nothing yet but may still claim, including manual ones."""
         wanted = RunsFilter(job_name=self.job, statuses=list(MAY_CLAIM))
         records = self.context.instance.get_run_records(wanted, limit=_RUNS_LOOKED_AT)
         return [
@@ -217,7 +243,7 @@ class _Tick:
         ]
 
     def _wait_s(self, digest: str, now_s: float) -> float:
-        """Return how long no run is requested, after runs that left the positions as they were."""
+        """Return how many seconds to wait before the next request, because runs moved no position."""
         wanted = RunsFilter(tags={ASKED_TAG: digest}, statuses=list(FINISHED))
         records = self.context.instance.get_run_records(wanted, limit=_RUNS_LOOKED_AT)
         if not records:
@@ -232,39 +258,39 @@ class _Tick:
         )
 
     def _digest(self, due: Sequence[UnreadRecords]) -> str:
-        """Name the group's positions in what is due, so that runs that moved nothing are known by it."""
+        """Return a digest of the group's positions in the due partitions, to find runs that did not move them."""
         places = (place_of(unread.partition, unread.position.generation, unread.position.offset) for unread in due)
         return hashlib.sha256("/".join([LAG, self.group, self.topic, *places]).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The thresholds that count in this tick."""
+    """The thresholds in force in this tick."""
 
     records: float | None
     age_s: float | None
 
     def are_exceeded(self, unread: Sequence[UnreadRecords], old: Collection[int]) -> bool:
-        """Return whether there are more records than allowed, or an older one."""
+        """Return whether there are too many unread records, or one that is too old."""
         many = self.records is not None and sum(partition.records for partition in unread) > self.records
         return many or any(partition.partition in old for partition in unread)
 
     def describe(self, lag: TopicLag) -> str:
-        """Describe what was seen."""
+        """Return one line about the lag."""
         records = sum(partition.records for partition in lag.unread)
         due = sum(partition.records for partition in lag.due)
-        texts = [f"{records:,} records are unread, {due:,} of them in {len(lag.due)} partitions that nobody holds"]
+        texts = [f"{records:,} records are unread, {due:,} of them in {len(lag.due)} unheld partitions"]
         texts += [f"the limit is {self.records:,.0f}"] if self.records is not None else []
         if self.age_s is not None:
             texts.append(f"{len(lag.old)} partitions have an unread record older than {self.age_s:g} s")
         if lag.hidden:
             named = first_ten([f"partition {number}, offset {offset}" for number, offset in lag.hidden.items()])
             texts.append(
-                f"records after one with a time in the future count as that old, as their age is unknown: {named}. "
+                f"records after one with a time in the future count as old, because their age is unknown: {named}. "
                 "Correct the sender's clock or unit of time (Kafka uses milliseconds), or use max_lag_records"
             )
         if lag.given_up:
-            texts.append(f"not counted, for their plan was tried too often: partitions {first_ten(lag.given_up)}")
+            texts.append(f"not counted because their plan failed too many times: partitions {first_ten(lag.given_up)}")
         if lag.is_recreated:
-            texts.append(f"not counted, for the topic was made anew since: partitions {first_ten(lag.is_recreated)}")
+            texts.append(f"not counted because the topic was re-created: partitions {first_ten(lag.is_recreated)}")
         return "; ".join(texts)

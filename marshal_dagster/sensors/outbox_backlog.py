@@ -1,4 +1,7 @@
-"""The sensor that requests a run of the drain job when rows wait in an outbox."""
+"""The sensor that requests runs of the drain job if rows wait in an outbox.
+
+It is an alternative to a harvester that runs as a service.
+"""
 
 from typing import Final
 
@@ -32,19 +35,33 @@ def build_outbox_backlog_sensor(
     outbox_key: str = "outbox",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
-    """Build the sensor that asks for a run of `drain_job` when rows wait, and none is under way.
+    """Build a sensor that requests a run of `drain_job` if too many rows wait, or rows wait too long.
 
-    It asks when more than `max_backlog_rows` wait, or when the oldest has waited for longer than `max_backlog_age_s`
-    seconds. Raises `ConfigurationError`.
+    It requests no run while another run of the job is unfinished.
+
+    Args:
+        drain_job: The job of `build_outbox_drain_job`.
+        max_backlog_rows: Request a run if more rows than this wait.
+        max_backlog_age_s: Request a run if the oldest row is older than this, in seconds (default: no limit).
+        name: The name of the sensor.
+        minimum_interval_s: The minimum time between two ticks, in seconds.
+        outbox_key: The key of the `OutboxResource`.
+        default_status: Whether the sensor runs without being started on Dagster's pages.
+
+    Returns:
+        The sensor, for `Definitions(sensors=[...])`.
+
+    Raises:
+        ConfigurationError: A limit is negative.
     """
     if max_backlog_rows < 0 or (max_backlog_age_s is not None and max_backlog_age_s < 0):
         raise ConfigurationError(
-            f"max_backlog_rows is {max_backlog_rows}, max_backlog_age_s is {max_backlog_age_s}; they must be 0 or more"
+            f"max_backlog_rows is {max_backlog_rows}, max_backlog_age_s is {max_backlog_age_s}: both must be 0 or more"
         )
 
-    # Dagster hands over resources by keyword too when a test calls the sensor directly.
+    # Dagster also passes resources by keyword if a test calls the sensor directly.
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult | SkipReason:
-        """Look at the backlog once."""
+        """Request a run if the backlog is above a limit."""
         status = resource_of(OutboxResource, context.resources, outbox_key).status()
         text = backlog_text(status)
         age_s = status.oldest_age_s or 0.0
@@ -52,15 +69,15 @@ def build_outbox_backlog_sensor(
             return SkipReason(text)
         under_way = RunsFilter(job_name=drain_job.name, statuses=list(UNFINISHED))
         if context.instance.get_run_records(under_way, limit=1):
-            return SkipReason(f"{text}; a run of {drain_job.name!r} is under way")
-        context.log.info("%s: asking for a run", text)
+            return SkipReason(f"{text}; a run of {drain_job.name!r} is in progress")
+        context.log.info("%s: requesting a run", text)
         return SensorResult(run_requests=[RunRequest(tags={OUTBOX_TAG: status.registration.name})])
 
     return SensorDefinition(
         name=name,
         evaluation_fn=evaluate,
         minimum_interval_seconds=minimum_interval_s,
-        description="Asks for a run that drains the outbox when rows wait.",
+        description="Requests a run that publishes the rows of the outbox if rows wait.",
         job=drain_job,
         default_status=default_status,
         required_resource_keys={outbox_key},

@@ -1,4 +1,8 @@
-"""Sensors that revoke what a run held, as soon as Dagster says that it failed or was canceled."""
+"""Sensors that revoke the claims of a run as soon as Dagster reports that it failed or was canceled.
+
+Without them other members wait until the claims are stale. The stale-claim sensor is still needed for runs whose end
+Dagster does not notice.
+"""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -40,20 +44,37 @@ def build_run_failure_sensors(
     claimer_key: str = "claimer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> tuple[SensorDefinition, SensorDefinition]:
-    """Build the two sensors that revoke what a run held, as soon as Dagster says that it failed or was canceled.
+    """Build two sensors that revoke the claims of a run as soon as Dagster reports that it failed or was canceled.
 
-    Others can then claim at once instead of waiting until the claim is stale. Should processes of the run still
-    live, they are fenced: their next heartbeat or commit is refused. Where Go consumers share the group nothing is
-    revoked: what the run held goes stale by itself, two minutes after its last heartbeat. In at most once it is also
-    reported what the run possibly dropped, whoever holds the partitions by then. They watch `monitored_jobs`, by
-    default all of their code location. The claimer of resource `claimer_key` says of which group and log; it writes,
-    which takes WRITE on the coordination topic. Default names: `<group>_failed_runs` and `<group>_canceled_runs`.
-    Raises `ConfigurationError`.
+    Other members can then claim the partitions at once, instead of waiting until the claims are stale. If processes of
+    the run are still alive, they are fenced: their next heartbeat or commit is refused. In `at_most_once` the sensors
+    also report the ranges that the run possibly dropped.
+
+    In a group that Go consumers share nothing is revoked. There the claims become stale two minutes after the last
+    heartbeat.
+
+    The sensors need WRITE on the coordination topic.
+
+    Args:
+        group: The group. It must be the group of the claimer.
+        name: The first part of the names of the sensors (default: `group`). The names are `<name>_failed_runs` and
+            `<name>_canceled_runs`.
+        monitored_jobs: The jobs whose runs are watched (default: all jobs of the code location).
+        monitor_all_code_locations: Whether to watch the runs of all code locations.
+        minimum_interval_s: The minimum time between two ticks, in seconds.
+        claimer_key: The key of the `ClaimerResource`, which connects to the coordination topic.
+        default_status: Whether the sensors run without being started on Dagster's pages.
+
+    Returns:
+        The sensor for failed runs and the sensor for canceled runs, for `Definitions(sensors=[...])`.
+
+    Raises:
+        ConfigurationError: `group` is not a valid name.
     """
     require_group(group)
 
     def revoke(context: RunStatusSensorContext, **_resources: object) -> SensorResult | SkipReason:
-        """Revoke what the run held."""
+        """Revoke the claims of the run."""
         return _revoke_run(context, group, claimer_of(context.resources, claimer_key))
 
     def build(status: DagsterRunStatus, word: str) -> SensorDefinition:
@@ -62,7 +83,7 @@ def build_run_failure_sensors(
             run_status=status,
             run_status_sensor_fn=revoke,
             minimum_interval_seconds=minimum_interval_s,
-            description=f"Revokes what a {word} run held of group {group!r}, so that others can claim it at once.",
+            description=f"Revokes the claims of {word} runs of group {group!r}, so that others can claim at once.",
             monitored_jobs=monitored_jobs,
             monitor_all_code_locations=monitor_all_code_locations,
             default_status=default_status,
@@ -74,23 +95,25 @@ def build_run_failure_sensors(
 
 def _revoke_run(context: RunStatusSensorContext, group: str, claimer: ClaimerResource) -> SensorResult | SkipReason:
     if claimer.group != group:
-        raise ConfigurationError(f"the claimer of a dead-run sensor must be of group {group!r}, not {claimer.group!r}")
+        raise ConfigurationError(
+            f"the sensor is for group {group!r}, but its claimer is for group {claimer.group!r}: use the same group"
+        )
     run_id = context.dagster_run.run_id
     revocation = claimer.revoke_runs([run_id])
     texts = _revocation_texts(f"run {run_id}", revocation, claimer)
     try:
         if others := _other_ended_runs(context, claimer):
-            whose = f"{len(others)} other runs that are over"
+            whose = f"{len(others)} other ended runs"
             texts += _revocation_texts(whose, claimer.revoke_runs(others), claimer)
     except (UnavailableError, CoordinationLogChangedError) as error:
-        texts.append(f"what other runs held that are over cannot be revoked now: {error}")
+        texts.append(f"the claims of other ended runs cannot be revoked now: {error}")
     observations: list[AssetObservation] = []
     try:
-        # The log is read only if the run announced something.
+        # The log is read only if the run announced ranges.
         drops = possibly_dropped(context.instance, group, context.dagster_run, claimer.group_keys)
     except UnavailableError as error:
         texts.append(
-            f"what the run possibly dropped is not known now, the stale-claim sensor reports it later: {error}"
+            f"ranges that the run possibly dropped are unknown now, the stale-claim sensor reports them later: {error}"
         )
     else:
         texts += [drops.describe()] if drops.rows else []
@@ -103,7 +126,7 @@ def _revoke_run(context: RunStatusSensorContext, group: str, claimer: ClaimerRes
 
 
 def _other_ended_runs(context: RunStatusSensorContext, claimer: ClaimerResource) -> list[str]:
-    """Return the other runs that hold something of the group and of which Dagster says that they are over."""
+    """Return the ids of other runs that hold claims of the group although Dagster reports that they have ended."""
     keys = claimer.group_keys().values()
     owners = [owner for key in keys for owner in key.owners]
     holding = {run_of(owner.instance) for owner in owners} - {context.dagster_run.run_id, ""}
@@ -116,18 +139,18 @@ def _other_ended_runs(context: RunStatusSensorContext, claimer: ClaimerResource)
 def _revocation_texts(whose: str, revocation: Revocation, claimer: ClaimerResource) -> list[str]:
     texts = []
     if revocation.taken:
-        texts.append(f"revoked what {whose} held: {_described(revocation.taken)}")
+        texts.append(f"revoked the claims of {whose}: {_described(revocation.taken)}")
     if revocation.kept:
         texts.append(
-            f"could not revoke what {whose} holds: {_described(revocation.kept)}: {revocation.problem}. "
-            f"Unless its processes live, these claims go stale by themselves within "
-            f"{2 * claimer.heartbeat_interval_s:g} s of its last heartbeat"
+            f"could not revoke the claims of {whose}: {_described(revocation.kept)}: {revocation.problem}. "
+            f"Unless processes of the run are alive, these claims become stale within "
+            f"{2 * claimer.heartbeat_interval_s:g} s of the last heartbeat"
         )
     if revocation.awaited:
         texts.append(
-            f"Go consumers share group {claimer.group!r}, or may because it has no settings, so what {whose} held is "
-            f"not revoked: {_described(revocation.awaited)}. It goes stale by itself within "
-            f"{_GO_STALE_S:g} s of its last heartbeat"
+            f"Go consumers share group {claimer.group!r}, or may because it has no settings, so the claims of {whose} "
+            f"are not revoked: {_described(revocation.awaited)}. They become stale within {_GO_STALE_S:g} s of the "
+            "last heartbeat"
         )
     return texts
 

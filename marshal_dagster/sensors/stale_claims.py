@@ -1,4 +1,9 @@
-"""The sensor that finds what dead members left and asks for runs that redo it."""
+"""The sensor that finds the unfinished work of dead members and requests runs that repeat it.
+
+Unfinished work is a stale claim or an open plan without a live owner (`marshal_dagster.runs.abandoned_work`). The
+sensor checks which runs it requested before (`_run_history`), and reports work that failed too many times
+(`_exhausted_plans`). In `at_most_once` it reports dropped ranges instead (`_dropped_ranges`).
+"""
 
 import logging
 import math
@@ -71,42 +76,44 @@ _MOST_LOGGED: Final = 1_000
 
 
 class Grouping(StrEnum):
-    """What one run is requested for."""
+    """The partitions for which one run is requested."""
 
     TOPIC = "topic"
+    """All abandoned partitions of a topic."""
     PARTITION = "partition"
+    """One partition."""
 
 
 class StaleClaimCursor(Cursor):
-    """What the sensor remembers from tick to tick; all else is in the log and in Dagster's runs."""
+    """The sensor's memory from tick to tick. Everything else is in the log and in Dagster's run storage."""
 
     reported: dict[str, int] = Field(default_factory=dict)
-    """For `topic/partition`: the epoch of the dead at-most-once owner that was reported last."""
+    """The epoch of the dead at-most-once owner that was reported last, for each `topic/partition`."""
     looked_at: dict[str, int] = Field(default_factory=dict)
-    """For each topic: up to which of its observations (Dagster's storage id) announcements were looked for."""
+    """For each topic, the last observation (Dagster's storage id) that was searched for announcements."""
     looked_at_runs: dict[str, str] = Field(default_factory=dict)
-    """For each topic: the run of that observation."""
+    """For each topic, the id of the run of that observation."""
     watched: dict[str, int] = Field(default_factory=dict)
-    """At most 200 runs that announced what they were about to commit, and are not over: see `DroppedRangeWatcher`."""
+    """At most 200 unfinished runs that announced ranges, see `DroppedRangeWatcher`."""
     checked: dict[str, str] = Field(default_factory=dict)
-    """For each topic: of what the check of what is given up was evaluated last, as a digest."""
+    """For each topic, a digest of the state for which the check of exhausted plans was evaluated last."""
     alerted: dict[str, list[str]] = Field(default_factory=dict)
-    """For each topic: at most 1,000 places that are given up and that the alert hook was called for."""
+    """For each topic, at most 1,000 exhausted plans for which the alert hook was called."""
 
     def report(self, left: Sequence[AbandonedPartition]) -> None:
-        """Remember `left` as reported too, the oldest forgotten beyond 1,000."""
+        """Remember that `left` was reported; forget the oldest beyond 1,000."""
         epochs = self.reported | {
             f"{dead.topic}/{dead.partition}": dead.epoch for dead in left if dead.epoch is not None
         }
         self.reported = dict(list(epochs.items())[-_MOST_REPORTED:])
 
     def has_reported(self, left: AbandonedPartition) -> bool:
-        """Return whether this very owner was reported."""
+        """Return whether this owner was reported."""
         return self.reported.get(f"{left.topic}/{left.partition}") == left.epoch
 
 
 class _Target(NamedTuple):
-    """The job and its op that redo a topic's partitions."""
+    """The job and the op that process the abandoned partitions of a topic."""
 
     job: str
     op: str
@@ -128,21 +135,49 @@ def build_stale_claim_sensor(
     rationalizer_key: str = "rationalizer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
-    """Build the sensor that finds what dead members of `group` left, and asks for runs of `jobs` that redo it.
+    """Build a sensor that finds the unfinished work of dead members, and requests runs that repeat it.
 
-    It watches the topics of the jobs' claimed-batch ops (`build_reprocess_job`) for partitions whose owner is stale, or
-    that have an open plan and no live owner, and for planned ranges without one; it asks for one run a topic, or one a
-    partition, and more where several ranges of one are left. A success moves the
-    offset and is never asked for twice; after a failure it asks again, now for each partition alone, `retry_wait_s`
-    seconds after the run ended, then after twice as long, up to an hour, until a plan has been tried `max_attempts`
-    times or as many runs for it have failed. Such ones are given up: named in the tick, by the failed asset check
-    `nothing_given_up_<group>` (`build_exhausted_plans_check`) of the topic's asset, `kafka/<topic>` unless
-    `translator` gives it another key, and to `on_exhausted_plans` (see `AlertHook`).
-    In at most once nothing that was committed is redone: what a run that is over, or has vanished, possibly dropped is
-    reported instead, in the tick's log and as an observation of the topic. Where Go consumers share the group, or it
-    has no settings, an owner is stale two minutes and a second after its last heartbeat, and nothing is revoked.
-    Default name: `<group>_stale_claims` (of dashes `_` is made; other characters that Dagster does not allow put a
-    digest behind). Raises `ConfigurationError`.
+    The sensor watches the topics of the jobs. It finds partitions with a stale owner, and open plans without a live
+    owner. Where members claim ranges, it finds planned ranges without a live owner too. It requests one run for each
+    topic or partition, and more if several ranges of one partition are left.
+
+    A run that succeeds moves the offset, so the same work is never requested twice. After a failure the sensor requests
+    a separate run for each partition. It waits `retry_wait_s` first, then twice as long each time, up to an hour.
+
+    The sensor stops if a plan was retried `max_attempts` times or as many runs failed. It then reports an exhausted
+    plan in three places: the log of the tick, the failed asset check of `build_exhausted_plans_check`, and
+    `on_exhausted_plans`.
+
+    In `at_most_once` committed work is never repeated. The sensor reports the ranges that a run possibly dropped, in
+    the log of the tick and as an observation of the topic. If Go consumers share the group, or it has no settings, an
+    owner is stale 121 s after its last heartbeat.
+
+    Args:
+        jobs: One or more jobs of `build_reprocess_job`, for different topics.
+        group: The group.
+        name: The name of the sensor (default: `<group>_stale_claims`). In the default name, characters that Dagster
+            does not allow become `_`; if there are others than dashes, a digest follows.
+        grouping: Whether one run is requested for each topic (`topic`) or for each partition (`partition`).
+        max_runs_per_tick: The maximum number of runs that a tick requests.
+        max_attempts: How often a plan is retried, or how many runs may fail, before an operator must act.
+        retry_wait_s: How long to wait after the first failed run, in seconds.
+        on_exhausted_plans: A function that is called for new exhausted plans, see `AlertHook`.
+        translator: Defines the key of the topic's asset (default: `kafka/<topic>`), to which the check belongs.
+        minimum_interval_s: The minimum time between two ticks, in seconds.
+        rationalizer_key: The key of the `RationalizerResource`, which reads the coordination log.
+        default_status: Whether the sensor runs without being started on Dagster's pages.
+
+    Returns:
+        The sensor, for `Definitions(sensors=[...])`.
+
+    Raises:
+        ConfigurationError: An argument is invalid, or a job has no claimed-batch op.
+
+    Example:
+        ```python
+        redo = build_reprocess_job(orders_per_shop)
+        sensor = build_stale_claim_sensor(redo, group="shops", default_status=DefaultSensorStatus.RUNNING)
+        ```
     """
     require_group(group)
     for field_name, value in (("max_runs_per_tick", max_runs_per_tick), ("max_attempts", max_attempts)):
@@ -156,9 +191,9 @@ def build_stale_claim_sensor(
     targets = _targets(wanted)
     grouped = enum_member(Grouping, "grouping", grouping)
 
-    # Dagster hands over resources by keyword too when a test calls the sensor directly.
+    # Dagster also passes resources by keyword if a test calls the sensor directly.
     def stale_claims(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
-        """Find what dead members left, and request runs that redo it."""
+        """Find the unfinished work of dead members, and request runs that repeat it."""
         tick = _Tick(
             context,
             group,
@@ -179,7 +214,7 @@ def build_stale_claim_sensor(
         minimum_interval_seconds=minimum_interval_s,
         required_resource_keys={rationalizer_key},
         default_status=default_status,
-        description=f"Finds what dead members of group {group!r} left, and requests runs that redo it.",
+        description=f"Finds the unfinished work of dead members of group {group!r}, and requests runs that repeat it.",
     )
 
 
@@ -188,10 +223,12 @@ def _targets(jobs: Sequence[AnyJob]) -> list[_Target]:
     for job in jobs:
         ops = claimed_batch_ops(job)
         if not ops:
-            raise ConfigurationError(f"job {job.name!r} has no claimed-batch op: make it with build_reprocess_job")
+            raise ConfigurationError(f"job {job.name!r} has no claimed-batch op: build it with build_reprocess_job")
         for topic, op_name in ops.items():
             if topic in targets:
-                raise ConfigurationError(f"jobs {targets[topic].job!r} and {job.name!r} both work on topic {topic!r}")
+                raise ConfigurationError(
+                    f"jobs {targets[topic].job!r} and {job.name!r} both process topic {topic!r}: pass one of them"
+                )
             targets[topic] = _Target(job.name, op_name, topic)
     return list(targets.values())
 
@@ -212,12 +249,12 @@ class _Tick:
     requests: list[RunRequest] = field(default_factory=list)
     events: list[AssetObservation | AssetCheckEvaluation] = field(default_factory=list)
     given_up: defaultdict[str, list[ExhaustedPlan]] = field(default_factory=lambda: defaultdict(list))
-    """For each topic what is requested no more."""
+    """The exhausted plans of each topic."""
     reasons: list[str] = field(default_factory=list)
-    """Why something that was left is not requested."""
+    """Why no run is requested for some of the unfinished work."""
 
     def run(self, rationalizer: RationalizerResource) -> SensorResult:
-        """Look at every topic."""
+        """Examine every topic, and return the result of the tick."""
         cursor = StaleClaimCursor.read(self.context.cursor)
         wall_ms = time.time_ns() // 1_000_000
         found: dict[_Target, list[AbandonedPartition]] = {}
@@ -265,7 +302,7 @@ class _Tick:
         return f"{shown} in the log of this tick{logged}"
 
     def _report_drops(self, cursor: StaleClaimCursor, topics: Sequence[str], view: KeysView) -> None:
-        """Report once what each at-most-once run possibly dropped, although others hold the partitions by now."""
+        """Report once what each at-most-once run possibly dropped, even if other members hold the partitions by now."""
         watcher = DroppedRangeWatcher(
             self.context.instance, self.group, cursor.looked_at, cursor.looked_at_runs, cursor.watched
         )
@@ -273,47 +310,52 @@ class _Tick:
             self._add_reason(drops.describe(), logging.WARNING)
             self.events += drops.observations()
         for run_id in watcher.given_up:
-            self._add_reason(f"run {run_id} is not over and too many came after it: what it drops is not reported")
+            self._add_reason(
+                f"run {run_id} is unfinished, but too many newer runs are watched: its drops are not reported"
+            )
         cursor.watched = watcher.watched
 
     def _report_dead(self, cursor: StaleClaimCursor, dead: Sequence[AbandonedPartition]) -> None:
-        """Report once of dead at-most-once owners why nothing is requested; drops are reported for the whole run."""
+        """Report once, for each dead at-most-once owner, why no run is requested; drops are reported for each run."""
         new = [left for left in dead if not cursor.has_reported(left)]
         announced_by: dict[str, set[tuple[str, int, int]]] = {}
         for left in new:
             run_id = left.run_id
             if not run_id or not self.context.instance.has_run(run_id):
-                reason = f"{left}: its run {run_id or '(none)'} is not known here, so what it dropped is not known"
+                reason = f"{left}: this Dagster instance has no run {run_id or '(none)'}, so its drops are unknown"
                 self._add_reason(reason, logging.WARNING)
                 continue
             if run_id not in announced_by:
                 rows = announced_ranges(self.context.instance, run_id)
                 announced_by[run_id] = {(row.topic, row.partition, row.epoch) for row, _ in rows}
             if (left.topic, left.partition, left.epoch) not in announced_by[run_id]:
-                self._add_reason(f"{left}: nothing was dropped, it died before it committed", logging.WARNING)
+                self._add_reason(
+                    f"{left}: nothing was dropped, because the run died before it committed", logging.WARNING
+                )
         cursor.report(new)
 
     def _request_runs(self, target: _Target, found: Sequence[AbandonedPartition]) -> None:
-        """Request runs that redo `found`, except what a run is under way for, or what is left alone."""
+        """Request runs for `found`, except for work that a run is processing, and exhausted plans."""
         previous = previous_runs(self.context.instance, self.group, job=target.job, op_name=target.op, found=found)
         pending: defaultdict[str, list[AbandonedPartition]] = defaultdict(list)
         for left in found:
             pending[previous.pending_run(left) or ""].append(left)
         wanted = [left for left in pending.pop("", []) if self._is_wanted(left, previous)]
         for run_id, waiting in pending.items():
-            self._add_reason(f"run {run_id} was asked for and is not over: {listed(waiting)}")
+            self._add_reason(f"run {run_id} was requested and has not ended: {listed(waiting)}")
         bundles = self._bundles(wanted, previous)
         room = self.max_runs_per_tick - len(self.requests)
         if later := sum(map(len, bundles[room:])):
             self._add_reason(f"{later} partitions of {target.topic!r} wait for the next tick")
         for bundle in bundles[:room]:
             self.requests.append(self._request(target, bundle, previous))
-            self.context.log.info("asking for a run for %s", listed(bundle))
+            self.context.log.info("requesting a run for %s", listed(bundle))
 
     def _bundles(self, wanted: Sequence[AbandonedPartition], previous: PreviousRuns) -> list[list[AbandonedPartition]]:
-        """Return which are requested together: none whose run was futile, which another may have caused.
+        """Return the partitions of each run to request.
 
-        Nor two ranges of one partition: a batch holds one of each.
+        A partition with a futile run gets a run of its own, because another partition may have caused the failure. Two
+        ranges of one partition are in different runs, because a batch has one range of a partition.
         """
         together: list[dict[int, AbandonedPartition]] = []
         alone: list[list[AbandonedPartition]] = []
@@ -331,21 +373,21 @@ class _Tick:
         futile_runs = previous.futile_runs(left)
         if left.plan_end is not None and left.plan_attempts >= self.max_attempts:
             reason = (
-                f"left alone after {left.plan_attempts + 1} attempts. Fix the cause and run "
-                f"`{retry_command(self.group, left.topic, [left.partition])}`, or set the position past the plan"
+                f"no more runs after {left.plan_attempts + 1} attempts. Fix the cause and run "
+                f"`{retry_command(self.group, left.topic, [left.partition])}`, or set the position after the plan"
             )
             self._give_up(left, left.plan_attempts, futile_runs, reason)
         elif previous.is_settled(left):
             return False
         elif len(futile_runs) >= self.max_attempts:
             reason = (
-                f"left alone after {len(futile_runs)} runs that failed or changed nothing. Look at the last one, fix "
-                "the cause and run the job by hand"
+                f"no more runs after {len(futile_runs)} runs that failed or changed nothing. Check the last one, fix "
+                "the cause and launch the job yourself"
             )
             self._give_up(left, len(futile_runs), futile_runs, reason)
         elif (wait_s := previous.wait_s(left, self.retry_wait_s)) > 0:
-            why = "its last run failed or changed nothing" if futile_runs else "found held or paused by the last run"
-            self._add_reason(f"{left}: {why}, asked for again in {wait_s:.0f} s")
+            why = "the last run failed or changed nothing" if futile_runs else "the last run found it held or paused"
+            self._add_reason(f"{left}: {why}, next request in {wait_s:.0f} s")
         else:
             return True
         return False
@@ -359,7 +401,7 @@ class _Tick:
         self._add_reason(reason, logging.WARNING)
 
     def _report_exhausted_plans(self, cursor: StaleClaimCursor, topic: str) -> None:
-        """Evaluate the check when its state has changed, and call the hook for what it was not called for yet."""
+        """Evaluate the check if its state has changed, and call the hook for new exhausted plans."""
         plans = self.given_up[topic]
         key = exhausted_plans_check_key(self.group, topic, self.translator)
         state = digest(key, plans)
@@ -377,7 +419,7 @@ class _Tick:
                 self.on_exhausted_plans(ExhaustedPlans(self.group, topic, new, len(plans)))
                 alerted = list(places)
             except Exception as error:
-                reason = "on_given_up failed and is called again at the next tick"
+                reason = "on_exhausted_plans failed and is called again at the next tick"
                 self.reasons.append(f"{reason}: {error!r}")
                 self.context.log.exception(reason)
         cursor.alerted[topic] = alerted
@@ -400,5 +442,5 @@ class _Tick:
 
 
 def _as_run_config(left: AbandonedPartition) -> dict[str, object]:
-    """Return the fields of `ExpectedKeyState` as run config, of thousands without the cost of making each."""
+    """Return the fields of `ExpectedKeyState` as run config, without the cost of creating the objects."""
     return {name: value for name in ExpectedKeyState.model_fields if (value := getattr(left, name)) is not None}

@@ -1,7 +1,8 @@
-"""What a checkpoint of Spark Structured Streaming says of Kafka, read from its files, without Spark.
+"""Reading the Kafka offsets in a checkpoint of Spark Structured Streaming, without Spark.
 
-In its folder `offsets/N` tells up to where each source is read by batch N, one line a source, and `commits/N` that this
-batch is done. A Kafka source's line is `{"topic": {"partition": next offset, ...}, ...}`.
+The import of positions uses it. In the folder of a checkpoint, the file `offsets/N` has one line for each source: the
+offsets up to which batch N reads it. The file `commits/N` exists if that batch is done. The line of a Kafka source is
+`{"topic": {"partition": next offset, ...}, ...}`.
 """
 
 import json
@@ -14,50 +15,48 @@ from marshal_dagster.errors import ConfigurationError
 
 _VERSION: Final = "v1"
 _HEAD_LINES: Final = 2
-"""The version, and what the batch was run with."""
+"""The lines before the sources: the version and the settings of the batch."""
 SourceOffsets = Mapping[str, Mapping[int, int]]
 """The next offset of each partition, by topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The newest batch of a checkpoint that is committed.
-
-    `begun` is the newest one that was begun, where that is a later one. `sources` has None for those that are not
-    Kafka's.
-    """
+    """The newest committed batch of a checkpoint."""
 
     folder: Path
     batch: int
     begun: int | None
+    """The newest batch that was started, if it is later than `batch`."""
     sources: tuple[SourceOffsets | None, ...]
+    """The offsets of each source; None for a source that is not Kafka's."""
 
     def offsets(self, topic: str) -> Mapping[int, int]:
-        """Give the next offset of each partition of `topic`. Raises `ConfigurationError` where it is not clear."""
+        """Return the next offset of each partition of `topic`. Raises `ConfigurationError` if it is ambiguous."""
         read = [source[topic] for source in self.sources if source is not None and topic in source]
         if not read:
             names = sorted({name for source in self.sources if source is not None for name in source})
             raise ConfigurationError(
-                f"the checkpoint {self.folder} does not read topic {topic!r}; it reads {names or 'nothing of Kafka'}"
+                f"the checkpoint {self.folder} does not read topic {topic!r}; it reads {names or 'no Kafka topic'}"
             )
         if any(offsets != read[0] for offsets in read):
             raise ConfigurationError(
-                f"the checkpoint {self.folder} has {len(read)} sources that read topic {topic!r} and stand at "
+                f"the checkpoint {self.folder} has {len(read)} sources that read topic {topic!r} and are at "
                 "different offsets: choose one of them, and set the position to its offsets"
             )
         return read[0]
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a query's checkpoint. Raises `ConfigurationError` for a folder that is none, or has no committed batch."""
+    """Read a query's checkpoint. Raises `ConfigurationError` if the folder has none, or no committed batch."""
     begun, committed = _batches(folder / "offsets"), _batches(folder / "commits")
     if not begun:
         raise ConfigurationError(
-            f"{folder} is no checkpoint of Structured Streaming on this machine: no batch lies in its folder offsets"
+            f"{folder} is not a checkpoint of Structured Streaming on this machine: its folder offsets has no batch"
         )
     done = begun & committed
     if not done:
-        raise ConfigurationError(f"the checkpoint {folder} has no batch that is committed, so nothing to begin after")
+        raise ConfigurationError(f"the checkpoint {folder} has no committed batch, so it has no offsets to import")
     batch = max(done)
     path = folder / "offsets" / str(batch)
     try:
@@ -65,16 +64,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     if len(lines) <= _HEAD_LINES:
-        raise ConfigurationError(f"{path} is cut off: it names no source")
+        raise ConfigurationError(f"{path} is truncated: it names no source")
     if lines[0] != _VERSION:
-        raise ConfigurationError(f"{path} is of version {lines[0]!r}; only {_VERSION!r} is known here")
+        raise ConfigurationError(f"{path} has version {lines[0]!r}, but only {_VERSION!r} is supported")
     later = max(begun)
     sources = tuple(_source(line, path) for line in lines[_HEAD_LINES:])
     return Checkpoint(folder, batch, later if later > batch else None, sources)
 
 
 def _batches(folder: Path) -> set[int]:
-    """Give the batches of which there is a file: beside them lie checksums and what was being written."""
+    """Return the numbers of the batches with a file; ignore checksums and unfinished files."""
     try:
         return {int(file.name) for file in folder.iterdir() if file.name.isascii() and file.name.isdigit()}
     except OSError:
@@ -82,7 +81,7 @@ def _batches(folder: Path) -> set[int]:
 
 
 def _source(line: str, path: Path) -> SourceOffsets | None:
-    """Read one source's line; None for one that is not Kafka's. Raises `ConfigurationError`."""
+    """Return the offsets of one source; None if it is not a Kafka source. Raises `ConfigurationError`."""
     try:
         topics = json.loads(line)
     except ValueError:
@@ -92,7 +91,9 @@ def _source(line: str, path: Path) -> SourceOffsets | None:
     source = {topic: {int(number): at for number, at in offsets.items()} for topic, offsets in topics.items()}
     negative = [f"{topic}/{number}" for topic, offsets in source.items() for number, at in offsets.items() if at < 0]
     if negative:
-        raise ConfigurationError(f"{path} has no offset for {', '.join(negative)}, but a word for the start or the end")
+        raise ConfigurationError(
+            f"{path} has no offset for {', '.join(negative)}, only a marker for the start or the end"
+        )
     return source
 
 

@@ -1,7 +1,7 @@
-"""Spark Connect: what works differently in a session on a server.
+"""Spark Connect: the operations that work differently in a session on a server.
 
-Such a session has no `sparkContext`: its jobs are marked and cancelled as operations, by tag, and settings are asked
-of the server. A process has sessions of one kind, on servers or its own.
+A session on a server has no `sparkContext`. Its jobs are marked and cancelled as operations, by tag, and its settings
+are read from the server. All sessions of a process are of the same kind: on servers, or local.
 """
 
 import logging
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 CONNECT_RETRIES: Final = 3
-"""How often a call is repeated that the server does not answer: given up after a second. Spark's own is 10 minutes."""
-ENDED: Final = "the Spark Connect server has ended, or knows this session no more"
-"""What is said of a session whose server has died."""
+"""How often an unanswered call is repeated, about a second in total. Spark's default is 10 minutes."""
+ENDED: Final = "the Spark Connect server has ended, or has closed this session"
+"""The error text for a session whose server has died."""
 _REDACTION: Final = "spark.sql.redaction.string.regex"
-# What a server shows of a statement is its plan as text: each option's key and value, with a string's quotes escaped.
+# A server shows a statement's plan as text: each option's key and value, with the quotes of a string escaped.
 _PRIVATE_NAMES: Final = r"kafka\.(?:sasl\.jaas\.config|ssl\.keystore\.key|ssl\.[a-z.]*password)"
 _PRIVATE_OPTIONS: Final = rf'(?s){_PRIVATE_NAMES}"\s+value:\s*"(?:[^"\\]|\\.)*'
 _logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 _at_work: dict[str, dict[int, tuple[tuple[Any, ...], int]]] = {}
-"""By tag and waiting thread: the stages that its server last told of, and how many tasks it ran then."""
+"""The stages that the server reported last and the number of running tasks, by tag and waiting thread."""
 
 
 def is_connect(spark: "SparkSession") -> bool:
-    """Say whether the session is one on a Connect server."""
+    """Return whether the session is on a Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def fail_fast_when_dead(spark: "SparkSession") -> None:
-    """Have calls to a server that has died fail within a second or two, unless the user has set how they are repeated.
+    """Let calls to a dead server fail within one or two seconds, unless the user has set a retry policy.
 
-    Else a batch would hold its claim for ten minutes more, and a server that comes back knows nothing of the session.
+    Otherwise a batch would hold its claim for ten more minutes. A restarted server does not have the session anyway.
     """
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
@@ -49,7 +49,7 @@ def fail_fast_when_dead(spark: "SparkSession") -> None:
 
 
 def hide_secrets(spark: "SparkSession", options: Mapping[str, str]) -> None:
-    """Have the server redact what is secret of a Kafka reader's options where it shows what a session runs."""
+    """Let the server redact the secret options of a Kafka reader where it shows the statements of a session."""
     if not any(re.fullmatch(_PRIVATE_NAMES, name) for name in options):
         return
     pattern = spark.conf.get(_REDACTION, "")
@@ -57,33 +57,33 @@ def hide_secrets(spark: "SparkSession", options: Mapping[str, str]) -> None:
         spark.conf.set(_REDACTION, _PRIVATE_OPTIONS)
     elif pattern != _PRIVATE_OPTIONS:
         _logger.warning(
-            "%s is set on this Spark Connect server: make sure that it covers the Kafka connection's secrets, which "
-            "stand as text in what the server shows of a statement",
+            "%s is set on this Spark Connect server: make sure that it covers the secrets of the Kafka connection, "
+            "which are part of the statements that the server shows",
             _REDACTION,
         )
 
 
 def known_settings(spark: "SparkSession", names: Mapping[str, str]) -> dict[str, str]:
-    """Ask the server for settings, with what holds where they are not set.
+    """Return settings of the server, with `names` as defaults.
 
-    None of those that are asked for here can be changed by a session.
+    A session cannot change any of the settings that this library reads here.
     """
     return {name: str(spark.conf.get(name, default)) for name, default in names.items()}
 
 
 def may_resend_statements(spark: "SparkSession") -> bool:
-    """Say whether the client could have the server run a statement twice, when an answer is lost on its way."""
+    """Return whether the client may run a statement twice if an answer of the server is lost."""
     client = _of(spark).client
     return bool(client.get_retry_policies()) and not client._use_reattachable_execute  # noqa: SLF001 - no public name
 
 
 @contextmanager
 def tagged(spark: "SparkSession", tag: str) -> Iterator[None]:
-    """Mark the operations of this thread, and keep what the server tells of them."""
+    """Tag the operations of this thread, and record the progress that the server reports."""
     session = _of(spark)
 
     def note(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: ANN401, ARG001, FBT001 - PySpark's
-        if tag not in session.getTags():  # it is called in the thread that waits
+        if tag not in session.getTags():  # called in the thread that waits
             return
         with _lock:
             at_work = _at_work.setdefault(tag, {})
@@ -103,7 +103,7 @@ def tagged(spark: "SparkSession", tag: str) -> Iterator[None]:
 
 
 def frame_of_writer(writer: object) -> "DataFrame | None":
-    """Return the frame that a writer of this session kind writes; None for anything else."""
+    """Return the frame that a Connect session's writer writes; None for any other object."""
     if not type(writer).__module__.startswith("pyspark.sql.connect."):
         return None
     from pyspark.sql.connect.dataframe import DataFrame
@@ -115,7 +115,7 @@ def frame_of_writer(writer: object) -> "DataFrame | None":
 
 @contextmanager
 def reading(read: "DataFrame", part: "DataFrame") -> Iterator[None]:
-    """Have what is made of `read` read what `part` reads, while the block lasts; both are a reader's frames."""
+    """Inside the block, let frames derived from `read` read what `part` reads; both are frames of a reader."""
     source, other = _source(read), _source(part)
     before, source._options = source._options, other._options  # noqa: SLF001 - a plan has no public name
     try:
@@ -132,7 +132,7 @@ def _source(frame: "DataFrame") -> Any:  # noqa: ANN401 - PySpark's
 
 
 def stages_of(tag: str) -> list[tuple[int, int, bool]]:
-    """Give tasks done, tasks in all, and whether it is at work, of each stage of the tag's operations."""
+    """Return tasks done, tasks in total, and whether it is running, for each stage of the tag's operations."""
     with _lock:
         at_work = list(_at_work.get(tag, {}).values())
     return [
@@ -143,23 +143,23 @@ def stages_of(tag: str) -> list[tuple[int, int, bool]]:
 
 
 def interrupt(spark: "SparkSession", tag: str) -> bool:
-    """End the tag's operations; False when the session or its server is gone."""
+    """Cancel the tag's operations; return False if the session or its server is gone."""
     session = _of(spark)
     try:
         session.interruptTag(tag)
-    except Exception:  # noqa: BLE001 - of PySpark and gRPC, many kinds
+    except Exception:  # noqa: BLE001 - PySpark and gRPC raise many types
         return is_alive(spark)
     return True
 
 
 def is_alive(spark: "SparkSession") -> bool:
-    """Say whether the server still answers and knows the session."""
+    """Return whether the server still answers and has the session."""
     session = _of(spark)
     if session.is_stopped:
         return False
     try:
-        session.conf.get("spark.app.name", "")  # the version it has asked for before
-    except Exception:  # noqa: BLE001 - of PySpark and gRPC, many kinds
+        session.conf.get("spark.app.name", "")  # not `spark.version`, which the client caches
+    except Exception:  # noqa: BLE001 - PySpark and gRPC raise many types
         return False
     return True
 

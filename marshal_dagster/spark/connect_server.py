@@ -1,7 +1,7 @@
-"""A Spark Connect server on this machine: started once, warm for all runs after it, stopped by its pid.
+"""A Spark Connect server on this machine, which stays warm between runs.
 
-Its folder holds `server.json` (where it is, and the token that it asks for; readable by this user alone), the settings
-that it was started with, and what it prints (`server.log`; of the one before it `previous.log`, should it have died).
+`SparkConnectResource` starts and stops it. Its folder has `server.json` (process, port and token, readable only by this
+user), the settings with which it was started, and its output: `server.log`, and `previous.log` of the server before.
 """
 
 import json
@@ -33,13 +33,13 @@ _READY_WITHIN_S: Final = 180.0
 _STOPPED_WITHIN_S: Final = 30.0
 _POLL_S: Final = 0.1
 _TOKEN_VARIABLE: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a name
-# What a run that was killed has left at work ends after this time without it; it may come back sooner.
+# The server ends statements of a killed client after this time. A client that is alive reconnects sooner.
 _ABANDONED_AFTER: Final = "30s"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     process: ProcessMark
     port: int
@@ -47,19 +47,19 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where clients on this machine find it. Spark speaks without TLS, and with a token, to `localhost` alone."""
+        """The URL for clients on this machine. Spark sends a token without TLS only to `localhost`."""
         return f"sc://localhost:{self.port}"
 
 
 class ConnectServer:
-    """The server that belongs to `folder`, by default one in the user's cache folder."""
+    """The server of a folder (default: in the user's cache folder)."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = Path(folder) if folder is not None else cache_folder() / DEFAULT_FOLDER_NAME
         self._state, self._log = self.folder / "server.json", self.folder / "server.log"
 
     def running(self) -> Server | None:
-        """Give the server if it runs."""
+        """Return the server if it is running, else None."""
         try:
             fields = json.loads(self._state.read_text(encoding="utf-8"))
             server = Server(**fields | {"process": ProcessMark(**fields["process"])})
@@ -68,21 +68,21 @@ class ConnectServer:
         return server if processes.is_alive(server.process) else None
 
     def start(self, settings: Mapping[str, str] | None = None) -> Server:
-        """Give the server that runs, after starting it if there is none (several processes may call at once).
+        """Return the running server; start it first if there is none. Several processes may call this at once.
 
-        `settings` change what it is started with: those of `spark_settings`, on one machine with what at most once
-        asks for. Raises `ConfigurationError` without a fitting Java, `UnavailableError` when it does not start.
+        `settings` replace or extend the defaults: `spark_settings`, and for a local master also `SINGLE_EXECUTION`.
+        Raises `ConfigurationError` without a suitable Java, and `UnavailableError` if the server does not start.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(self.folder / "lock"):
             server = self.running()
             if server is None:
                 return self._start(settings or {})
-            self._wait_until_ready(server)  # the process that started it may have been killed meanwhile
+            self._wait_until_ready(server)  # the process that started it may have been killed in between
             return server
 
     def stop(self) -> bool:
-        """Stop the server; False when there was none."""
+        """Stop the server; return False if there was none."""
         if not self.folder.is_dir():
             return False
         with locked(self.folder / "lock"):
@@ -126,11 +126,11 @@ class ConnectServer:
         deadline = time.monotonic() + _READY_WITHIN_S
         while not processes.listens(server.process, server.port):
             if not processes.is_alive(server.process):
-                raise UnavailableError(f"the Spark Connect server ended at its start: see {self._log}")
+                raise UnavailableError(f"the Spark Connect server ended while it started: see {self._log}")
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"the Spark Connect server did not answer within {_READY_WITHIN_S:g} s: see "
-                    f"{self._log}; if it is at work still (process {server.process.pid}), end it"
+                    f"{self._log}. If it is still running (process {server.process.pid}), stop it"
                 )
             time.sleep(_POLL_S)
 

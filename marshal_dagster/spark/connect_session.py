@@ -1,4 +1,4 @@
-"""Sessions on a Spark Connect server: made with a time limit, checked, and left again."""
+"""Sessions on a Spark Connect server: created with a time limit, checked, and closed."""
 
 import os
 import socket
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 _CONNECT_WITHIN_S: Final = 5.0
 _ANSWERS_WITHIN_S: Final = 60.0
 _IF_IT_HANGS: Final = (
-    "a server that hangs must be ended: by SparkConnectResource().stop_server() where it is this machine's own, else "
-    "where it was started"
+    "if the server hangs, stop it: with SparkConnectResource().stop_server() if it is this machine's own, else where "
+    "it was started"
 )
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 _MISSING_EXTRA: Final = "Spark Connect's client is not installed: pip install 'marshal-dagster[connect]'"
 
 
 def connect(url: str, *, token: str | None = None) -> "SparkSession":
-    """Give a new session on the server at `url` (`sc://host:port`); `token` is what the server asks for, if it does.
+    """Return a new session on the server at `url` (`sc://host:port`), with `token` if the server needs one.
 
-    Raises `ConfigurationError`: the URL is none, the client's packages are missing, or the session cannot be used
-    (`check_session`); `UnavailableError`: no one listens there, or gives no session within a minute.
+    Raises:
+        ConfigurationError: The URL is invalid, the client's packages are missing, or the session is unsuitable
+            (`check_session`).
+        UnavailableError: No server listens there, or it creates no session within a minute.
     """
     from marshal_dagster.spark.session import check_session
 
@@ -55,19 +57,19 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
     except TimeoutError as error:
         threading.Thread(target=disconnect, args=(session,), name="leave a server", daemon=True).start()
         raise UnavailableError(
-            f"{server} took the connection and gave no session within {_ANSWERS_WITHIN_S:g} s: {_IF_IT_HANGS}"
+            f"{server} accepted the connection but created no session within {_ANSWERS_WITHIN_S:g} s: {_IF_IT_HANGS}"
         ) from error
     except Exception as error:
         disconnect(session)
         raise UnavailableError(
-            f"{server} gives no session ({first_line(error)}): with a token it speaks TLS, but on localhost; see that "
-            f"URL and token are what it asks for; {_IF_IT_HANGS}"
+            f"{server} created no session ({first_line(error)}): check URL and token (with a token Spark uses TLS, "
+            f"except on localhost); {_IF_IT_HANGS}"
         ) from error
     return session
 
 
 def disconnect(spark: "SparkSession") -> None:
-    """Leave the server, and let this process have a session of its own again."""
+    """Close the session, so that this process can have a local session again."""
     spark.stop()
     os.environ.pop(_CONNECT_MODE, None)
 
@@ -82,4 +84,6 @@ def _target(url: str) -> tuple[str, int]:
         host, _, port = builder.endpoint.rpartition(":")
         return host.strip("[]"), int(port)
     except Exception as error:
-        raise ConfigurationError(f"url: {url.partition(';')[0]!r} is no server's; give sc://host:port") from error
+        raise ConfigurationError(
+            f"url: {url.partition(';')[0]!r} is not the URL of a server; use sc://host:port"
+        ) from error

@@ -1,8 +1,8 @@
-"""The jars of the Kafka connector, and of Spark's other packages.
+"""Download of the jars of Spark's Kafka connector.
 
-Spark can fetch them itself at each start (`spark.jars.packages`). That costs most of a second and forty lines of output
-every time, and two sessions that begin together in an empty cache may spoil each other's download. So they are
-downloaded here, under a lock, and a session is given the files.
+Spark can fetch them itself at each start (`spark.jars.packages`). That costs almost a second and forty lines of output
+each time. Two sessions that start at once with an empty cache may damage each other's download. So this module
+downloads the jars under a lock, and sessions get the files.
 """
 
 from pathlib import Path
@@ -14,13 +14,13 @@ from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.errors import ConfigurationError
 
 CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""Maven coordinates of the connector. Its version need not equal Spark's own within 4.0."""
+"""Maven coordinates of the connector. Any 4.0 version works with any Spark 4.0."""
 EXCLUDES: Final = ("org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime")
-"""What the connector depends on and PySpark already ships: 60 MB that are not downloaded."""
+"""Dependencies of the connector that PySpark already has: 60 MB that are not downloaded."""
 
 
 def connector_jars(connector: str = CONNECTOR, folder: Path | None = None) -> tuple[Path, ...]:
-    """Return the jars that `fetch_connector` has downloaded; none if they are missing or damaged."""
+    """Return the jars that `fetch_connector` downloaded; empty if they are missing or damaged."""
     return _jar_set(connector, folder).jars()
 
 
@@ -33,11 +33,18 @@ def fetch_connector(
 ) -> tuple[Path, ...]:
     """Return the connector's jars, and download them first if they are missing or damaged (10 s and 14 MB, once).
 
-    They are kept in `folder`, by default one in the user's cache folder.
+    Args:
+        connector: Maven coordinates of the connector: group:name:version.
+        folder: Where the jars are stored (default: in the user's cache folder).
+        report: Called with lines about the download.
+        timeout_s: The maximum time of the download, in seconds.
+
+    Returns:
+        The paths of the jars.
 
     Raises:
-        UnavailableError: they cannot be downloaded within `timeout_s`.
-        ConfigurationError: `connector` is no group:name:version, or there is no fitting Java.
+        UnavailableError: They cannot be downloaded within `timeout_s`.
+        ConfigurationError: `connector` is not group:name:version, or there is no suitable Java.
     """
     wanted = _jar_set(connector, folder)
     return wanted.jars() or wanted.download(find_java(), report, timeout_s)
@@ -46,7 +53,7 @@ def fetch_connector(
 def _jar_set(connector: str, folder: Path | None) -> JarSet:
     parts = connector.split(":")
     if len(parts) != 3 or not all(part and not set(part) & set("/\\ \n\t") for part in parts):  # noqa: PLR2004
-        raise ConfigurationError(f"connector: {connector!r}; give Maven coordinates, group:name:version")
+        raise ConfigurationError(f"connector is {connector!r}; use Maven coordinates: group:name:version")
     return JarSet(
         title=connector,
         megabytes=14,

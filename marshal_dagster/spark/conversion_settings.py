@@ -1,7 +1,7 @@
-"""Session settings that change what Spark's conversions do without an error, and the values that ours need.
+"""Session settings that silently change Spark's conversions, and the values that this library needs.
 
-A session may have been given such a setting for older code. Where an option of the conversion can hold its result, the
-conversion gives that option; each other setting is listed here, and a session with another value is refused.
+A session may have such a setting because of older code. If an option of a conversion can fix the result, the conversion
+passes that option. All other settings are listed here, and sessions with another value are rejected.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 _UNKNOWN: Final = "SQL_CONF_NOT_FOUND"
 Settings = Mapping[str, tuple[str, ...]]
-"""For each setting the values with which a conversion gives its one result; the first is Spark's default."""
+"""For each setting, the values with which a conversion has the right result; the first is Spark's default."""
 
 _TRUE, _FALSE = ("true",), ("false",)
 _CORRECTED = ("CORRECTED",)
 
 TEXT_TIMES: Final[Settings] = {"spark.sql.legacy.timeParserPolicy": _CORRECTED}
-"""For all that reads or writes dates and times as text."""
+"""For conversions that read or write dates and times as text."""
 JSON_SCHEMAS: Final[Settings] = {"spark.sql.variant.allowDuplicateKeys": _FALSE}
 JSON_VALUES: Final[Settings] = {
     **TEXT_TIMES,
@@ -29,7 +29,7 @@ JSON_VALUES: Final[Settings] = {
     "spark.sql.json.enableExactStringParsing": _TRUE,
 }
 DDL_SCHEMAS: Final[Settings] = {"spark.sql.timestampType": ("TIMESTAMP_LTZ",)}
-"""For schemas that are given as text: `timestamp` means another type otherwise."""
+"""For schemas in DDL text, where `timestamp` otherwise means another type."""
 AVRO_VALUES: Final[Settings] = {"spark.sql.legacy.avro.allowIncompatibleSchema": _FALSE}
 CSV_FILES: Final[Settings] = {**TEXT_TIMES, "spark.sql.legacy.nullValueWrittenAsQuotedEmptyStringCsv": _FALSE}
 JSON_FILES: Final[Settings] = {**TEXT_TIMES, "spark.sql.legacy.json.allowEmptyString.enabled": _FALSE}
@@ -39,15 +39,15 @@ PARQUET_FILES: Final[Settings] = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": _CORRECTED,
     "spark.sql.parquet.int96RebaseModeInWrite": _CORRECTED,
 }
-"""For Delta's files, too."""
+"""Also for the files of Delta tables."""
 QUOTED_NAMES: Final[Settings] = {"spark.sql.parser.quotedRegexColumnNames": _FALSE}
-"""For columns that are looked up in a frame by their quoted name."""
+"""For columns that are selected from a frame by their quoted name."""
 
 
 def check_settings(spark: "SparkSession | None", needed: Settings, what: str) -> None:
-    """Raise `ConfigurationError` where the session has another value than those `needed` for `what`.
+    """Raise `ConfigurationError` if the session has another value than those `needed` for `what`.
 
-    Each setting costs a call to the session's JVM or server, and no Spark job. Rows without a session need none.
+    Each setting costs one call to the session's JVM or server, but no Spark job. Nothing is checked without a session.
     """
     if spark is None:
         return
@@ -55,15 +55,15 @@ def check_settings(spark: "SparkSession | None", needed: Settings, what: str) ->
         value = _value_of(spark, name, allowed[0])
         if value.lower() not in {one.lower() for one in allowed}:
             raise ConfigurationError(
-                f"{what}: with {name}={value} in this session Spark silently gives other values, so nothing was read "
+                f"{what}: with {name}={value} in this session Spark silently changes values, so nothing was read "
                 f"or written. Set it to {' or '.join(allowed)}: spark.conf.set({name!r}, {allowed[0]!r})"
             )
 
 
 def _value_of(spark: "SparkSession", name: str, default: str) -> str:
-    """Return a setting's value, also one that was given by an older name of the setting."""
+    """Return the value of a setting, also if it was set by an older name of the setting."""
     try:
-        return str(spark.conf.get(name)).strip()  # with a default Spark would look under this name alone
+        return str(spark.conf.get(name)).strip()  # with a default Spark would ignore older names
     except Exception as error:
         if _UNKNOWN in str(error):  # a release without this setting
             return default

@@ -1,4 +1,4 @@
-"""Saying in one line what went wrong in Spark."""
+"""One-line texts for errors of Spark, whose messages can have hundreds of lines."""
 
 import errno
 import re
@@ -16,7 +16,7 @@ _JVM_MODULES: Final = ("py4j", "pyspark")
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says in one line; of one that Java raised, Java's, and of a Python worker's, Python's."""
+    """Return the essential line of an error: of Java's error, or of the error in a Python worker, if it has one."""
     text = str(error)
     if _TRACEBACK in text:
         raised = text.rpartition(_TRACEBACK)[2].splitlines()
@@ -27,9 +27,9 @@ def first_line(error: BaseException) -> str:
 
 
 def full_disk_text(error: BaseException) -> str | None:
-    """Return in one line that a disk is full, or that a folder cannot be made; None for another error.
+    """Return the line about a full disk, or about a folder that cannot be created; None for other errors.
 
-    Of what the JVM reports that is one line among hundreds.
+    In an error of the JVM it is one line among hundreds.
     """
     if isinstance(error, OSError):
         return str(error) if error.errno in _NO_ROOM_CODES else None

@@ -1,8 +1,8 @@
-"""The Spark jobs of one batch: cancelled together from another thread, and how far they are.
+"""Control of the Spark jobs of one batch: cancel them together from another thread, and read their progress.
 
-A job belongs to the batch whose `batch_jobs` its thread is in, by a job tag; Spark carries that to its own threads
-(broadcasts, subqueries, adaptive execution). A thread that the user's function starts has it only as a
-`pyspark.InheritableThread`. On a Spark Connect server (`connect`) the tag is that of the batch's operations.
+Jobs that a thread starts inside `batch_jobs` get the batch's job tag. Spark passes the tag to its own threads
+(broadcasts, subqueries, adaptive execution). A thread of the user's function inherits it only if it is a
+`pyspark.InheritableThread`. On a Spark Connect server (`connect`) operations have the tag.
 """
 
 import signal
@@ -22,37 +22,37 @@ T = TypeVar("T")
 
 _DESCRIPTION = "spark.job.description"
 _INTERRUPT = "spark.job.interruptOnCancel"
-# Spark forgets a cancellation at once; a job that the batch starts afterwards is found within this time.
+# A cancellation affects only running jobs, so it is repeated at this interval for jobs that the batch starts later.
 _CANCEL_AGAIN_AFTER_S = 0.2
 
 _lock = threading.Lock()
 _open: dict[str, threading.Event] = {}
-"""The batches in this process, by tag; the event tells that one has left its `batch_jobs`."""
+"""The batches of this process by tag; the event is set when the batch leaves `batch_jobs`."""
 _cancelled: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the running jobs of a batch are; tasks of all their stages that Spark has planned by now."""
+    """The progress of a batch's running jobs: the tasks of all stages that Spark has planned so far."""
 
     active_stages: int
     tasks_done: int
     tasks_total: int
 
     def __str__(self) -> str:
-        return f"{self.tasks_done} of {self.tasks_total} tasks done, {self.active_stages} stages at work"
+        return f"{self.tasks_done} of {self.tasks_total} tasks done, {self.active_stages} stages running"
 
 
 @contextmanager
 def batch_jobs(spark: "SparkSession", batch_id: str) -> Iterator[None]:
-    """Mark all Spark jobs that this thread starts inside as the batch's, so that `cancel` and `progress` find them.
+    """Tag all Spark jobs that this thread starts inside the block, so that `cancel` and `progress` find them.
 
-    Raises `ValueError` if the batch is in another one's already.
+    Raises `ValueError` if the jobs of this batch are already tagged.
     """
     tag = _tag(batch_id)
     with _lock:
         if tag in _open:
-            raise ValueError(f"batch {batch_id} has its jobs marked already")
+            raise ValueError(f"the jobs of batch {batch_id} are already tagged")
         left = _open[tag] = threading.Event()
     try:
         with connect.tagged(spark, tag) if connect.is_connect(spark) else _tagged(spark, tag, batch_id):
@@ -70,7 +70,7 @@ def _tagged(spark: "SparkSession", tag: str, batch_id: str) -> Iterator[None]:
     description, interrupt = context.getLocalProperty(_DESCRIPTION), context.getLocalProperty(_INTERRUPT)
     context.addJobTag(tag)
     context.setLocalProperty(_DESCRIPTION, description or f"claimed batch {batch_id}")
-    # A task that waits for a broker would otherwise go on until it is answered.
+    # Without this a task that waits for a broker would run until the broker answers.
     context.setInterruptOnCancel(interruptOnCancel=True)
     try:
         yield
@@ -82,10 +82,10 @@ def _tagged(spark: "SparkSession", tag: str, batch_id: str) -> Iterator[None]:
 
 
 def cancel(spark: "SparkSession", batch_id: str, reason: str = "") -> None:
-    """Cancel the batch's jobs, those that run and those that it still starts; from any thread, any number of times.
+    """Cancel the batch's jobs, including those that it starts later. Any thread may call this, also repeatedly.
 
-    Whoever waits for one of them gets Spark's error with `reason` (on a Connect server without it). Nothing happens
-    when the batch has left its `batch_jobs`, or the session or its JVM is gone.
+    A thread that waits for a job gets Spark's error with `reason` (without it on a Connect server). Nothing happens if
+    the batch has left `batch_jobs`, or the session or its JVM is gone.
     """
     tag, because = _tag(batch_id), reason or f"batch {batch_id} was stopped"
     with _lock:
@@ -101,12 +101,12 @@ def cancel(spark: "SparkSession", batch_id: str, reason: str = "") -> None:
 
 @contextmanager
 def interruptible_calls(spark: "SparkSession") -> Iterator[None]:
-    """Let a signal end a call to the JVM that the main thread waits in, where the signal's handler raises.
+    """Let a signal whose handler raises interrupt a call to the JVM in the main thread.
 
-    The handler raises in the middle of the call, PySpark then makes another one on the same connection to clean up, and
-    waits for that until the first one is answered: for as long as the Spark job takes. So the connection is closed
-    before the handler is called, and what follows gets one of its own. Does nothing in other threads, which no signal
-    reaches, and for a Connect server, whose answers are waited for without such a lock.
+    Without this, PySpark cleans up with another call on the same connection after the handler has raised. That call
+    waits until the first one is answered, which may take as long as the Spark job. So the connection is closed before
+    the handler is called, and later calls use a new one. Other threads need nothing, because signals do not reach them.
+    Sessions on a Connect server need nothing either, because they wait for answers without such a lock.
     """
     if connect.is_connect(spark) or threading.current_thread() is not threading.main_thread():
         yield
@@ -131,8 +131,8 @@ def interruptible_calls(spark: "SparkSession") -> Iterator[None]:
 
 
 def _hang_up(spark: "SparkSession") -> None:
-    """Close this thread's connection to the JVM; its next call opens another."""
-    gateway = spark.sparkContext._gateway  # noqa: SLF001 - no public name leads to it
+    """Close this thread's connection to the JVM; its next call opens another one."""
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 - there is no public name
     connection_of = getattr(gateway and gateway._gateway_client, "get_thread_connection", None)  # noqa: SLF001
     connection = connection_of and connection_of()
     if connection is not None:
@@ -140,7 +140,7 @@ def _hang_up(spark: "SparkSession") -> None:
 
 
 def progress(spark: "SparkSession", batch_id: str) -> Progress | None:
-    """Return how far the batch's running jobs are, None when none runs (or the session is gone); from any thread."""
+    """Return the progress of the batch's running jobs; None if there are none, or the session is gone."""
     if connect.is_connect(spark):
         stages = connect.stages_of(_tag(batch_id))
         return _progress_of(stages) if stages else None
@@ -149,7 +149,7 @@ def progress(spark: "SparkSession", batch_id: str) -> Progress | None:
 
 def _progress(spark: "SparkSession", tag: str) -> Progress | None:
     tracker = spark.sparkContext.statusTracker()
-    # PySpark's own tracker does not know tags.
+    # PySpark's own tracker does not support tags.
     ours = set(spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(tag))  # noqa: SLF001
     jobs = [job for job_id in tracker.getActiveJobsIds() if job_id in ours and (job := tracker.getJobInfo(job_id))]
     if not jobs:
@@ -159,7 +159,7 @@ def _progress(spark: "SparkSession", tag: str) -> Progress | None:
 
 
 def _progress_of(stages: Sequence[tuple[int, int, bool]]) -> Progress:
-    """Add up stages: tasks done, tasks in all, and whether it is at work."""
+    """Return the sum of stages, each with its tasks done, tasks in total, and whether it is running."""
     return Progress(
         active_stages=sum(at_work for _, _, at_work in stages),
         tasks_done=sum(done for done, _, _ in stages),
@@ -168,7 +168,7 @@ def _progress_of(stages: Sequence[tuple[int, int, bool]]) -> Progress:
 
 
 def session_ended(spark: "SparkSession", error: Exception) -> str | None:
-    """Say in one line that `error` came of a session whose server or JVM has ended; None where it still answers."""
+    """Return one line if `error` was caused by a dead session, server or JVM; None if the session still answers."""
     from py4j.protocol import Py4JError
 
     if connect.is_connect(spark):
@@ -185,19 +185,19 @@ def _keep_cancelling(spark: "SparkSession", tag: str, reason: str, left: threadi
 
 
 def _cancel_running(spark: "SparkSession", tag: str, reason: str) -> bool:
-    """Cancel what runs now; False when there is no session any more."""
+    """Cancel the running jobs; return False if the session is gone."""
     if connect.is_connect(spark):
         return connect.interrupt(spark, tag)
 
     def cancel_now() -> bool:
-        spark.sparkContext._jsc.sc().cancelJobsWithTag(tag, reason)  # noqa: SLF001 - PySpark's own gives no reason
+        spark.sparkContext._jsc.sc().cancelJobsWithTag(tag, reason)  # noqa: SLF001 - PySpark's own method takes no reason
         return True
 
     return bool(_answered(spark, cancel_now))
 
 
 def _answered(spark: "SparkSession", call: Callable[[], T]) -> T | None:
-    """Return what a call to the JVM gives, None when the session or its JVM is gone."""
+    """Return the result of a call to the JVM; None if the session or its JVM is gone."""
     from py4j.protocol import Py4JError
 
     if _is_stopped(spark):
@@ -211,11 +211,11 @@ def _answered(spark: "SparkSession", call: Callable[[], T]) -> T | None:
 
 
 def _is_stopped(spark: "SparkSession") -> bool:
-    return spark.sparkContext._jsc is None  # noqa: SLF001 - no public name tells
+    return spark.sparkContext._jsc is None  # noqa: SLF001 - there is no public name
 
 
 def _is_alive(spark: "SparkSession") -> bool:
-    """Say whether the session's JVM still answers and has not stopped the session."""
+    """Return whether the session's JVM still answers and has not stopped the session."""
     from py4j.protocol import Py4JError
 
     try:

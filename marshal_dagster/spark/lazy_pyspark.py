@@ -1,4 +1,7 @@
-"""PySpark's column functions and types, imported at their first use: a process that uses no Spark loads none of it."""
+"""PySpark's column functions and types, imported on first use.
+
+A process that uses no Spark never loads them.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,4 +1,7 @@
-"""Values of some kinds in a column, found in Spark, also within arrays, maps and structs."""
+"""Spark expressions that find values of certain types in a column, also inside arrays, maps and structs.
+
+Sinks and decoding use them to find values that an output cannot store.
+"""
 
 from collections.abc import Callable
 from functools import reduce
@@ -14,16 +17,16 @@ if TYPE_CHECKING:
 
 Condition = Callable[["Column"], "Column"]
 Kinds = tuple[type[Any], ...]
-"""Classes of Spark's types."""
+"""Classes of Spark types."""
 
 
 def text_kinds() -> Kinds:
-    """Return the types of texts."""
+    """Return the types of text."""
     return t.StringType, t.CharType, t.VarcharType
 
 
 def is_not_utf8(text: "Column") -> "Column":
-    """Return whether a text has bytes that are not UTF-8: Spark keeps them, and readers replace them."""
+    """Return whether a text has bytes that are not UTF-8. Spark keeps them, but readers replace them."""
     return ~f.is_valid_utf8(text)
 
 
@@ -33,7 +36,7 @@ def has_nul(text: "Column") -> "Column":
 
 
 def parts(name: str, data_type: "DataType") -> list[tuple[str, "DataType"]]:
-    """Return the types within a type, each with the name of the field that it is of, `name` where it is none's."""
+    """Return the types inside a type, each with the name of its field, or with `name` if it is not in a field."""
     match data_type:
         case t.StructType():
             return [(field.name, field.dataType) for field in data_type.fields]
@@ -47,12 +50,12 @@ def parts(name: str, data_type: "DataType") -> list[tuple[str, "DataType"]]:
 
 
 def holds(data_type: "DataType", kinds: Kinds) -> bool:
-    """Return whether the type is one of `kinds` or has one within it."""
+    """Return whether the type is one of `kinds` or contains one."""
     return isinstance(data_type, kinds) or any(holds(part, kinds) for _, part in parts("", data_type))
 
 
 def any_value(value: "Column", data_type: "DataType", kinds: Kinds, is_bad: Condition) -> "Column":
-    """Return whether `is_bad` holds for a value of one of `kinds` in `value`, which is of type `data_type`."""
+    """Return whether `is_bad` is true for any value of `kinds` inside `value`, which has the type `data_type`."""
 
     def within(items: "Column", part: "DataType") -> list["Column"]:
         return [f.exists(items, lambda item: any_value(item, part, kinds, is_bad))] if holds(part, kinds) else []

@@ -1,4 +1,7 @@
-"""What starting a Spark process of its own needs: where Spark is, and settings that no process list shows."""
+"""Files for starting a separate Spark process: the folder of Spark, and settings in private files.
+
+Settings are passed in files, because process lists show command lines.
+"""
 
 import importlib.util
 import os
@@ -8,15 +11,15 @@ from marshal_dagster.errors import ConfigurationError
 
 
 def spark_home() -> Path:
-    """Give the folder of the Spark that PySpark ships. Raises `ConfigurationError` where PySpark is not installed."""
+    """Return the folder of PySpark's Spark. Raises `ConfigurationError` if PySpark is not installed."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise ConfigurationError("pyspark is not installed")
+        raise ConfigurationError("pyspark is not installed: pip install 'pyspark~=4.0.0'")
     return Path(spec.origin).parent
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file, anew, that this user alone can read."""
+    """Replace a file by one that only this user can read."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
         file.write(text)

@@ -1,4 +1,7 @@
-"""Reading exactly the offsets of a batch with the official connector, and saying which offsets that gave."""
+"""Reading exactly the offsets of a batch with Spark's Kafka connector.
+
+`ClaimedBatch.read` uses it. It also counts the records and offsets of a frame.
+"""
 
 import json
 from collections.abc import Mapping
@@ -20,22 +23,22 @@ if TYPE_CHECKING:
 _FIRST_ATTEMPT = r"task [0-9]+\.0 in stage [0-9]+\.0 "
 _ROWS_OF_A_TASK = 2**33 - 1
 _RUN_AGAIN = (
-    "Spark runs a task of this batch again, most likely as its executor was lost: its records may have been processed, "
-    "so this attempt ends before the first"
+    "Spark runs a task of this batch again, probably because its executor was lost. Its records may have been "
+    "processed already, so this attempt fails before the first record"
 )
 NOTHING_READ: Final = (
     "the block ended without batch.read(...): nothing was read, so nothing is committed. Read the batch, or call "
-    "batch.begin_processing() before you read its ranges with a reader of your own"
+    "batch.begin_processing() before you read its ranges with your own reader"
 )
 _OURS: Final = {"kafka.isolation.level": "read_committed"}
-# After each poll the connector asks for the log's ends, on a connection where a fetch at the log's end may be waiting:
-# larger and fewer polls read about twice as fast, and a short wait saves half a second in every task. No fetch but that
-# one waits: what a batch reads is there.
+# After each poll the connector looks up the end offsets, on a connection where a fetch at the end of the log may be
+# waiting. Larger and fewer polls read about twice as fast, and a short wait saves half a second in each task. Only a
+# fetch at the end of the log waits, because the records of a batch exist already.
 _CONSUMER_DEFAULTS = {"kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "1"}
 _GROUP: Final = "kafka.group.id"
 _GROUPS_KNOWN: Final = 64
 HIGHEST_OFFSET: Final = 2**63 - 2
-"""Of a message. The offset after a higher one would overflow: an error, or a negative number without ANSI mode."""
+"""The highest offset of a message. The next offset after a higher one would overflow."""
 
 
 def read_ranges(
@@ -47,15 +50,25 @@ def read_ranges(
     min_partitions: int | None = None,
     topic_id: str | None = None,
 ) -> "DataFrame":
-    """Return the messages of `topic` at `ranges`: for each partition the offsets [first readable, end).
+    """Return a frame over the messages of `topic` in `ranges`: for each partition the offsets [first readable, end).
 
-    Columns as in `read_schema`. Lazy: each action on the frame reads Kafka again. `kafka_options` are the connection's,
-    with the connector's `kafka.` in front of each name; a consumer's own may be among them. Where messages were
-    compacted away, aborted, or are a transaction's markers, the frame has none at that offset. Reading fails when
-    retention takes an offset of the ranges meanwhile. `min_partitions` splits the reading into at least so many tasks
-    (by default one for each Kafka partition). With Kafka's `topic_id` the consumers of one read serve the next
-    one of the same incarnation of the topic, if it comes soon and the session forgets soon enough
-    (`session.shares_consumers`). Raises `ConfigurationError`.
+    The frame is lazy: each action on it reads Kafka again. It has no row for offsets of compacted or aborted messages
+    and of transaction markers. Reading fails if retention deletes an offset of the ranges in the meantime.
+
+    Args:
+        spark: The session.
+        kafka_options: Options of the connection and of the consumer, each with the prefix `kafka.`.
+        topic: The data topic.
+        ranges: The offsets of each partition.
+        min_partitions: The minimum number of tasks that read (default: one for each Kafka partition).
+        topic_id: Kafka's id of the topic. With it, the consumers of one read serve the next read of the same
+            incarnation of the topic, if the session allows it (`session.shares_consumers`).
+
+    Returns:
+        The frame, with the columns of `read_schema`.
+
+    Raises:
+        ConfigurationError: An option has no prefix `kafka.`, or `min_partitions` is below 1.
     """
     check_min_partitions(min_partitions)
     wanted = {partition: bounds for partition, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
@@ -74,11 +87,11 @@ def read_part(
     min_partitions: int | None = None,
     topic_id: str | None = None,
 ) -> "DataFrame":
-    """Return the messages at ranges of at least one partition, as `read_ranges`; these may be empty."""
+    """Return a frame like `read_ranges`, for one or more partitions, whose ranges may be empty."""
     for name in kafka_options:
         if not name.startswith("kafka.") or name in _OURS:
             raise ConfigurationError(
-                f"{name}: not an option of the Kafka connection; give those with `kafka.` in front. The isolation "
+                f"{name} is not an option of the Kafka connection: use options with the prefix `kafka.`. The isolation "
                 "level is always read_committed"
             )
     if connect.is_connect(spark):
@@ -96,19 +109,30 @@ def read_part(
         .option("failOnDataLoss", "true")
         .option("includeHeaders", "true")
         .load()
-        .drop("timestampType")  # leaves what `read_schema` has, in less time than naming that
+        .drop("timestampType")  # leaves the columns of `read_schema`, faster than a select
     )
 
 
 def run_once(frame: "DataFrame") -> "DataFrame":
-    """Give `frame`, whose rows come from first attempts of tasks alone: Spark's action fails where it begins another.
+    """Return a frame with the rows of `frame` that fails if Spark runs one of its tasks a second time.
 
-    Spark runs a task again whose executor was lost with its machine, and a stage that lost what it had given to the
-    next, whatever its settings say. What `batch.read` gives in a session on a cluster under which no task is to fail
-    twice (`SINGLE_EXECUTION`, which at most once asks for) is such a frame. It holds for the tasks up to the next
-    shuffle: put it around what follows one, too, in at most once.
+    On a cluster Spark repeats a task if its executor was lost with its machine, and a stage whose output was lost. No
+    setting prevents that. With the settings `SINGLE_EXECUTION`, which `at_most_once` needs, `batch.read` returns a
+    frame that is already protected. The protection covers the tasks up to the next shuffle. In `at_most_once`, apply
+    this function to the frame after a shuffle too.
+
+    Args:
+        frame: Any frame, for example the result of an aggregation.
+
+    Returns:
+        A frame with the same rows.
+
+    Example:
+        ```python
+        totals = run_once(frame.groupBy("partition").count())
+        ```
     """
-    # Where a task runs stands in the name of its thread alone, as far as SQL goes. Once for each task is enough.
+    # In SQL only the name of a task's thread shows the attempt. One check for each task is enough.
     thread = f.call_function("reflect", f.lit("java.lang.Thread"), f.lit("currentThread"))
     is_first_row = f.monotonically_increasing_id().bitwiseAND(f.lit(_ROWS_OF_A_TASK)) == 0
     may_go_on = ~is_first_row | thread.rlike(_FIRST_ATTEMPT)
@@ -116,7 +140,7 @@ def run_once(frame: "DataFrame") -> "DataFrame":
 
 
 def check_min_partitions(min_partitions: int | None) -> None:
-    """Refuse a number of tasks that Spark cannot have. Raises `ConfigurationError`."""
+    """Raise `ConfigurationError` unless the number of tasks is None or at least 1."""
     if min_partitions is not None and min_partitions < 1:
         raise ConfigurationError(f"min_partitions is {min_partitions}; it must be at least 1")
 
@@ -138,14 +162,14 @@ def read_schema() -> "StructType":
 
 
 def count_records(frame: "DataFrame") -> dict[int, int]:
-    """Return how many records `frame` has of each partition that has any, in one pass over it."""
+    """Return the number of records of each partition in `frame`, in one pass over it."""
     return {row["partition"]: row["count"] for row in frame.groupBy("partition").count().collect()}
 
 
 def offsets_read(frame: "DataFrame") -> dict[int, list[tuple[int, int]]]:
-    """Return the offsets that are in `frame`, for each partition as rising half-open intervals [start, end).
+    """Return the offsets in `frame`, for each partition as rising half-open intervals [start, end).
 
-    Spark works it out (one pass over columns `partition` and `offset`, sorted by them); what comes to the driver is one
+    Spark computes them in one pass over the columns `partition` and `offset`, sorted by them. The driver receives one
     row for each interval.
     """
     from pyspark.sql import Window
@@ -164,11 +188,11 @@ def offsets_read(frame: "DataFrame") -> dict[int, list[tuple[int, int]]]:
 
 
 @lru_cache(maxsize=_GROUPS_KNOWN)
-def _group_of(topic_id: str, consumer: frozenset[tuple[str, str]]) -> str:  # noqa: ARG001 - told apart by them
-    """Name the consumers of this process that read an incarnation of a topic with these settings.
+def _group_of(topic_id: str, consumer: frozenset[tuple[str, str]]) -> str:  # noqa: ARG001 - both are the key of the cache
+    """Return the group id of this process's consumers for an incarnation of a topic with these settings.
 
-    Spark keeps consumers, and what they have fetched beyond the end of a read, by this name and the partition; without
-    one each read begins with new ones. None of them joins the group or commits to it.
+    Spark caches consumers, and records that they fetched after the end of a read, by this id and the partition. Without
+    an id each read starts with new consumers. They neither join the group nor commit to it.
     """
     return f"marshal-dagster-{uuid4()}"
 

@@ -1,4 +1,7 @@
-"""The record by which a Spark job fails, found by reading ever smaller parts of what the job read."""
+"""Search for the record at which a Spark job fails, by reading smaller and smaller parts of the batch.
+
+The result names the record in a `FailingRecordError`.
+"""
 
 import logging
 import re
@@ -16,14 +19,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Offsets = Mapping[int, tuple[int, int]]
-"""For each partition the offsets [start, end)."""
+"""The offsets [start, end) of each partition."""
 
 _KIND: Final = re.compile(r"\[[\w.]+\]|[\w.$]+")
 _NOT_OF_RECORDS: Final = re.compile(
     r"\borg\.apache\.kafka\.|KafkaIllegalStateException|OutOfMemoryError|ExecutorLostFailure|FetchFailed"
     r"|Timeout|Connect(?:ion)?Exception|SocketException|UnknownHost"
 )
-"""What fails beside the records, as an error's line shows it."""
+"""Errors that are not caused by records, by the line of the error."""
 _PYTHON_LOGGER: Final = "SQLQueryContextLogger"
 _JAVA_LOGGERS: Final = (
     "org.apache.spark.executor.Executor",
@@ -36,15 +39,15 @@ _SPARK: Final = ("pyspark.errors.exceptions.captured", "pyspark.errors.exception
 
 @dataclass(frozen=True, slots=True)
 class FailingPart:
-    """The smallest part that was seen to fail by itself."""
+    """The smallest part of a batch that fails when it is processed alone."""
 
     offsets: Offsets
     error: str
-    """The error's own line."""
+    """The line of its error."""
     is_smallest: bool
-    """Whether it has one offset, or neither half of it fails by itself; else the search was ended before."""
+    """Whether it has one offset, or neither half of it fails alone. False if the search was stopped early."""
     is_unreadable: bool = False
-    """Whether reading it fails, whatever is done with it."""
+    """Whether reading alone fails, without any processing."""
 
 
 def find_failing_part(
@@ -56,19 +59,22 @@ def find_failing_part(
     *,
     written: "DataFrame | None" = None,
 ) -> FailingPart | None:
-    """Evaluate what failed with parts of what `read` has in its place; None if `error` is not of the records.
+    """Evaluate the failed frame on parts of `read`, and return the part that fails.
 
-    Nothing is written, and nothing is asked of the user's code but the expressions of the frame that failed: these may
-    be evaluated more than once in any case. What fails without a single record is not of the records.
+    Nothing is written. Only the expressions of the failed frame are evaluated, which Spark may do more than once
+    anyway. If the frame fails without any record, records are not the cause.
 
     Args:
-        error: What an action on a frame raised.
-        read: The frame over `offsets`, of which the frame that failed was made.
-        offsets: What was read.
-        read_part: Returns a frame as `read`, over other offsets of the same topic.
+        error: The error that an action on a frame raised.
+        read: The frame over `offsets` from which the failed frame was derived.
+        offsets: The offsets of `read`.
+        read_part: Returns a frame like `read` over other offsets of the same topic.
         may_continue: Returns whether there is time for one more part.
-        written: The rows that a sink was to write. What it does with them may be evaluated without what failed: rows
-            that were kept are counted, say.
+        written: The rows for the sink. The sink's own action may not contain the expression that failed, for example
+            if it counts cached rows.
+
+    Returns:
+        The failing part; None if records are not the cause of `error`.
     """
     failed = _spark_error(error)
     if failed is None or _is_of_no_record(failed):
@@ -88,17 +94,20 @@ class _Search:
     read_part: "Callable[[Offsets], DataFrame]"
     may_continue: Callable[[], bool]
     failing: Offsets = field(default_factory=dict, init=False)
-    """The smallest part that was seen to fail, and its error's line."""
+    """The smallest part that failed so far; `error` is the line of its error."""
     error: str = field(default="", init=False)
     good: Offsets | None = field(default=None, init=False)
     """The last part that did not fail."""
 
     def run(self, offsets: Offsets, kind: str) -> FailingPart | None:
-        """Search in `offsets`; an error of another `kind` counts only while a part that did not fail still does not."""
+        """Search in `offsets`.
+
+        If the error has another kind than `kind`, it counts only if a part that was good before is still good.
+        """
         nothing = {number: (start, start) for number, (start, _) in offsets.items()}
         if not self.may_continue() or self._error(nothing) or not self._fails(offsets):
             return None
-        # Mostly one record fails: then half of the questions are enough.
+        # Usually one record fails. Then half of the attempts are enough.
         is_smallest = self._narrow(offsets, assumes=True) or self._narrow(self.failing, assumes=False)
         part = self.failing
         if not (_kind(self.error) == kind or self._is_good_still()):
@@ -107,7 +116,10 @@ class _Search:
         return FailingPart(part, self.error, is_smallest, is_unreadable)
 
     def _narrow(self, part: Offsets, *, assumes: bool) -> bool:
-        """Go on with the half that fails, or is assumed to if the other does not; return whether none is smaller."""
+        """Halve the part repeatedly; return whether the smallest failing part was found.
+
+        With `assumes`, the second half is assumed to fail if the first does not.
+        """
         while self.may_continue():
             halves = _halves(part)
             if not halves:
@@ -130,7 +142,7 @@ class _Search:
         return True
 
     def _error(self, part: Offsets, rows: "DataFrame | None" = None) -> str | None:
-        """Return the line of the error that a part ends in, None for one that does not fail."""
+        """Evaluate a part; return the line of its error, or None if it does not fail."""
         try:
             with _over(rows or self.rows, self.read, self.read_part(part)) as frame:
                 frame.write.format("noop").mode("overwrite").save()
@@ -141,19 +153,19 @@ class _Search:
         return None
 
     def _is_good_still(self) -> bool:
-        """Return whether a part that was good is so now: if not, it is something else that fails."""
+        """Return whether the last good part is still good; if not, something other than a record fails."""
         return self.good is not None and self._error(self.good) is None
 
 
 @contextmanager
-def _without_stacks(spark: Any) -> Iterator[None]:  # noqa: ANN401 - its JVM half has no public name
-    """Spare the log the same stack for each part that fails; a server's log stays as it is."""
+def _without_stacks(spark: Any) -> Iterator[None]:  # noqa: ANN401 - its JVM object has no public name
+    """Suppress the log output of each failing part; the log of a Connect server stays unchanged."""
     logger: Any = logging.root.manager.loggerDict.get(
         _PYTHON_LOGGER, SimpleNamespace(disabled=False)
-    )  # PySpark makes it
+    )  # PySpark creates it
     was_disabled = logger.disabled
     levels: list[tuple[str, Any]] = []
-    with suppress(Exception):  # a session with another way to log
+    with suppress(Exception):  # a session with another logging library
         log4j = spark._jvm.org.apache.logging.log4j  # noqa: SLF001
         configurator = log4j.core.config.Configurator
         levels = [(name, log4j.LogManager.getLogger(name).getLevel()) for name in _JAVA_LOGGERS]
@@ -170,7 +182,7 @@ def _without_stacks(spark: Any) -> Iterator[None]:  # noqa: ANN401 - its JVM hal
 
 
 def _halves(part: Offsets) -> list[Offsets]:
-    """Return both halves of a part; none of a single offset."""
+    """Return both halves of a part; empty for a single offset."""
     if len(part) > 1:
         numbers = sorted(part)
         middle = len(numbers) // 2
@@ -181,25 +193,25 @@ def _halves(part: Offsets) -> list[Offsets]:
 
 
 def _is_of_no_record(error: BaseException) -> bool:
-    """Return whether a disk, a broker or an executor fails, which more than one record can meet."""
+    """Return whether a disk, a broker or an executor is the cause, and not a record."""
     return full_disk_text(error) is not None or _NOT_OF_RECORDS.search(first_line(error).partition(": ")[0]) is not None
 
 
 def _kind(line: str) -> str:
-    """Return an error's class or condition."""
+    """Return the class or condition of an error from its line."""
     found = _KIND.match(line)
     return found[0] if found else line
 
 
 def _spark_error(error: BaseException | None) -> BaseException | None:
-    """Return the error of an action of Spark's that `error` is or comes from."""
+    """Return the error of a Spark action in the chain of causes of `error`; None without one."""
     while error is not None and not type(error).__module__.startswith(_SPARK):
         error = error.__cause__
     return None if error is None or type(error).__name__ == "AnalysisException" else error
 
 
 def _failed_frame(error: BaseException) -> "DataFrame | None":
-    """Return the frame on which PySpark's innermost call was made that raised `error`."""
+    """Return the frame of the innermost PySpark call that raised `error`."""
     from pyspark.sql import DataFrame
 
     found, step = None, error.__traceback__
@@ -214,7 +226,7 @@ def _failed_frame(error: BaseException) -> "DataFrame | None":
 
 @contextmanager
 def _over(rows: "DataFrame", read: "DataFrame", part: "DataFrame") -> "Iterator[DataFrame]":
-    """Give `rows` with `part` in the place of `read`, of which they were made."""
+    """Yield `rows` with `part` instead of `read`, from which they were derived."""
     if connect.is_connect(read.sparkSession):
         with connect.reading(read, part):
             yield rows
@@ -227,7 +239,7 @@ def _over(rows: "DataFrame", read: "DataFrame", part: "DataFrame") -> "Iterator[
     yield DataFrame(dataset, spark)
 
 
-def _plan(frame: Any) -> "JavaObject":  # noqa: ANN401 - a classic frame, whose JVM half has no public name
+def _plan(frame: Any) -> "JavaObject":  # noqa: ANN401 - a classic frame, whose JVM object has no public name
     plan: JavaObject = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
     return plan
 
@@ -237,7 +249,7 @@ def _source(plan: Any) -> Any:  # noqa: ANN401 - JVM objects
 
 
 def _replaced(spark: Any, plan: Any, relation: Any, other: Any) -> Any:  # noqa: ANN401 - JVM objects
-    """Return a plan that reads `other` in the place of `relation`."""
+    """Return a plan that reads `other` instead of `relation`."""
     children = plan.children()
     if children.size():
         made = [_replaced(spark, children.apply(index), relation, other) for index in range(children.size())]

@@ -1,7 +1,7 @@
-"""Telling another process of this user what must not be on a disk: through a named pipe, which holds nothing itself.
+"""Passing secrets to another process of the same user through a named pipe (FIFO), so they are never on a disk.
 
-Who begins to listen may get the end of what another one left there, so each telling has its length and marks at both
-ends, and is repeated until it was heard whole.
+A reader may first get the rest of a message that another reader left in the pipe. So each message has its length and a
+mark at both ends, and the writer repeats it until the reader has received a complete one.
 """
 
 import contextlib
@@ -23,27 +23,27 @@ _TOLD: Final = re.compile(rb"\x02(\d+):([^\x02\x03]*)\x03")
 
 @contextmanager
 def telling(pipe: Path, text: str) -> Iterator[None]:
-    """Make `pipe`, for this user alone, and tell `text` to each who listens there, one at a time, in the block.
+    """Create `pipe` for this user only, and send `text` to each reader, one at a time, inside the block.
 
-    It has no control characters, as JSON has none.
+    The text must not have control characters. JSON has none.
     """
     told = b"\x02%d:%s\x03" % (len(text.encode()), text.encode())
     os.mkfifo(pipe, 0o600)
     over = threading.Event()
-    thread = threading.Thread(target=_report, args=(pipe, told, over), name="tell", daemon=True)
+    thread = threading.Thread(target=_report, args=(pipe, told, over), name="send a secret", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join(2 * _POLL_S)  # it may wait for a listener that stalls
+        thread.join(2 * _POLL_S)  # it may wait for a reader that does not read
 
 
 def listen(pipe: Path, check: Callable[[], object]) -> str:
-    """Give the text that is told at `pipe`.
+    """Read and return the text that another process sends through `pipe`.
 
-    `check` is called while nobody tells it: it raises when nobody will. Raises `FileNotFoundError` without a pipe, and
-    `UnavailableError` when it takes too long.
+    While no text arrives, `check` is called repeatedly. It raises an error if no text will come. Raises
+    `FileNotFoundError` without a pipe, and `UnavailableError` after 30 s.
     """
     end_s = time.monotonic() + _TOLD_WITHIN_S
     heard = b""
@@ -59,7 +59,9 @@ def listen(pipe: Path, check: Callable[[], object]) -> str:
                 continue
             check()
             if time.monotonic() > end_s:
-                raise UnavailableError(f"nobody told what {pipe} is for, within {_TOLD_WITHIN_S:g} s")
+                raise UnavailableError(
+                    f"no text came through {pipe} within {_TOLD_WITHIN_S:g} s: check that the script's run is alive"
+                )
             time.sleep(_POLL_S)
     finally:
         os.close(source)
@@ -68,13 +70,13 @@ def listen(pipe: Path, check: Callable[[], object]) -> str:
 def _read(source: int) -> bytes:
     try:
         return os.read(source, 65_536)
-    except BlockingIOError:  # somebody has opened it, and told nothing yet
+    except BlockingIOError:  # a writer has opened it, but has sent nothing yet
         return b""
 
 
 def _report(pipe: Path, told: bytes, over: threading.Event) -> None:
     while not over.wait(_POLL_S):
-        with contextlib.suppress(OSError):  # nobody listens, or went away
+        with contextlib.suppress(OSError):  # there is no reader, or it closed the pipe
             target = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             os.set_blocking(target, True)
             with open(target, "wb") as file:  # noqa: PTH123 - it is open

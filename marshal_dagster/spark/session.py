@@ -1,7 +1,7 @@
-"""Spark sessions: their settings on one machine, and what a session must fulfil before a batch trusts it.
+"""Spark sessions: the settings of a local session, and the checks that a session must pass before a batch uses it.
 
-A session is made by whoever likes to (`dagster_pyspark`, `start_session`, a cluster's own tools); the checks here say
-in one line what is wrong with it.
+Any tool can start the session: `start_session`, `dagster_pyspark` or a cluster's own tools. A failed check raises a
+one-line error.
 """
 
 import os
@@ -30,9 +30,9 @@ SINGLE_EXECUTION: Mapping[str, str] = {
     "spark.dynamicAllocation.enabled": "false",
     "spark.decommission.enabled": "false",
 }
-"""The settings under which no task of a session is run a second time; at most once needs them."""
+"""The settings with which Spark runs no task a second time. `at_most_once` needs them."""
 
-# Of what a broken Avro record says, so much is believed before it is read: else seven bytes can take all memory.
+# Limits for the lengths that an Avro record claims. Without them a broken record of seven bytes can use all memory.
 _AVRO_LIMITS: Mapping[str, int] = {"string": 128 * 1024**2, "bytes": 128 * 1024**2, "collectionItems": 16 * 1024**2}
 _JAVA_OPTIONS = " ".join(f"-Dorg.apache.avro.limits.{name}.maxLength={limit}" for name, limit in _AVRO_LIMITS.items())
 _SPARK_RELEASE = "4.0"
@@ -40,8 +40,8 @@ _LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _CONNECTOR_NAME = ":spark-sql-kafka-0-10_"
 _FEWEST_SHUFFLE_PARTITIONS = 4
-# Spark keeps consumers, and all that they have fetched, for minutes: of one topic after another that fills the heap of
-# a warm session. Of the consumers it looks at ten at a time.
+# By default Spark caches consumers and the records that they fetched for minutes. In a warm session that processes many
+# topics this fills the heap. The evictor examines ten consumers at a time, so it has to run often.
 _IDLE_CONSUMERS: Mapping[str, str] = {
     "spark.kafka.consumer.cache.timeout": "10s",
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
@@ -51,9 +51,9 @@ _IDLE_CONSUMERS: Mapping[str, str] = {
 _DEFAULTS = {**SINGLE_EXECUTION, "spark.task.maxFailures": "4", "spark.stage.maxConsecutiveAttempts": "4"}
 
 _fit: "WeakSet[SparkSession]" = WeakSet()
-"""Sessions in this process that have passed `check_session`: what it looks at stays as it is."""
+"""Sessions of this process that have passed `check_session`, whose result does not change."""
 _sharing: "WeakKeyDictionary[SparkSession, bool]" = WeakKeyDictionary()
-"""What `shares_consumers` has found."""
+"""The results of `shares_consumers`."""
 _SOURCE = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 
@@ -66,10 +66,22 @@ def spark_settings(
 ) -> dict[str, str]:
     """Return the settings of a session on this machine that can read Kafka.
 
-    The connector's jars are those that `fetch_connector` has put into `ivy_folder` (by default one in the user's cache
-    folder); where it has not, Spark fetches them there. `extra` overrides all but the connector, to which its own
-    `spark.jars` and `spark.jars.packages` are added; naming another `spark.master` there drops what holds for one
-    machine only.
+    If the connector's jars are not downloaded yet, the settings let Spark fetch them.
+
+    Args:
+        app_name: The name of the application, shown on Spark's pages.
+        connector: Maven coordinates of the Kafka connector.
+        ivy_folder: The folder of the connector's jars (default: in the user's cache folder).
+        extra: Settings that replace or extend the defaults. `spark.jars` and `spark.jars.packages` are added to the
+            connector's. With another `spark.master` than `local`, the settings for one machine are left out.
+
+    Returns:
+        The settings, for `start_session` or `SparkSession.builder`.
+
+    Example:
+        ```python
+        session = start_session(spark_settings(app_name="shops", extra={"spark.driver.memory": "4g"}))
+        ```
     """
     wanted = dict(extra or {})
     folder = Path(ivy_folder) if ivy_folder else cache_folder()
@@ -94,18 +106,26 @@ def spark_settings(
             "spark.driver.bindAddress": _LOOPBACK,
             "spark.driver.host": _LOOPBACK,
             "spark.sql.shuffle.partitions": str(max(_FEWEST_SHUFFLE_PARTITIONS, os.cpu_count() or 1)),
-            # The batch is what is tried again here; a stage alone gains nothing, and at most once may not.
+            # Runs retry whole batches. Retrying a stage gains nothing, and at_most_once forbids it.
             "spark.stage.maxConsecutiveAttempts": "1",
         }
     return settings | wanted
 
 
 def start_session(settings: Mapping[str, str]) -> "SparkSession":
-    """Start a session with `settings`, or return the one that this process already has; then check it.
+    """Start a session with `settings`, or return the session that this process already has; then check it.
 
-    The connector is fetched first where it is not there yet. Raises `ConfigurationError` when there is no fitting Java,
-    or the session cannot be used (`check_session`), and `UnavailableError` when the connector cannot be fetched or
-    Spark does not start.
+    The connector is downloaded first if it is missing.
+
+    Args:
+        settings: The settings, usually those of `spark_settings`.
+
+    Returns:
+        The session.
+
+    Raises:
+        ConfigurationError: There is no suitable Java, or the session is not Spark 4.0 with the Kafka connector.
+        UnavailableError: The connector cannot be downloaded, or Spark does not start.
     """
     from pyspark.sql import SparkSession
 
@@ -113,36 +133,36 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     settings = with_connector(settings)
     if is_local(settings.get("spark.master", "")):
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-        # Spark would take the first `python3` on the PATH, which has other packages or is another version.
+        # Spark would use the first `python3` on the PATH, which may have another version or other packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
-    except Exception as error:  # PySpark, Py4J and the operating system each raise their own
+    except Exception as error:  # PySpark, Py4J and the operating system have their own types
         raise UnavailableError(f"Spark does not start: {first_line(error)}") from error
     check_session(session)
     return session
 
 
 def active_session(asked: str) -> "SparkSession":
-    """Return this thread's session. Raises `ConfigurationError`, which says what is `asked` through it, if none is."""
+    """Return this thread's session. Raises `ConfigurationError` if there is none; `asked` describes what needs it."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()
     if session is None:
         raise ConfigurationError(
-            f"{asked} is asked through Spark before the batch is read, and there is no session: start it before the "
-            "batch is claimed, or give the sink `session`"
+            f"{asked} is queried through Spark before the batch is read, but there is no Spark session: start one "
+            "before the batch is claimed, or pass `session` to the sink"
         )
     return session
 
 
 def with_connector(settings: Mapping[str, str]) -> dict[str, str]:
-    """Put the connector's jars, fetched now if need be, in the place of its coordinates.
+    """Return the settings with the connector's jars instead of its coordinates; download the jars if necessary.
 
-    Raises `UnavailableError` when they cannot be fetched.
+    Raises `UnavailableError` if they cannot be downloaded.
     """
     packages = _listed(settings.get("spark.jars.packages", ""))
     ours = [name for name in packages if _CONNECTOR_NAME in name]
@@ -160,10 +180,10 @@ def with_connector(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_session(spark: "SparkSession") -> None:
-    """Raise `ConfigurationError` unless this is a Spark 4.0 session that has the Kafka connector.
+    """Raise `ConfigurationError` unless this is a Spark 4.0 session with the Kafka connector.
 
-    One on a Spark Connect server gives up soon, from now on, when the server has died (`connect.give_up_early`). Raises
-    `UnavailableError` when it has.
+    In a session on a Spark Connect server, calls to a dead server fail fast from now on
+    (`connect.fail_fast_when_dead`). Raises `UnavailableError` if the server has died.
     """
     if spark in _fit:
         return
@@ -176,12 +196,12 @@ def check_session(spark: "SparkSession") -> None:
             + (f"start a server of Spark {_SPARK_RELEASE}" if is_remote else f"install pyspark~={_SPARK_RELEASE}.0")
         )
     try:
-        # Resolved by the connector alone; no broker is asked.
+        # The connector alone resolves this; it contacts no broker.
         reader = spark.read.format("kafka").options(
             **{"kafka.bootstrap.servers": f"{_LOOPBACK}:1", "assign": '{"none":[0]}'}
         )
-        reader.load().schema  # noqa: B018 - a Connect server is not asked before
-    except Exception as error:  # a JVM's linkage errors too
+        reader.load().schema  # noqa: B018 - a Connect server is not contacted before this
+    except Exception as error:  # also linkage errors of the JVM
         if is_remote and not connect.is_alive(spark):
             raise UnavailableError(f"{connect.ENDED} ({first_line(error)})") from error
         how = "the server" if is_remote else "it"
@@ -195,13 +215,12 @@ def check_session(spark: "SparkSession") -> None:
 
 
 def check_single_execution(spark: "SparkSession") -> None:
-    """Raise `ConfigurationError` when `spark` could run a task twice, as at most once must not.
+    """Raise `ConfigurationError` if `spark` may run a task twice, which `at_most_once` forbids.
 
     See protocol.md, section 6.
 
-    On a cluster an executor that is lost for a reason outside the application (a machine switched off) is not covered
-    by any setting: there the tasks themselves refuse a second attempt (`reading.run_once`). Of a Connect server all
-    settings are asked for, whatever its master.
+    No setting covers a lost machine of a cluster. There the tasks themselves reject a second attempt
+    (`reader.run_once`). A Connect server must have all settings, even with a local master.
     """
     is_remote = connect.is_connect(spark)
     if is_remote:
@@ -214,37 +233,41 @@ def check_single_execution(spark: "SparkSession") -> None:
         f"{name} is {value}, must be {SINGLE_EXECUTION[name]}"
         for name, default in _DEFAULTS.items()
         if (value := conf.get(name, default)) != SINGLE_EXECUTION[name]
-        # On one machine the master alone says how often a task may fail, and there are no executors to lose.
+        # On one machine only the master defines how often a task may fail, and there are no executors to lose.
         and (is_remote or not is_local(master) or name in {"spark.stage.maxConsecutiveAttempts", "spark.speculation"})
     ]
     if is_remote and connect.may_resend_statements(spark):
         wrong.append("the client repeats calls without reattachable execution")
     failures = _LOCAL_MASTER.fullmatch(master.strip())
     if failures and int(failures[4] or 1) > 1:
-        wrong.insert(0, f"spark.master is {master}, must not name failures to allow (local[N])")
+        wrong.insert(0, f"spark.master is {master}, must not set a number of allowed failures (use local[N])")
     if wrong:
         started = "the server" if is_remote else "it"
         raise ConfigurationError(
-            f"at most once: this session may run a task more than once: {'; '.join(wrong)}. "
+            f"at_most_once: this session may run a task more than once: {'; '.join(wrong)}. "
             f"Start {started} with these settings (marshal_dagster.spark.session.SINGLE_EXECUTION)"
         )
 
 
 def runs_tasks_once(spark: "SparkSession") -> bool:
-    """Say whether no task may fail twice, on a cluster: then none should run twice for another reason either."""
+    """Return whether the session is on a cluster and allows no task to fail twice.
+
+    Then no task may run twice for another reason either, and `run_once` protects its frames.
+    """
     failures = "spark.task.maxFailures"
     if connect.is_connect(spark):
         conf = connect.known_settings(spark, {"spark.master": "", failures: ""})
         return not is_local(conf["spark.master"]) and conf[failures] == "1"
-    context = spark.sparkContext  # whose `getConf` asks the JVM for each setting there is
+    context = spark.sparkContext  # read once, because `getConf` calls the JVM for each setting
     return not is_local(str(context.master)) and context.getConf().get(failures) == "1"
 
 
 def shares_consumers(spark: "SparkSession") -> bool:
-    """Say whether a read may go on with the consumers of the one before: where what they fetched is soon forgotten.
+    """Return whether a read may use the consumers of the read before.
 
-    If not, a log that was truncated meanwhile would be read as it was before. A Connect server's consumers serve one
-    client each, whose next batch seldom comes in time.
+    The session must forget their fetched records soon. Otherwise a log that was truncated in the meantime would be read
+    as it was before. On a Connect server the answer is False: its consumers serve one client each, whose next batch
+    rarely comes in time.
     """
     if connect.is_connect(spark):
         return False
@@ -257,17 +280,18 @@ def shares_consumers(spark: "SparkSession") -> bool:
 
 
 def _silence_the_source(spark: "SparkSession") -> None:
-    """Spare each read a long warning: that consumers with a group id that was given may meet others in the group.
+    """Suppress a long warning of each read about consumers with a fixed group id.
 
-    These join none and commit nothing. The source's other warnings are of options that a batch does not use.
+    The consumers join no group and commit nothing. The other warnings of Spark's Kafka source are about options that a
+    batch does not use.
     """
-    with suppress(Exception):  # a session with another way to log
-        log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr] # noqa: SLF001 - there is no public way
+    with suppress(Exception):  # a session with another logging library
+        log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr] # noqa: SLF001 - there is no public name
         log4j.core.config.Configurator.setLevel(_SOURCE, log4j.Level.ERROR)
 
 
 def is_local(master: str) -> bool:
-    """Say whether driver and executors are one process, by the master."""
+    """Return whether driver and executors are one process, by the URL of the master."""
     return _LOCAL_MASTER.fullmatch(master.strip()) is not None
 
 
@@ -276,5 +300,5 @@ def _listed(names: str) -> list[str]:
 
 
 def _joined(lists: Mapping[str, list[str]]) -> dict[str, str]:
-    """Return the lists as Spark writes them, without the empty ones."""
+    """Return the lists as values of Spark settings, without the empty ones."""
     return {name: ",".join(values) for name, values in lists.items() if values}

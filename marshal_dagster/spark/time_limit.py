@@ -1,4 +1,4 @@
-"""Waiting for an answer no longer than one wants to."""
+"""Calls with a time limit."""
 
 import threading
 from collections.abc import Callable
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 def within(timeout_s: float, call: Callable[[], T]) -> T:
-    """Give what `call` gives or raises, if it does so in time; else raise `TimeoutError`, and leave it at it.
+    """Return the result of `call`, or raise its error; raise `TimeoutError` after `timeout_s` and let it run on.
 
-    A socket's own time-out starts anew with each byte, and with each address of a host.
+    It is stricter than the timeout of a socket, which starts again with each byte and each address of a host.
     """
     answer: Future[T] = Future()
     threading.Thread(target=settle, args=(answer, call), name="wait for an answer", daemon=True).start()
@@ -19,8 +19,8 @@ def within(timeout_s: float, call: Callable[[], T]) -> T:
 
 
 def settle(answer: Future[T], call: Callable[[], T]) -> None:
-    """Give a future what `call` gives or raises."""
+    """Store the result or the error of `call` in a future."""
     try:
         answer.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+    except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
         answer.set_exception(error)

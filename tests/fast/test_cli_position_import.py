@@ -166,7 +166,7 @@ def test_a_person_is_asked_before_adoption(
     ("arguments", "says"),
     [
         (LOADER, "Kafka has no committed offsets of a consumer group 'loader' for topic 'orders'"),
-        (("--checkpoint", "/nowhere"), "/nowhere is no checkpoint"),
+        (("--checkpoint", "/nowhere"), "/nowhere is not a checkpoint"),
         ((*LOADER, "--others", "first"), "--others: 'first'; give earliest or latest"),
     ],
 )

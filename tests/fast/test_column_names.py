@@ -44,10 +44,12 @@ def test_names_are_compared_as_java_does(one: str, other: str, are_one: bool) ->
 
 def test_two_columns_of_one_name_are_refused() -> None:
     """In a session of either kind."""
-    with pytest.raises(ConfigurationError, match="the result's columns 'town' and 'Town' are one name in this session"):
+    with pytest.raises(
+        ConfigurationError, match="the result's columns 'town' and 'Town' are the same name in this session"
+    ):
         check_columns(schema("partition", "town", "Town"), ())
     check_columns(schema("partition", "town", "Town"), (), case_sensitive=True)
-    with pytest.raises(ConfigurationError, match="'town' and 'town' are one name"):
+    with pytest.raises(ConfigurationError, match="'town' and 'town' are the same name"):
         check_columns(schema("partition", "town", "town"), (), case_sensitive=True)
 
 
@@ -61,7 +63,7 @@ def test_a_reserved_name_is_refused_in_any_case(name: str) -> None:
 
 def test_the_messages_columns_are_spelt_as_they_were_read() -> None:
     """A session that takes `Offset` for `offset` would use it, and Python would miss it."""
-    with pytest.raises(ConfigurationError, match=r"this session takes 'Offset' for 'offset'.*: rename 'Offset'"):
+    with pytest.raises(ConfigurationError, match=r"this session treats 'Offset' as 'offset'.*: rename 'Offset'"):
         check_columns(schema("partition", "Offset"), ())
     check_columns(schema("partition", "offset", "Offset"), (), case_sensitive=True)
 
@@ -69,7 +71,7 @@ def test_the_messages_columns_are_spelt_as_they_were_read() -> None:
 def test_a_records_columns_are_spelt_as_a_sink_knows_them() -> None:
     """Also the columns of a topic's records."""
     value = StructType([StructField("partition", IntegerType()), StructField("Value", BinaryType())])
-    with pytest.raises(ConfigurationError, match="this session takes 'Value' for 'value'"):
+    with pytest.raises(ConfigurationError, match="this session treats 'Value' as 'value'"):
         check_record_columns(value, "orders")
     with pytest.raises(ConfigurationError, match="no column 'value'"):
         check_record_columns(value, "orders", case_sensitive=True)
@@ -79,7 +81,7 @@ def test_fields_within_a_column_are_compared_too() -> None:
     """However deep they lie."""
     inner = schema("id", "ID")
     for kind in (inner, ArrayType(inner), MapType(StringType(), inner), schema("x").add("y", ArrayType(inner))):
-        with pytest.raises(ConfigurationError, match="its fields 'id' and 'ID' are one name"):
+        with pytest.raises(ConfigurationError, match="its fields 'id' and 'ID' are the same name"):
             check_nested_names("value", kind, case_sensitive=False)
         check_nested_names("value", kind, case_sensitive=True)
 

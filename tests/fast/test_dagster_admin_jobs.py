@@ -217,8 +217,8 @@ def test_a_pause_ends_at_a_time(stand: Stand) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({}, "give one of until and duration"),
-        ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "give one of until and duration"),
+        ({}, "set exactly one of until and duration"),
+        ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "set exactly one of until and duration"),
         ({"until": "2001-01-01T00:00:00Z"}, "until: this time has passed"),
         ({"duration": "soon"}, "duration: 'soon' is not a duration"),
     ],
@@ -251,7 +251,7 @@ def test_a_dry_run_from_the_launchpad_writes_nothing(stand: Stand, name: str, co
     before = stand.site.values()
     result = stand.run(name, dry_run=True, **config)
     assert len(shown(result)) == (3 if name == "set_position" else 1)
-    assert "a dry run: nothing was written" in stand.lines(result)
+    assert "dry run: nothing was written" in stand.lines(result)
     assert stand.site.values() == before
 
 
@@ -354,7 +354,7 @@ def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: 
     monkeypatch.setattr(GroupAdmin, "set_positions", half)
     data = failure(stand.run("set_position", topic=TOPIC, to_offset="30")).step_failure_data
     assert data.user_failure_data is not None
-    assert data.user_failure_data.description == "the broker is gone. Set: partitions [0]"
+    assert data.user_failure_data.description == "the broker is gone. Positions were set in partitions [0]"
     table = rows(data.user_failure_data.metadata["before_and_after"])
     assert [(row["partition"], row["set"]) for row in table] == [(0, True), (1, False), (2, False)]
 
@@ -445,7 +445,10 @@ def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
     result = stand.run("reprocess_range", topic=TOPIC, partition=0, start=30, end=40, within_s=0.1)
     data = failure(result).step_failure_data.user_failure_data
     assert data is not None
-    assert data.description == "the group's runs have got to 30 of 40 within 0.1 s; it goes on at 50"
+    assert data.description == (
+        "the runs of group 'etl' reached offset 30 of 40 in topic 'orders', partition 0 within 0.1 s; the group "
+        "continues at 50. Launch the job again for the rest, with a larger within_s"
+    )
     (row,) = rows(data.metadata["before_and_after"])
     assert (row["reached"], row["after"]) == (30, 50)
     assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
@@ -623,7 +626,7 @@ def test_a_group_is_given_its_claimers_settings(stand: Stand) -> None:
         20_000,
         {False},
     )
-    assert "has these settings already" in stand.lines(stand.run("set_settings"))
+    assert "already has these settings" in stand.lines(stand.run("set_settings"))
 
 
 def test_a_dead_go_owner_is_freed_from_the_launchpad(empty: Stand) -> None:
@@ -634,4 +637,6 @@ def test_a_dead_go_owner_is_freed_from_the_launchpad(empty: Stand) -> None:
     assert "takes its partitions back with its next heartbeat" in empty.lines(result)
     assert (empty.site.owner(), types(empty.site) <= GO_TYPES) == (None, True)
     empty.site.say(about(ClaimingPartition, instance, 2))
-    assert "not all could be freed" in error_of(empty.run("revoke_claims", topic=TOPIC, instance=instance))
+    assert "not all partitions could be released" in error_of(
+        empty.run("revoke_claims", topic=TOPIC, instance=instance)
+    )

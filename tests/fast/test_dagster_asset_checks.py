@@ -142,7 +142,7 @@ def test_too_much_lag_is_told(shop: Shop) -> None:
     """More than is allowed; as much as is allowed is not."""
     shop.run(partitions=[0])
     assert failed(shop, max_lag=20) == {}
-    assert failed(shop, max_lag=19) == {"lag": "20 offsets are left to read; 19 are allowed"}
+    assert failed(shop, max_lag=19) == {"lag": "20 offsets are unread; 19 are allowed"}
 
 
 def test_what_nobody_recorded_is_told(shop: Shop) -> None:
@@ -156,7 +156,7 @@ def test_what_nobody_recorded_is_told(shop: Shop) -> None:
     table = found["gaps"].metadata["ranges"]
     assert isinstance(table, dg.TableMetadataValue)
     assert [row.data for row in table.records] == [
-        {"partition": 0, "start": 3, "end": 5, "what": "committed by nobody who recorded it"}
+        {"partition": 0, "start": 3, "end": 5, "what": "no recorded batch has these offsets"}
     ]
     assert found["gaps"].severity is dg.AssetCheckSeverity.WARN
 
@@ -185,14 +185,14 @@ def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.Mon
         assert (scene.key().offset, [range_.start for range_ in slow.ranges]) == (4, [4])
         assert "gaps" not in failed(shop, max_lag=100)
         scene.process(slow)
-    assert failed(shop, max_lag=100) == {"gaps": "4 offsets in 1 ranges: committed by nobody who recorded it"}
+    assert failed(shop, max_lag=100) == {"gaps": "4 offsets in 1 ranges: no recorded batch has these offsets"}
 
 
 def test_what_retention_deleted_unread_is_told(shop: Shop) -> None:
     """As soon as it is so, before a run comes."""
     shop.run(max_records=6, max_batches=1)
     shop.stand.scene.data.retain_from(1, 8)
-    assert failed(shop, max_lag=100) == {"gaps": "6 offsets in 1 ranges: retention deleted them unread"}
+    assert failed(shop, max_lag=100) == {"gaps": "6 offsets in 1 ranges: retention deleted them before they were read"}
 
 
 def test_a_position_set_back_is_told(shop: Shop) -> None:
@@ -207,7 +207,7 @@ def test_a_position_set_back_is_told(shop: Shop) -> None:
     shop.run()
     told = failed(shop)
     assert list(told) == ["gaps", "rewinds"]
-    assert told["gaps"] == "2 offsets in 1 ranges: left out by a new position"
+    assert told["gaps"] == "2 offsets in 1 ranges: skipped by a new position"
     assert told["rewinds"].startswith("6 offsets in 1 ranges: set back in generation")
 
 
@@ -319,13 +319,13 @@ def test_what_makes_no_sense_is_refused(shop: Shop) -> None:
     def other() -> None:
         pass
 
-    with pytest.raises(ConfigurationError, match="give an asset made by marshal_asset"):
+    with pytest.raises(ConfigurationError, match="pass an asset of marshal_asset"):
         build_claim_checks(other)
     with pytest.raises(ConfigurationError, match="'lags'; give stale_claims or lag"):
         build_claim_checks(shop.asset, errors=["lags"])
-    with pytest.raises(ConfigurationError, match="give max_lag too"):
+    with pytest.raises(ConfigurationError, match="pass max_lag too"):
         build_claim_checks(shop.asset, blocking=["lag"])
-    with pytest.raises(ConfigurationError, match="at least 1 and 0"):
+    with pytest.raises(ConfigurationError, match="last must be 1 or more, max_lag 0 or more"):
         build_claim_checks(shop.asset, last=0)
     with pytest.raises(ConfigurationError, match="must not be above 5000"):
         build_claim_checks(shop.asset, last=5_001)
@@ -362,7 +362,7 @@ def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: An
     ranges = cut(ends)
     one = data.draw(st.sampled_from(ranges[1:-1]))
     without = [each for each in ranges if each is not one]
-    assert gaps(without) == [OffsetFinding(0, one.start, one.end, "committed by nobody who recorded it")]
+    assert gaps(without) == [OffsetFinding(0, one.start, one.end, "no recorded batch has these offsets")]
     twice = [*ranges, one]
     (found,) = double_commits(twice)
     assert (found.start, found.end) == (one.start, one.end)

@@ -340,7 +340,7 @@ def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_insta
 
 def test_what_does_not_go_together_is_refused() -> None:
     """At definition, with what to do."""
-    with pytest.raises(ConfigurationError, match="one partition alone"):
+    with pytest.raises(ConfigurationError, match="a run claims one partition"):
         marshal_asset(topic=TOPIC, per_partition=True, claim_entire_topic=True)
     with pytest.raises(ConfigurationError, match="not a name that Kafka allows"):
         build_topic_asset("a/b")
@@ -392,9 +392,9 @@ def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
     def other() -> None:
         pass
 
-    with pytest.raises(ConfigurationError, match="has no topic: make it with build_claimed_batch_op or marshal_asset"):
+    with pytest.raises(ConfigurationError, match="has no topic: build it with build_claimed_batch_op or marshal_asset"):
         build_claimed_batch_job(other)
-    with pytest.raises(ConfigurationError, match="has partitions"):
+    with pytest.raises(ConfigurationError, match="has Dagster partitions"):
         build_reprocess_job(marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None))
 
 

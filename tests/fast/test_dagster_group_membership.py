@@ -157,7 +157,7 @@ def test_a_member_whose_sensor_is_off_leaves(joined: Joined) -> None:
 @pytest.mark.parametrize(
     ("error", "said", "joins"),
     [
-        ("duplicate_id", "give each deployment a name of its own", 1),
+        ("duplicate_id", "Give each deployment its own name", 1),
         ("session_timeout_too_short", "member_session_s is 30, less than the coordinator's --min-session", 2),
         ("bad_pattern", "a pattern may have", 2),
     ],
@@ -181,7 +181,7 @@ def test_a_refusal_is_told_with_what_to_do(joined: Joined, error: str, said: str
 
 def test_what_cannot_be_is_refused(joined: Joined) -> None:
     """A claimer that names no member; a capacity of nothing; a name that no record could carry."""
-    with pytest.raises(ConfigurationError, match=r"resource 'claimer': member is not given"):
+    with pytest.raises(ConfigurationError, match=r"resource 'claimer' has no member"):
         tick(build_group_member_sensor(job), member=None)
     with pytest.raises(ConfigurationError, match="capacity is 0"):
         build_group_member_sensor(job, capacity=0)

@@ -465,8 +465,9 @@ def test_a_missing_data_topic_fails_the_run_without_retries(stand: Stand) -> Non
     stand.scene.data.delete()
     result = stand.run(retry_policy=dg.RetryPolicy(max_retries=2))
     assert not result.success
-    assert f"group 'etl': topic '{TOPIC}' does not exist. If the topic is created later, allow_missing_topic" in _error(
-        result
+    assert (
+        f"group 'etl': topic '{TOPIC}' does not exist. If the topic is created later, set allow_missing_topic"
+        in _error(result)
     )
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
     (told,) = stand.recorded_observations(result)
@@ -583,7 +584,7 @@ def test_what_failed_twice_is_tried_in_halves_until_only_the_bad_partition_is_le
     stand.scene.data.append(0, 5)
     third = stand.run()
     error = _error(third)
-    assert "what failed before has failed again, all else was done. partitions [2, 3]: ZeroDivisionError" in error
+    assert "partitions that failed before failed again, everything else is done. partitions [2, 3]: Zero" in error
     assert (_offsets(stand), _attempts(stand)) == ([15, 10, 0, 0], [None, None, 2, 2])
     assert [each.metadata["offsets"].value for each in stand.materializations(third)] == [20, 5]
     error = _error(stand.run())
@@ -610,7 +611,7 @@ def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: De
         assert not stand.run(**options).success
         assert (_offsets(stand), _range_attempts(stand)) == ([0] * 4, [[attempts]] * 4)
     error = _error(stand.run(**options))
-    assert "all else was done. partitions [2, 3]: ZeroDivisionError" in error
+    assert "everything else is done. partitions [2, 3]: ZeroDivisionError" in error
     assert (_offsets(stand), _range_attempts(stand)) == ([10, 10, 0, 0], [[], [], [2], [2]])
     assert "partitions [2]: ZeroDivisionError" in _error(stand.run(**options))
     for attempts in (3, 4):
@@ -755,7 +756,7 @@ def test_a_run_that_may_not_wait_for_its_own_claims_fails(stand: Stand) -> None:
     _die_in_the_run_of_the_next(stand)
     result = stand.run(ClaimedBatchConfig(time_budget_s=5))
     assert (result.success, stand.tags(result)["marshal/outcome"]) == (False, "held")
-    assert "nothing was done: no partition" in _error(result)
+    assert "no batch was processed: no partition" in _error(result)
     assert "This same run holds some of it (instance 'run2." in _error(result)
 
 
@@ -909,7 +910,7 @@ def test_a_step_that_begins_in_a_canceled_run_claims_nothing(stand: Stand, monke
     result = stand.run(retry_policy=RETRIES)
     assert calls == [0]
     assert _status(stand, result) is dg.DagsterRunStatus.CANCELED
-    assert "nothing is begun: Dagster says that run" in _error(result)
+    assert "no batch was started: Dagster reports that run" in _error(result)
     assert sum(value.startswith("ClaimingPartition/") for value in stand.scene.values()) == 3, "one for each partition"
 
 
@@ -982,7 +983,7 @@ def test_rows_without_a_sink_are_refused_before_the_commit(stand: Stand) -> None
     """A function that returns rows where no sink takes them fails the run: they would be lost."""
     stand.mode = AT_LEAST_ONCE
     result = stand.run()
-    assert "there is no sink to take them" in _error(result)
+    assert "but the op has no sink" in _error(result)
     assert stand.scene.key().offset == 0
 
 
@@ -991,8 +992,8 @@ class _Totals(list[Any]):
 
 
 _MISTAKES = {
-    "None": (None, "returned None, but the sink takes the rows that it returns"),
-    "a list": ([(0, 0)], "returned a builtins.list, but the sink takes a Spark DataFrame"),
+    "None": (None, "returned None, but the sink writes the rows that the function returns"),
+    "a list": ([(0, 0)], "returned a builtins.list, but the sink needs a Spark DataFrame"),
     "no partition": (_Totals(), "returned rows without the column 'partition'"),
 }
 
@@ -1014,7 +1015,7 @@ def test_a_result_that_no_sink_can_take_is_no_attempt(
             error = _error(stand.run(count_records=True))
             assert f"function 'Stand.job.<locals>.process' ({__file__}:" in error
             assert text in error
-            assert "nothing is committed" in error
+            assert "nothing was written or committed" in error
     keys = [stand.scene.key(n) for n in range(3)]
     assert [(key.owner, key.offset, key.plan_end, key.plan_attempts) for key in keys] == [(None, 0, None, 0)] * 3
     stand.process = lambda _context, _batch, frame: frame
@@ -1101,7 +1102,7 @@ def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) ->
 def test_a_function_that_makes_no_sink_is_named(stand: Stand) -> None:
     """The function has no return: one line says so, before anything is claimed."""
     error = _error(stand.run(sink=lambda _: None))
-    assert "which makes the sink, returned None" in error
+    assert "which must return the sink, returned None" in error
     assert "ClaimingPartition" not in "".join(stand.scene.values())
 
 
@@ -1227,7 +1228,7 @@ def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
         ({"max_records": 0}, "max_records is 0; it must be above 0"),
         ({"time_budget_s": -1}, "time_budget_s is -1; it must be above 0"),
         ({"start": "yesterday"}, "start: 'yesterday'; give earliest or latest or fail"),
-        ({"spark_key": "spark", "spark_config": {}}, "spark_config: the session of resource 'spark'"),
+        ({"spark_key": "spark", "spark_config": {}}, "spark_config does not apply to the session of resource 'spark'"),
     ],
 )
 def test_settings_that_no_batch_could_keep_to_are_refused(settings: dict[str, Any], told: str) -> None:

@@ -122,7 +122,7 @@ def delays() -> None:
     [
         ({}, True, "is empty"),
         ({"rows": 5, "age_s": 60.0}, True, "5 rows wait"),
-        ({"rows": 5, "age_s": 61.0}, False, "is a harvester running"),
+        ({"rows": 5, "age_s": 61.0}, False, "a harvester is running"),
         ({"parked": 1}, False, "outbox parked"),
     ],
 )
@@ -153,7 +153,7 @@ def test_all_of_it_makes_definitions() -> None:
 def test_a_password_in_the_code_is_refused() -> None:
     """Dagster stores and shows what is written down in the definitions."""
     for dsn in ("postgresql://me:hunter2@localhost/db", "host=localhost password=hunter2"):
-        with pytest.raises(ConfigurationError, match="dsn is written down") as raised:
+        with pytest.raises(ConfigurationError, match="dsn is written in the code") as raised:
             OutboxResource(connection=KAFKA, dsn=dsn).get_resource_definition()
         assert "hunter2" not in str(raised.value) + repr(OutboxResource(connection=KAFKA, dsn=dsn))
 
@@ -161,7 +161,7 @@ def test_a_password_in_the_code_is_refused() -> None:
 def test_a_script_can_use_what_names_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of a run the variable is looked up when it is needed; a missing one is named."""
     outbox = OutboxResource(connection=KAFKA, dsn=EnvVar("OUTBOX_DSN"))
-    with pytest.raises(ConfigurationError, match="no variable OUTBOX_DSN"):
+    with pytest.raises(ConfigurationError, match="variable OUTBOX_DSN is not set"):
         outbox.tables()
     monkeypatch.setenv("OUTBOX_DSN", "postgresql://me:hunter2@localhost/db")
     assert outbox.tables().database.has_password

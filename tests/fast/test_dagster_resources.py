@@ -83,7 +83,7 @@ def test_a_key_with_a_password_is_taken() -> None:
         ({"group": "a\nb"}, "group: .*no control characters"),
         ({"group": "a\ud800"}, "group: .*cannot be a name"),
         ({"client_id": "i" * 256}, "client_id: .*1 to 255 characters"),
-        ({"group": "\N{DROPLET}" * 255, "client_id": "\N{DROPLET}" * 146}, "more than 1600 bytes of UTF-8 together"),
+        ({"group": "\N{DROPLET}" * 255, "client_id": "\N{DROPLET}" * 146}, "more than 1600 bytes of UTF-8"),
         ({"rule_set": "go"}, "heartbeat_interval_s is 10; with rule_set 'go' it must be 60"),
         (
             {"rule_set": "go", "heartbeat_interval_s": 60, "delivery": "at_most_once"},
@@ -142,7 +142,7 @@ def test_a_secret_in_the_code_is_refused(field: str) -> None:
     """A password that is written down is refused when definitions are built, without being repeated."""
     wrong = _connection(**SASL, password=CANARY)
     claimer = _claimer(**{field: wrong})
-    with pytest.raises(ConfigurationError, match=rf"{field}.password is written down .*=EnvVar") as refused:
+    with pytest.raises(ConfigurationError, match=rf"{field}.password is written in the code.*=EnvVar") as refused:
         dg.Definitions(resources={"claimer": claimer}).get_repository_def()
     assert CANARY not in str(refused.value)
     assert CANARY not in repr(claimer)
@@ -305,7 +305,7 @@ def test_work_stops_when_dagster_says_that_its_run_is_over(status: dg.DagsterRun
     with dg.DagsterInstance.ephemeral() as instance:
         run_id = _run(instance, status)
         reason = run_is_over(instance, run_id)()
-    assert reason == (f"Dagster says that run {run_id} is {status.value.lower()}" if status.value in ends else None)
+    assert reason == (f"Dagster reports that run {run_id} is {status.value.lower()}" if status.value in ends else None)
 
 
 def test_a_run_worker_watches_no_parent() -> None:

@@ -313,7 +313,7 @@ def test_a_run_that_is_under_way_is_not_asked_for_again(watch: Watch, status: dg
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, status)
-    assert "was asked for and is not over" in watch.skipped()
+    assert "was requested and has not ended" in watch.skipped()
 
 
 @pytest.mark.parametrize("before_plan", [False, True])
@@ -336,7 +336,7 @@ def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch
         keys.add(request.run_key)
         die(watch.was_asked(request, dg.DagsterRunStatus.STARTED))
     assert len(keys) == 3
-    assert f"left alone after {'3 runs' if before_plan else '4 attempts'}" in watch.skipped()
+    assert f"no more runs after {'3 runs' if before_plan else '4 attempts'}" in watch.skipped()
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeyp
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, dg.DagsterRunStatus.STARTED)
-    assert "was asked for and is not over" in watch.skipped()
+    assert "was requested and has not ended" in watch.skipped()
     monkeypatch.setattr("marshal_dagster.sensors._run_history.OPEN_RUN_PATIENCE_S", -60)
     again = watch.requests()
     assert [_config(each)["partitions"] for each in again] == [[0], [1], [2]]
@@ -382,7 +382,7 @@ def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> N
     assert third.run_key not in {first.run_key, None}
     assert third.run_key == second.run_key, "the second was never run"
     watch.settings = {"max_attempts": 1}
-    assert "left alone after 1 runs" in watch.skipped()
+    assert "no more runs after 1 runs" in watch.skipped()
 
 
 @pytest.mark.parametrize("deleted", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
@@ -470,7 +470,7 @@ def test_a_run_that_did_not_take_it_is_followed_by_another(watch: Watch, outcome
     for _ in range(3):
         (request,) = watch.requests()
         watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
-    assert "left alone after 3 runs" in watch.skipped()
+    assert "no more runs after 3 runs" in watch.skipped()
 
 
 @pytest.mark.parametrize("outcome", ["paused", "held"])
@@ -480,7 +480,7 @@ def test_a_run_that_could_not_try_wears_nothing_out(watch: Watch, outcome: str) 
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
-    assert "asked for again in" in watch.skipped()
+    assert "next request in" in watch.skipped()
     watch.settings["retry_wait_s"] = 0
     for _ in range(4):
         (request,) = watch.requests()
@@ -509,7 +509,7 @@ def test_a_plan_that_was_tried_too_often_is_left_alone_and_named(watch: Watch) -
         watch.die(f"dead-{number}", partitions=(0,))
     told = watch.skipped()
     assert f"{TOPIC}/0: plan [0, 10)" in told
-    assert f"left alone after 3 attempts. Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`, or" in told
+    assert f"no more runs after 3 attempts. Fix the cause and run `marshal-dagster retry {GROUP} {TOPIC} 0`, or" in told
 
 
 def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
@@ -519,7 +519,7 @@ def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
     for _ in range(2):
         for request in watch.requests():
             watch.was_asked(request, dg.DagsterRunStatus.FAILURE)
-    assert "left alone after 2 runs that failed" in watch.skipped()
+    assert "no more runs after 2 runs that failed" in watch.skipped()
 
 
 def _wear_out(watch: Watch, tries: int = 2, partitions: tuple[int, ...] = (0,)) -> None:
@@ -544,7 +544,7 @@ def test_after_each_failure_it_is_asked_for_later(watch: Watch) -> None:
         watch.was_asked(request, dg.DagsterRunStatus.FAILURE, ago_s=ago_s)
     told = watch.skipped()
     assert f"{TOPIC}/0: " in told
-    assert 40 <= int(told.split("its last run failed or changed nothing, asked for again in ")[1].split(" s")[0]) <= 50
+    assert 40 <= int(told.split("the last run failed or changed nothing, next request in ")[1].split(" s")[0]) <= 50
     watch.die("another", partitions=(1,))
     assert [_config(request)["partitions"] for request in watch.requests()] == [[1]]
 
@@ -556,7 +556,7 @@ def test_the_pause_after_a_failure_counts_from_the_runs_end(watch: Watch) -> Non
     (request,) = watch.requests()
     run_id = watch.was_asked(request, STARTED, ago_s=1_000)
     watch.instance.report_run_failed(cast("dg.DagsterRun", watch.instance.get_run_by_id(run_id)))
-    assert "asked for again in" in watch.skipped()
+    assert "next request in" in watch.skipped()
 
 
 def test_the_pause_has_a_limit() -> None:
@@ -576,7 +576,7 @@ def test_what_is_given_up_fails_a_check_once_and_passes_it_when_it_is_mended(wat
     (row,) = [record.data for record in table.records]
     assert (row["partition"], row["offset"], row["plan_end"], row["attempts"]) == (0, 0, 10, 2)
     assert row["last_run"] == watch.instance.get_runs(limit=1)[0].run_id
-    assert "left alone after 2 runs" in str(row["reason"])
+    assert "no more runs after 2 runs" in str(row["reason"])
     assert _checks(watch.tick()) == []
     watch.scene.work(watch.scene.delivery(), partitions=(0,))
     (mended,) = _checks(watch.tick())
@@ -694,7 +694,10 @@ def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> No
     assert [_config(request)["partitions"] for request in result.run_requests or ()] == [[1]]
     assert [check.passed for check in _checks(result)] == [False]
     watch.was_asked((result.run_requests or ())[0], STARTED)
-    assert "on_given_up failed and is called again at the next tick: ZeroDivisionError('no pager')" in watch.skipped()
+    assert (
+        "on_exhausted_plans failed and is called again at the next tick: ZeroDivisionError('no pager')"
+        in watch.skipped()
+    )
     for _ in range(3):
         watch.tick()
     assert len(calls) == 3
@@ -783,7 +786,7 @@ def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None
     watch.die()
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
-    assert "only observed" in watch.skipped()
+    assert "no member can claim" in watch.skipped()
 
 
 def test_another_groups_claims_are_not_this_sensors(watch: Watch) -> None:
@@ -1022,7 +1025,7 @@ def test_a_dead_at_most_once_run_of_elsewhere_is_told(watch: Watch) -> None:
     """When this Dagster does not know the run it says that it cannot tell what was dropped."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die("of-elsewhere")
-    assert "run of-elsewhere is not known here" in watch.skipped()
+    assert "this Dagster instance has no run of-elsewhere" in watch.skipped()
 
 
 def test_an_at_most_once_run_that_died_before_its_commit_dropped_nothing(watch: Watch) -> None:
@@ -1030,7 +1033,7 @@ def test_an_at_most_once_run_that_died_before_its_commit_dropped_nothing(watch: 
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die(RUN, before_plan=True)
     _run(watch)
-    assert "nothing was dropped, it died before it committed" in watch.skipped()
+    assert "nothing was dropped, because the run died before it committed" in watch.skipped()
 
 
 def test_an_uncommitted_at_most_once_plan_may_be_run(watch: Watch) -> None:
@@ -1063,7 +1066,7 @@ def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypat
         _run(watch, run_id, STARTED, {})
         _announce(watch, {0: 100 + number}, number + 1, start=number, run_id=run_id)
     told = [watch.skipped() for _ in range(3)]
-    assert f"run {runs[0]} is not over and too many came after it" in told[1]
+    assert f"run {runs[0]} is unfinished, but too many newer runs are watched" in told[1]
     assert list(StaleClaimCursor.read(watch.cursor).watched) == runs[1:]
     watch.instance.delete_run(runs[1])
     assert watch.skipped() == "nothing to redo"
@@ -1105,7 +1108,7 @@ def test_what_a_failed_run_held_is_revoked(watch: Watch, dead_runs: DeadRunWatch
     """All of it, once; of a run that held nothing it says so."""
     watch.die(RUN)
     _run(watch)
-    assert dead_runs.told().startswith(f"revoked what run {RUN} held: {TOPIC}/0: plan [0, 10)")
+    assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: {TOPIC}/0: plan [0, 10)")
     assert _owners(watch) == [False] * 3
     assert dead_runs.told() == f"run {RUN} held nothing of group '{GROUP}'"
 
@@ -1116,7 +1119,7 @@ def test_what_a_failed_run_held_in_a_go_group_is_waited_for(watch: Watch, dead_r
     watch.scene.about(ClaimingPartition, f"{RUN}.1", 0)
     told = dead_runs.told()
     assert told.startswith(f"Go consumers share group '{GROUP}', or may because it has no settings")
-    assert told.endswith("It goes stale by itself within 121 s of its last heartbeat")
+    assert told.endswith("They become stale within 121 s of the last heartbeat")
     assert (_owners(watch), RefusingLog.appended) == ([True, False, False], 0)
 
 
@@ -1136,7 +1139,7 @@ def test_all_runs_that_are_over_are_freed_at_once(watch: Watch, dead_runs: DeadR
     _run(watch)
     _hold_each(watch, [FAILURE, STARTED, dg.DagsterRunStatus.CANCELED])
     told = dead_runs.told()
-    assert told.startswith(f"revoked what 2 other runs that are over held: {TOPIC}/0: no plan")
+    assert told.startswith(f"revoked the claims of 2 other ended runs: {TOPIC}/0: no plan")
     assert f"{TOPIC}/2: no plan" in told
     assert _owners(watch) == [False, True, False]
     assert RefusingLog.appended == 1
@@ -1154,8 +1157,8 @@ def test_what_others_held_that_cannot_be_revoked_does_not_hide_the_rest(
 
     monkeypatch.setattr(ClaimerResource, "group_keys", down)
     told = dead_runs.told()
-    assert told.startswith(f"revoked what run {RUN} held: ")
-    assert told.endswith("what other runs held that are over cannot be revoked now: Kafka is down")
+    assert told.startswith(f"revoked the claims of run {RUN}: ")
+    assert told.endswith("the claims of other ended runs cannot be revoked now: Kafka is down")
 
 
 def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, dead_runs: DeadRunWatch) -> None:
@@ -1163,7 +1166,7 @@ def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, d
     watch.die(RUN)
     _run(watch)
     watch.scene.pause(3_600)
-    assert dead_runs.told().startswith(f"revoked what run {RUN} held: ")
+    assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: ")
     assert _owners(watch) == [False] * 3
 
 
@@ -1186,7 +1189,7 @@ def test_runs_of_other_code_locations_are_watched_if_wanted(
         watch.instance.report_run_canceled(run)
     result = dead_runs.evaluate(ticks[status], cursor)
     assert _owners(watch) == owners
-    assert (f"revoked what run {RUN} held" in str(result.skip_message)) is watches_all
+    assert (f"revoked the claims of run {RUN}" in str(result.skip_message)) is watches_all
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -1195,7 +1198,7 @@ def test_a_revocation_without_an_answer_is_tried_again(watch: Watch, dead_runs: 
     watch.die(RUN)
     _run(watch)
     RefusingLog.refused, RefusingLog.written = 2, written
-    assert dead_runs.told().startswith(f"revoked what run {RUN} held: ")
+    assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: ")
     assert _owners(watch) == [False] * 3
     assert RefusingLog.appended == (1 if written else 3)
 
@@ -1206,9 +1209,9 @@ def test_what_cannot_be_revoked_is_named(watch: Watch, dead_runs: DeadRunWatch) 
     _run(watch)
     RefusingLog.refused = 100
     told = dead_runs.told()
-    assert told.startswith(f"could not revoke what run {RUN} holds: {TOPIC}/1: plan [0, 10)")
+    assert told.startswith(f"could not revoke the claims of run {RUN}: {TOPIC}/1: plan [0, 10)")
     assert "Local: Message timed out" in told
-    assert "go stale by themselves within 20 s" in told
+    assert "become stale within 20 s" in told
     assert RefusingLog.appended == 3
 
 
@@ -1223,12 +1226,12 @@ def test_revoking_ends_within_the_time_out(watch: Watch, dead_runs: DeadRunWatch
 
 
 def test_a_claim_that_is_only_observed_is_named(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """Where retention has cut the log there is no epoch to revoke: it is said, and not tried again."""
+    """If retention has truncated the log, its epochs are unknown: that is reported, and not tried again."""
     watch.die(RUN)
     _run(watch)
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
-    assert "no epoch to revoke" in dead_runs.told()
+    assert "the epochs are unknown" in dead_runs.told()
     assert RefusingLog.appended == 0
 
 
@@ -1245,7 +1248,7 @@ def test_a_log_that_cannot_be_read_fails_the_tick_with_what_to_expect(
         raise UnavailableError("Kafka at 127.0.0.1:9 cannot be reached")
 
     monkeypatch.setattr("marshal_dagster.coordination.rationalizer_cache.shared_rationalizer", down)
-    with pytest.raises(UnavailableError, match=r"could not be revoked: Kafka at .* go stale by themselves within 20 s"):
+    with pytest.raises(UnavailableError, match=r"could not be revoked: Kafka at .* become stale within 20 s"):
         dead_runs.react()
     assert len(asked) == 3
 
@@ -1261,8 +1264,8 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
     _die_at_most_once(watch)
     monkeypatch.setattr(ClaimerResource, "group_keys", down)
     told = dead_runs.told()
-    assert told.startswith(f"revoked what run {RUN} held: ")
-    assert told.endswith("is not known now, the stale-claim sensor reports it later: Kafka is down")
+    assert told.startswith(f"revoked the claims of run {RUN}: ")
+    assert told.endswith("are unknown now, the stale-claim sensor reports them later: Kafka is down")
 
 
 # Cursor
@@ -1312,7 +1315,7 @@ def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) ->
     assert [again.run_key for again in watch.requests()] == [request.run_key]
     watch.was_asked(request, STARTED)
     watch.cursor = text
-    assert "was asked for and is not over" in watch.skipped()
+    assert "was requested and has not ended" in watch.skipped()
 
 
 def test_the_cursor_stays_small(watch: Watch) -> None:
@@ -1394,7 +1397,7 @@ def _other_job() -> None:
         (JOB, {"group": GROUP, "grouping": "run"}, "grouping: 'run'; give topic or partition"),
         (_other_job, {"group": GROUP}, "job '_other_job' has no claimed-batch op"),
         (JOB, {"group": GROUP, "retry_wait_s": float("nan")}, "retry_wait_s is nan; it must be a number of seconds"),
-        ([JOB, build_reprocess_job(OP, name="redo2")], {"group": GROUP}, "'redo' and 'redo2' both work on topic"),
+        ([JOB, build_reprocess_job(OP, name="redo2")], {"group": GROUP}, "'redo' and 'redo2' both process topic"),
     ],
 )
 def test_settings_that_make_no_sensor_are_refused(jobs: Any, settings: dict[str, Any], told: str) -> None:  # noqa: ANN401
@@ -1421,7 +1424,7 @@ def test_a_dead_run_sensor_refuses_another_groups_claimer(watch: Watch) -> None:
         dg.build_run_status_sensor_context(
             sensor.name, event, watch.instance, run, resources={"claimer": other}
         ) as context,
-        pytest.raises(ConfigurationError, match=f"must be of group '{GROUP}', not 'other'"),
+        pytest.raises(ConfigurationError, match=f"is for group '{GROUP}', but its claimer is for group 'other'"),
     ):
         sensor(context)
 
@@ -1459,7 +1462,7 @@ def test_sensors_of_two_groups_that_get_one_name_are_told_of(caplog: pytest.LogC
     assert caplog.messages == []
     build_lag_sensor(JOB, group="one_name", max_lag_records=1)
     (told,) = caplog.messages
-    assert told.startswith("a sensor of 'one-name' and one of 'one_name' are both named one_name_lag")
+    assert told.startswith("the sensors of 'one-name' and of 'one_name' are both named one_name_lag")
 
 
 def test_the_interval_is_that_of_the_group(watch: Watch) -> None:
@@ -1535,7 +1538,7 @@ def test_a_range_that_was_redone_is_not_asked_for_again(watch: Watch) -> None:
     (again,) = watch.requests()
     assert _seen(again) == [(1, 5, 8)]
     watch.settings["max_attempts"] = 1
-    assert "orders/1: plan [5, 8), held by nobody: left alone after 2 attempts" in watch.skipped()
+    assert "orders/1: plan [5, 8), no owner: no more runs after 2 attempts" in watch.skipped()
 
 
 def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: DeadRunWatch) -> None:
@@ -1547,7 +1550,7 @@ def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: Dead
     _run(watch)
     told = dead_runs.told()
     assert told.startswith(
-        f"revoked what run {RUN} held: {TOPIC}/0: plan [0, 3), client 'c' silent for 0 s; {TOPIC}/0: no"
+        f"revoked the claims of run {RUN}: {TOPIC}/0: plan [0, 3), client 'c' silent for 0 s; {TOPIC}/0: no"
     )
     assert f"{TOPIC}/1: plan [0, 4)" in told
     assert [(range_.start, range_.phase, range_.owner is None) for range_ in watch.scene.key(0).ranges] == [
@@ -1564,7 +1567,7 @@ def test_ranges_that_cannot_be_revoked_are_named(watch: Watch, dead_runs: DeadRu
     _hold(watch, {1: (5, 8)})
     _run(watch)
     RefusingLog.refused = 100
-    assert dead_runs.told().startswith(f"could not revoke what run {RUN} holds: {TOPIC}/1: plan [5, 8)")
+    assert dead_runs.told().startswith(f"could not revoke the claims of run {RUN}: {TOPIC}/1: plan [5, 8)")
     assert RefusingLog.appended == 3
 
 

@@ -103,5 +103,5 @@ def test_descriptors_that_cannot_be_used_are_refused() -> None:
     node = DescriptorProto(name="A", field=[message_field("a", 1, FieldDescriptorProto.TYPE_MESSAGE, of="A")])
     tree = FileDescriptorProto(name="t.proto", syntax="proto3", message_type=[node])
     in_itself = _message(FileDescriptorSet(file=[tree]).SerializeToString(), "A")
-    with pytest.raises(ConfigurationError, match="'A' holds itself"):
+    with pytest.raises(ConfigurationError, match="'A' contains itself"):
         _struct(in_itself)

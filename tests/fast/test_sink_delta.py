@@ -397,7 +397,7 @@ def test_options_that_are_the_sinks_own_are_refused() -> None:
 def test_the_table_is_asked_in_a_session() -> None:
     """Without one the error says what to do."""
     sink = DeltaSink("/out", session=None)
-    with pytest.raises(ConfigurationError, match="start it before the batch is claimed"):
+    with pytest.raises(ConfigurationError, match="start one before the batch is claimed"):
         sink.verdicts([part(0, 0, 3)])
 
 

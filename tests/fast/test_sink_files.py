@@ -339,7 +339,7 @@ def test_a_file_system_of_hadoops_is_reached_through_a_session(monkeypatch: pyte
     wanted = [part(0, 0, 1)]
     sink = FileSink("hdfs://host/output/")
     assert (sink.path, repr(sink)) == ("hdfs://host/output", "FileSink('hdfs://host/output', format='parquet')")
-    with pytest.raises(ConfigurationError, match="there is no session: start it before the batch is claimed"):
+    with pytest.raises(ConfigurationError, match="there is no Spark session: start one before the batch is claimed"):
         sink.verdicts(wanted)
     monkeypatch.setattr(connect, "is_connect", lambda _: True)
     over_connect: Any = object()

@@ -80,7 +80,7 @@ def test_a_server_that_runs_each_task_once(master: str) -> None:
     ("settings", "why"),
     [
         ({"spark.master": "local[2]"}, r"spark\.task\.maxFailures is 4, must be 1"),
-        ({**SINGLE_EXECUTION, "spark.master": "local[2, 3]"}, "must not name failures"),
+        ({**SINGLE_EXECUTION, "spark.master": "local[2, 3]"}, "must not set a number of allowed failures"),
         ({**SINGLE_EXECUTION, "spark.speculation": "true"}, r"spark\.speculation is true"),
     ],
 )
@@ -112,7 +112,7 @@ def test_progress_is_what_the_server_last_told_of_the_batch() -> None:
         assert job_control.progress(fake, "another") is None
         fake.tags.clear()
         tell(stages=[stage(9, 9)], inflight_tasks=1, operation_id="p", done=False)
-        assert str(job_control.progress(fake, "b")) == "3 of 6 tasks done, 1 stages at work"
+        assert str(job_control.progress(fake, "b")) == "3 of 6 tasks done, 1 stages running"
         fake.tags.add("marshal-dagster b")
         tell(stages=None, inflight_tasks=0, operation_id="o", done=True)
         assert job_control.progress(fake, "b") is None
@@ -171,7 +171,7 @@ def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(connect_session, "_ANSWERS_WITHIN_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        pytest.raises(UnavailableError, match=r"gave no session within 0\.2 s: .*Resource\(\)\.stop_server"),
+        pytest.raises(UnavailableError, match=r"created no session within 0\.2 s: .*Resource\(\)\.stop_server"),
     ):
         connect_session.connect(f"sc://127.0.0.1:{server.getsockname()[1]}")
     assert left.wait(5)
@@ -295,7 +295,7 @@ def test_another_that_listens_there_is_no_server(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
         spawn = processes.spawn
         monkeypatch.setattr(processes, "spawn", lambda _, *others: spawn([sys.executable, "-c", "exit(1)"], *others))
-        with pytest.raises(UnavailableError, match="ended at its start"):
+        with pytest.raises(UnavailableError, match="ended while it started"):
             ConnectServer(tmp_path).start()
 
 
@@ -307,7 +307,7 @@ def test_what_a_server_printed_outlives_it(tmp_path: Path, monkeypatch: pytest.M
         script = f"print('{says}'); exit(1)"
         command = [sys.executable, "-c", script]
         monkeypatch.setattr(processes, "spawn", lambda _, *others, command=command: spawn(command, *others))
-        with pytest.raises(UnavailableError, match="ended at its start"):
+        with pytest.raises(UnavailableError, match="ended while it started"):
             ConnectServer(tmp_path).start()
     logs = [tmp_path / "previous.log", tmp_path / "server.log"]
     assert [log.read_text() for log in logs] == ["first\n", "second\n"]
@@ -325,5 +325,5 @@ def test_a_token_written_down_is_refused(fields: dict[str, Any]) -> None:
 
 def test_only_the_server_of_this_machine_is_stopped_here() -> None:
     """Another's is stopped where it was started."""
-    with pytest.raises(ConfigurationError, match="not this machine's own"):
+    with pytest.raises(ConfigurationError, match="it did not start the server"):
         SparkConnectResource(url="sc://h").stop_server()

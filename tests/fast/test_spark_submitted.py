@@ -113,7 +113,7 @@ def test_what_no_script_has_read_to_its_end_is_not_committed(
 def test_at_most_once_is_not_handed_over(scene: Scene) -> None:
     """Before anything is committed."""
     batch = scene.batch(scene.delivery(DeliveryMode.AT_MOST_ONCE))
-    with pytest.raises(ConfigurationError, match="process it in the run"), batch, handed_over(batch, CONNECTION):
+    with pytest.raises(ConfigurationError, match="Process the batch in the run"), batch, handed_over(batch, CONNECTION):
         raise AssertionError
     assert not batch.committed
     assert not batch.dropped

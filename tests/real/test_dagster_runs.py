@@ -281,7 +281,7 @@ def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: 
     assert "unclean.leader.election.enable is true, it must be false" in _error(refused, "claim")
     accepted = work.execute_in_process(instance=site.instance, resources={"claimer": lax})
     lines = [entry.user_message for entry in site.instance.all_logs(accepted.run_id) if not entry.is_dagster_event]
-    assert any("accepted, though dangerous" in line for line in lines)
+    assert any("accepts a dangerous setting" in line for line in lines)
 
 
 def test_a_log_that_was_cut_after_a_run_is_read_on_by_the_next(
@@ -585,7 +585,7 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
     worker.wait(10)
     told = site.react(run, DeliveryMode.AT_LEAST_ONCE)
     assert isinstance(told, dg.SensorResult)
-    assert f"revoked what run {run.run_id} held: {site.topic}/0: plan [0, 5)" in str(told.skip_reason)
+    assert f"revoked the claims of run {run.run_id}: {site.topic}/0: plan [0, 5)" in str(told.skip_reason)
     assert [(site.key(n).owner, site.key(n).plan_end) for n in range(PARTITIONS)] == [(None, 5), (None, 5)]
     again = site.react(run, DeliveryMode.AT_LEAST_ONCE)
     assert isinstance(again, dg.SkipReason)

@@ -109,10 +109,10 @@ def test_the_lag_sensor_sees_what_is_unread_and_how_old_it_is(site: Site) -> Non
     many = build_lag_sensor(site.job(), group=site.group, max_lag_records=4)
     old = build_lag_sensor(site.job(), group=site.group, max_lag_age_s=600)
     site.write(0, [900, 500, 10])
-    assert str(site.evaluate(many).skip_message).startswith("3 records are unread, 3 of them in 1 partitions")
+    assert str(site.evaluate(many).skip_message).startswith("3 records are unread, 3 of them in 1 unheld partitions")
     assert len(site.evaluate(old).run_requests or ()) == 1
     claimer = site.claim("reader", {0: 1, 1: 0})
-    assert str(site.evaluate(old).skip_message).startswith("2 records are unread, 0 of them in 0 partitions")
+    assert str(site.evaluate(old).skip_message).startswith("2 records are unread, 0 of them in 0 unheld partitions")
     claimer.release()
     assert "0 partitions have an unread record older than 600 s" in str(site.evaluate(old).skip_message)
     site.write(1, [20, 10, 0])
@@ -140,7 +140,7 @@ def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None
     first = site.evaluate(sensor)
     (request,) = first.run_requests or ()
     run = site.instance.create_run_for_job(job, run_config=request.run_config, tags=request.tags)
-    assert "was asked for and is not over" in str(site.evaluate(sensor, first.cursor).skip_message)
+    assert "was requested and has not ended" in str(site.evaluate(sensor, first.cursor).skip_message)
     site.instance.report_run_failed(run)
     second = site.evaluate(sensor, first.cursor)
     for event in second.asset_events:
@@ -162,8 +162,8 @@ def test_all_that_failed_runs_held_is_free_after_one_tick(site: Site) -> None:
     for run in runs:
         site.instance.report_run_failed(run)
     told = str(site.evaluate(failed, started.cursor).skip_message)
-    assert f"revoked what run {runs[0].run_id} held" in told
-    assert "revoked what 1 other runs that are over held" in told
+    assert f"revoked the claims of run {runs[0].run_id}" in told
+    assert "revoked the claims of 1 other ended runs" in told
     site.claim("next", dict.fromkeys(range(PARTITIONS), 0)).release()
 
 

@@ -380,7 +380,7 @@ def test_a_run_that_is_canceled_by_force_commits_nothing_more(make_site: MakeSit
     wait_until(lambda: "the heartbeats have ended" in site.said(run_id), "its heartbeats end", 20)
     going_on().touch()
     (run,) = site.wait(run_id)
-    assert f"Dagster says that run {run_id} is canceled: BatchAbortedError" in site.error(run_id)
+    assert f"Dagster reports that run {run_id} is canceled: BatchAbortedError" in site.error(run_id)
     assert site.steps(run_id, dg.DagsterEventType.STEP_RESTARTED) == []
     assert run.status is not SUCCESS
     assert {(key.owner, key.offset) for key in site.states()} == {(None, 0)}

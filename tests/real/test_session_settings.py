@@ -155,7 +155,7 @@ def test_a_schema_is_inferred_from_objects_with_names_that_come_once(spark: "Spa
 def test_fields_that_the_session_cannot_tell_apart_are_refused(spark: "SparkSession") -> None:
     """Where it can they are two fields, as in JSON."""
     frame = batch(spark, '{"id": 1, "ID": 2}')
-    with pytest.raises(ConfigurationError, match="column 'value': its fields 'id' and 'ID' are one name"):
+    with pytest.raises(ConfigurationError, match="column 'value': its fields 'id' and 'ID' are the same name"):
         decode_json(frame, "id int, ID int")
     with session_settings(spark, {"spark.sql.caseSensitive": "true"}):
         good, _ = decode_json(frame, "id int NOT NULL, ID int").split()
@@ -277,7 +277,7 @@ def test_headers_of_the_source_are_the_same_in_every_session(spark: "SparkSessio
 def test_headers_of_the_source_replace_no_column_of_another_case(spark: "SparkSession") -> None:
     """Spark's writer would find two."""
     frame = batch(spark, "a").withColumnRenamed("headers", "Headers")
-    with pytest.raises(ConfigurationError, match="this session takes 'Headers' for 'headers'"):
+    with pytest.raises(ConfigurationError, match="this session treats 'Headers' as 'headers'"):
         with_source_headers(frame, [part(0, 0, 1)])
 
 

@@ -398,7 +398,7 @@ def test_the_sink_is_case_sensitive_if_the_session_is(spark: "SparkSession", tmp
         frame = spark.sql("SELECT 0 AS partition, 'mine' AS Marshal_Range, 1 AS a, 2 AS A")
         sink.write(frame, [part(0, 0, 1)], never)
         assert [tuple(row) for row in sink.read(spark).collect()] == [(0, "mine", 1, 2)]
-    with pytest.raises(ConfigurationError, match="a commit's columns 'a' and 'A' are one name in this session"):
+    with pytest.raises(ConfigurationError, match="a commit's columns 'a' and 'A' are the same name in this session"):
         sink.read(spark)
 
 
@@ -417,7 +417,7 @@ def test_a_column_whose_case_changes_is_one_column(spark: "SparkSession", tmp_pa
 def test_a_column_spelt_otherwise_is_refused(spark: "SparkSession", tmp_path: Path, name: str) -> None:
     """Python would not find it, and Spark would."""
     frame = spark.sql("SELECT 0 AS partition, 0L AS offset").withColumnRenamed(name.lower(), name)
-    with pytest.raises(ConfigurationError, match=f"this session takes '{name}' for '{name.lower()}'.*rename '{name}'"):
+    with pytest.raises(ConfigurationError, match=f"this session treats '{name}' as '{name.lower()}'.*rename '{name}'"):
         FileSink(tmp_path).write(frame, [part(0, 0, 1)], never)
 
 

@@ -307,7 +307,7 @@ def test_the_servers_page_shows_no_secret(driver: Driver, work: Work) -> None:
 def test_a_wrong_token_and_a_missing_server_are_one_line(driver: Driver, work: Work) -> None:
     """Each at once, with what to do."""
     refused = driver.call(connect_wrongly, work.where.master, "wrong")
-    assert "gives no session" in refused
+    assert "created no session" in refused
     missing = driver.call(connect_wrongly, f"sc://localhost:{free_port()}", "any")
     assert "no Spark Connect server answers at localhost" in missing
     assert "\n" not in refused + missing

@@ -159,7 +159,7 @@ def test_progress_counts_tasks(spark: "SparkSession", tmp_path: Path) -> None:
             found = progress(spark, "b5")
             assert found is not None
             assert (found.active_stages, found.tasks_total) == (1, 3)
-            assert str(found) == "2 of 3 tasks done, 1 stages at work"
+            assert str(found) == "2 of 3 tasks done, 1 stages running"
         finally:
             (tmp_path / "go on").touch()
         assert future.result(60) == 3
@@ -171,7 +171,7 @@ def test_a_batch_is_marked_once(spark: "SparkSession") -> None:
     before = spark.sparkContext.getLocalProperty("spark.job.description")
     with (
         batch_jobs(spark, "b6"),
-        pytest.raises(ValueError, match="b6 has its jobs marked already"),
+        pytest.raises(ValueError, match="the jobs of batch b6 are already tagged"),
         batch_jobs(spark, "b6"),
     ):
         pass
@@ -237,5 +237,5 @@ def test_an_unfit_session_is_one_line_and_a_stopped_one_is_left_alone() -> None:
         "refused: this session has no working Kafka connector (Failed to find data source: kafka"
     )
     assert "spark.jars.packages=org.apache.spark:spark-sql-kafka" in lines[0]
-    assert "spark.master is local[1, 2], must not name failures" in lines[1]
+    assert "spark.master is local[1, 2], must not set a number of allowed failures" in lines[1]
     assert lines[2:] == ["None", "left"]

@@ -139,7 +139,7 @@ def test_the_asset_graph_shows_checks_and_the_asset_its_plots(page: Page, shoot:
     passed.click()
     expect(page.get_by_text("Succeeded", exact=True)).to_have_count(6, timeout=RUN_MS)
     page.get_by_text("lag", exact=True).first.click()
-    expect(page.get_by_text("0 offsets are left to read; 0 are allowed")).to_be_visible()
+    expect(page.get_by_text("0 offsets are unread; 0 are allowed")).to_be_visible()
     shoot("checks")
     expect_plots(page)
     shoot("plots")

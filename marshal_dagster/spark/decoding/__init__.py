@@ -1,8 +1,8 @@
-"""What the bytes of a batch's records say: JSON, Avro and Protobuf, and what becomes of those that say nothing.
+"""Decoding of a batch's records from JSON, Avro and Protobuf, and handling of records that cannot be decoded.
 
-`decode_…` give a `DecodedBatch`, in which each record has a value or a reason why it has none. Plain DataFrame
-functions only, so that it works in every kind of session. Schemas are fetched here, by the driver (`schemas`): no
-secret of a registry reaches a plan.
+The functions `decode_...` return a `DecodedBatch`, in which each record has a value, or a reason why it has none. They
+use only DataFrame functions, so they work in every kind of session. The driver fetches the schemas (`schemas`), so no
+secret of a registry gets into a Spark plan.
 """
 
 from marshal_dagster.spark.decoding.avro_codec import AVRO_PACKAGE as AVRO_PACKAGE

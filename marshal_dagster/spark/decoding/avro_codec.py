@@ -1,4 +1,7 @@
-"""Avro values, in Confluent's frame or bare, read by one schema whatever schema they were written with."""
+"""Decoding of Avro values, with or without Confluent's frame.
+
+All values are read with one reader schema, even if they were written with different schemas.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 AVRO_PACKAGE: Final = "org.apache.spark:spark-avro_2.13:4.0.0"
-"""Maven coordinates of Spark's own Avro functions, which the session needs; `fetch_connector` fetches them."""
+"""Maven coordinates of Spark's Avro functions, which the session needs. `fetch_connector` can download them."""
 
 _READ_WHOLE = "_marshal_read_whole"
 _ADVICE = f"start it with spark.jars.packages={AVRO_PACKAGE}"
@@ -33,19 +36,40 @@ def decode_avro(
     subject: str | None = None,
     nulls: NullPolicy = NullPolicy.BAD,
 ) -> DecodedBatch:
-    """Decode values that are each one Avro record, and read them by one schema.
+    """Decode values that are one Avro record each, and read them with one schema.
 
-    Each value has Confluent's frame, whose schema id says in `schemas` how it was written; with `schemas` None values
-    have no frame and were all written by `schema`. They are read by `schema` (the text of a record's schema), else by
-    the newest one of `subject`, in Avro's own way: fields are matched by name, missing ones get their default. The
-    batch's schema ids are looked up first, in a pass of its own.
+    Each value has Confluent's frame with the id of its writer's schema. Avro matches fields by name, and fields that
+    are missing in the writer's schema get their default. An extra pass over the batch looks up its schema ids first.
 
-    Bad is a value that is null (but see `nulls`), empty, without a frame, of a schema id that `schemas` does not know
-    or that is of another kind or another record than the one to read by (by its name without namespace, or its
-    aliases) or has an array whose items take no bytes, that ends too early, has a string that is not UTF-8, or does not
-    fit the schema to read by. A `schemas` that cannot be asked makes no record bad: `UnavailableError` or
-    `ConfigurationError` is raised, the latter also for a schema that cannot be used, for more schema ids than are
-    looked up, and for a session without `AVRO_PACKAGE`.
+    A value is bad in these cases:
+
+    - It is null (see `nulls`), empty, or without a frame.
+    - Its schema id is unknown, or belongs to another kind of schema.
+    - Its schema is of another record than the reader's schema, by name without namespace and by aliases.
+    - Its schema has an array whose items take no bytes.
+    - It is truncated, has a string that is not UTF-8, or does not match the reader's schema.
+
+    Args:
+        frame: The frame of `batch.read`.
+        schemas: The writers' schemas, such as a `SchemaRegistry`. With None, values have no frame and were all written
+            with `schema`.
+        schema: The reader's schema, as JSON text of a record. Pass either this or `subject`.
+        subject: The subject whose newest schema is the reader's schema.
+        nulls: Whether a record with a null value is bad.
+
+    Returns:
+        The decoded records.
+
+    Raises:
+        UnavailableError: The registry cannot be reached. That makes no record bad.
+        ConfigurationError: A schema or the registry's configuration is invalid, the batch has too many schema ids, or
+            the session has no `AVRO_PACKAGE`.
+
+    Example:
+        ```python
+        registry = SchemaRegistry(url="https://registry:8081")
+        rows = decode_avro(frame, registry, subject="orders-value").or_dead_letter("orders-bad", connection)
+        ```
     """
     check_settings(frame.sparkSession, AVRO_VALUES, "decode_avro")
     reader = _reader(schemas, schema, subject)
@@ -70,24 +94,26 @@ def decode_avro(
         read, value = read_once(frame, value)
         is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
         decoded = f.when(is_there, value.dropFields(_READ_WHOLE))
-        # Spark keeps the bytes of a string as they are, and readers replace them silently.
+        # Spark keeps invalid bytes of a string, and readers replace them silently.
         has_bad_text = any_value(value, read.schema[-1].dataType, text_kinds(), is_not_utf8)
         reason = reason.when(is_there & ~is_whole, not_whole).when(is_there & has_bad_text, f.lit(NOT_UTF8))
         return DecodedBatch(read, decoded, reason, columns=frame.columns)
     except MarshalError:
         raise
-    except Exception as error:  # the JVM's, about a schema or a function that is not there
-        words = first_line(error)
-        raise ConfigurationError(f"Avro cannot be read ({words}): check the schema to read by, or {_ADVICE}") from error
+    except Exception as error:  # an error of the JVM about a schema or a missing function
+        text = first_line(error)
+        raise ConfigurationError(f"Avro cannot be decoded ({text}): check the reader's schema, or {_ADVICE}") from error
 
 
 def _reader(schemas: Schemas | None, schema: str | None, subject: str | None) -> dict[str, Any]:
     if (schema is None) == (subject is None):
-        raise ConfigurationError("give the schema to read by, or a subject whose newest one it is")
+        raise ConfigurationError("pass either schema, or a subject whose newest schema is the reader's schema")
     if subject is None:
         return _record(str(schema), "schema")
     if schemas is None:
-        raise ConfigurationError(f"subject {subject!r}: values without a frame need a schema")
+        raise ConfigurationError(
+            f"subject is {subject!r}, but without schemas values have no frame: pass schema instead"
+        )
     newest = confluent_wire_format.newest_schema(schemas, subject, SchemaKind.AVRO)
     return _record(whole(newest), f"subject {subject!r}")
 
@@ -96,23 +122,23 @@ def _record(text: str, source: str) -> dict[str, Any]:
     try:
         parsed = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"{source}: no Avro schema, it is not JSON ({error})") from error
+        raise ConfigurationError(f"{source}: no Avro schema, because it is not JSON ({error})") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "record" or not isinstance(parsed.get("fields"), list):
-        raise ConfigurationError(f"{source}: the schema to read by must be that of a record")
+        raise ConfigurationError(f"{source}: the reader's schema must be that of a record")
     return parsed
 
 
 def _if_of_reader(number: int, schema: Schema | str, reader: Mapping[str, Any]) -> Schema | str:
-    """Give `schema`, or why nothing written with it is of `reader`, by name: Java's Avro compares fields alone.
+    """Return `schema`, or a reason if its record has another name than that of `reader`.
 
-    Where fields have defaults it would take any other record of the topic for one of these.
+    Java's Avro compares only fields. If fields have defaults, it would accept any other record of the topic.
     """
     if isinstance(schema, str):
         return schema
     try:
         written = json.loads(schema.text)
     except ValueError as error:
-        raise ConfigurationError(f"schema id {number}: no Avro schema, it is not JSON ({error})") from error
+        raise ConfigurationError(f"schema id {number}: no Avro schema, because it is not JSON ({error})") from error
     name = _short(written.get("name")) if isinstance(written, dict) else ""
     wanted = _short(reader.get("name"))
     if name in {wanted, *map(_short, reader.get("aliases", ()))}:
@@ -126,7 +152,7 @@ def _short(name: object) -> str:
 
 
 def _is_unbounded(schema: object) -> bool:
-    """Say whether it has an array whose items take no bytes: their count is all that a record says of them."""
+    """Return whether the schema has an array whose items take no bytes, so that their count is unlimited."""
     nodes = list(_nodes(schema))
     named = {_short(node["name"]): node for node in nodes if isinstance(node, dict) and "name" in node}
     arrays = (node for node in nodes if isinstance(node, dict) and node.get("type") == "array")
@@ -171,9 +197,10 @@ def _read_by_id(schemas_by_id: Mapping[int, Schema | str], reader: Mapping[str, 
 
 
 def _read(data: "Column", writer: object, reader: Mapping[str, Any]) -> "Column":
-    """Read `data`; what cannot be read has null even in the field `_READ_WHOLE`, which no writer has written.
+    """Return the decoded `data`, with an additional field `_READ_WHOLE` that is null if `data` cannot be read.
 
-    Spark gives nothing but a record of nulls for what it cannot read, and there may be such records.
+    Spark returns a record of nulls for unreadable data, but valid records may consist of nulls too. No writer has this
+    field, so in valid records it has its default.
     """
     from pyspark.sql.avro.functions import from_avro
 
@@ -181,12 +208,12 @@ def _read(data: "Column", writer: object, reader: Mapping[str, Any]) -> "Column"
     try:
         options = {"avroSchema": json.dumps(marked), "mode": "PERMISSIVE", "datetimeRebaseMode": "CORRECTED"}
         return from_avro(data, json.dumps(writer), options)
-    except TypeError as error:  # the class is not in the JVM
-        raise ConfigurationError(f"this session cannot read Avro: {_ADVICE}") from error
+    except TypeError as error:  # the JVM does not have the class
+        raise ConfigurationError(f"this session cannot decode Avro: {_ADVICE}") from error
 
 
 def whole(schema: Schema) -> str:
-    """Give a schema's text with the types that it names from its references in their places."""
+    """Return the text of a schema, with the definitions of the types that it references."""
     if not schema.references:
         return schema.text
     return json.dumps(_placed(json.loads(schema.text), "", dict(_definitions(schema)), set()))
@@ -199,7 +226,7 @@ def _definitions(schema: Schema) -> Iterator[tuple[str, Any]]:
 
 
 def _placed(node: object, namespace: str, definitions: Mapping[str, object], done: set[str]) -> object:
-    """Put a definition where its name stands first; Avro knows it by its name from there on."""
+    """Replace the first use of each referenced name by its definition; later uses keep the name."""
     if isinstance(node, list):
         return [_placed(part, namespace, definitions, done) for part in node]
     if isinstance(node, str):

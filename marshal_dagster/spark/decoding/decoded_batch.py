@@ -1,4 +1,7 @@
-"""A decoded batch: each record has a value or a reason why it has none, and none is left out silently."""
+"""A decoded batch, in which each record has a value or a reason why it has none.
+
+No record is left out silently: the methods of `DecodedBatch` define what happens to the bad records.
+"""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
@@ -13,69 +16,88 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 REASON: Final = "reason"
-"""The column that says why a record has no value; null in good ones."""
+"""The column with the reason why a record has no value; null for good records."""
 RAW: Final = "raw"
-"""The column of the bytes of a bad record, beside the decoded ones."""
+"""The column with the bytes of a bad record."""
 NOT_UTF8 = "it has a text that is not UTF-8"
 
 _VALUE = "_marshal_value"
 _REASON = "_marshal_reason"
 _READ = "_marshal_read"
 ADDED: Final = "_marshal_both"
-"""The column with the result of a function that reads value and reason at once."""
-# A letter is larger than its record, which may be of any size that its topic takes; the dead letters' topic judges it.
+"""The column with the result of a function that returns value and reason together."""
+# A dead letter is larger than its record, which may be as large as its topic allows. The dead letters' topic decides.
 _LARGE_LETTERS: Final = {"kafka.max.request.size": str(128 * 1024**2), "kafka.buffer.memory": str(128 * 1024**2)}
 _OF_A_RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
 _HEADERS = ("topic", "partition", "offset", "timestamp", "key", "reason")
 
 
 class NullPolicy(Enum):
-    """What a record without a value is: a tombstone of a compacted topic, or a mistake."""
+    """How a record with a null value is treated."""
 
     BAD = auto()
+    """It is a bad record."""
     KEEP = auto()
+    """It is a good record with a null value, such as a tombstone of a compacted topic."""
 
 
 class Connection(Protocol):
-    """How Spark reaches a Kafka cluster: a `KafkaConnection`."""
+    """The connection of Spark to a Kafka cluster, such as a `KafkaConnection`."""
 
     def spark_options(self) -> Mapping[str, str]:
-        """Give the options of Spark's Kafka connector, `kafka.` in front of each."""
+        """Return the options for Spark's Kafka connector, each with the prefix `kafka.`."""
         ...
 
 
 class DecodedBatch:
-    """The records of a batch, decoded; take the rows by the method that says what becomes of the bad records.
+    """The decoded records of a batch. Choose the method that handles the bad records as you need.
 
-    Each record is in exactly one of good and bad, however often the frames are evaluated: the reason follows from the
-    record's bytes and the schemas alone. The rows have the columns of the frame that was decoded, with the decoded
-    struct as `value`; `rows.select("partition", "offset", "value.*")` spreads it. As with `batch.read`, each action
-    reads Kafka again: cache what was read (`frame.cache()`) where more than one action follows.
+    Each record is either good or bad. That never changes between evaluations of the frames, because the reason depends
+    only on the record's bytes and the schemas. The rows have the columns of the frame that was decoded, with the
+    decoded struct as `value`. As with `batch.read`, each action reads Kafka again: cache the frame before it is decoded
+    (`frame.cache()`) if there are several actions.
+
+    Example:
+        ```python
+        rows = decode_json(batch.read(spark), "id bigint NOT NULL, shop string").or_fail()
+        batch.write(rows.select("partition", "offset", "value.*"))
+        ```
     """
 
     def __init__(
         self, frame: "DataFrame", value: "Column", reason: "Column", *, columns: Sequence[str] | None = None
     ) -> None:
-        """Lay `value` and `reason` beside `frame`, of which `columns` are given to the user; default: all.
+        """Combine a frame with columns for value and reason.
 
-        Where there is a reason there is no value.
+        Args:
+            frame: The frame of `batch.read`.
+            value: The decoded value.
+            reason: Why a record is bad, or null. Bad records have no value.
+            columns: The columns of `frame` in the result (default: all).
+
+        Raises:
+            ConfigurationError: The frame lacks a column, or has one of a name that is needed here.
         """
         self._columns = tuple(frame.columns if columns is None else columns)
         missing = [name for name in _OF_A_RECORD if name not in frame.columns]
         if missing:
             raise ConfigurationError(
-                f"the frame to decode lacks {', '.join(missing)}: decode what batch.read(...) gave, as it is"
+                f"the frame to decode has no column {', '.join(missing)}: decode the unchanged frame of batch.read(...)"
             )
         self._case_sensitive = is_case_sensitive(frame.sparkSession)
         self._refuse_columns(_VALUE, _REASON, _READ, ADDED)
         self._frame = frame.select("*", value.alias(_VALUE), reason.alias(_REASON))
-        decoded = self._frame.schema[_VALUE].dataType  # has Spark look at schemas and functions now
+        decoded = self._frame.schema[_VALUE].dataType  # makes Spark check schemas and functions now
         check_nested_names("value", decoded, case_sensitive=self._case_sensitive)
 
     def or_fail(self) -> "DataFrame":
-        """Give the rows, after one pass over all of them that finds none bad.
+        """Check all records in one pass, and return the rows.
 
-        Raises `DecodeError`, which says how many are bad and names the first one of each partition.
+        Returns:
+            The rows of all records.
+
+        Raises:
+            DecodeError: There are bad records. The message has their number and the first one of each partition.
         """
         first = f.min(f.struct("offset", f.col(_REASON).alias(REASON))).alias("first")
         rows = self._bad.groupBy("topic", "partition").agg(f.count("*").alias("count"), first).collect()
@@ -85,21 +107,31 @@ class DecodedBatch:
         return self.or_fail_at_first()
 
     def or_fail_at_first(self) -> "DataFrame":
-        """Give the rows without a pass of their own: an action that looks at the value of a bad record fails.
+        """Return the rows without checking them first: an action that reads the value of a bad record fails.
 
-        Spark's error names that one record.
+        Returns:
+            The rows of all records. Spark's error names the first bad record that it evaluates.
         """
         message = f.concat_ws("", f.lit("bad record at "), _coordinates(), f.lit(": "), f.col(_REASON))
         value = f.when(f.col(_REASON).isNull(), f.col(_VALUE)).otherwise(f.raise_error(message))
         return self._with_value(self._frame, value)
 
     def or_dead_letter(self, topic: str, connection: Connection) -> "DataFrame":
-        """Write the bad records to `topic`, now, and give the good rows.
+        """Write the bad records to a Kafka topic at once, and return the good rows.
 
-        A dead letter has the record's value as it was and its headers, behind which come `marshal.topic`, `.partition`,
-        `.offset`, `.timestamp` (ms), `.key` and `.reason`; its key is `topic/partition/offset`. It is written at least
-        once: a batch that is repeated writes its dead letters again, under the same keys. Raises `ConfigurationError`
-        for a bad record of `topic` itself.
+        A dead letter has the value and headers of the record, followed by the headers `marshal.topic`, `.partition`,
+        `.offset`, `.timestamp` (ms), `.key` and `.reason`. Its key is `topic/partition/offset`. Dead letters are
+        written at least once: a repeated batch writes them again with the same keys.
+
+        Args:
+            topic: The topic for dead letters.
+            connection: The connection to its cluster.
+
+        Returns:
+            The rows of the good records.
+
+        Raises:
+            ConfigurationError: A bad record belongs to `topic` itself.
         """
         looped = f"dead letters of topic {topic!r} cannot go to that topic itself"
         key = f.when(f.col("topic") == topic, f.raise_error(f.lit(looped))).otherwise(_coordinates())
@@ -122,19 +154,28 @@ class DecodedBatch:
         return self._good()
 
     def split(self) -> tuple["DataFrame", "DataFrame"]:
-        """Give the good rows, and the bad records: the columns that were decoded, as they were, and `reason`.
+        """Return good and bad records separately, to process both as you like.
 
-        What becomes of both is yours. A bad record is known by topic, partition and offset; a batch that is repeated
-        gives it again.
+        A bad record is identified by topic, partition and offset. A repeated batch returns it again.
+
+        Returns:
+            The rows of the good records, and the bad records: their original columns, followed by `reason`.
+
+        Raises:
+            ConfigurationError: The frame already has a column `reason`.
         """
         self._refuse_columns(REASON)
         return self._good(), self._bad.select(*self._columns, f.col(_REASON).alias(REASON))
 
     def marked(self) -> "DataFrame":
-        """Give all records in one frame, for a sink that takes both in one commit.
+        """Return good and bad records in one frame, for a sink that stores both in one commit.
 
-        Behind the columns of the good rows come `raw`, the bytes of a bad record's value, and `reason`; in good rows
-        both are null. Of a bad record `value` is null.
+        Returns:
+            The rows of all records, with two more columns: `raw`, the bytes of a bad record's value, and `reason`. Both
+            are null in good records. In bad records `value` is null.
+
+        Raises:
+            ConfigurationError: The frame already has a column `raw` or `reason`.
         """
         self._refuse_columns(RAW, REASON)
         is_bad = f.col(_REASON).isNotNull()
@@ -146,7 +187,7 @@ class DecodedBatch:
         return self._with_value(self._frame.where(f.col(_REASON).isNull()), f.col(_VALUE))
 
     def _refuse_columns(self, *added: str) -> None:
-        """Raise `ConfigurationError` where the frame has a column of a name that is `added` here."""
+        """Raise `ConfigurationError` if the frame already has a column with one of these names."""
         check_names(
             (*self._columns, *added),
             (*_OF_A_RECORD, "headers"),
@@ -163,16 +204,16 @@ class DecodedBatch:
 
 
 def missing_value(nulls: NullPolicy) -> "Column":
-    """Return why a record cannot be decoded that has no bytes, else null; further reasons can follow."""
+    """Return the reason for records without bytes, else null; more conditions can be appended."""
     null_value = f.lit("null value") if nulls is NullPolicy.BAD else f.lit(None)
     return f.when(f.col("value").isNull(), null_value).when(f.length("value") == 0, f.lit("empty value"))
 
 
 def read_once(frame: "DataFrame", read: "Column") -> tuple["DataFrame", "Column"]:
-    """Give `frame` with what costs most to work out as a column, and that column.
+    """Return `frame` with an expensive expression as a column, and that column, so that it is evaluated once.
 
-    Spark would put it in each place that uses it, below a filter once more; what depends on the row's number in its
-    task, if only by its form, it leaves where it is.
+    Spark would otherwise copy the expression to each place that uses it, also into filters. It does not move
+    expressions that formally depend on the number of the row.
     """
     once = f.when(f.monotonically_increasing_id() >= 0, read)
     return frame.withColumn(_READ, once), f.col(_READ)

@@ -1,4 +1,4 @@
-"""JSON values: decoded with a declared schema, or looked at to find one."""
+"""Decoding of JSON values with a declared schema, and inference of a schema."""
 
 import uuid
 from collections.abc import Iterator, Mapping
@@ -32,19 +32,39 @@ def decode_json(
     nulls: NullPolicy = NullPolicy.BAD,
     new_fields: Literal["ignore", "fail"] = "ignore",
 ) -> DecodedBatch:
-    """Decode values that are each one JSON object, by `schema`: a `StructType`, or DDL such as `id bigint NOT NULL`.
+    """Decode values that are one JSON object each.
 
-    Bad is a value that is null (but see `nulls`), empty, not UTF-8, not exactly one JSON object, or has another type in
-    a field than declared; a field that is declared NOT NULL and is missing or null makes it bad, too, unless that lies
-    in an array or a map. Other missing fields are null, fields that were not declared are left out. `options` are those
-    of Spark's `from_json`. A time without a zone is UTC, whatever the session's zone, unless `timeZone` is among them.
-    Where `schema` has a decimal, a number with an exponent of 10,000 or more makes a value bad. A number in a timestamp
-    is seconds, and bad if it has more than 11 digits, as milliseconds have.
+    A value is bad in these cases:
 
-    With `new_fields="fail"` the batch is looked at first, in a pass of its own: `SchemaDriftError` is raised where
-    objects have fields that `schema` lacks. Raises `ConfigurationError` for a schema or options that cannot be,
-    `tinyint` among them: Spark takes 200 for -56. So it does for a session with settings under which Spark would read
-    other values (docs/decoding.md).
+    - It is null (see `nulls`), empty, not UTF-8, or not exactly one JSON object.
+    - A field has another type than declared.
+    - A field that is declared NOT NULL is missing or null, unless it is inside an array or a map.
+    - `schema` has a decimal, and a number has an exponent of 10,000 or more.
+    - A timestamp is a number with more than 11 digits. Numbers in timestamps are seconds; milliseconds have 13 digits.
+
+    Other missing fields are null. Fields that are not declared are left out. A time without a zone is UTC, whatever the
+    time zone of the session is.
+
+    Args:
+        frame: The frame of `batch.read`.
+        schema: The fields of the object, as a `StructType` or as DDL such as `id bigint NOT NULL, shop string`.
+        options: Options of Spark's `from_json`, such as `timeZone`.
+        nulls: Whether a record with a null value is bad.
+        new_fields: Whether fields that `schema` lacks are ignored, or fail the batch. `fail` costs an extra pass over
+            the batch.
+
+    Returns:
+        The decoded records.
+
+    Raises:
+        SchemaDriftError: With `new_fields="fail"`, objects have fields that `schema` lacks.
+        ConfigurationError: Schema or options are invalid, or the session has settings with which Spark would read other
+            values (docs/decoding.md). `tinyint` is invalid, because Spark reads 200 as -56.
+
+    Example:
+        ```python
+        rows = decode_json(frame, "id bigint NOT NULL, shop string").or_fail()
+        ```
     """
     needed = {**JSON_VALUES, **(DDL_SCHEMAS if isinstance(schema, str) else {})}
     check_settings(frame.sparkSession, needed, "decode_json")
@@ -54,11 +74,13 @@ def decode_json(
         given["timeZone"] = "UTC"
     wrong = [name for name in given if name.lower() in _OURS]
     if wrong:
-        raise ConfigurationError(f"options: {', '.join(wrong)} cannot be chosen; bad records are told apart here")
+        raise ConfigurationError(
+            f"options: {', '.join(wrong)} cannot be set, because decode_json separates bad records itself: remove them"
+        )
     new = sorted(_new_fields(infer_json_schema(frame), declared)) if new_fields == "fail" else []
     if new:
         raise SchemaDriftError(
-            f"the batch has fields that the schema lacks: {', '.join(new)}. Declare them, or have them left out "
+            f"the batch has fields that the schema lacks: {', '.join(new)}. Declare them, or ignore them "
             "(new_fields='ignore')"
         )
     text = f.try_validate_utf8(f.col("value").cast("string"))
@@ -86,10 +108,20 @@ def decode_json(
 
 
 def infer_json_schema(frame: "DataFrame") -> "StructType":
-    """Say what the JSON objects of a batch hold, in one pass over it: to declare a schema by, not to decode with.
+    """Return the fields and types in the JSON objects of a batch, in one pass over it.
 
-    Each batch holds other fields, so a schema that each batch finds by itself gives each one other columns. Values that
-    are no JSON object are left out. A field of several types is a `variant`, one that is always null is `void`.
+    Use the result to declare a schema, not to decode: each batch may have other fields, and so would have other
+    columns.
+
+    Args:
+        frame: The frame of `batch.read`.
+
+    Returns:
+        The inferred schema. A field with several types is a `variant`, a field that is always null is `void`. Values
+        that are not a JSON object are ignored.
+
+    Raises:
+        ConfigurationError: The session has settings with which Spark would read other values.
     """
     check_settings(frame.sparkSession, JSON_SCHEMAS, "infer_json_schema")
     text = f.try_validate_utf8(f.col("value").cast("string"))
@@ -100,7 +132,7 @@ def infer_json_schema(frame: "DataFrame") -> "StructType":
     if not schema.startswith("OBJECT<"):
         return t.StructType()
     inferred = t.DataType.fromDDL(_as_struct(schema))
-    assert isinstance(inferred, t.StructType)  # noqa: S101 - what begins with STRUCT is one
+    assert isinstance(inferred, t.StructType)  # noqa: S101 - the text starts with STRUCT
     return inferred
 
 
@@ -110,11 +142,13 @@ def _declared(schema: "StructType | str") -> "StructType":
     try:
         declared = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
     except PySparkException as error:
-        raise ConfigurationError(f"schema: {schema!r} is no DDL ({first_line(error)})") from error
+        raise ConfigurationError(f"schema: {schema!r} is not valid DDL ({first_line(error)})") from error
     if not isinstance(declared, t.StructType) or not declared.fields:
-        raise ConfigurationError(f"schema: {schema!r}; give the fields of an object, as a StructType or as DDL")
+        raise ConfigurationError(f"schema is {schema!r}; pass the fields of an object, as a StructType or as DDL")
     if _holds(declared, t.ByteType):
-        raise ConfigurationError("schema: Spark takes 200 in a tinyint of JSON for -56; declare a smallint")
+        raise ConfigurationError(
+            "schema has a tinyint, in which Spark reads the JSON number 200 as -56: declare a smallint"
+        )
     return declared
 
 
@@ -132,11 +166,11 @@ def _holds(declared: "DataType", kind: "type[DataType]") -> bool:
 def _is_huge(
     text: "Column", wrapped: "Column", end: str, declared: "StructType", options: Mapping[str, str]
 ) -> "Column":
-    """Tell whether Spark would write out all the zeros of a number, of which 13 bytes can ask for a billion.
+    """Return whether a decimal has a huge exponent, for which Spark would write out up to a billion zeros.
 
-    It does so for decimals, for minutes or until there is no memory left; they may stand in strings, too. What might
-    hold one is looked at closely: numbers without the strings around them, then the strings of decimal fields. What
-    cannot be looked at, or hides one field behind another of the same name, is taken for one that does.
+    Spark does that for minutes, or until the memory is full. Decimals may be in strings too. Values with a possible
+    huge exponent are examined: first the numbers outside strings, then the strings of decimal fields. A value that
+    cannot be examined, or has two fields with the same name, counts as huge.
     """
     if not _holds(declared, t.DecimalType):
         return f.lit(False)  # noqa: FBT003
@@ -152,9 +186,9 @@ def _is_huge(
 def _is_far(
     text: "Column", wrapped: "Column", end: str, declared: "StructType", options: Mapping[str, str]
 ) -> "Column":
-    """Tell whether a timestamp is a number of seconds beyond the year 5138: most likely of another unit.
+    """Return whether a timestamp is a number of seconds after the year 5138, so probably in another unit.
 
-    Spark would give a far year for milliseconds, and any time at all for microseconds, whose product overflows.
+    Spark would read milliseconds as a far year, and microseconds as an arbitrary time, because the product overflows.
     """
     if not _holds(declared, t.TimestampType):
         return f.lit(False)  # noqa: FBT003
@@ -167,7 +201,7 @@ def _without_strings(text: "Column") -> "Column":
 
 
 def _only(declared: "DataType", kind: "type[DataType]", instead: "DataType") -> "DataType":
-    """Give the type with what it holds of `kind` alone, and `instead` in the place of that."""
+    """Return the type reduced to its parts of type `kind`, with `instead` as their type."""
     match declared:
         case t.StructType():
             held = (field for field in declared.fields if _holds(field.dataType, kind))
@@ -180,11 +214,11 @@ def _only(declared: "DataType", kind: "type[DataType]", instead: "DataType") -> 
 
 
 def _wrapped(text: "Column", end: str) -> "Column":
-    """Make each text one entry of a map, with another entry behind it, in a field that has the name of that one.
+    """Wrap each text into a map: the text is the first entry, followed by an entry with the random name `end`.
 
-    Spark's parser stops after the first value and takes an array for several objects; a text that is more or less than
-    one value leaves this map without its second entry, or with a third. No text can write these by itself: it does not
-    know their name.
+    Spark's parser stops after the first value, and reads an array as several objects. If a text is not exactly one
+    value, the map lacks its second entry or has a third one. A text cannot fake that, because it cannot contain the
+    random name.
     """
     return f.concat(f.lit(f'{{"{end}":{{"{_VALUE}":'), text, f.lit(f'\n,"{end}":{{}}}}}}'))
 
@@ -194,12 +228,12 @@ def _parse(wrapped: "Column", end: str, declared: "DataType", options: Mapping[s
         [t.StructField(end, t.MapType(t.StringType(), declared)), t.StructField(_CORRUPT, t.StringType())]
     )
     settings = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    settings["enableDateTimeParsingFallback"] = "false"  # it takes "7" for 1970-01-08
+    settings["enableDateTimeParsingFallback"] = "false"  # it reads "7" as 1970-01-08
     return f.from_json(wrapped, outer, settings)
 
 
 def _missing(value: "Column", declared: "StructType", above: str = "") -> Iterator[tuple[str, "Column"]]:
-    """Give each field that must be there, with when it is not: only an object that is there can lack one."""
+    """Yield each NOT NULL field with the condition that it is missing from an object that exists."""
     for field in declared.fields:
         path, inner = f"{above}{field.name}", value.getField(field.name)
         if not field.nullable:
@@ -223,6 +257,6 @@ def _new_fields(inferred: "DataType", declared: "DataType", above: str = "") -> 
 
 
 def _as_struct(schema: str) -> str:
-    """Say STRUCT for OBJECT, but within the names of fields."""
+    """Replace OBJECT by STRUCT, except inside the names of fields."""
     parts = schema.split("`")
     return "`".join(part if index % 2 else part.replace("OBJECT<", "STRUCT<") for index, part in enumerate(parts))

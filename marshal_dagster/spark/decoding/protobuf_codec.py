@@ -1,7 +1,8 @@
-"""Protobuf values in Confluent's frame, by a Python function in Spark's workers.
+"""Decoding of Protobuf values in Confluent's frame, with a Python function in Spark's workers.
 
-The official `spark-protobuf` takes neither the frame's message indexes nor several writers' files; Protobuf reads an
-older or newer message by the reader's descriptor alone, so of a writer's file only the names of its messages count.
+The official `spark-protobuf` supports neither the message indexes of the frame nor several writers' files. Protobuf
+reads older and newer messages with the reader's descriptor. So only the names of the messages matter in a writer's
+file.
 """
 
 import base64
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 Place = tuple[int, ...]
 Names = Mapping[int, Mapping[Place, str]]
-"""For each schema id the full names of its messages, by where they stand in the file."""
+"""The full names of the messages of each schema id, by their place in the file."""
 
 _FRAME_BYTES: Final = 5
 _VARINT_BITS: Final = 35
@@ -48,20 +49,45 @@ def decode_protobuf(
     subject: str | None = None,
     nulls: NullPolicy = NullPolicy.BAD,
 ) -> DecodedBatch:
-    """Decode values that are each one Protobuf message in Confluent's frame, and read them as `message`, a full name.
+    """Decode values that are one Protobuf message each, in Confluent's frame.
 
-    `message` is taken from `descriptors`, the file that `protoc --include_imports --descriptor_set_out=...` writes or
-    its bytes, else from the newest schema of `subject`. The batch's schema ids are looked up first, in a pass of its
-    own; the indexes behind the id say which message of the writer's file a value is.
+    An extra pass over the batch looks up its schema ids first. The indexes after the schema id identify the message in
+    the writer's file.
 
-    Bad is a value that is null (but see `nulls`), empty, without a frame, of a schema id that `schemas` does not know
-    or that is of another kind, another message than `message`, or no valid encoding of it; one that was cut between two
-    fields is valid, to Protobuf too. A `schemas` that cannot be asked makes no record bad: `UnavailableError` or
-    `ConfigurationError` is raised, the latter also for descriptors that cannot be used.
+    A value is bad in these cases:
 
-    A field that was not set is null, but for those that have no presence, which have their default. An enum's value is
-    its name (of an unknown one, the number), uint64 is a decimal, a `google.protobuf.Timestamp` a timestamp. Spark's
-    Python workers need marshal_dagster.
+    - It is null (see `nulls`), empty, or without a frame.
+    - Its schema id is unknown, or belongs to another kind of schema.
+    - It is another message than `message`, or not a valid encoding of it. A message that was truncated between two
+      fields is valid in Protobuf.
+
+    A field that is not set is null; a field without presence has its default. An enum is the name of its value, or the
+    number of an unknown value. A `uint64` is a decimal, and a `google.protobuf.Timestamp` is a timestamp.
+
+    The Python workers of Spark need marshal_dagster.
+
+    Args:
+        frame: The frame of `batch.read`.
+        schemas: The writers' schemas, such as a `SchemaRegistry`.
+        message: The full name of the message, such as `shop.Order`.
+        descriptors: The path or the bytes of the file that `protoc --include_imports --descriptor_set_out=...` writes,
+            with `message`. Pass either this or `subject`.
+        subject: The subject whose newest schema has `message`.
+        nulls: Whether a record with a null value is bad.
+
+    Returns:
+        The decoded records.
+
+    Raises:
+        UnavailableError: The registry cannot be reached. That makes no record bad.
+        ConfigurationError: The descriptors or the registry's configuration are invalid, or the batch has too many
+            schema ids.
+
+    Example:
+        ```python
+        registry = SchemaRegistry(url="https://registry:8081")
+        rows = decode_protobuf(frame, registry, message="shop.Order", subject="orders-value").or_fail()
+        ```
     """
     files = _reader_files(schemas, descriptors, subject)
     descriptor = _message(files, message)
@@ -76,8 +102,8 @@ def decode_protobuf(
     def read_framed(value: bytes | None) -> tuple[Any, str | None] | None:
         return None if value is None else read_message(bytes(value), files, message, names)
 
-    # Spark may call what it holds to be deterministic once for each use of its result. Through Arrow, which a session
-    # can choose for all functions, values would be converted by other rules.
+    # Spark may call a deterministic function once for each use of its result. With Arrow, which a session can enable
+    # for all functions, values would be converted by other rules.
     read = f.udf(read_framed, result, useArrow=False).asNondeterministic()
     early = confluent_wire_format.frame_reason(schemas_by_id, nulls)
     is_there = early.isNull() & f.col("value").isNotNull()
@@ -95,13 +121,13 @@ def decode_protobuf(
 
 def _reader_files(schemas: Schemas, descriptors: str | os.PathLike[str] | bytes | None, subject: str | None) -> bytes:
     if (descriptors is None) == (subject is None):
-        raise ConfigurationError("give the descriptors of the message to read, or a subject whose newest schema it is")
+        raise ConfigurationError("pass either descriptors, or a subject whose newest schema has the message")
     if subject is not None:
         newest = confluent_wire_format.newest_schema(schemas, subject, SchemaKind.PROTOBUF)
         return _as_set(newest, f"subject {subject!r}")
     if isinstance(descriptors, bytes):
         return descriptors
-    assert descriptors is not None  # noqa: S101 - one of both is there, see above
+    assert descriptors is not None  # noqa: S101 - one of both is set, see above
     try:
         return Path(descriptors).read_bytes()
     except OSError as error:
@@ -115,7 +141,7 @@ def _as_set(schema: Schema, source: str) -> bytes:
     for name, part in _with_references("", schema):
         file = _main_file(part, source)
         if name:
-            file.name = name  # as the file that imports it names it
+            file.name = name  # the name by which other files import it
         files[file.name] = file
     encoded: bytes = FileDescriptorSet(file=files.values()).SerializeToString()
     return encoded
@@ -128,7 +154,7 @@ def _with_references(name: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _main_file(schema: Schema, source: str) -> "FileDescriptorProto":
-    """Give the file of a schema: its text is the file's descriptor, in base64."""
+    """Return the descriptor of a schema's file. The text of the schema has it in base64."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 
@@ -136,7 +162,7 @@ def _main_file(schema: Schema, source: str) -> "FileDescriptorProto":
         return FileDescriptorProto.FromString(base64.b64decode(schema.text, validate=True))
     except (DecodeError, binascii.Error, ValueError) as error:
         raise ConfigurationError(
-            f"{source}: there is no serialized descriptor; the registry must give these"
+            f"{source}: its text is not a serialized descriptor, which the registry must support"
         ) from error
 
 
@@ -183,7 +209,7 @@ def _descriptor(files: bytes, message: str) -> "Descriptor":
 
 
 def _well_known(name: str) -> "FileDescriptorProto":
-    """Give a file that every installation of Protobuf has, and no registry."""
+    """Return a file that each installation of Protobuf has, but no registry."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     if not name.startswith("google/protobuf/"):
@@ -199,7 +225,7 @@ def _well_known(name: str) -> "FileDescriptorProto":
 
 def _struct(message: "Descriptor", above: frozenset[str] = frozenset()) -> "StructType":
     if message.full_name in above:
-        raise ConfigurationError(f"message {message.full_name!r} holds itself: a column has no such type")
+        raise ConfigurationError(f"message {message.full_name!r} contains itself, which no column type supports")
     below = above | {message.full_name}
     return t.StructType([t.StructField(field.name, _type(field, below)) for field in message.fields])
 
@@ -238,7 +264,7 @@ def _is_map(field: "FieldDescriptor") -> bool:
 
 
 def read_message(value: bytes, files: bytes, message: str, names: Names) -> tuple[Any, str | None]:
-    """Give the fields of a framed message, or None and the reason why it is bad."""
+    """Return the fields of a framed message and None; or None and the reason why it is bad."""
     from google.protobuf.message import DecodeError, EncodeError
     from google.protobuf.message_factory import GetMessageClass
 
@@ -262,7 +288,7 @@ def read_message(value: bytes, files: bytes, message: str, names: Names) -> tupl
 
 
 def _indexes(value: bytes, at: int) -> tuple[Place, int]:
-    """Read the path of a message in its file; the path [0] may be written as a single zero."""
+    """Return the path of a message in its file, and the next position; a single zero means the path [0]."""
     count, at = _varint(value, at)
     if count == 0:
         return (0,), at
@@ -286,11 +312,11 @@ def _varint(value: bytes, at: int) -> tuple[int, int]:
     raise ValueError(number)
 
 
-def _fields(message: Any) -> tuple[Any, ...]:  # noqa: ANN401 - made of a descriptor
+def _fields(message: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a class built from a descriptor
     return tuple(_field(message, field) for field in message.DESCRIPTOR.fields)
 
 
-def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - made of a descriptor
+def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - a class built from a descriptor
     value = getattr(message, field.name)
     if _is_map(field):
         of_key, of_value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
@@ -302,7 +328,7 @@ def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - 
     return _single(value, field)
 
 
-def _single(value: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - made of a descriptor
+def _single(value: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - a class built from a descriptor
     if field.message_type is not None:
         if field.message_type.full_name == _TIMESTAMP:
             return _EPOCH + timedelta(seconds=value.seconds, microseconds=value.nanos // 1_000)
@@ -313,6 +339,6 @@ def _single(value: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - m
     if field.cpp_type == field.CPPTYPE_UINT64:
         return Decimal(value)
     if field.cpp_type == field.CPPTYPE_STRING and field.type == field.TYPE_STRING and isinstance(value, bytes):
-        # proto2 does not check them, and Spark would write the address of these bytes as text.
+        # proto2 does not check strings, and Spark would write the address of these bytes as text.
         raise ValueError(f"field {field.name}: {NOT_UTF8}")
     return value

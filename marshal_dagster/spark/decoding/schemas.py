@@ -1,4 +1,7 @@
-"""Where the schemas of framed messages come from: a registry, or files. Asked by the driver alone."""
+"""Sources of the schemas of messages with Confluent's frame: a schema registry, or files.
+
+Only the driver reads schemas.
+"""
 
 import base64
 import json
@@ -20,15 +23,15 @@ if TYPE_CHECKING:
     from urllib.request import OpenerDirector, Request
 
 _UNKNOWN: Final = frozenset({40401, 40402, 40403})
-"""What a registry answers when it has no such subject, version, or schema."""
+"""The error codes of a registry for an unknown subject, version or schema."""
 _LARGEST_ID: Final = 2**31 - 1
-"""Of a larger one a registry says, as of any path that it does not have, that there is none."""
+"""The largest possible id. For a larger one a registry answers as for an unknown path."""
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES: Final = 16 * 1024 * 1024
 
 
 class SchemaKind(StrEnum):
-    """The languages of schemas, as a registry names them."""
+    """The languages of schemas, by their names in a registry."""
 
     AVRO = "AVRO"
     PROTOBUF = "PROTOBUF"
@@ -37,41 +40,68 @@ class SchemaKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema; `references` are those whose types it names, by the name that it uses.
-
-    `text` is as it was registered; of a Protobuf schema, in base64 the serialized `FileDescriptorProto` of its file.
-    """
+    """A schema, with the schemas that it references."""
 
     kind: SchemaKind
+    """The language."""
     text: str
+    """The registered text. For Protobuf: the serialized `FileDescriptorProto` of its file, in base64."""
     references: Mapping[str, "Schema"] = field(default_factory=dict)
+    """The schemas whose types it uses, by the names that it uses for them."""
 
 
 class Schemas(Protocol):
-    """Knows schemas by the ids that stand in messages."""
+    """A source of schemas, by the ids in messages."""
 
     @property
     def largest_id(self) -> int:
-        """No larger id is that of a schema: `by_id` is not asked for one."""
+        """The largest id that a schema can have; `by_id` is not called for larger ones."""
         ...
 
     def by_id(self, number: int, /) -> Schema | None:
-        """Give the schema of that id, or None if there is surely none. Raises `MarshalError` if it cannot be asked."""
+        """Return a schema by its id.
+
+        Args:
+            number: The id.
+
+        Returns:
+            The schema; None if there is definitely none.
+
+        Raises:
+            MarshalError: The source cannot be read.
+        """
         ...
 
     def latest(self, subject: str, /) -> Schema:
-        """Give the newest schema of a subject. Raises `MarshalError` if there is none, or it cannot be asked."""
+        """Return the newest schema of a subject.
+
+        Args:
+            subject: The subject.
+
+        Returns:
+            The schema.
+
+        Raises:
+            MarshalError: There is none, or the source cannot be read.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaFiles:
-    """Schemas that writers used, in files by the ids in messages: Avro's in `.avsc` ones, else Protobuf's descriptors.
+    """The writers' schemas in files.
 
-    These are as `protoc --descriptor_set_out=...` writes them for one `.proto` file.
+    Avro schemas are in files with the suffix `.avsc`. Other files have Protobuf descriptors, written by
+    `protoc --descriptor_set_out=...` for one `.proto` file.
+
+    Example:
+        ```python
+        schemas = SchemaFiles({1: "schemas/order-v1.avsc", 7: "schemas/order-v2.avsc"})
+        ```
     """
 
     by_number: Mapping[int, str | os.PathLike[str]]
+    """The path of the file of each schema id."""
 
     @property
     def largest_id(self) -> int:
@@ -79,7 +109,17 @@ class SchemaFiles:
         return max(self.by_number, default=0)
 
     def by_id(self, number: int, /) -> Schema | None:
-        """Read the file of that id, if one is named. Raises `ConfigurationError` if it cannot be read."""
+        """Read the file of a schema id.
+
+        Args:
+            number: The id.
+
+        Returns:
+            The schema; None if the id has no file.
+
+        Raises:
+            ConfigurationError: The file cannot be read.
+        """
         path = self.by_number.get(number)
         if path is None:
             return None
@@ -88,50 +128,91 @@ class SchemaFiles:
         return Schema(SchemaKind.PROTOBUF, _last_file(path))
 
     def latest(self, subject: str, /) -> Schema:
-        """Refuse: files have no subjects."""
-        raise ConfigurationError(f"subject {subject!r}: files have no subjects; give the schema to read with itself")
+        """Raise an error, because files have no subjects.
+
+        Args:
+            subject: Any subject.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(f"subject is {subject!r}, but files have no subjects: pass the reader's schema itself")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaRegistry:
-    """A schema registry with Confluent's REST interface, at `url`.
+    """A schema registry with Confluent's REST interface.
 
-    `username` and `password`, or `token`, log in; they are in no `repr`, and only the driver sends them. `ca_location`
-    is a PEM file of certificates to trust instead of the system's. `timeout_s` bounds each request as a whole. An id
-    above `largest_id` is not known without asking: registries count up, so most ids of broken records are above it.
+    Only the driver sends the credentials, and no `repr` contains them.
+
+    Example:
+        ```python
+        registry = SchemaRegistry(url="https://registry:8081", token=os.environ["REGISTRY_TOKEN"])
+        ```
     """
 
     url: str
+    """The address, starting with http:// or https://."""
     username: str | None = None
+    """The user name for basic authentication, with `password`."""
     password: str | None = field(default=None, repr=False)
+    """The password for basic authentication."""
     token: str | None = field(default=None, repr=False)
+    """The bearer token, instead of `username` and `password`."""
     ca_location: str | None = None
+    """PEM file of the trusted certificate authorities (default: the system trust store)."""
     timeout_s: float = 10.0
+    """The maximum time of a whole request, in seconds."""
     largest_id: int = _LARGEST_ID
+    """The highest schema id of the registry. Larger ids in broken records are unknown without a request."""
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what names no registry, and secrets where they would be shown."""
+        """Check the address, and that no secret is in it. Raises `ConfigurationError`."""
         from urllib.parse import urlsplit
 
         parts = urlsplit(self.url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigurationError("url: it must begin with http:// or https:// and name a host")
+            raise ConfigurationError("url must start with http:// or https:// and have a host")
         if parts.username is not None or parts.query or parts.fragment:
-            raise ConfigurationError("url: give only the address; who logs in stands in username and password")
+            raise ConfigurationError("url must have only the address: pass credentials as username and password")
         if (self.username is None) != (self.password is None) or (self.token and self.username):
-            raise ConfigurationError("give username and password, or token, or none of them")
+            raise ConfigurationError("pass username and password, or token, or none of them")
         if not 0 < self.largest_id <= _LARGEST_ID:
-            raise ConfigurationError(f"largest_id: {self.largest_id} is not from 1 to {_LARGEST_ID}")
-        if self.token and not (self.token.isascii() and self.token.isprintable()):  # http.client's error would show it
-            raise ConfigurationError("token: it has characters that no token has, such as a line break at its end")
+            raise ConfigurationError(f"largest_id is {self.largest_id}; it must be from 1 to {_LARGEST_ID}")
+        if self.token and not (
+            self.token.isascii() and self.token.isprintable()
+        ):  # the error of http.client would show it
+            raise ConfigurationError("token has invalid characters, such as a line break at its end: remove them")
 
     def by_id(self, number: int, /) -> Schema | None:
-        """Ask for the schema of that id; it is asked for once. Raises `UnavailableError`, `ConfigurationError`."""
+        """Return a schema by its id; each one is requested once.
+
+        Args:
+            number: The id.
+
+        Returns:
+            The schema; None if the registry has none with this id.
+
+        Raises:
+            UnavailableError: The registry cannot be reached.
+            ConfigurationError: The registry rejects the credentials, or the URL is not that of a registry.
+        """
         return self._schema(f"/schemas/ids/{number}") if number <= self.largest_id else None
 
     def latest(self, subject: str, /) -> Schema:
-        """Ask for the newest schema of `subject`, each time. Raises `UnavailableError`, `ConfigurationError`."""
+        """Return the newest schema of a subject; each call requests it.
+
+        Args:
+            subject: The subject.
+
+        Returns:
+            The schema.
+
+        Raises:
+            UnavailableError: The registry cannot be reached.
+            ConfigurationError: There is no such subject, or the registry rejects the credentials.
+        """
         return self._version(subject, "latest")
 
     def _version(self, subject: str, version: str) -> Schema:
@@ -147,7 +228,7 @@ class SchemaRegistry:
         answer = self._ask(path, keep=keep)
         if answer is not None and answer.get("schemaType") == SchemaKind.PROTOBUF:
             if "id" in answer:
-                path, keep = f"/schemas/ids/{answer['id']}", True  # the newest one may be another by now
+                path, keep = f"/schemas/ids/{answer['id']}", True  # the newest one may have changed by now
             answer = self._ask(f"{path}?format=serialized", keep=keep)
         if answer is None:
             return None
@@ -162,7 +243,7 @@ class SchemaRegistry:
             raise self._is_no_registry(repr(error)) from error
 
     def _ask(self, path: str, *, keep: bool = True) -> Mapping[str, Any] | None:
-        """Give the answer, None if there is nothing there; an answer that can never change is kept."""
+        """Return the answer; None if the registry has none. Answers that never change are cached."""
         answer: Mapping[str, Any] | None = self._known.get(path)
         if answer is None:
             answer = self._request(path)
@@ -177,8 +258,8 @@ class SchemaRegistry:
             status, body = within(self.timeout_s, lambda: self._exchange(path))
         except TimeoutError as error:
             raise UnavailableError(f"schema registry {self.url} did not answer within {self.timeout_s:g} s") from error
-        except (OSError, ValueError, HTTPException) as error:  # no host, TLS, an answer cut short
-            raise UnavailableError(f"schema registry {self.url} cannot be asked: {error}") from error
+        except (OSError, ValueError, HTTPException) as error:  # unknown host, TLS, truncated answer
+            raise UnavailableError(f"schema registry {self.url} cannot be reached: {error}") from error
         try:
             answer = json.loads(body)
         except ValueError:
@@ -198,7 +279,7 @@ class SchemaRegistry:
             return answer.status, answer.read(_MOST_BYTES)
 
     def _raise_unless_unknown(self, status: int, answer: Any) -> None:  # noqa: ANN401 - JSON
-        """Return if there is surely no such thing: that it cannot be asked makes no record bad."""
+        """Return if the registry definitely has none; otherwise raise, so that an outage makes no record bad."""
         try:
             code, message = int(answer["error_code"]), str(answer.get("message", ""))
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -206,13 +287,15 @@ class SchemaRegistry:
         if status == HTTPStatus.NOT_FOUND and code in _UNKNOWN:
             return
         if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-            raise ConfigurationError(f"schema registry {self.url} refuses this user ({status}: {message})")
+            raise ConfigurationError(
+                f"schema registry {self.url} rejects this user ({status}: {message}): check the credentials"
+            )
         if status == HTTPStatus.NOT_FOUND:
             raise self._is_no_registry(f"404: {message}")
-        raise UnavailableError(f"schema registry {self.url} cannot be asked ({status}: {message})")
+        raise UnavailableError(f"schema registry {self.url} cannot answer ({status}: {message})")
 
     def _is_no_registry(self, why: str) -> ConfigurationError:
-        return ConfigurationError(f"{self.url} does not answer as a schema registry does ({why})")
+        return ConfigurationError(f"{self.url} does not answer as a schema registry ({why}): check the URL")
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": _ACCEPT}
@@ -226,13 +309,13 @@ class SchemaRegistry:
 
 @lru_cache(maxsize=8)
 def _opener(ca_location: str | None) -> "OpenerDirector":
-    """Give what asks servers; to read the certificates takes longer than to ask."""
+    """Return the HTTP client, cached because reading the certificates takes longer than a request."""
     from urllib.request import HTTPErrorProcessor, HTTPSHandler, build_opener
 
     class AsItIs(HTTPErrorProcessor):
-        """Gives each answer, and follows no redirection: it would take the login along to another server."""
+        """Returns each answer and follows no redirect, which would send the credentials to another server."""
 
-        def http_response(self, request: "Request", response: "HTTPResponse") -> "HTTPResponse":  # noqa: ARG002 - the base's name
+        def http_response(self, request: "Request", response: "HTTPResponse") -> "HTTPResponse":  # noqa: ARG002 - the signature of the base class
             return response
 
         https_response = http_response
@@ -241,7 +324,7 @@ def _opener(ca_location: str | None) -> "OpenerDirector":
 
 
 def read_schema_file(path: str | os.PathLike[str]) -> str:
-    """Read a schema's text. Raises `ConfigurationError`."""
+    """Return the text of a schema file. Raises `ConfigurationError` if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
@@ -249,7 +332,7 @@ def read_schema_file(path: str | os.PathLike[str]) -> str:
 
 
 def _last_file(path: str | os.PathLike[str]) -> str:
-    """Give the descriptor of the file for which a set was written: imports come before it."""
+    """Return the descriptor of the last file of a set, which comes after its imports."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.message import DecodeError
 
