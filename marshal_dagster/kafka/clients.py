@@ -321,7 +321,6 @@ def _ask(client: Client, log: ClientLog, topic: str | None, timeout_s: float) ->
 def list_brokers(client: Client, timeout_s: float, topic: str | None = None) -> list[int]:
     """Return the ids of the brokers from the cluster's metadata; raise `_PARTIAL` if the answer lists none.
 
-
     The admin client's `describe_cluster` is not used, because it ends the process in that case (librdkafka 2.16).
     """
     listed = client.list_topics(timeout=timeout_s) if topic is None else client.list_topics(topic, timeout=timeout_s)

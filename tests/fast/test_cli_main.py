@@ -231,7 +231,10 @@ def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], argum
             ["position", "reset", "g", "t", "-b", "a:1", "--to-latest", "--wait", "x"],
             "--wait: 'x' is not a duration",
         ),
-        (["position", "reset", "g", "t", "-b", "a:1", "--to-datetime", "noon"], "--to-datetime: 'noon' is not an ISO 8601 time"),
+        (
+            ["position", "reset", "g", "t", "-b", "a:1", "--to-datetime", "noon"],
+            "--to-datetime: 'noon' is not an ISO 8601 time",
+        ),
         (["settings", "disable-ranges", "g", "-b", "a:1", "--wait", "x"], "--wait: 'x' is not a duration"),
         (["outbox", "harvest", "--dsn", "host=h", "--name", ""], "name: ''; give a name of 1 to 48 bytes"),
         (["outbox", "harvest", "--dsn", "host=h"], "no Kafka cluster is specified: give --bootstrap-servers"),
