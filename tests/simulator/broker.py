@@ -171,6 +171,8 @@ class SimulatedLog:
         """Where it ended as it told so, by partition."""
         self._failed = False
         """Whether the last reading failed."""
+        self.failures = 0
+        """How many readings have failed."""
 
     def identity(self) -> LogIdentity:
         """Ask which log it is."""
@@ -200,6 +202,7 @@ class SimulatedLog:
         self._wait()
         fault = self._cluster.next_read_fault(self._process)
         self._failed = fault is not None
+        self.failures += self._failed
         if fault is not None:
             self._wait_in_vain(timeout_s)
         for chunk in self._log.read_until(ends, timeout_s) if fault is not ReadFault.NOTHING else ():

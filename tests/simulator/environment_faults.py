@@ -433,7 +433,7 @@ class Nature:
         self._count(EventKind.TRUNCATION)
 
     def _truncate_to(self, cut: int) -> None:
-        self._world.is_truncated = True
+        self._world.is_truncated = self._world.judge.is_truncated = True
         kept = list(self._world.judge.records)
         self._world.cluster.broker.truncate(self._world.home, cut)
         self._world.judge.restart()
