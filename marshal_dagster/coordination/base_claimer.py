@@ -125,6 +125,11 @@ class BaseClaimer(ABC, Generic[H]):
             self.look()
             self._claim_set.require(partitions)
 
+    def require_held(self) -> None:
+        """Raise `ClaimLostError` unless all claims hold by the log as last read; read nothing."""
+        with self.rationalizer.lock:
+            self._claim_set.require()
+
     def look(self) -> None:
         """Read in a Go group whether the claims are still this instance's: nothing else shows a displacement.
 

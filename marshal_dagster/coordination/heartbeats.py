@@ -134,6 +134,7 @@ class Heartbeats:
         except (ClaimLostError, CoordinationLogChangedError):
             raise
         except MarshalError as error:
+            self._claimer.require_held()  # what a reading showed counts, though it failed after that
             logger.warning("a heartbeat failed and is tried again: %s", error)
             self._failure = f"The last one failed: {error}."
             return self._claimer.clock.lease_ms() + self._interval_ms * RETRY_PART
