@@ -131,6 +131,11 @@ class BaseClaimer(ABC, Generic[H]):
             self.look()
             self._claim_set.require(partitions)
 
+    def require_held(self) -> None:
+        """Raise `ClaimLostError` unless all claims hold by the log as last read; read nothing."""
+        with self.rationalizer.lock:
+            self._claim_set.require()
+
     def look(self) -> None:
         """Read the log in a Go group, to find out whether another instance has taken a claim.
 

@@ -10,7 +10,13 @@ from typing import Final
 from marshal_dagster.coordination.appender import Sender
 from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, GoGroupError, SettingsMismatchError, UnavailableError
+from marshal_dagster.errors import (
+    ConfigurationError,
+    GoGroupError,
+    IncompleteLogError,
+    SettingsMismatchError,
+    UnavailableError,
+)
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import (
     GO_HEARTBEAT_INTERVAL_MS,
@@ -89,13 +95,14 @@ def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Mem
     Raises:
         GoGroupError: Go consumers use the group, or they use the coordination topic while no group in it has settings.
             An operator must decide before anything is written.
+        IncompleteLogError: a coordination partition can only be observed, so Go consumers may use the group unseen.
         SettingsMismatchError: other settings are in force.
         UnavailableError: the records were not acknowledged in time.
         CoordinationLogChangedError: it is not the log that was read before.
     """
     if settings == WITHOUT_SETTINGS:
         return
-    world = rationalizer.follow_all()
+    world = _require_certain(rationalizer.follow_all())
     require_no_go_consumers(world, member.group)
     message = GroupSettingsRecord(**{**sender.signed(member), "topic": ""}, settings=settings)
     unsent = _without_settings(world, member, settings)
@@ -104,12 +111,23 @@ def write_first_settings(rationalizer: Rationalizer, sender: Sender, member: Mem
         unconfirmed = [number for number, outcome in zip(unsent, sent.outcomes, strict=True) if outcome is None]
         if not unconfirmed:
             return
-        world = rationalizer.catch_up()
+        world = _require_certain(rationalizer.catch_up())
         unsent = [number for number in _without_settings(world, member, settings) if number in unconfirmed]
     raise UnavailableError(
         f"the settings of group {member.group!r} could not be written to coordination partitions {unsent}, because the "
         "broker did not acknowledge them in time. Nothing was claimed; try again when the broker answers"
     )
+
+
+def _require_certain(world: World) -> World:
+    """Return `world`; raise `IncompleteLogError` unless it shows whether Go consumers use the group."""
+    if uncertain := [number for number, partition in sorted(world.partitions.items()) if not partition.certain]:
+        raise IncompleteLogError(
+            f"coordination partitions {uncertain} no longer begin at offset 0 and have no snapshot: it is not known "
+            "whether Go consumers use the group, so its settings were not written. Stop all members of all groups, "
+            "then see `marshal-dagster recover`"
+        )
+    return world
 
 
 def require_no_go_consumers(world: World, name: str) -> None:

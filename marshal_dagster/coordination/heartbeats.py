@@ -157,6 +157,7 @@ class Heartbeats:
         except (ClaimLostError, CoordinationLogChangedError):
             raise
         except MarshalError as error:
+            self._claimer.require_held()  # what the reading showed before it failed counts
             logger.warning("a heartbeat on topic %r failed and is sent again: %s", self._claimer.topic, error)
             self._failure = f"The last heartbeat failed: {error}."
             return self._claimer.clock.lease_ms() + self._interval_ms * RETRY_PART

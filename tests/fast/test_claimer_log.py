@@ -453,6 +453,29 @@ def fail_next_reading(member: BaseClaimer[Any], when: str = "before_read") -> No
     setattr(log, when, fail_once)
 
 
+@pytest.mark.parametrize("overtaken", ["own", "other"])
+def test_first_settings_are_not_written_if_a_coordination_partition_can_only_be_observed(
+    site: Site, overtaken: str
+) -> None:
+    """It is not known there whether Go consumers use the group; simulator seed 304022."""
+    partition = site.home if overtaken == "own" else (site.home + 1) % site.partitions
+    site.broker.append(partition, b"anything")
+    log = site.log()
+    claimer = site.claimer(log=log)
+    site.say(Mark(instance="m.0", client="m", group="m", time_s=0))
+
+    def overtake() -> None:
+        log.after_read = lambda: None
+        site.broker.append(partition, b"anything")
+        site.broker.retain_from(partition, site.broker.bounds(partition).end)
+
+    log.after_read = overtake
+    with pytest.raises(IncompleteLogError, match=rf"coordination partitions \[{partition}\]"):
+        claimer.ensure_group_settings()
+
+    assert not any(record.startswith("GroupSettings") for record in log.seen)
+
+
 def test_a_log_truncated_as_a_failed_reading_goes_on_ends_every_claim(site: Site) -> None:
     """The reading that goes on asks for the log's ends twice; simulator seed 13141."""
     member = site.owner_of(0)

@@ -14,7 +14,13 @@ import pytest
 from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.heartbeats import Heartbeats
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import BatchAbortedError, ClaimLostError, CoordinationLogChangedError, MarshalError
+from marshal_dagster.errors import (
+    BatchAbortedError,
+    ClaimLostError,
+    CoordinationLogChangedError,
+    MarshalError,
+    UnavailableError,
+)
 from marshal_dagster.protocol.messages import GroupSettings
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 from tests.conditions import wait_until
@@ -43,6 +49,24 @@ def work_until_stopped(heartbeats: Heartbeats, site: Site, step: Callable[[], fl
         site.clock.advance(step() * 1_000)
         if heartbeats.error is not None:
             return
+
+
+def test_a_heartbeat_whose_reading_failed_ends_the_work_by_what_it_showed(site: Site) -> None:
+    """The work does not wait for the next heartbeat: simulator seed 443869."""
+    member = site.owner_of(0)
+    heartbeats = Heartbeats(member, ignore, seed=0)
+    site.broker.is_sender_timed = True
+    site.clock.advance(HI_MS)
+
+    def fail() -> None:
+        raise UnavailableError("the broker does not answer")
+
+    faulty(member).after_read = fail
+
+    with pytest.raises(ClaimLostError, match="sender's timestamp"):
+        heartbeats.step()
+
+    assert not member.claims
 
 
 @pytest.mark.parametrize("seed", range(20))
