@@ -44,7 +44,7 @@ def operator_on(site: Site, log: FaultyLog | None = None) -> SettingsChanger:
 
 
 def is_paused_everywhere(site: Site) -> set[bool]:
-    """Return the different answers of the coordination partitions to whether the group is paused now."""
+    """Return the set of answers, one per coordination partition, to whether the group is paused now."""
     groups = (world.groups.get(GROUP) for world in site.world().partitions.values())
     return {group is not None and group.is_paused(site.clock.wall_ms()) for group in groups}
 
@@ -198,7 +198,7 @@ def test_the_end_of_another_setting_ends_no_pause(site: Site) -> None:
 
 
 def test_what_was_set_before_the_wait_was_over_is_told(site: Site) -> None:
-    """If a retry waits for a member in vain, the error names the partitions that an earlier try has set."""
+    """If a later try waits for a member in vain, the error names the partitions that an earlier try has set."""
     site.owner_of(0, at=50).release()
     site.owner_of(1, at=50).release()
     log = site.log()
@@ -376,7 +376,7 @@ def test_what_is_planned_or_done_ahead_is_shown_before_it_is_forgotten(
 
 
 def test_a_whole_claim_leaves_alone_what_has_ranges(site: Site) -> None:
-    """A partition with a live or open range does not count as free for a claim of the whole partition."""
+    """A partition with a live or a planned range is not free for a claim of the whole partition; others are."""
     site.begin(0, 1, 2, 3, settings=RANGES)
     site.holder_of({0: (0, 5)})
     site.holder_of({1: (0, 5)}, plans=True).release()

@@ -56,7 +56,7 @@ def test_partitions_are_read(text: str, numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1-", "0,,1", "99999999999", "2147483648", "٣"])
 def test_what_are_no_partitions_is_an_error_that_names_them(text: str) -> None:
-    """Malformed partitions, ranges that end before they start, and impossible numbers are errors."""
+    """Malformed partitions, ranges that end before they start, and numbers too large for a partition are errors."""
     with pytest.raises(ConfigurationError, match="--partitions: "):
         partitions_of(text, "--partitions")
 

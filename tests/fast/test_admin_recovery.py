@@ -329,7 +329,7 @@ def test_a_log_truncated_meanwhile_is_told(site: Site, topic: MemorySnapshotTopi
 
 
 def test_the_mark_of_another_is_not_ones_own(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Another client's Mark at the offset where ours was acknowledged shows that the log was truncated."""
+    """Another client's Mark at the offset where the recovery's own was acknowledged shows that the log was truncated."""
     log = site.log()
 
     def lose() -> None:
@@ -343,7 +343,7 @@ def test_the_mark_of_another_is_not_ones_own(site: Site, topic: MemorySnapshotTo
 
 
 def test_a_log_made_anew_while_it_is_looked_at_is_told(site: Site) -> None:
-    """A log that is deleted and re-created during the look is detected, even if it has fewer partitions."""
+    """A log that is deleted and re-created while it is read is detected, even if it has fewer partitions."""
 
     class Repartitioning(MemorySnapshotTopic):
         """A snapshot topic that re-creates the log when its bounds are requested."""
@@ -397,7 +397,7 @@ def test_a_log_that_grew_again_since_it_was_shown_is_told(site: Site, topic: Mem
 
 
 def test_somebody_who_begins_after_the_last_mark_is_noticed(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A record after the last Mark is noticed as long as the snapshot is not written."""
+    """Until the snapshot is written, a record after the last Mark is noticed, and recovery fails."""
     begun = recovery(site, topic)
     looked_up = topic.bounds
 

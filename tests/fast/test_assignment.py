@@ -71,7 +71,7 @@ NOTHING_AT_FIRST = AssignmentInput(
     {**{("payments", number): 1.0 for number in range(7)}, ("orders", 0): 1.0},
     [Subscriber("a", frozenset({"orders"})), Subscriber("b", BOTH), Subscriber("c", BOTH, 2)],
 )
-"""The fullest member has nothing to hand over until another one has handed over something."""
+"""The member with most partitions cannot hand one over until another member has done so."""
 
 
 @given(of=boards())

@@ -259,7 +259,7 @@ def after_the_commit(log: FaultyLog, inject_fault: Callable[[], object]) -> None
 
 
 def interrupt() -> None:
-    """Raise the error that stands for an interrupt."""
+    """Raise an `InterruptError`."""
     raise InterruptError
 
 

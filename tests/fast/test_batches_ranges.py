@@ -258,7 +258,7 @@ def test_who_has_waited_long_enough_takes_what_has_come(scene: Scene) -> None:
 
 
 def test_why_there_is_nothing_to_do(scene: Scene) -> None:
-    """The reasons are held by others, held by the own run (with the time until stale), paused, and drained."""
+    """The reasons: others hold the rest, the same run holds it (with the time until stale), paused, drained."""
     mine = member(scene)
     with scene.batch(mine, ranges=RangeOptions(size=100)) as batch:
         held = scene.work(member(scene), ranges=TEN).idle

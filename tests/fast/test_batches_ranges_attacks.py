@@ -322,7 +322,7 @@ def test_at_most_once_processes_nothing_whose_commit_was_refused(scene: Scene) -
 
 
 def test_at_most_once_processes_nothing_beside_a_go_consumer(scene: Scene) -> None:
-    """If a Go consumer's commit is read together with the own one, the batch fails and drops its committed ranges."""
+    """If a member reads a Go consumer's commit together with its own, the batch fails and its ranges are dropped."""
 
     def go_consumer_commits() -> None:
         scene.about(ClaimingPartition, "1320e57a", 5)

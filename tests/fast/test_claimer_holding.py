@@ -522,7 +522,7 @@ def test_commit_is_not_for_at_most_once(site: Site) -> None:
 
 
 def test_the_permission_to_process_comes_with_ones_own_commit(site: Site) -> None:
-    """A partition may be processed if the own record moved its offset from the start of the plan to its end."""
+    """A partition may be processed if the member's record moved its offset from the plan's start to its end."""
     member = site.owner_of(0, 1, settings=AT_MOST_ONCE)
     member.plan({0: 10, 1: 20})
 
@@ -541,7 +541,7 @@ def test_no_permission_without_acknowledgement(site: Site) -> None:
 
 
 def test_no_permission_for_what_another_has_moved(site: Site) -> None:
-    """If another process's record moved the offset first, the own record gives no permission."""
+    """If another process's record moved the offset first, the member's record gives no permission."""
     member = site.owner_of(0, settings=AT_MOST_ONCE)
     member.plan({0: 10})
     twin = about(Heartbeat, member.member.instance, offset=10)

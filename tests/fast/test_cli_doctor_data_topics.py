@@ -109,7 +109,7 @@ def test_unread_records_that_will_soon_be_deleted_are_told(
 
 
 def test_what_is_lost_is_not_counted_as_what_will_be() -> None:
-    """If retention has overtaken a position, the old records that are left are reported besides the loss."""
+    """If retention has overtaken a position, the old records that are left are reported in addition to the loss."""
     data = topic({"retention.ms": str(WEEK_MS)}, (40, 100), young_from={0: 60})
     lost, old = judged(data, Position("g", 0, 10, ID))
     assert ("30 offsets were deleted" in lost.found, "have 20 unread records" in old.found) == (True, True)

@@ -211,9 +211,7 @@ def test_members_that_stay_keep_it_from_beginning(members: Members, capsys: pyte
     answer = act(capsys, *AGAIN, "--yes", "--wait", "5s")
     assert (answer.code, f"still claimed by {owner.member.instance}" in answer.err) == (1, True)
     assert (members.site.key().generation, is_paused(members.site)) == (0, False)
-    assert act(capsys, *AGAIN, "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0, (
-        "the command waited for a stale owner"
-    )
+    assert act(capsys, *AGAIN, "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0, "it waited for a stale owner"
 
 
 @pytest.mark.parametrize("late", [False, True])

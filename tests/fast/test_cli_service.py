@@ -18,7 +18,7 @@ def signalled() -> None:
 
 
 def test_a_signal_stops_work() -> None:
-    """The work ends in order."""
+    """The signal requests the end, and the work ends normally."""
     stopped = threading.Event()
     signalled()
     assert run_until_signal(stopped.wait, stopped.set)
