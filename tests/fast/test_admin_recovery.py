@@ -329,7 +329,7 @@ def test_a_log_truncated_meanwhile_is_told(site: Site, topic: MemorySnapshotTopi
 
 
 def test_the_mark_of_another_is_not_ones_own(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Another client's Mark at the offset where the recovery's own was acknowledged shows that the log was truncated."""
+    """Another client's Mark at the offset of the recovery's own, acknowledged Mark shows that the log was truncated."""
     log = site.log()
 
     def lose() -> None:

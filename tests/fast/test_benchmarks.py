@@ -306,7 +306,7 @@ def test_importing_is_timed_in_one_process_and_heavy_modules_are_told() -> None:
 
 
 def test_fresh_interpreters_find_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second process does not compile the sources again, whatever the environment variables for byte code are."""
+    """A second process finds the compiled byte code, even if the environment forbids Python to write it."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     program = "import sys, tools.import_all as it; sys.stdout.write(it.__cached__)"
     with interpreters.environment() as environment:
