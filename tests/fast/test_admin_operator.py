@@ -1,4 +1,4 @@
-"""Pausing, resuming, setting positions and switching ranges off, on a log in memory."""
+"""Operator actions on an in-memory log: pause, resume, set positions and switch ranges off."""
 
 import logging
 
@@ -34,23 +34,23 @@ from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, SETTINGS, TOPIC,
 
 @pytest.fixture
 def site() -> Site:
-    """A coordination topic of its own."""
+    """An empty coordination topic."""
     return Site()
 
 
 def operator_on(site: Site, log: FaultyLog | None = None) -> SettingsChanger:
-    """Open an operator."""
+    """Open a `SettingsChanger` for the group."""
     return SettingsChanger(Rationalizer(log or site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
 
 
 def is_paused_everywhere(site: Site) -> set[bool]:
-    """Tell, for each coordination partition, whether the group is paused now."""
+    """Return the set of answers, one per coordination partition, to whether the group is paused now."""
     groups = (world.groups.get(GROUP) for world in site.world().partitions.values())
     return {group is not None and group.is_paused(site.clock.wall_ms()) for group in groups}
 
 
 def test_a_pause_keeps_members_from_claiming_until_it_is_over(site: Site) -> None:
-    """A pause holds in every coordination partition; who resumes ends it."""
+    """A pause holds in every coordination partition until an operator resumes the group."""
     operator = operator_on(site)
     operator.pause(site.clock.wall_ms() // 1_000 + 60)
     assert is_paused_everywhere(site) == {True}
@@ -64,7 +64,7 @@ def test_a_pause_keeps_members_from_claiming_until_it_is_over(site: Site) -> Non
 
 @pytest.mark.parametrize(("seconds", "is_paused"), [(0, False), (-600, False), (1, True)])
 def test_a_pause_that_is_over_already_is_an_error(site: Site, seconds: int, *, is_paused: bool) -> None:
-    """Who pauses by a clock that is slow hears that the group is not paused."""
+    """A pause whose end has passed already, for example because the operator's clock is slow, is an error."""
     until_s = site.clock.wall_ms() // 1_000 + seconds
     if is_paused:
         operator_on(site).pause(until_s)
@@ -75,7 +75,7 @@ def test_a_pause_that_is_over_already_is_an_error(site: Site, seconds: int, *, i
 
 
 def test_a_pause_without_acknowledgement_is_written_again(site: Site) -> None:
-    """What was not acknowledged anywhere is sent once more there; what never is, is named."""
+    """A pause is sent again to partitions that did not acknowledge it; the error names those that never do."""
     log = site.log()
     log.fail(Fault.FAILED, of_type("ReleaseGroup"), times=2)
     operator_on(site, log).pause(site.clock.wall_ms() // 1_000 + 60)
@@ -86,7 +86,7 @@ def test_a_pause_without_acknowledgement_is_written_again(site: Site) -> None:
 
 
 def test_positions_are_set_back_in_a_new_generation(site: Site) -> None:
-    """Lower, equal and higher positions count; the group goes on afterwards, and no plan is left."""
+    """Positions may be at or below the current offset; each starts a new generation and ends the open plan."""
     site.owner_of(0, at=50).release()
     site.owner_of(1, at=50).release()
     operator_on(site).set_positions(TOPIC, {0: 10, 1: 50}, TOPIC_ID, wait_ms=0)
@@ -98,14 +98,14 @@ def test_positions_are_set_back_in_a_new_generation(site: Site) -> None:
 
 
 def test_the_incarnation_is_written_down_before_a_position(site: Site) -> None:
-    """A position in a data topic that was made anew belongs to the new one."""
+    """A position in a data topic that was deleted and re-created is recorded with the new topic's id."""
     site.owner_of(0, at=50).release()
     operator_on(site).set_positions(TOPIC, {0: 7}, OTHER_TOPIC_ID, wait_ms=0)
     assert (site.key(0).offset, site.key(0).data_topic_id) == (7, OTHER_TOPIC_ID)
 
 
 def test_positions_wait_for_owners_to_leave(site: Site) -> None:
-    """A live owner is waited for, and named if it stays; then the group goes on as before."""
+    """A live owner is waited for; if it stays, the error names its partition and the group is resumed."""
     site.owner_of(0, at=50)
     with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of topic 'orders' are still claimed"):
         operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=HI_MS)
@@ -116,14 +116,14 @@ def test_positions_wait_for_owners_to_leave(site: Site) -> None:
 
 
 def test_a_dead_owner_is_not_waited_for(site: Site) -> None:
-    """What is known to be dead is revoked."""
+    """The claim of an owner known to be dead is revoked at once."""
     site.owner_of(0, at=50)
     operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0, is_dead=lambda _: True)
     assert site.key(0).offset == 10
 
 
 def test_a_pause_in_force_is_put_back(site: Site) -> None:
-    """Whoever paused the group for longer still finds it paused."""
+    """A longer pause that was in force before is restored afterwards."""
     operator = operator_on(site)
     until_s = site.clock.wall_ms() // 1_000 + 10 * LONGEST_SETTING_S
     site.owner_of(0, at=50).release()
@@ -135,7 +135,7 @@ def test_a_pause_in_force_is_put_back(site: Site) -> None:
 
 @pytest.mark.parametrize("ahead_s", [-7_200, 600])
 def test_a_wrong_clock_ends_no_pause(site: Site, ahead_s: int) -> None:
-    """Who sets positions by a clock that is minutes fast, or hours slow, does so all the same, and ends no pause."""
+    """An operator whose clock is minutes fast or hours slow can set positions, and ends no pause by doing so."""
     site.owner_of(0, at=50).release()
     site.pause(300, "boss.1")
     until_s = site.world().group_of(GROUP, TOPIC).paused_until_s
@@ -149,7 +149,7 @@ def test_a_wrong_clock_ends_no_pause(site: Site, ahead_s: int) -> None:
 @pytest.mark.parametrize("after", ["ClaimingPartition", "ReleasingPartition"])
 @pytest.mark.parametrize("seconds", [7_200, -1])
 def test_who_pauses_or_resumes_meanwhile_has_the_last_word(site: Site, after: str, seconds: int) -> None:
-    """A pause or a resumption that comes while positions are set is in force afterwards, under its own name."""
+    """A pause or a resumption by another operator meanwhile stays in force, under that operator's name."""
     site.owner_of(0, at=50).release()
     site.pause(600, "ops.1")
     log = site.log()
@@ -169,7 +169,7 @@ def test_who_pauses_or_resumes_meanwhile_has_the_last_word(site: Site, after: st
 
 
 def test_each_part_gets_its_own_pause_back(site: Site) -> None:
-    """A pause that holds in some coordination partitions holds in just these afterwards."""
+    """A pause that held in some coordination partitions only is restored in those partitions only."""
     site.owner_of(0, at=50).release()
     away = next(number for number in range(site.partitions) if number != site.home)
     until_s = site.clock.wall_ms() // 1_000 + 600
@@ -180,7 +180,7 @@ def test_each_part_gets_its_own_pause_back(site: Site) -> None:
 
 
 def test_the_end_of_another_setting_ends_no_pause(site: Site) -> None:
-    """Of two who set positions the one that knows the pause from before puts it back, though the other ended last."""
+    """Of two operators that set positions at once, the one that saw the earlier pause restores it."""
     site.owner_of(0, at=50).release()
     site.pause(600, "boss.1")
     until_s = site.world().group_of(GROUP, TOPIC).paused_until_s
@@ -198,7 +198,7 @@ def test_the_end_of_another_setting_ends_no_pause(site: Site) -> None:
 
 
 def test_what_was_set_before_the_wait_was_over_is_told(site: Site) -> None:
-    """Partitions that one try has set are named when the next one waits for a member in vain."""
+    """If a later try waits for a member in vain, the error names the partitions that an earlier try has set."""
     site.owner_of(0, at=50).release()
     site.owner_of(1, at=50).release()
     log = site.log()
@@ -219,7 +219,7 @@ def test_what_was_set_before_the_wait_was_over_is_told(site: Site) -> None:
 
 
 def test_the_pause_outlasts_the_wait(site: Site) -> None:
-    """Who waits for owners longer than a setting may take has the group paused for as long."""
+    """If the wait for owners may take longer than usual, the group stays paused for that long."""
     site.owner_of(0, at=50)
     wait_ms = 1_000 * LONGEST_SETTING_S
     log = site.log()
@@ -229,7 +229,7 @@ def test_the_pause_outlasts_the_wait(site: Site) -> None:
 
 
 def test_the_pause_of_another_setting_is_not_put_back(site: Site) -> None:
-    """Who sets positions while another does so leaves no pause behind, should the other have ended first."""
+    """A pause of another process that set positions is not restored, because that process may have ended already."""
     site.owner_of(0, at=50).release()
     site.pause(LONGEST_SETTING_S, "setting-positions.1")
     operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
@@ -239,7 +239,7 @@ def test_the_pause_of_another_setting_is_not_put_back(site: Site) -> None:
 
 @pytest.mark.parametrize("record", ["ClaimingPartition", "ReleasingPartition"])
 def test_who_resumes_in_between_is_found_out(site: Site, record: str) -> None:
-    """A release after somebody's resume sets nothing: it is done again, as another instance."""
+    """A release after another process resumed the group sets no position: all is repeated under a new instance id."""
     site.owner_of(0, at=50).release()
     log = site.log()
     seen: list[str] = []
@@ -257,7 +257,7 @@ def test_who_resumes_in_between_is_found_out(site: Site, record: str) -> None:
 
 
 def test_a_position_is_not_set_by_a_release_that_was_never_acknowledged(site: Site) -> None:
-    """Without acknowledgements it is tried anew, then ends with an error, and the group goes on."""
+    """Without acknowledgements the step is repeated a few times, then fails, and the group is resumed."""
     site.owner_of(0, at=50).release()
     log = site.log()
     log.fail(Fault.FAILED, of_type("ReleasingPartition"))
@@ -269,7 +269,7 @@ def test_a_position_is_not_set_by_a_release_that_was_never_acknowledged(site: Si
 
 
 def test_an_interrupted_setting_puts_the_group_back(site: Site) -> None:
-    """Ctrl-C in the middle leaves no pause and no claim."""
+    """Ctrl-C while positions are set leaves neither a pause nor a claim."""
     site.owner_of(0, at=50).release()
     log = site.log()
 
@@ -287,7 +287,7 @@ def test_an_interrupted_setting_puts_the_group_back(site: Site) -> None:
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_an_interrupt_while_the_group_is_put_back_leaves_no_pause(site: Site, before: int) -> None:
-    """Ctrl-C at the very end, just before or after the pause was ended, does not leave the group paused for an hour."""
+    """Ctrl-C just before or after the pause is ended does not leave the group paused for an hour."""
     site.owner_of(0, at=50).release()
     log = site.log()
 
@@ -307,7 +307,7 @@ def test_an_interrupt_while_the_group_is_put_back_leaves_no_pause(site: Site, be
 
 
 def test_who_cannot_put_the_group_back_says_what_was_set(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """Positions are set, then the broker is gone: that they are, and that the group stays paused, is told."""
+    """If the broker fails after positions were set, the log states them, and that the group stays paused."""
     site.owner_of(0, at=50).release()
     log = site.log()
 
@@ -323,18 +323,21 @@ def test_who_cannot_put_the_group_back_says_what_was_set(site: Site, caplog: pyt
 
 
 def test_no_position_is_set_from_a_log_that_was_cut(site: Site) -> None:
-    """Where one only observes, nothing is done."""
+    """If retention has cut the log, so that the reader can only observe it, no position is set."""
     site.owner_of(0, at=50).release()
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
     with pytest.raises(IncompleteLogError):
         operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
 
 
-# Where members hold ranges (protocol.md, section 8.4)
+# Members that hold ranges (protocol.md, section 8.4)
 
 
 def test_positions_wait_for_ranges_too(site: Site) -> None:
-    """A live range is waited for, and its partition named if it stays; one that goes stale is no hindrance."""
+    """A live range is waited for; if it stays, the error names its partition.
+
+    A range that becomes stale is released.
+    """
     site.begin(0, settings=RANGES, at=50)
     site.holder_of({0: (60, 70)})
     with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of topic 'orders' are still claimed"):
@@ -345,7 +348,7 @@ def test_positions_wait_for_ranges_too(site: Site) -> None:
 
 
 def test_ranges_of_the_dead_are_not_waited_for(site: Site) -> None:
-    """Ranges of an owner known to be dead are revoked, planned ones too."""
+    """Ranges of an owner known to be dead are revoked, including planned ones."""
     site.begin(0, settings=RANGES, at=50)
     site.holder_of({0: (50, 55)})
     site.holder_of({0: (60, 70)}, plans=True)
@@ -356,7 +359,7 @@ def test_ranges_of_the_dead_are_not_waited_for(site: Site) -> None:
 def test_what_is_planned_or_done_ahead_is_shown_before_it_is_forgotten(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A person sees what will be done again, or never; what is merely claimed is nothing."""
+    """The operator sees ranges that will be processed again or never. Ranges that are only claimed are not shown."""
     site.begin(0, 1, settings=RANGES, at=50)
     site.holder_of({0: (50, 55), 1: (90, 99)})
     site.holder_of({0: (60, 70)}, plans=True)
@@ -373,7 +376,7 @@ def test_what_is_planned_or_done_ahead_is_shown_before_it_is_forgotten(
 
 
 def test_a_whole_claim_leaves_alone_what_has_ranges(site: Site) -> None:
-    """Partitions with a live range, or one that waits, do not look free to who would claim them whole; others do."""
+    """A partition with a live or a planned range is not free for a claim of the whole partition; others are."""
     site.begin(0, 1, 2, 3, settings=RANGES)
     site.holder_of({0: (0, 5)})
     site.holder_of({1: (0, 5)}, plans=True).release()
@@ -391,7 +394,7 @@ def test_a_whole_claim_leaves_alone_what_has_ranges(site: Site) -> None:
 
 
 def blind(site: Site) -> World:
-    """Read the log as a member does that does not know ranges."""
+    """Read the log as a member without support for ranges does."""
     world = World(site.partitions)
     for number in range(site.partitions):
         for offset, at_ms, value in site.broker.records(number):
@@ -401,7 +404,7 @@ def blind(site: Site) -> World:
 
 
 def assert_all_see_ranges_off(site: Site, *, paused: bool = False) -> None:
-    """Check that the feature is off everywhere, and that who knows no ranges has the same state."""
+    """Check that the feature is off everywhere, and that a member without support for ranges reads the same state."""
     ours, theirs = site.world(), blind(site)
     for number in range(site.partitions):
         assert ours.partitions[number].groups[GROUP] == theirs.partitions[number].groups[GROUP]
@@ -410,7 +413,7 @@ def assert_all_see_ranges_off(site: Site, *, paused: bool = False) -> None:
 
 
 def test_ranges_are_switched_off(site: Site) -> None:
-    """The feature is gone everywhere, positions stand where they stood, and members that know no ranges go on."""
+    """The feature is removed everywhere, positions do not change, and members without support for ranges can claim."""
     site.begin(0, 1, settings=RANGES, at=50)
     site.holder_of({0: (60, 70)}, plans=True).commit({0: 70})
     site.holder_of({1: (50, 70)}, plans=True).commit({1: 70})
@@ -427,7 +430,10 @@ def test_ranges_are_switched_off(site: Site) -> None:
 
 
 def test_who_knows_no_ranges_may_have_seen_another_owner(site: Site) -> None:
-    """A whole claim that was refused for a range is an owner to who knows none: it is waited out."""
+    """A whole-partition claim that a range prevented is valid for members that ignore ranges.
+
+    Its owner is waited for.
+    """
     site.begin(0, settings=RANGES, at=50)
     holder = site.holder_of({0: (60, 70)}, plans=True)
     site.say(about(ClaimingPartition, "phantom.1"))
@@ -441,7 +447,7 @@ def test_who_knows_no_ranges_may_have_seen_another_owner(site: Site) -> None:
 
 
 def test_a_pause_in_force_is_put_back_after_switching_off(site: Site) -> None:
-    """Whoever paused the group for longer still finds it paused."""
+    """A longer pause that was in force before is restored afterwards."""
     site.begin(0, settings=RANGES)
     site.pause(3_000, "boss.1")
     operator_on(site).switch_ranges_off(wait_ms=0)
@@ -449,7 +455,7 @@ def test_a_pause_in_force_is_put_back_after_switching_off(site: Site) -> None:
 
 
 def test_switching_off_waits_for_members_to_leave(site: Site) -> None:
-    """A live range is waited for; if it stays, nothing has changed and the group goes on."""
+    """A live range is waited for; if it stays, nothing changes and the group is resumed."""
     site.begin(0, settings=RANGES)
     holder = site.holder_of({0: (0, 5)})
     with pytest.raises(PositionNotSetError, match=r"partitions \[0\] of topic 'orders' are still claimed"):
@@ -463,7 +469,7 @@ def test_switching_off_waits_for_members_to_leave(site: Site) -> None:
 
 @pytest.mark.parametrize("at", ["ReleaseGroup", "Mark", "ClaimingPartition", "DataTopic", "ReleasingPartition"])
 def test_who_resumes_meanwhile_makes_it_begin_anew(site: Site, at: str) -> None:
-    """When another resumes the group in between, at whatever step, members get in, and all of it is done anew."""
+    """If another operator resumes the group at any step, members may have claimed: all steps are repeated."""
     site.begin(0, settings=RANGES, at=50)
     log = site.log()
 
@@ -484,7 +490,7 @@ def test_who_resumes_meanwhile_makes_it_begin_anew(site: Site, at: str) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.LOST_ACK, Fault.LATE])
 def test_a_pause_that_could_come_back_is_begun_anew(site: Site, fault: Fault) -> None:
-    """An instance whose pause was not acknowledged does nothing else: its pause may come again, after a resumption."""
+    """An instance whose pause was not acknowledged does nothing more: its pause may still arrive after a resumption."""
     site.begin(0, settings=RANGES)
     log = site.log()
     log.fail(fault, of_type("ReleaseGroup"), times=1)
@@ -499,7 +505,7 @@ def test_a_pause_that_could_come_back_is_begun_anew(site: Site, fault: Fault) ->
 @pytest.mark.parametrize("kind", ["ClaimingPartition", "DataTopic", "ReleasingPartition", "GroupSettings"])
 @pytest.mark.parametrize("fault", [Fault.LOST_ACK, Fault.FAILED])
 def test_what_was_not_seen_accepted_is_done_anew(site: Site, kind: str, fault: Fault) -> None:
-    """A step without acknowledgement ends the try; the next one completes it, whatever others had made of the log."""
+    """A step without acknowledgement ends the try. The next try completes it, whatever other records came between."""
     site.begin(0, 1, settings=RANGES, at=50)
     holder = site.holder_of({0: (50, 60), 1: (50, 60)}, plans=True)
     site.pause(60, "boss.1")
@@ -517,7 +523,7 @@ def test_what_was_not_seen_accepted_is_done_anew(site: Site, kind: str, fault: F
 
 
 def test_a_key_without_offset_is_named(site: Site) -> None:
-    """Where a key stands nowhere nothing is changed, and it is said which."""
+    """If a partition has no offset, nothing is changed and the error names the partition."""
     site.begin(0, settings=RANGES)
     member = site.member(settings=RANGES)
     member.claim([3])
@@ -528,7 +534,7 @@ def test_a_key_without_offset_is_named(site: Site) -> None:
 
 
 def test_other_features_stay(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the one feature is taken out."""
+    """Only the feature `ranges` is removed."""
     monkeypatch.setattr("marshal_dagster.coordination.group_settings.KNOWN_FEATURES", {"ranges", "others"})
     site.begin(0, settings=GroupSettings(HI_MS, features=("ranges", "others")))
     operator_on(site).switch_ranges_off(wait_ms=0)
@@ -536,7 +542,7 @@ def test_other_features_stay(site: Site, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_was_switched_off_by_halves_is_completed(site: Site) -> None:
-    """Where the feature is off in some coordination partitions only, it is taken out in the others."""
+    """If the feature is off in some coordination partitions only, it is removed in the others."""
     elsewhere = (site.home + 1) % site.partitions
     site.begin(0, settings=RANGES)
     site.pause(60)
@@ -547,7 +553,7 @@ def test_what_was_switched_off_by_halves_is_completed(site: Site) -> None:
 
 
 def test_a_log_of_which_not_even_the_settings_are_known_is_left_alone(site: Site) -> None:
-    """That the feature is off already is told only where it is known."""
+    """If the settings are not known, because retention cut the log, the feature is not reported as off."""
     site.begin(0, settings=RANGES)
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
     with pytest.raises(IncompleteLogError, match="so the settings there are unknown"):
@@ -555,7 +561,7 @@ def test_a_log_of_which_not_even_the_settings_are_known_is_left_alone(site: Site
 
 
 def test_what_another_operator_switched_off_meanwhile_is_off(site: Site) -> None:
-    """Two operators at once: who comes second finds nothing left to do, and lets the group go on all the same."""
+    """If another operator has switched ranges off meanwhile, nothing is left to do and the group is resumed."""
     site.begin(0, settings=RANGES, at=50)
     log = site.log()
 
@@ -569,7 +575,7 @@ def test_what_another_operator_switched_off_meanwhile_is_off(site: Site) -> None
 
 
 def overtaken_at(site: Site, number: int) -> FaultyLog:
-    """Open a log whose reader retention overtakes just before an append, counted from 0."""
+    """Open a log that retention cuts past its reader just before an append (`number`, counted from 0)."""
     log = site.log()
     turns = iter(range(number))
 
@@ -585,7 +591,7 @@ def overtaken_at(site: Site, number: int) -> FaultyLog:
 @pytest.mark.parametrize("is_paused", [False, True])
 @pytest.mark.parametrize("number", range(20))
 def test_who_is_overtaken_by_retention_switches_nothing_off(site: Site, number: int, *, is_paused: bool) -> None:
-    """Whoever can only observe from some append on says so; a pause that was in force is put back."""
+    """If retention overtakes the reader at any append, an error reports it, and a pause in force before is restored."""
     site.begin(0, settings=RANGES, at=50)
     if is_paused:
         site.pause(3_000, "boss.1")
@@ -597,7 +603,7 @@ def test_who_is_overtaken_by_retention_switches_nothing_off(site: Site, number: 
 @pytest.mark.parametrize("is_paused", [False, True])
 @pytest.mark.parametrize("number", range(3))
 def test_who_is_overtaken_by_retention_sets_no_position(site: Site, number: int, *, is_paused: bool) -> None:
-    """Whoever can only observe says that positions were not set; a pause that was in force is put back."""
+    """If retention overtakes the reader, an error reports that no position was set; an earlier pause is restored."""
     site.begin(0, at=50)
     if is_paused:
         site.pause(3_000, "boss.1")
@@ -607,7 +613,7 @@ def test_who_is_overtaken_by_retention_sets_no_position(site: Site, number: int,
 
 
 def test_a_log_that_is_only_observed_is_left_alone(site: Site) -> None:
-    """Where retention has cut the log nothing is switched off."""
+    """On a log that retention has cut, ranges are not switched off."""
     site.begin(0, settings=RANGES)
     site.pause(60)
     site.say(settings_record(RANGES))

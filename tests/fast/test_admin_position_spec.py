@@ -1,4 +1,4 @@
-"""Where a person wants partitions to stand, and what offset that is."""
+"""The positions that an operator requests, and the offsets that they mean."""
 
 import pytest
 
@@ -33,7 +33,7 @@ HERE = PartitionPosition(50, EXTENT)
     ],
 )
 def test_offsets_are_read(text: str, target: Target) -> None:
-    """One for all partitions, or one for each that is named."""
+    """Offsets are one number for all partitions, or one for each partition named."""
     assert offsets_of(text, "--offsets") == target
 
 
@@ -41,7 +41,7 @@ def test_offsets_are_read(text: str, target: Target) -> None:
     "text", ["", "-1", "a", "0=", "=1", "0=1,", "0=1;1=2", "1=2,1=3", "01=2", "5,6", "9223372036854775808"]
 )
 def test_what_are_no_offsets_is_an_error_that_names_them(text: str) -> None:
-    """Also a partition that is named twice, and what no record can carry."""
+    """Malformed offsets, a partition with two offsets, and offsets too large for a record are errors."""
     with pytest.raises(ConfigurationError, match="--offsets: "):
         offsets_of(text, "--offsets")
 
@@ -50,19 +50,19 @@ def test_what_are_no_offsets_is_an_error_that_names_them(text: str) -> None:
     ("text", "numbers"), [("0", [0]), ("0,2-4", [0, 2, 3, 4]), ("3-3, 1", [1, 3]), ("1,0-2", [0, 1, 2])]
 )
 def test_partitions_are_read(text: str, numbers: list[int]) -> None:
-    """Numbers and runs of them, in any order, each counted once."""
+    """Partitions are numbers and ranges of numbers in any order; duplicates count once."""
     assert choose_partitions("t", LogEnd.EARLIEST, partitions_of(text, "--partitions"), range(5)) == numbers
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1-", "0,,1", "99999999999", "2147483648", "٣"])
 def test_what_are_no_partitions_is_an_error_that_names_them(text: str) -> None:
-    """Also a run that ends before it begins, and numbers that no partition has."""
+    """Malformed partitions, ranges that end before they start, and numbers too large for a partition are errors."""
     with pytest.raises(ConfigurationError, match="--partitions: "):
         partitions_of(text, "--partitions")
 
 
 def test_all_partitions_are_meant_unless_some_are_named() -> None:
-    """By themselves, or with their offsets; not in both ways."""
+    """Partitions are named by themselves or with their offsets, but not both."""
     assert choose_partitions("t", ToOffsets(each=3), None, (1, 0)) == [0, 1]
     some = ToOffsets(by_partition=((1, 5),))
     assert choose_partitions("t", some, None, (0, 1)) == [1]
@@ -79,7 +79,7 @@ def test_all_partitions_are_meant_unless_some_are_named() -> None:
     ],
 )
 def test_a_partition_that_there_is_not_is_named(target: Target, named: list[range] | None, number: int) -> None:
-    """However long the run is that it is in."""
+    """The first partition that does not exist is named, even in a very long range."""
     with pytest.raises(ConfigurationError, match=f"topic 't' has no partition {number}; it has 2"):
         choose_partitions("t", target, named, (0, 1))
 
@@ -99,12 +99,12 @@ def test_a_partition_that_there_is_not_is_named(target: Target, named: list[rang
     ids=repr,
 )
 def test_a_target_means_an_offset(target: Target, offset: int) -> None:
-    """Where no record is as young as asked for that is the end: what comes will be."""
+    """Each kind of target resolves to an offset. A time later than all records resolves to the end."""
     assert resolve("t", target, {0: HERE}) == {0: offset}
 
 
 def test_a_time_means_the_first_record_of_it() -> None:
-    """As it was looked up."""
+    """A time resolves to the offset that was looked up for it."""
     assert resolve(
         "t",
         ToDatetime(5),
@@ -124,7 +124,7 @@ def test_a_time_means_the_first_record_of_it() -> None:
     ],
 )
 def test_a_position_that_is_not_known_cannot_be_shifted(at: PartitionPosition, why: str) -> None:
-    """From nowhere, from a topic that is no more, or to before the first offset of all."""
+    """A position cannot be shifted if there is none, if the topic was re-created, or if the result is negative."""
     with pytest.raises(ConfigurationError, match=f"t/3 .*{why}"):
         resolve("t", ShiftBy(-10), {3: at})
 
@@ -134,5 +134,5 @@ def test_a_position_that_is_not_known_cannot_be_shifted(at: PartitionPosition, w
     [(19, "offsets 19 to 20 (exclusive) are deleted"), (20, ""), (100, ""), (101, "beyond the end 100")],
 )
 def test_an_offset_lies_in_what_is_there_or_outside(offset: int, text: str) -> None:
-    """The end itself is where the next record will be."""
+    """The end of the partition is a valid position: it is the offset of the next record."""
     assert outside_text(offset, EXTENT) == text

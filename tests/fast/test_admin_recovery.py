@@ -1,4 +1,4 @@
-"""A log that was cut without a snapshot is made certain again (protocol.md, section 5)."""
+"""Recovery of a coordination log that was cut without a snapshot (protocol.md, section 5)."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,7 +47,7 @@ CONFIRMED = {KEY: ConfirmedOffset(7, TOPIC_ID), (GROUP, (TOPIC, 1)): ConfirmedOf
 
 @pytest.fixture
 def site() -> Site:
-    """A log of which retention left some records, nobody at work any more."""
+    """A log whose first records retention deleted; no process uses it any more."""
     site = Site()
     site.say(about(ClaimingPartition, "cut.0"))
     site.pause(1_000)
@@ -61,12 +61,12 @@ def site() -> Site:
 
 @pytest.fixture
 def topic(site: Site) -> MemorySnapshotTopic:
-    """The empty topic for snapshots."""
+    """An empty snapshot topic."""
     return MemorySnapshotTopic(site.partitions)
 
 
 class Waiting(ManualClock):
-    """A clock that does something while somebody sleeps by it."""
+    """A clock that runs a function during each sleep."""
 
     def __init__(self, site: Site, deed: Callable[[], object] = lambda: None, part: float = 1.0) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Waiting(ManualClock):
         self.slept_ms: list[float] = []
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Note it, let `part` of the time pass for the broker, do the deed."""
+        """Record the sleep, let `part` of the time pass for the broker, and call the function."""
         self.slept_ms.append(duration_ms)
         self.site.clock.advance(duration_ms * self.part)
         self.deed()
@@ -83,7 +83,7 @@ class Waiting(ManualClock):
 def recovery(
     site: Site, topic: MemorySnapshotTopic, clock: Waiting | None = None, log: FaultyLog | None = None
 ) -> Recovery:
-    """Begin, and look."""
+    """Create a recovery that has read the log."""
     begun = Recovery(log or site.log(), Snapshots(topic), clock=clock or Waiting(site))
     begun.look()
     return begun
@@ -97,7 +97,10 @@ def started(site: Site, topic: MemorySnapshotTopic) -> Rationalizer:
 
 
 def test_what_is_known_is_shown(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Only what was cut is looked at; heartbeat and release are told apart, either may have been refused."""
+    """Only partitions that were cut are observed.
+
+    Offsets of heartbeats and releases differ: either may have been refused.
+    """
     observed = recovery(site, topic).observed
     assert list(observed) == [site.home]
     assert observed[site.home].last_offsets == {KEY: LastOffsets(9, 7)}
@@ -106,7 +109,10 @@ def test_what_is_known_is_shown(site: Site, topic: MemorySnapshotTopic) -> None:
 
 
 def test_a_recovered_log_is_certain(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Pauses as shown, offsets as confirmed, no owner, no plan, as generation the second Mark's log offset."""
+    """The recovered state has the pauses shown and the offsets confirmed, no owner and no plan.
+
+    The generation is the log offset of the second Mark.
+    """
     assert recovery(site, topic).recover(CONFIRMED) == [site.home]
 
     world = started(site, topic).world.partitions[site.home]
@@ -128,7 +134,7 @@ def test_a_recovered_log_is_certain(site: Site, topic: MemorySnapshotTopic) -> N
 
 
 def test_what_the_rest_of_the_log_says_of_a_group_counts(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Settings and pauses of which only other coordination partitions have a record: they hold on here too."""
+    """Settings and pauses of which only other coordination partitions have a record apply to the recovered one too."""
     site = Site()
     settings = GroupSettings(300_000, delivery=DeliveryMode.AT_MOST_ONCE)
     for number in range(site.partitions):
@@ -146,14 +152,14 @@ def test_what_the_rest_of_the_log_says_of_a_group_counts(site: Site, topic: Memo
 
 
 def test_a_pause_that_is_left_here_counts_more_than_elsewhere(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A resumption in what is left of the cut partition is newer than what was cut."""
+    """A resumption that is left in the partition that was cut is newer than the records it lost."""
     site.say(ReleaseGroup(instance="boss", client="c", group=GROUP, time_s=0, expiry_s=5))
     recovery(site, topic).recover(CONFIRMED)
     assert started(site, topic).world.group_of(GROUP, TOPIC).paused_until_s == 5
 
 
 def test_of_two_who_recover_at_once_both_give_up(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Each may confirm other offsets, and members may begin with either: nothing is written."""
+    """If two recoveries run at once, both fail and write nothing, because they may confirm different offsets."""
     other = recovery(site, topic)
 
     def recover_too() -> None:
@@ -167,7 +173,7 @@ def test_of_two_who_recover_at_once_both_give_up(site: Site, topic: MemorySnapsh
 
 
 def test_what_another_has_recovered_since_is_not_written_over(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Whose Marks lay there before one looked, and whose snapshot came after, was the first."""
+    """A recovery that looked between another one's Marks and its snapshot does not overwrite that snapshot."""
     later: list[Recovery] = []
 
     class Slow(Snapshots):
@@ -186,7 +192,7 @@ def test_what_another_has_recovered_since_is_not_written_over(site: Site, topic:
 
 
 def test_what_only_the_person_knows_is_written_too(site: Site, topic: MemorySnapshotTopic) -> None:
-    """An offset confirmed for a group of which the log has nothing left is in the snapshot, under the defaults."""
+    """An offset confirmed for a group without records in the log is in the snapshot, with default settings."""
     unseen: Whose = ("unseen", (TOPIC, 3))
     recovery(site, topic).recover({**CONFIRMED, unseen: ConfirmedOffset(500, TOPIC_ID)})
     world = started(site, topic).world
@@ -195,7 +201,7 @@ def test_what_only_the_person_knows_is_written_too(site: Site, topic: MemorySnap
 
 
 def test_members_claim_again(site: Site, topic: MemorySnapshotTopic) -> None:
-    """After a recovery a member claims, and starts at the confirmed offset."""
+    """After a recovery a member can claim, and it starts at the confirmed offset."""
     recovery(site, topic).recover(CONFIRMED)
     site.pause(-1)
     log = site.log()
@@ -209,7 +215,7 @@ def test_members_claim_again(site: Site, topic: MemorySnapshotTopic) -> None:
 
 
 def test_settings_that_are_shown_stay(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Settings of which the record is left hold on, and the silence is as long as they ask for."""
+    """Settings whose record is left stay in force, and the recovery waits according to their heartbeat interval."""
     site.say(settings_record(GroupSettings(90_000)))
     clock = Waiting(site)
     recovery(site, topic, clock).recover(CONFIRMED)
@@ -221,7 +227,7 @@ def test_settings_that_are_shown_stay(site: Site, topic: MemorySnapshotTopic) ->
 def test_the_longest_interval_counts(
     site: Site, topic: MemorySnapshotTopic, named_ms: int | None, slept_ms: int
 ) -> None:
-    """Whichever is longer: what is shown, or what the person names."""
+    """The wait uses the longer of two intervals: the one shown and the one that the operator names."""
     clock = Waiting(site)
     recovery(site, topic, clock).recover(CONFIRMED, named_ms)
     assert clock.slept_ms == [slept_ms]
@@ -230,7 +236,7 @@ def test_the_longest_interval_counts(
 @pytest.mark.parametrize("value", [render(about(Heartbeat, "run1.0", offset=9)), b"anything", None])
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_anything_but_marks_stops_it(site: Site, topic: MemorySnapshotTopic, value: bytes | None, when: str) -> None:
-    """A record of anybody's, since it was shown, means that not all are stopped: nothing is written."""
+    """Any other record since the look means that a process is still running: nothing is written."""
     clock = Waiting(site, lambda: site.broker.append(site.home, value) if when == "between" else None)
     begun = recovery(site, topic, clock)
     if when == "before":
@@ -241,14 +247,14 @@ def test_anything_but_marks_stops_it(site: Site, topic: MemorySnapshotTopic, val
 
 
 def test_marks_of_others_do_not_stop_it(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Another Mark says nothing of anybody at work."""
+    """A Mark by another client does not prove that a member is running."""
     mark = Mark(instance="i", client="c", group="g", time_s=0)
     begun = recovery(site, topic, Waiting(site, lambda: site.say(mark)))
     assert begun.recover(CONFIRMED) == [site.home]
 
 
 def test_log_time_decides_when_it_was_long_enough(site: Site, topic: MemorySnapshotTopic) -> None:
-    """As long as log time has not moved on by more than 2 intervals another Mark is tried; then it is given up."""
+    """Another Mark is tried until log time has advanced by more than 2 intervals; after some tries recovery fails."""
     half = Waiting(site, part=0.5)
     recovery(site, topic, half).recover(CONFIRMED)
     assert len(half.slept_ms) == 2
@@ -259,7 +265,7 @@ def test_log_time_decides_when_it_was_long_enough(site: Site, topic: MemorySnaps
 
 
 def test_a_log_that_grew_again_past_its_snapshot_can_be_recovered(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A snapshot of records that the log has lost is none; the one that is written says which Mark is its last."""
+    """A snapshot that covers records lost by the log is not used. The new one records the offset of its last Mark."""
     recovery(site, topic).recover(CONFIRMED)
     end = site.broker.bounds(site.home).end
     mark = started(site, topic).world.partitions[site.home].last
@@ -275,7 +281,7 @@ def test_a_log_that_grew_again_past_its_snapshot_can_be_recovered(site: Site, to
 
 
 def test_a_mark_that_is_not_acknowledged_is_an_error(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Without both Marks nothing is written."""
+    """If a Mark is not acknowledged, nothing is written."""
     log = site.log()
     begun = recovery(site, topic, log=log)
     log.fail(Fault.LOST_ACK)
@@ -284,7 +290,7 @@ def test_a_mark_that_is_not_acknowledged_is_an_error(site: Site, topic: MemorySn
 
 
 def test_a_mark_that_is_lost_again_is_an_error(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A log that loses what it has acknowledged is not one to recover."""
+    """A log that loses an acknowledged Mark is not recovered."""
     log = site.log()
 
     def lose() -> None:
@@ -300,14 +306,14 @@ def test_a_mark_that_is_lost_again_is_an_error(site: Site, topic: MemorySnapshot
 
 
 def test_retention_that_goes_on_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A log that is cut further while one waits is no ground to stand on."""
+    """If retention deletes more of the log during the wait, recovery fails."""
     clock = Waiting(site, lambda: site.broker.retain_from(site.home, site.broker.bounds(site.home).end + 3))
     with pytest.raises(RecoveryFailedError, match="retention"):
         recovery(site, topic, clock).recover(CONFIRMED)
 
 
 def test_a_log_truncated_meanwhile_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
-    """To keep records for longer would not help there."""
+    """If the log is truncated during the wait, the error reports that, not retention."""
     log = site.log()
 
     def tell() -> None:
@@ -323,7 +329,7 @@ def test_a_log_truncated_meanwhile_is_told(site: Site, topic: MemorySnapshotTopi
 
 
 def test_the_mark_of_another_is_not_ones_own(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A Mark that lies where the own one was acknowledged tells that the log has lost that."""
+    """Another client's Mark at the offset of the recovery's own, acknowledged Mark shows that the log was truncated."""
     log = site.log()
 
     def lose() -> None:
@@ -337,13 +343,13 @@ def test_the_mark_of_another_is_not_ones_own(site: Site, topic: MemorySnapshotTo
 
 
 def test_a_log_made_anew_while_it_is_looked_at_is_told(site: Site) -> None:
-    """Also with fewer partitions."""
+    """A log that is deleted and re-created while it is read is detected, even if it has fewer partitions."""
 
     class Repartitioning(MemorySnapshotTopic):
-        """Makes the log anew as it is asked for snapshots."""
+        """A snapshot topic that re-creates the log when its bounds are requested."""
 
         def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-            """Tell, and make anew."""
+            """Return the bounds after re-creating the log."""
             site.broker.recreate(partitions=1)
             return super().bounds(partitions)
 
@@ -352,7 +358,7 @@ def test_a_log_made_anew_while_it_is_looked_at_is_told(site: Site) -> None:
 
 
 def test_what_failed_at_the_end_can_be_tried_again(topic: MemorySnapshotTopic) -> None:
-    """Looking for another's snapshot, one of a log that was truncated among them, leaves the reading where it was."""
+    """A recovery that failed at its last step can be repeated, even if it found a stale snapshot before."""
     site, mark = Site(), Mark(instance="m.0", client="m", group="m", time_s=0)
     for partition in (0, 1):
         for _ in range(6):
@@ -374,12 +380,15 @@ def test_what_failed_at_the_end_can_be_tried_again(topic: MemorySnapshotTopic) -
 
 
 def unavailable(partition: int, records: Sequence[Record]) -> None:
-    """Append nothing."""
+    """Fail as an unavailable broker does."""
     raise UnavailableError(f"partition {partition} does not take {len(records)} records")
 
 
 def test_a_log_that_grew_again_since_it_was_shown_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
-    """What was shown is gone, and something else was written in its place: offsets were confirmed for the former."""
+    """If records that the operator was shown were lost and replaced, nothing is written.
+
+    The operator confirmed offsets for the lost records.
+    """
     begun = recovery(site, topic)
     site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
     site.say(about(Heartbeat, "run1.0", offset=30))
@@ -388,7 +397,7 @@ def test_a_log_that_grew_again_since_it_was_shown_is_told(site: Site, topic: Mem
 
 
 def test_somebody_who_begins_after_the_last_mark_is_noticed(site: Site, topic: MemorySnapshotTopic) -> None:
-    """As long as nothing is written."""
+    """Until the snapshot is written, a record after the last Mark is noticed, and recovery fails."""
     begun = recovery(site, topic)
     looked_up = topic.bounds
 
@@ -405,7 +414,7 @@ def test_somebody_who_begins_after_the_last_mark_is_noticed(site: Site, topic: M
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_snapshot_that_does_not_fit_any_more_is_told(site: Site, topic: MemorySnapshotTopic, lost: int) -> None:
-    """The log lost its last record while it was written, or retention deleted more."""
+    """If the log loses its last record or more of its start while the snapshot is written, recovery fails."""
     begun = recovery(site, topic)
     append = topic.append
 
@@ -426,7 +435,7 @@ AT_MOST_ONCE = GroupSettings(30 * HI_MS, delivery=DeliveryMode.AT_MOST_ONCE)
 
 
 def test_settings_and_pause_are_known_where_every_coordination_partition_was_cut() -> None:
-    """One of those that are only observed shows what another has no record of any more."""
+    """If all coordination partitions were cut, settings and pause come from one that still has their records."""
     site = Site()
     site.say(about(ClaimingPartition, "cut.0"))
     for number in range(site.partitions):
@@ -449,7 +458,7 @@ def test_settings_and_pause_are_known_where_every_coordination_partition_was_cut
 
 
 def test_settings_that_were_refused_do_not_count_over_those_that_are_certain() -> None:
-    """What can only be observed shows both, and not which of them was refused."""
+    """Settings read from a partition that is complete win over those in a cut one, which may have been refused."""
     site = Site()
     for settings in (AT_MOST_ONCE, SETTINGS):
         for number in range(site.partitions):
@@ -465,13 +474,13 @@ def test_settings_that_were_refused_do_not_count_over_those_that_are_certain() -
 
 
 def test_without_a_snapshot_topic_it_does_not_begin(site: Site) -> None:
-    """Where the snapshot could not be written nobody is asked anything."""
+    """Without a snapshot topic recovery does not start, because its result could not be written."""
     with pytest.raises(TopicNotFoundError):
         recovery(site, MemorySnapshotTopic(0))
 
 
 def test_a_log_that_is_whole_needs_none() -> None:
-    """Nothing is looked at where every coordination partition begins at offset 0."""
+    """A log whose coordination partitions all begin at offset 0 needs no recovery."""
     site = Site()
     begun = recovery(site, MemorySnapshotTopic(0))
     assert begun.observed == {}
@@ -479,7 +488,10 @@ def test_a_log_that_is_whole_needs_none() -> None:
 
 
 def test_an_old_go_deployment_is_adopted() -> None:
-    """Of a log that Go wrote, cut in the middle, the last offsets are shown; once they are confirmed, members claim."""
+    """A log of Go consumers that was cut in the middle shows the last offsets.
+
+    Once they are confirmed, members claim.
+    """
     records = [json.loads(line) for line in GO_LOG.read_text().splitlines()]
     clock = ManualClock(max(record["timestamp"] for record in records))
     site = Site(clock, 8)
@@ -518,7 +530,11 @@ GO_CONFIRMED = {KEY: ConfirmedOffset(9, None)}
 
 
 def test_where_go_consumers_are_a_release_stands_for_a_mark(topic: MemorySnapshotTopic) -> None:
-    """For a key and at the offset shown, by an instance that owns nothing, dated back as members do in such a group."""
+    """In a log of Go consumers, releases replace the Marks.
+
+    They come from an instance that owns nothing and carry a key and an offset that were shown. Their time is set back,
+    as members do in such a group.
+    """
     site = go_site()
     before = len(site.values())
     clock = Waiting(site)
@@ -535,7 +551,7 @@ def test_where_go_consumers_are_a_release_stands_for_a_mark(topic: MemorySnapsho
 
 
 def test_where_nothing_is_shown_the_release_is_of_a_topic_of_its_own(topic: MemorySnapshotTopic) -> None:
-    """In a coordination partition of which no key is left; none of it gets into the snapshot."""
+    """A cut partition without any key gets releases of a topic made up for it, which are not part of the snapshot."""
     site = go_site()
     other = (site.home + 1) % site.partitions
     site.broker.append(other, b"anything")
@@ -549,7 +565,7 @@ def test_where_nothing_is_shown_the_release_is_of_a_topic_of_its_own(topic: Memo
 
 @pytest.mark.parametrize("is_elsewhere", [True, False])
 def test_go_consumers_of_any_group_count(topic: MemorySnapshotTopic, is_elsewhere: bool) -> None:
-    """They use the whole topic: also where only a coordination partition that is certain shows one."""
+    """Go consumers of any group count, even if only a complete coordination partition shows them."""
     site = Site()
     site.say(about(Heartbeat, "cut.0", offset=1))
     site.say(about(DataTopic, "run1.0", topic_id=TOPIC_ID))
@@ -570,7 +586,10 @@ def test_go_consumers_of_any_group_count(topic: MemorySnapshotTopic, is_elsewher
 
 
 def test_a_person_names_the_settings_of_which_none_are_left(topic: MemorySnapshotTopic) -> None:
-    """They are in force afterwards, the silence is as long as they ask for; without Go consumers Marks will do."""
+    """Settings named by the operator are in force afterwards and determine the wait.
+
+    Without Go consumers Marks are used.
+    """
     site = go_site()
     clock = Waiting(site)
     named = {GROUP: GroupSettings(90_000, delivery=DeliveryMode.EFFECTIVELY_ONCE)}
@@ -583,7 +602,7 @@ def test_a_person_names_the_settings_of_which_none_are_left(topic: MemorySnapsho
 
 
 def test_a_person_says_that_a_group_is_one_of_go_consumers(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Though a data topic id is left, which an older version wrote."""
+    """An operator can declare a group one of Go consumers, even if a record of it still has a data topic id."""
     begun = recovery(site, topic)
     assert begun.go_groups() == set()
     begun.recover({KEY: ConfirmedOffset(7, None)}, settings={GROUP: WITHOUT_SETTINGS})
@@ -592,7 +611,7 @@ def test_a_person_says_that_a_group_is_one_of_go_consumers(site: Site, topic: Me
 
 
 def test_a_group_that_has_go_rules_by_a_record_is_one_of_go_consumers(topic: MemorySnapshotTopic) -> None:
-    """A group with other settings is none, whatever its keys are like."""
+    """A settings record decides whether a group has Go consumers, whatever its keys show."""
     site = go_site()
     site.say(settings_record(WITHOUT_SETTINGS))
     assert recovery(site, topic).go_groups() == {GROUP}
@@ -602,7 +621,7 @@ def test_a_group_that_has_go_rules_by_a_record_is_one_of_go_consumers(topic: Mem
 
 @pytest.mark.parametrize("is_go", [True, False])
 def test_a_mark_with_its_senders_timestamp_ends_it(site: Site, topic: MemorySnapshotTopic, is_go: bool) -> None:
-    """Log time would be a sender's clock: nothing is written."""
+    """If the Marks carry the sender's timestamp, nothing is written, because log time would be the sender's clock."""
     site = go_site() if is_go else site
     begun = recovery(site, topic)
     site.broker.is_sender_timed = True
@@ -612,7 +631,7 @@ def test_a_mark_with_its_senders_timestamp_ends_it(site: Site, topic: MemorySnap
 
 
 def test_the_release_of_another_recover_stops_it(topic: MemorySnapshotTopic) -> None:
-    """It is a record of anybody's."""
+    """Releases written by another recovery are records of another process: both recoveries fail."""
     site = go_site()
     other = recovery(site, topic)
 

@@ -1,4 +1,4 @@
-"""A range done again by members that really read and write: what their output holds afterwards."""
+"""Reprocess a range with members that really read and write, and check their output."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ AGAIN = range(10, 20)
 
 @dataclass(slots=True)
 class Busy:
-    """A clock by which members work whenever the operator waits; the first of them may die."""
+    """A clock that lets a member work during each sleep of the operator; the first member may die."""
 
     scene: Scene
     mode: DeliveryMode
@@ -32,15 +32,15 @@ class Busy:
     has_died: bool = False
 
     def wall_ms(self) -> int:
-        """Give the scene's time."""
+        """Return the scene's time."""
         return self.clock.wall_ms()
 
     def lease_ms(self) -> float:
-        """Give the scene's time."""
+        """Return the scene's time."""
         return self.clock.lease_ms()
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Let a member do a batch of seven at most, then let the time pass."""
+        """Let a member process a batch of at most 7 messages, then let the time pass."""
         death, self.death = self.death, None
         log = self.scene.log() if death is None else KillableLog(self.scene.log(), death)
         try:
@@ -57,7 +57,10 @@ DEATHS = [KillPoint(side, record) for record in ("ClaimingPartition", "ClaimingM
 @pytest.mark.parametrize("death", [None, *DEATHS], ids=str)
 @pytest.mark.parametrize("mode", [EFFECTIVELY_ONCE, AT_LEAST_ONCE])
 def test_what_is_done_again_is_replaced_or_repeated(mode: DeliveryMode, death: KillPoint | None) -> None:
-    """Effectively once the output holds each message once; at least once the range, and a batch more, came twice."""
+    """Effectively-once output has each message once.
+
+    At-least-once output repeats the range and at most a batch more.
+    """
     scene = Scene()
     scene.data.make(partitions=1, messages=40)
     scene.drain(scene.delivery(mode))

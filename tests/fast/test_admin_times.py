@@ -1,4 +1,4 @@
-"""Times and lengths of time as a person writes them."""
+"""Parse times and durations that an operator writes."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from marshal_dagster.errors import ConfigurationError
     [("1s", 1), ("90s", 90), ("30m", 1_800), ("2h", 7_200), ("1d12h", 129_600), ("1d 2h 3m 4s", 93_784), ("0h5s", 5)],
 )
 def test_a_length_of_time_is_read(text: str, seconds: int) -> None:
-    """Days, hours, minutes and seconds, each once and in that order."""
+    """Days, hours, minutes and seconds are read, each at most once and in that order."""
     assert duration_s(text, "--for") == seconds
 
 
@@ -19,7 +19,7 @@ def test_a_length_of_time_is_read(text: str, seconds: int) -> None:
     "text", ["", " ", "5", "h", "2h1d", "1h1h", "-5m", "1.5h", "5 parsecs", "0s", "٣h", "1234567d"]
 )
 def test_what_is_no_length_of_time_is_an_error_that_names_it(text: str) -> None:
-    """A bare number has no unit; no time at all is none; digits are ASCII."""
+    """A number without a unit, a duration of zero and digits other than ASCII are errors."""
     with pytest.raises(ConfigurationError, match="--for: "):
         duration_s(text, "--for")
 
@@ -34,7 +34,7 @@ def test_what_is_no_length_of_time_is_an_error_that_names_it(text: str) -> None:
     ],
 )
 def test_a_time_is_read_in_its_zone(text: str, at_ms: int) -> None:
-    """Whatever the machine's own zone is."""
+    """The result does not depend on the time zone of the machine."""
     assert instant_ms(text, "until") == at_ms
 
 
@@ -42,6 +42,6 @@ def test_a_time_is_read_in_its_zone(text: str, at_ms: int) -> None:
     "text", ["", "tomorrow", "2023-11-14", "2023-11-14T22:13:20", "1969-12-31T23:59:59Z", "0001-01-01T00:00:00+23:59"]
 )
 def test_a_time_without_a_zone_is_an_error_that_names_it(text: str) -> None:
-    """A time that another machine reads as another one is not guessed at."""
+    """A time without a zone, or before 1970, is an error, because machines would read it differently."""
     with pytest.raises(ConfigurationError, match="until: "):
         instant_ms(text, "until")

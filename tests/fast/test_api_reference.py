@@ -1,4 +1,4 @@
-"""The API reference shows each field with its description, and no member that is only for the library itself."""
+"""The API reference shows each field with its description, and hides members for internal use."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ LIBRARY = Path(__file__).parents[2] / "marshal_dagster"
 
 
 def class_of(name: str, *extensions: object) -> Any:  # noqa: ANN401 - griffe is optional
-    """Read a class, named by module and class within the package, from its source."""
+    """Return the class with this name (module and class within the package), parsed from its source."""
     module, _, kind = name.rpartition(".")
     path = LIBRARY.joinpath(*module.split(".")).with_suffix(".py")
     found = griffe.Extensions(*extensions)
@@ -22,14 +22,14 @@ def class_of(name: str, *extensions: object) -> Any:  # noqa: ANN401 - griffe is
 
 @pytest.mark.parametrize("name", api_reference.INTERNAL)
 def test_each_internal_member_exists_and_is_hidden(name: str) -> None:
-    """The table names no member that is gone, and the extension hides each of them."""
+    """Each member in the table exists, and the extension hides it."""
     names = set(api_reference.INTERNAL[name].split())
     assert names <= class_of(name).members.keys()
     assert not names & class_of(name, api_reference.InternalMembers()).members.keys()
 
 
 def test_a_field_is_shown_with_its_description_and_default() -> None:
-    """Both come from the class itself, so constants and computed texts are shown, too."""
+    """Both are read from the class itself, so constants and computed texts are shown, too."""
     resource = class_of("resources.outbox.OutboxResource", api_reference.FieldDocs())
     outbox, dsn = resource.members["outbox"], resource.members["dsn"]
     assert (outbox.docstring is not None, outbox.value) == (True, "'outbox'")
@@ -37,6 +37,6 @@ def test_a_field_is_shown_with_its_description_and_default() -> None:
 
 
 def test_a_shared_field_is_shown_with_its_description_and_default() -> None:
-    """A field that several classes share as a constant of the module is shown like any other."""
+    """A field that several classes share as a module constant is shown like any other."""
     wait_s = class_of("jobs.admin.PositionsConfig", api_reference.FieldDocs()).members["wait_s"]
     assert (wait_s.docstring is not None, wait_s.value) == (True, "300.0")

@@ -1,4 +1,4 @@
-"""Strategies of assignment: complete, even, with few moves, and the same for the same input."""
+"""Assignment strategies: each partition is assigned, evenly, with few moves, and deterministically."""
 
 from collections import Counter
 from fractions import Fraction
@@ -25,7 +25,7 @@ TOPICS = ("orders", "payments", "refunds")
 
 
 def board(partitions: int, members: int, previous: Assignment | None = None, capacity: int = 1) -> AssignmentInput:
-    """Make a board of one topic."""
+    """Return an input with one topic."""
     places = {("orders", number): 1.0 for number in range(partitions)}
     names = [Subscriber(f"m{number}", frozenset({"orders"}), capacity) for number in range(members)]
     return AssignmentInput(places, names, previous or {})
@@ -33,7 +33,7 @@ def board(partitions: int, members: int, previous: Assignment | None = None, cap
 
 @st.composite
 def boards(draw: st.DrawFn) -> AssignmentInput:
-    """Draw topics, members with any subscriptions and capacities, and what any of them had before."""
+    """Draw topics, members with any subscriptions and capacities, and a previous assignment."""
     counts = draw(st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 7), max_size=3))
     places = {
         (topic, number): float(draw(st.integers(0, 50))) for topic, count in counts.items() for number in range(count)
@@ -47,7 +47,7 @@ def boards(draw: st.DrawFn) -> AssignmentInput:
 
 
 def spread(found: Assignment, of: AssignmentInput) -> list[Fraction]:
-    """Give each member's share, by its capacity."""
+    """Return the number of partitions of each member, divided by its capacity."""
     counts = Counter(found.values())
     return [Fraction(counts[member.id], member.capacity) for member in of.members]
 
@@ -56,7 +56,7 @@ def spread(found: Assignment, of: AssignmentInput) -> list[Fraction]:
 @given(of=boards())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_each_partition_goes_to_one_who_takes_it(strategy: object, of: AssignmentInput) -> None:
-    """None is left out that anybody subscribes to, and none goes to who does not; twice the same gives the same."""
+    """Each partition with a subscriber goes to one of its subscribers, and equal inputs have equal results."""
     assert callable(strategy)
     found = strategy(of)
     takers = {member.id: member.topics for member in of.members}
@@ -71,14 +71,14 @@ NOTHING_AT_FIRST = AssignmentInput(
     {**{("payments", number): 1.0 for number in range(7)}, ("orders", 0): 1.0},
     [Subscriber("a", frozenset({"orders"})), Subscriber("b", BOTH), Subscriber("c", BOTH, 2)],
 )
-"""The fullest has nothing to give until another has given something."""
+"""The member with most partitions cannot hand one over until another member has done so."""
 
 
 @given(of=boards())
 @example(of=NOTHING_AT_FIRST)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_move_would_make_the_sticky_spread_more_even(of: AssignmentInput) -> None:
-    """Whoever has more, by its capacity, than another would have with one more, has nothing that the other takes."""
+    """No partition can move from one member to another so that the loads become more even."""
     found = sticky_assignment(of)
     counts = Counter(found.values())
     for member in of.members:
@@ -90,7 +90,7 @@ def test_no_move_would_make_the_sticky_spread_more_even(of: AssignmentInput) -> 
 
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(0, 8), st.integers(0, 4))
 def test_sticky_moves_no_more_than_it_must(partitions: int, members: int, gone: int, come: int) -> None:
-    """What the gone had moves, and what the new need to have as many as others; the rest stays."""
+    """Only partitions of members that left move, and those that new members need for an even load."""
     before = sticky_assignment(board(partitions, members))
     names = [f"m{number}" for number in range(min(gone, members - 1), members)] + [f"n{each}" for each in range(come)]
     now = AssignmentInput(
@@ -109,14 +109,14 @@ def test_sticky_moves_no_more_than_it_must(partitions: int, members: int, gone: 
 
 
 def test_capacity_is_a_share() -> None:
-    """A member with twice the slots takes twice as much."""
+    """A member with twice the capacity gets twice as many partitions."""
     members = [Subscriber("small", frozenset({"orders"})), Subscriber("large", frozenset({"orders"}), 2)]
     found = sticky_assignment(AssignmentInput({("orders", number): 1.0 for number in range(9)}, members))
     assert Counter(found.values()) == {"small": 3, "large": 6}
 
 
 def test_weights_are_levelled() -> None:
-    """One partition with all the lag is one member's, the others share the rest; what is as good stays where it was."""
+    """A partition with half of the lag is assigned alone; an assignment that is already even stays as it is."""
     places: dict[DataPartitionId, float] = {
         ("orders", number): 1_000.0 if number == 3 else 100.0 for number in range(11)
     }
@@ -130,13 +130,13 @@ def test_weights_are_levelled() -> None:
 
 
 def test_range_gives_neighbours_and_round_robin_deals() -> None:
-    """As consumers of Kafka know both."""
+    """Both match the assignors of the same name in Kafka's consumer."""
     assert list(range_assignment(board(5, 2)).values()) == ["m0", "m0", "m0", "m1", "m1"]
     assert list(round_robin_assignment(board(5, 2)).values()) == ["m0", "m1", "m0", "m1", "m0"]
 
 
 def test_what_cannot_be_is_refused() -> None:
-    """Two of one id, a capacity of nothing, a weight below nothing."""
+    """Duplicate ids, a capacity of 0 and negative weights are refused."""
     one = Subscriber("a", frozenset({"orders"}))
     with pytest.raises(ConfigurationError, match="same id"):
         AssignmentInput({}, [one, one])

@@ -1,4 +1,4 @@
-"""Where the owner of a partition starts to read (protocol.md, section 6, "Where to start")."""
+"""The offset at which the owner of a partition starts to read (protocol.md, section 6, "Where to start")."""
 
 import pytest
 
@@ -24,7 +24,7 @@ EXTENT = OffsetBounds(10, 90)
 def test_the_states_offset_comes_first(
     policy: StartPolicy, group_offset: int | None, is_new: bool, generation: int
 ) -> None:
-    """Nobody starts anywhere else than at the state's offset while there is one, not even at what retention took."""
+    """If the state has an offset, reading starts there, even if retention has deleted that record."""
     for offset in (0, 5, 50, 90):
         key = Key(offset=offset, generation=generation)
         assert first_offset(NAME, key, EXTENT, policy, group_offset=group_offset, is_new=is_new) == offset
@@ -36,7 +36,7 @@ def test_the_states_offset_comes_first(
 def test_a_later_generation_without_offset_starts_at_zero(
     policy: StartPolicy, group_offset: int | None, is_new: bool
 ) -> None:
-    """A person named another data topic: what Kafka and the policy say belongs to the one before."""
+    """An operator chose another data topic, so Kafka's group offset and the policy no longer apply."""
     key = Key(generation=7)
     assert first_offset(NAME, key, EXTENT, policy, group_offset=group_offset, is_new=is_new) == 0
 
@@ -44,19 +44,19 @@ def test_a_later_generation_without_offset_starts_at_zero(
 @pytest.mark.parametrize("policy", StartPolicy)
 @pytest.mark.parametrize("is_new", [False, True])
 def test_kafkas_offset_comes_before_the_policy(policy: StartPolicy, is_new: bool) -> None:
-    """The group's committed offset in Kafka is a start, 0 and one that retention took too."""
+    """The group's committed offset in Kafka comes next, even if it is 0 or retention has deleted that record."""
     for offset in (0, 5, 40):
         assert first_offset(NAME, Key(), EXTENT, policy, group_offset=offset, is_new=is_new) == offset
 
 
 @pytest.mark.parametrize("policy", StartPolicy)
 def test_a_new_partition_starts_at_zero(policy: StartPolicy) -> None:
-    """Whatever the policy: the group has claimed others of that topic before."""
+    """A partition that was added after the group first claimed the topic starts at 0, whatever the policy."""
     assert first_offset(NAME, Key(), EXTENT, policy, group_offset=None, is_new=True) == 0
 
 
 def test_the_policy_comes_last() -> None:
-    """At the earliest offset, at the latest, or not at all."""
+    """The policy starts at the earliest offset or at the latest, or fails."""
     starts = {
         policy: first_offset(NAME, Key(), EXTENT, policy, group_offset=None, is_new=False)
         for policy in (StartPolicy.EARLIEST, StartPolicy.LATEST)
@@ -78,7 +78,7 @@ def test_the_policy_comes_last() -> None:
     ids=str,
 )
 def test_a_position_within_what_is_there(offset: int, extent: OffsetBounds, expected: Position, lag: int) -> None:
-    """Read from the offset to the end; one past the last stable offset waits."""
+    """Reading goes from the offset to the end; a position past the last stable offset waits."""
     for accepted in (False, True):
         found = position(NAME, offset, extent, allow_data_loss=accepted)
         assert (found, found.lag) == (expected, lag)
@@ -90,7 +90,7 @@ def test_a_position_within_what_is_there(offset: int, extent: OffsetBounds, expe
     ids=str,
 )
 def test_a_position_that_retention_took(offset: int, extent: OffsetBounds, expected: Position) -> None:
-    """The offset stays, what is left begins later; without leave to lose messages it is an error that names them."""
+    """Reading starts at the first record left; without `allow_data_loss` an error names the deleted messages."""
     assert position(NAME, offset, extent, allow_data_loss=True) == expected
     with pytest.raises(DataLossError, match=rf"{NAME}: retention deleted messages {offset} to {extent.start} \("):
         position(NAME, offset, extent, allow_data_loss=False)
@@ -108,7 +108,7 @@ def test_a_position_that_retention_took(offset: int, extent: OffsetBounds, expec
     ids=str,
 )
 def test_the_same_incarnation(key: Key) -> None:
-    """A key without an id, or with the cluster's, whose offset the topic has reached."""
+    """The topic is the same if the key has no id or the cluster's id, and its offset is not beyond the end."""
     check_incarnation(NAME, key, TOPIC_ID, EXTENT)
 
 
@@ -123,7 +123,7 @@ def test_the_same_incarnation(key: Key) -> None:
     ids=str,
 )
 def test_another_incarnation(key: Key, said: str) -> None:
-    """Another id, or an offset that the topic has not reached: nothing is read until an operator sets the position."""
+    """If the id differs or the offset is beyond the end, nothing is read until an operator sets the position."""
     with pytest.raises(DataTopicChangedError, match=said) as raised:
         check_incarnation(NAME, key, TOPIC_ID, EXTENT)
     assert str(raised.value).startswith(NAME)

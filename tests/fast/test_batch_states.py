@@ -1,4 +1,4 @@
-"""The states of a claimed batch: which moves there are, and that no other can be made."""
+"""The states of a claimed batch: each allowed transition works, and all others are refused."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -21,7 +21,7 @@ LEGAL = {
 
 
 def reachable(states: Iterable[BatchState]) -> set[BatchState]:
-    """Return all states to which any moves lead from `states`."""
+    """Return all states that can be reached from `states`."""
     found = set(states)
     while new := {after for (before, _), after in BATCH_TRANSITIONS.items() if before in found} - found:
         found |= new
@@ -30,7 +30,7 @@ def reachable(states: Iterable[BatchState]) -> set[BatchState]:
 
 @pytest.mark.parametrize(("state", "event"), list(product(BatchState, BatchEvent)))
 def test_a_batch_makes_the_moves_of_the_table_and_no_other(state: BatchState, event: BatchEvent) -> None:
-    """Every pair of a state and an event is legal or refused; what is refused leaves the state as it is."""
+    """Each pair of a state and an event is allowed or refused; a refused event does not change the state."""
     scene = Scene()
     batch = scene.batch(scene.delivery())
     batch._state = state
@@ -45,14 +45,14 @@ def test_a_batch_makes_the_moves_of_the_table_and_no_other(state: BatchState, ev
 
 
 def test_every_state_is_reached_and_what_was_left_is_never_read_again() -> None:
-    """A batch begins prepared; once its block was left it neither gets permission nor is read."""
+    """Every state is reachable; after its block ended, a batch neither gets permission nor is read."""
     assert reachable([BatchState.PREPARED]) == set(BatchState)
     after = reachable([BatchState.LEFT_UNREAD, BatchState.LEFT_READ])
     assert after == {BatchState.LEFT_UNREAD, BatchState.LEFT_READ, BatchState.COMPLETED}
 
 
 def test_a_batch_that_was_left_cannot_be_read() -> None:
-    """Its claims are released: another may hold the ranges."""
+    """After the block, the claims are released, so another member may hold the ranges."""
     scene = Scene()
     scene.data.make(messages=5)
     with scene.batch(scene.delivery()) as batch:

@@ -1,5 +1,5 @@
 # ruff: noqa: PT012 - what raises is the block of a batch
-"""A claimed batch from its claim to its end: pauses, rivals, worn-out plans, errors, limits.
+"""Claimed batches from claim to end: pauses, rivals, exhausted plans, errors and limits.
 
 See protocol.md, section 6.
 """
@@ -47,21 +47,21 @@ EFFECTIVELY_ONCE = DeliveryMode.EFFECTIVELY_ONCE
 
 @pytest.fixture
 def scene() -> Scene:
-    """A data topic of 3 partitions with 5 messages each, and a group without a past."""
+    """A data topic of 3 partitions with 5 messages each, and a group without any record."""
     scene = Scene()
     scene.data.make(messages=5)
     return scene
 
 
 def why_idle(batch: ClaimedBatch) -> tuple[str, str]:
-    """Give the reason and the text of an idle batch."""
+    """Return the reason and the text of an idle batch."""
     assert batch.idle is not None
     assert not batch.all_ranges
     return batch.idle.reason.value, batch.idle.text
 
 
 def fail_once(scene: Scene, delivery: BatchSession, **limits: object) -> ClaimedBatch:
-    """Claim a batch and have its block fail."""
+    """Claim a batch and raise an error in its block."""
     batch = scene.batch(delivery, **limits)
     with pytest.raises(ZeroDivisionError), batch:
         assert batch.idle is None, batch.idle
@@ -70,22 +70,22 @@ def fail_once(scene: Scene, delivery: BatchSession, **limits: object) -> Claimed
 
 
 def die_planned(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **limits: object) -> None:
-    """Leave an open plan behind, whose owner is dead and stale."""
+    """Leave an open plan whose owner is dead and stale."""
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
     with pytest.raises(KilledError):
         scene.work(scene.delivery(mode, log=log), **limits)
     scene.wait_until_stale()
 
 
-# What it costs
+# Number of appends
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_batch_appends_as_often_for_many_partitions_as_for_one(mode: DeliveryMode) -> None:
-    """Claims, plans, commits, releases: each kind is one append, however many partitions it has."""
+    """Claims, plans, commits and releases take one append each, however many partitions the batch has."""
 
     def appends(partitions: int) -> list[int]:
-        """Give how many records the appends of a group's second batch have."""
+        """Return how many records each append of a group's second batch has."""
         scene = Scene()
         scene.data.make(partitions=partitions, messages=5)
         scene.work(scene.delivery(mode), max_records=partitions)
@@ -103,7 +103,7 @@ def test_a_batch_appends_as_often_for_many_partitions_as_for_one(mode: DeliveryM
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_paused_group_is_idle(scene: Scene, mode: DeliveryMode) -> None:
-    """Nothing is claimed, and the batch says until when the group is paused; afterwards it goes on."""
+    """Nothing is claimed, and the batch reports how long the group is paused; afterwards it works again."""
     scene.pause(60)
     before = scene.clock.wall_ms()
 
@@ -118,7 +118,7 @@ def test_a_paused_group_is_idle(scene: Scene, mode: DeliveryMode) -> None:
 
 
 def test_a_pause_that_comes_with_the_claim_is_told_as_such(scene: Scene) -> None:
-    """Claims that are refused because of a pause are not taken for rivals' doing."""
+    """Claims that a pause refused are reported as paused, not as lost to another member."""
     log = scene.meddled(Side.BEFORE, "ClaimingPartition", scene.pause)
 
     assert why_idle(scene.work(scene.delivery(log=log)))[0] == "paused"
@@ -126,7 +126,7 @@ def test_a_pause_that_comes_with_the_claim_is_told_as_such(scene: Scene) -> None
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_a_pause_before_the_plan_leaves_the_batch_idle(scene: Scene, mode: DeliveryMode) -> None:
-    """A claim that was won just before the pause is given up: nothing is planned in a paused group."""
+    """If a pause begins between claim and plan, the claim is released and nothing is planned."""
     log = scene.meddled(Side.BEFORE, "ClaimingMessages", scene.pause)
 
     batch = scene.work(scene.delivery(mode, log=log))
@@ -137,7 +137,7 @@ def test_a_pause_before_the_plan_leaves_the_batch_idle(scene: Scene, mode: Deliv
 
 
 def test_a_pause_before_the_plan_of_at_most_once_is_an_error(scene: Scene) -> None:
-    """At most once plans when it is about to process; refused then, nothing is processed and nothing committed."""
+    """At most once plans just before it processes. If a pause refuses the plan, nothing is processed or committed."""
     log = scene.meddled(Side.BEFORE, "ClaimingMessages", scene.pause)
 
     with pytest.raises(PlanRejectedError, match="the group is paused"):
@@ -149,7 +149,7 @@ def test_a_pause_before_the_plan_of_at_most_once_is_an_error(scene: Scene) -> No
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_batch_in_hand_is_finished_in_a_pause(scene: Scene, mode: DeliveryMode) -> None:
-    """A pause ends no claim: the batch is processed, committed and released."""
+    """A pause does not end a claim: the batch is processed, committed and released."""
     with scene.batch(scene.delivery(mode)) as batch:
         batch.begin_processing()
         scene.pause()
@@ -164,7 +164,7 @@ def test_a_batch_in_hand_is_finished_in_a_pause(scene: Scene, mode: DeliveryMode
 
 
 def test_what_others_hold_is_told_with_who_holds_it(scene: Scene) -> None:
-    """A batch that finds everything held says so, and by whom."""
+    """If other members hold all partitions, the batch reports them."""
     with scene.batch(scene.delivery()) as other:
         other.begin_processing()
         reason, text = why_idle(scene.work(scene.delivery()))
@@ -174,7 +174,7 @@ def test_what_others_hold_is_told_with_who_holds_it(scene: Scene) -> None:
 
 
 def test_only_who_holds_something_to_read_is_named(scene: Scene) -> None:
-    """Owners of drained partitions, and dead ones of plans that are left alone, are in nobody's way."""
+    """Owners of drained partitions and dead owners of exhausted plans are not reported as holders."""
     scene.drain(scene.delivery())
     for partition in (0, 2):
         scene.data.append(partition, 3)
@@ -191,7 +191,7 @@ def test_only_who_holds_something_to_read_is_named(scene: Scene) -> None:
 
 
 def test_who_keeps_the_entire_topic_from_being_claimed_is_named(scene: Scene) -> None:
-    """A partition with nothing to read is in the way too when all or nothing is wanted."""
+    """When the whole topic is needed, the owner of a partition without unread messages is reported, too."""
     scene.drain(scene.delivery())
     scene.data.append(0, 3)
     scene.about(ClaimingPartition, "bystander.1", 1)
@@ -203,7 +203,7 @@ def test_who_keeps_the_entire_topic_from_being_claimed_is_named(scene: Scene) ->
 
 
 def test_some_that_are_held_are_not_all(scene: Scene) -> None:
-    """Claims that did not come through, beside a partition that another holds."""
+    """If other claims failed, the report states that only some partitions are held."""
     scene.work(scene.delivery(), max_records=3)
     log = FaultyLog(scene.log())
     log.fail(Fault.FAILED, of_type("ClaimingPartition"))
@@ -216,7 +216,7 @@ def test_some_that_are_held_are_not_all(scene: Scene) -> None:
 
 
 def test_what_the_own_run_holds_is_told_as_such(scene: Scene) -> None:
-    """A process of the same run that died has not released: the batch says whose it is, and for how long."""
+    """If a dead process of the same run holds the claims, the batch reports it and when they become stale."""
     dead = scene.delivery(log=KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages")))
     with pytest.raises(KilledError):
         scene.work(dead)
@@ -239,7 +239,7 @@ def test_what_the_own_run_holds_is_told_as_such(scene: Scene) -> None:
 
 
 def test_drained_is_never_said_while_others_have_work_in_hand(scene: Scene) -> None:
-    """A dead member's partitions may be all that is left: until they can be claimed the topic is not drained."""
+    """While another member's claims hold the only unread messages, the topic is not reported as drained."""
     scene.drain(scene.delivery())
     scene.data.append(0, 3)
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
@@ -255,10 +255,10 @@ def test_drained_is_never_said_while_others_have_work_in_hand(scene: Scene) -> N
 
 
 def test_claims_without_acknowledgement_are_not_a_drained_topic(scene: Scene) -> None:
-    """When no claim came through, there is still something to read."""
+    """If no claim was acknowledged, the topic is not reported as drained."""
 
     class Deaf(FaultyLog):
-        """Acknowledges no claim, and none arrives."""
+        """A log that acknowledges no claim and stores none."""
 
     log = Deaf(scene.log())
     delivery = scene.delivery(log=log)
@@ -271,7 +271,7 @@ def test_claims_without_acknowledgement_are_not_a_drained_topic(scene: Scene) ->
 
 
 def test_dead_owners_claims_are_taken_at_once(scene: Scene) -> None:
-    """Where Dagster says that an owner's run is over, nobody waits until it is stale."""
+    """If Dagster reports that an owner's run is over, its claims are revoked before they are stale."""
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
     with pytest.raises(KilledError):
         scene.work(scene.delivery(log=log))
@@ -288,7 +288,7 @@ def test_dead_owners_claims_are_taken_at_once(scene: Scene) -> None:
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_lost_claim_at_commit_names_who_holds_it(scene: Scene, mode: DeliveryMode) -> None:
-    """A member that was taken over commits nothing, and its error names its successor."""
+    """A member whose claims were taken over commits nothing, and the error names its successor."""
     late = scene.delivery(mode)
     batch = scene.batch(late)
     with pytest.raises(ClaimLostError, match="held by client 'client2', instance 'run2"), batch:
@@ -304,7 +304,7 @@ def test_a_lost_claim_at_commit_names_who_holds_it(scene: Scene, mode: DeliveryM
 
 
 def test_a_batch_past_its_lease_commits_nothing(scene: Scene) -> None:
-    """Nobody else has claimed yet; still a member whose lease ended stops by itself."""
+    """A member whose lease ended stops, even if no other member has claimed its partitions."""
     batch = scene.batch(scene.delivery())
     with pytest.raises(ClaimLostError, match=r"its lease ended: .* this same instance as owner"), batch:
         scene.process(batch)
@@ -315,7 +315,7 @@ def test_a_batch_past_its_lease_commits_nothing(scene: Scene) -> None:
 
 
 def test_processing_does_not_begin_past_the_lease(scene: Scene) -> None:
-    """Between the claim and the reading a member may have slept: it asks its lease before it processes."""
+    """A member may have been paused between claim and read, so it checks its lease before it processes."""
     with pytest.raises(ClaimLostError), scene.batch(scene.delivery()) as batch:
         scene.clock.advance(1.9 * HI_MS)
         batch.begin_processing()
@@ -324,7 +324,7 @@ def test_processing_does_not_begin_past_the_lease(scene: Scene) -> None:
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_revoked_batch_commits_nothing(scene: Scene, mode: DeliveryMode) -> None:
-    """A claim that was revoked, by mistake even, is over at the next record; what was processed is not committed."""
+    """A revoked claim ends at the next record, even if the revocation was a mistake; nothing is committed."""
     batch = scene.batch(scene.delivery(mode))
     with pytest.raises(ClaimLostError, match="held by no instance"), batch:
         for partition in range(3):
@@ -337,11 +337,11 @@ def test_a_revoked_batch_commits_nothing(scene: Scene, mode: DeliveryMode) -> No
     assert [scene.key(n).offset for n in range(3)] == [0, 0, 0]
 
 
-# Worn-out plans
+# Exhausted plans
 
 
 def test_a_plan_with_too_many_attempts_is_left_alone(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """After the first execution and two more nobody tries again; the batch says which plan and what to do."""
+    """After the first attempt and two more, the plan is not tried again; the batch reports it and what to do."""
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
     before = scene.values()
@@ -353,11 +353,11 @@ def test_a_plan_with_too_many_attempts_is_left_alone(scene: Scene, caplog: pytes
     assert "partition 1 [0, 5)" in text
     assert f"run `marshal-dagster retry {GROUP} {TOPIC} 1`, or set the position past" in text
     assert "partition 1 [0, 5)" in caplog.text
-    assert scene.values() == before, "not even claimed"
+    assert scene.values() == before, "the batch wrote records"
 
 
 def test_a_plan_whose_owners_all_died_is_left_alone(scene: Scene) -> None:
-    """An owner that is dead and stale holds nothing: what is said is that its plan was given up."""
+    """A plan of a dead and stale owner is reported as exhausted, not as held."""
     for _ in range(3):
         die_planned(scene, partitions=(1,))
     scene.wait_until_stale()
@@ -366,7 +366,7 @@ def test_a_plan_whose_owners_all_died_is_left_alone(scene: Scene) -> None:
 
 
 def test_one_more_attempt_can_be_asked_for(scene: Scene) -> None:
-    """A person's attempt takes the plan as it is; when it fails, the next run leaves it alone again."""
+    """`retry_exhausted` repeats the plan once as it is; if that fails, the next run skips it again."""
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
 
@@ -380,7 +380,7 @@ def test_one_more_attempt_can_be_asked_for(scene: Scene) -> None:
 
 
 def test_a_worn_out_plan_is_found_at_the_claim_too(scene: Scene) -> None:
-    """Of two members that try the last attempt at once, the second finds out when it has won, and lets go."""
+    """Of two members that try the last attempt at once, the second detects it after its claim, and releases."""
     for _ in range(2):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
     rival = scene.delivery()
@@ -393,7 +393,7 @@ def test_a_worn_out_plan_is_found_at_the_claim_too(scene: Scene) -> None:
 
 
 def test_a_worn_out_plan_is_told_of_though_the_rest_is_drained(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """The other partitions go on; a run never says drained while a plan is left alone."""
+    """Other partitions are processed, but the run does not report the topic as drained."""
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
 
@@ -407,7 +407,7 @@ def test_a_worn_out_plan_is_told_of_though_the_rest_is_drained(scene: Scene, cap
 
 
 def test_a_worn_out_plan_is_told_of_beside_what_others_hold(scene: Scene) -> None:
-    """Both reasons are in the text."""
+    """The text has both reasons."""
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
     with scene.batch(scene.delivery(), partitions=(0, 2)) as other:
@@ -424,7 +424,7 @@ def test_a_worn_out_plan_is_told_of_beside_what_others_hold(scene: Scene) -> Non
 
 
 def test_the_entire_topic_is_held_while_it_is_worked_on(scene: Scene) -> None:
-    """Partitions that have nothing to read are held too, until the batch ends."""
+    """Partitions without unread messages are held too, until the batch ends."""
     scene.drain(scene.delivery())
     scene.data.append(1, 4)
 
@@ -440,7 +440,7 @@ def test_the_entire_topic_is_held_while_it_is_worked_on(scene: Scene) -> None:
 
 @pytest.mark.parametrize("held", [0, 2])
 def test_the_entire_topic_or_nothing(scene: Scene, held: int) -> None:
-    """While another holds any partition of it, none is taken."""
+    """While another member holds any partition, no partition is claimed."""
     scene.work(scene.delivery(), max_records=3)
     with scene.batch(scene.delivery(), partitions=(held,)) as other:
         other.begin_processing()
@@ -454,7 +454,7 @@ def test_the_entire_topic_or_nothing(scene: Scene, held: int) -> None:
 
 @pytest.mark.parametrize("rivals", [(0,), (1, 2)])
 def test_a_rival_between_look_and_claim_takes_the_entire_topic_away(scene: Scene, rivals: tuple[int, ...]) -> None:
-    """What was won beside a rival is given up."""
+    """If another member claims a partition first, the claims that were won are released."""
     scene.work(scene.delivery(), max_records=3)
     other = scene.batch(scene.delivery(), partitions=rivals)
     log = scene.meddled(Side.BEFORE, "ClaimingPartition", other.__enter__)
@@ -466,7 +466,7 @@ def test_a_rival_between_look_and_claim_takes_the_entire_topic_away(scene: Scene
 
 
 def test_the_entire_topic_is_not_claimed_when_it_is_drained(scene: Scene) -> None:
-    """Where all is done, a run writes nothing into the log."""
+    """If nothing is unread, a run writes nothing to the log."""
     scene.work(scene.delivery(), claim_entire_topic=True)
     before = scene.values()
 
@@ -475,7 +475,7 @@ def test_the_entire_topic_is_not_claimed_when_it_is_drained(scene: Scene) -> Non
 
 
 def test_the_entire_topic_waits_for_a_person_when_one_plan_is_worn_out(scene: Scene) -> None:
-    """All or nothing holds for plans that are left alone, too."""
+    """An exhausted plan prevents the claim of the whole topic, until `retry_exhausted` is set."""
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
 
@@ -493,7 +493,7 @@ def test_the_entire_topic_waits_for_a_person_when_one_plan_is_worn_out(scene: Sc
 def test_an_error_in_the_block_releases_at_once_and_commits_nothing(
     scene: Scene, mode: DeliveryMode, error: BaseException
 ) -> None:
-    """Whatever ends the block, its claims are free for the next run at once, and its plan is open."""
+    """Whatever ends the block, the claims are released at once and the plan stays open for the next run."""
     batch = scene.batch(scene.delivery(mode))
     with pytest.raises(type(error)) as raised, batch:
         raise error
@@ -511,7 +511,7 @@ def test_an_error_in_the_block_releases_at_once_and_commits_nothing(
 @pytest.mark.parametrize("step", ["before_describe", "before_offsets"])
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()], ids=repr)
 def test_an_error_on_the_way_in_releases_at_once(scene: Scene, step: str, error: BaseException) -> None:
-    """Interrupted between the claim and the block, nothing is held any more."""
+    """An error between the claim and the block releases all claims."""
 
     def fail_once_claimed() -> None:
         if scene.key().owner is not None:
@@ -529,13 +529,13 @@ def test_an_error_on_the_way_in_releases_at_once(scene: Scene, step: str, error:
 
 
 def heartbeat_threads(batch: ClaimedBatch) -> list[str]:
-    """Name the threads that keep the batch's claims alive."""
+    """Return the names of the threads that keep the batch's claims alive."""
     heartbeats = batch._guard.heartbeats
     return [thread.name for thread in heartbeats._threads if thread.is_alive()] if heartbeats else []
 
 
 def _interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, *, after: bool = False) -> None:
-    """Let the next call of a method be interrupted at its entry, or just before it returns."""
+    """Interrupt the next call of a method at its start, or just before it returns."""
     method = getattr(owner, name)
 
     def interrupted(*args: object) -> None:
@@ -551,7 +551,7 @@ def _interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, *
 def test_an_interrupt_on_the_way_out_leaves_nothing_running(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Heartbeats that went on would hold the partitions for as long as the process lives."""
+    """Heartbeats that continued would hold the partitions as long as the process runs."""
     batch = scene.batch(scene.delivery())
     with pytest.raises(KeyboardInterrupt), batch:
         assert len(heartbeat_threads(batch)) == 2
@@ -560,7 +560,7 @@ def test_an_interrupt_on_the_way_out_leaves_nothing_running(
             _interrupt_once(monkeypatch, batch._guard, "release")
         elif place == "stack.close":
             _interrupt_once(monkeypatch, batch._guard.stack, "close")
-        else:  # the stack has forgotten them by then
+        else:  # the stack no longer has them
             assert batch._guard.heartbeats is not None
             batch._guard.stack.pop_all()
             batch._guard.stack.callback(_raise_interrupt)
@@ -578,7 +578,7 @@ def _raise_interrupt() -> None:
 def test_an_interrupt_on_the_way_in_leaves_nothing_running(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """It may come just when the heartbeats have begun, or on the way out after another error."""
+    """The interrupt comes just after the heartbeats start, or while another error is handled."""
     batch = scene.batch(scene.delivery())
     if place == "heartbeats":
         _interrupt_once(monkeypatch, Heartbeats, "__enter__", after=True)
@@ -594,7 +594,7 @@ def test_an_interrupt_on_the_way_in_leaves_nothing_running(
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_a_data_cluster_that_is_down_at_the_commit(scene: Scene, mode: DeliveryMode) -> None:
-    """Whether it is still the same topic cannot be known: nothing is committed, and the next run does it again."""
+    """The next run repeats the batch, because a check that the topic was not re-created is impossible."""
     batch = scene.batch(scene.delivery(mode))
     with pytest.raises(UnavailableError), batch:
         scene.process(batch)
@@ -610,7 +610,7 @@ def test_a_data_cluster_that_is_down_at_the_commit(scene: Scene, mode: DeliveryM
 def test_a_commit_counts_though_kafkas_group_offsets_cannot_be_set(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only tools that show lag read them: a warning is enough."""
+    """Only lag tools read these offsets, so a warning is enough."""
     delivery = scene.delivery()
     with scene.batch(delivery) as batch:
         scene.process(batch)
@@ -624,7 +624,7 @@ def test_a_commit_counts_though_kafkas_group_offsets_cannot_be_set(
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_commits_show_in_kafkas_group_offsets(scene: Scene, mode: DeliveryMode) -> None:
-    """After each batch the offsets committed are Kafka's for the group, too."""
+    """After each batch, Kafka's group offsets equal the committed offsets."""
     scene.work(scene.delivery(mode), max_records=7)
     assert scene.data.committed == {(GROUP, TOPIC): {0: 3, 1: 2, 2: 2}}
     scene.drain(scene.delivery(mode))
@@ -633,7 +633,7 @@ def test_commits_show_in_kafkas_group_offsets(scene: Scene, mode: DeliveryMode) 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_kafkas_group_offsets_are_set_while_the_partitions_are_held(scene: Scene, mode: DeliveryMode) -> None:
-    """Set after the release they could set back what a successor has committed by then."""
+    """If they were set after the release, they could overwrite the later offsets of a successor."""
     holders: list[str] = []
     tell = scene.data.commit_group_offsets
 
@@ -655,7 +655,7 @@ def test_kafkas_group_offsets_are_set_while_the_partitions_are_held(scene: Scene
 def test_an_interrupted_batch_waits_for_no_group_offsets(
     scene: Scene, error: BaseException, told: dict[int, int]
 ) -> None:
-    """At most once has committed when its work fails: Kafka is told, unless an interrupt wants it to end at once."""
+    """At most once has committed when the work fails: Kafka's offsets are set, except after an interrupt."""
     with pytest.raises(type(error)), scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
         batch.begin_processing()
         raise error
@@ -664,7 +664,7 @@ def test_an_interrupted_batch_waits_for_no_group_offsets(
 
 
 def test_kafkas_group_offsets_are_not_set_by_who_lost_the_claim(scene: Scene) -> None:
-    """At most once committed, then its lease ended: who has the partitions by now may be further."""
+    """The lease ended after an at-most-once commit, so a successor may have set later offsets."""
     with pytest.raises(ValueError, match="x"), scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
         batch.begin_processing()
         scene.clock.advance(1.9 * HI_MS)
@@ -677,7 +677,7 @@ def test_kafkas_group_offsets_are_not_set_by_who_lost_the_claim(scene: Scene) ->
 
 
 def test_a_reason_to_stop_ends_the_batch(scene: Scene) -> None:
-    """When the run is over, the batch fails with that reason, whatever its own work then said."""
+    """When the run is over, the batch fails with that reason, whatever error its own work raised."""
     over = threading.Event()
     settings = GroupSettings(50)
     delivery = scene.delivery(settings=settings, reasons_to_stop=[lambda: "the run is over" if over.is_set() else None])
@@ -694,7 +694,7 @@ def test_a_reason_to_stop_ends_the_batch(scene: Scene) -> None:
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_lost_claims_are_told_in_every_mode(scene: Scene, mode: DeliveryMode) -> None:
-    """Work that fails because the claim was lost meanwhile fails with the loss, after an early commit too."""
+    """Work that fails because the claim was lost raises that loss, even after an early commit."""
     over = threading.Event()
     delivery = scene.delivery(
         settings=GroupSettings(50, RuleSet.NATIVE, mode), reasons_to_stop=[lambda: "told" if over.is_set() else None]
@@ -709,7 +709,7 @@ def test_lost_claims_are_told_in_every_mode(scene: Scene, mode: DeliveryMode) ->
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_batch_whose_heartbeats_ended_does_nothing_more(scene: Scene, mode: DeliveryMode) -> None:
-    """Neither may it begin to process, nor write, nor commit; and the error is the reason itself."""
+    """It can neither start to process nor write nor commit, and the error is the reason itself."""
     over = threading.Event()
     delivery = scene.delivery(
         settings=GroupSettings(50, RuleSet.NATIVE, mode), reasons_to_stop=[lambda: "told" if over.is_set() else None]
@@ -731,17 +731,17 @@ def test_a_batch_whose_heartbeats_ended_does_nothing_more(scene: Scene, mode: De
 
 
 def beats(scene: Scene) -> int:
-    """Count the heartbeats in the log."""
+    """Return the number of heartbeats in the log."""
     return sum(value.startswith(Heartbeat.__name__) for value in scene.values())
 
 
 def wait_for_beats(scene: Scene, count: int) -> None:
-    """Wait until there are so many heartbeats in the log."""
+    """Wait until the log has this number of heartbeats."""
     wait_until(lambda: beats(scene) == count, "the heartbeats are in the log", 10)
 
 
 def test_long_work_is_kept_alive(scene: Scene) -> None:
-    """Heartbeats at the present offset go on while the block works, and commit nothing."""
+    """Heartbeats with the current offset continue while the block works, and commit nothing."""
     with scene.batch(scene.delivery(settings=GroupSettings(50))) as batch:
         for expected in range(beats(scene) + 3, beats(scene) + 18, 3):
             scene.clock.advance(45)
@@ -765,7 +765,7 @@ def test_long_work_is_kept_alive(scene: Scene) -> None:
     ids=str,
 )
 def test_members_that_are_configured_otherwise_do_not_claim(scene: Scene, other: GroupSettings, said: str) -> None:
-    """The error says which value differs, and nothing is claimed."""
+    """The error names the value that differs, and nothing is claimed."""
     scene.work(scene.delivery(), max_records=3)
     before = scene.values()
 
@@ -777,13 +777,13 @@ def test_members_that_are_configured_otherwise_do_not_claim(scene: Scene, other:
 
 @pytest.mark.parametrize("mode", [AT_MOST_ONCE, EFFECTIVELY_ONCE])
 def test_a_group_shared_with_go_promises_at_least_once_only(scene: Scene, mode: DeliveryMode) -> None:
-    """Rule set `go` refuses the other modes before anything is connected."""
+    """Rule set `go` refuses the other modes before it connects to Kafka."""
     with pytest.raises(ConfigurationError, match="can only promise at_least_once"):
         scene.delivery(settings=GroupSettings(60_000, RuleSet.GO, mode))
 
 
 def test_a_group_shared_with_go_works_at_least_once(scene: Scene) -> None:
-    """At least once goes through under rule set `go`."""
+    """All messages are processed once under rule set `go`."""
     scene.drain(scene.delivery(settings=GroupSettings(60_000, RuleSet.GO)))
     assert scene.processed == dict.fromkeys(scene.data.all_messages(), 1)
 
@@ -802,7 +802,7 @@ def test_a_sink_belongs_to_effectively_once(scene: Scene) -> None:
 
 
 def test_batches_go_on_until_the_topic_is_drained(scene: Scene) -> None:
-    """Each batch is a tenure of its own; the last one says why there is no more."""
+    """Each batch has its own claims; the last one reports why there are no more."""
     delivery = scene.delivery()
     seen = []
     for batch in delivery.batches(BatchRequest(topic=TOPIC, max_records=6)):
@@ -819,7 +819,7 @@ def test_batches_go_on_until_the_topic_is_drained(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("most", "done"), [(0, 0), (1, 6), (2, 12), (9, 15)])
 def test_the_most_batches(scene: Scene, most: int, done: int) -> None:
-    """After `max_batches` batches with work there is no further one."""
+    """At most `max_batches` batches with work are returned."""
     for batch in scene.delivery().batches(BatchRequest(topic=TOPIC, max_records=6), max_batches=most):
         with batch:
             if batch.idle is None:
@@ -829,7 +829,7 @@ def test_the_most_batches(scene: Scene, most: int, done: int) -> None:
 
 
 def test_no_batch_begins_after_the_time_budget(scene: Scene) -> None:
-    """One batch is always begun, none once the budget is spent."""
+    """The first batch always starts; no other one starts once the time budget is spent."""
     for batch in scene.delivery().batches(BatchRequest(topic=TOPIC, max_records=6), time_budget_s=1e-9):
         with batch:
             scene.process(batch)
@@ -838,7 +838,7 @@ def test_no_batch_begins_after_the_time_budget(scene: Scene) -> None:
 
 
 def test_two_topics_in_turn(scene: Scene) -> None:
-    """One delivery works on one topic after another, and back."""
+    """One session can alternate between topics."""
     scene.data.make("payments", partitions=2, messages=4)
     delivery = scene.delivery()
 
@@ -852,7 +852,7 @@ def test_two_topics_in_turn(scene: Scene) -> None:
 
 
 def test_two_topics_at_once(scene: Scene) -> None:
-    """Batches on two topics may be open together, in one process, wherever the topics' records lie in the log."""
+    """Batches on several topics may be open at once in one process, wherever the log has the topics' records."""
     scene.data.make("payments", partitions=2, messages=4)
     scene.data.make("refunds", partitions=1, messages=2)
     delivery = scene.delivery()
@@ -872,7 +872,7 @@ def test_two_topics_at_once(scene: Scene) -> None:
 
 
 def test_each_batch_reads_only_what_is_new_in_the_log(scene: Scene) -> None:
-    """A delivery keeps what it has read: no batch begins at the log's start again, however topics alternate."""
+    """A session keeps what it has read, so no batch reads the log from its start again."""
     scene.data.make("payments", partitions=2, messages=4)
     delivery = scene.delivery()
     for topic in (TOPIC, "payments") * 3:
@@ -887,7 +887,7 @@ def test_each_batch_reads_only_what_is_new_in_the_log(scene: Scene) -> None:
 
 
 def test_what_a_batch_came_to(scene: Scene) -> None:
-    """The report tells lag before and after, replays, and whether it was committed."""
+    """The report has the lag before and after, whether a range is a replay, and whether it was committed."""
     die_planned(scene, partitions=(1,), max_records=2)
     batch = scene.work(scene.delivery(), max_records=8)
 
@@ -902,7 +902,7 @@ def test_what_a_batch_came_to(scene: Scene) -> None:
 
 
 def test_errors_are_of_one_tree() -> None:
-    """Whatever a batch raises by itself can be caught as `MarshalError`."""
+    """Every error that a batch raises is a `MarshalError`."""
     assert all(
         issubclass(kind, MarshalError)
         for kind in (ClaimLostError, BatchAbortedError, PlanRejectedError, SettingsMismatchError)
@@ -911,7 +911,7 @@ def test_errors_are_of_one_tree() -> None:
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_batch_whose_release_finds_the_log_truncated_says_so(scene: Scene, mode: DeliveryMode) -> None:
-    """Its commit was seen in the log, and may be lost since: whoever relies on it must hear of that."""
+    """A truncated log may have lost the commit, so an error reports it even though the commit was read back."""
     log = FaultyLog(scene.log())
     home = coordination_partition(TOPIC, scene.broker.identity.partitions)
 

@@ -1,5 +1,5 @@
 # ruff: noqa: PT012 - what raises is the block of a batch
-"""What each delivery mode promises, with members that die at every step and records that go astray.
+"""The guarantees of each delivery mode when members die at any step or acknowledgements are lost.
 
 See protocol.md, section 6.
 """
@@ -45,19 +45,22 @@ STEPS = [KillPoint(side, record, count) for record in APPENDS for side in Side f
 
 @pytest.fixture
 def scene() -> Scene:
-    """A data topic of 4 partitions with 5 messages each, and a group without a past."""
+    """A data topic of 4 partitions with 5 messages each, and a group without any record."""
     scene = Scene()
     scene.data.make(partitions=4, messages=5)
     return scene
 
 
 def once(scene: Scene) -> Counter[Place]:
-    """Give every message once."""
+    """Return every message once."""
     return Counter(scene.data.all_messages())
 
 
 def die(scene: Scene, mode: DeliveryMode, at: KillPoint) -> set[Place]:
-    """Work batch after batch until the member dies at `at`, and give what was in its last one; nothing if it lives."""
+    """Process batches until the member dies at `at`.
+
+    Return the messages of its last batch, or nothing if it survives.
+    """
     log = KillableLog(scene.log(), at)
     delivery = scene.delivery(mode, log=log)
     last: ClaimedBatch | None = None
@@ -70,14 +73,17 @@ def die(scene: Scene, mode: DeliveryMode, at: KillPoint) -> set[Place]:
     except KilledError:
         assert last is not None
         return {(range_.partition, offset) for range_ in last.all_ranges for offset in range(range_.start, range_.end)}
-    assert at.record in {"GroupSettings", "DataTopic"}, "every other step is reached"
+    assert at.record in {"GroupSettings", "DataTopic"}, "the member did not die"
     return set()
 
 
 @pytest.mark.parametrize("at", STEPS, ids=str)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_member_that_dies_at_any_step(scene: Scene, mode: DeliveryMode, at: KillPoint) -> None:
-    """At most once repeats nothing, at least once loses nothing, of one batch only; effectively once is exact."""
+    """At most once repeats nothing and at least once loses nothing; only one batch is affected.
+
+    Effectively once is exact.
+    """
     its_batch = die(scene, mode, at)
     scene.wait_until_stale()
     scene.drain(scene.delivery(mode), max_records=7)
@@ -94,7 +100,7 @@ def test_a_member_that_dies_at_any_step(scene: Scene, mode: DeliveryMode, at: Ki
 
 @pytest.mark.parametrize("side", ["while_reading", "after_write"])
 def test_a_member_that_dies_beside_its_output(scene: Scene, side: str) -> None:
-    """Before the output it is written by the successor; after it, the successor finds it done and commits alone."""
+    """If the member dies before the output, its successor writes it. If it dies after, the successor only commits."""
     log = KillableLog(scene.log(), None)
 
     def kill() -> None:
@@ -121,7 +127,7 @@ def test_a_member_that_dies_beside_its_output(scene: Scene, side: str) -> None:
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_a_batch_half_committed_is_taken_over_by_two(scene: Scene, mode: DeliveryMode) -> None:
-    """A commit is one record a partition: whichever came through stay, the rest is redone by others, half each."""
+    """A commit is one record per partition: those written stay, and other members repeat the rest."""
     log = KillableLog(scene.log(), KillPoint(Side.WITHIN, "Heartbeat", 3))
     with pytest.raises(KilledError):
         scene.work(scene.delivery(mode, log=log))
@@ -146,7 +152,7 @@ def test_a_batch_half_committed_is_taken_over_by_two(scene: Scene, mode: Deliver
 
 
 def test_a_late_member_cannot_write_over_its_successor(scene: Scene) -> None:
-    """The output refuses the lower fencing token, whatever the late member believes."""
+    """The sink refuses the lower fencing token."""
     late = scene.batch(scene.delivery(EFFECTIVELY_ONCE), max_records=8)
     with pytest.raises(ClaimLostError), late:
         scene.wait_until_stale()
@@ -164,7 +170,7 @@ def test_a_late_member_cannot_write_over_its_successor(scene: Scene) -> None:
 def test_at_most_once_without_an_acknowledgement_drops_the_batch(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The commit is in the log, but not known to be one's own record: it is dropped and told, not processed."""
+    """A commit that is in the log, but was not acknowledged, gives no permission: the range is dropped and reported."""
     log = FaultyLog(scene.log())
     with scene.batch(scene.delivery(AT_MOST_ONCE, log=log)) as batch:
         log.fail(Fault.LOST_ACK, of_type("Heartbeat", partition=2))
@@ -184,7 +190,7 @@ def test_at_most_once_without_an_acknowledgement_drops_the_batch(
 
 
 def test_at_most_once_that_is_wholly_unsure_processes_nothing(scene: Scene) -> None:
-    """With no acknowledgement at all every range is dropped."""
+    """Without any acknowledgement, every range is dropped."""
     log = FaultyLog(scene.log())
     with scene.batch(scene.delivery(AT_MOST_ONCE, log=log)) as batch:
         log.fail(Fault.LOST_ACK, of_type("Heartbeat"))
@@ -198,7 +204,7 @@ def test_at_most_once_that_is_wholly_unsure_processes_nothing(scene: Scene) -> N
 
 
 def test_at_most_once_never_takes_another_record_for_its_own(scene: Scene) -> None:
-    """A twin's equal record moved the offset first: the permission is not this process's."""
+    """If an equal record of another process moved the offset first, this process has no permission."""
     with scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
         twin = batch.batch_id
         log = batch._claimer.rationalizer.log
@@ -217,7 +223,7 @@ def test_at_most_once_never_takes_another_record_for_its_own(scene: Scene) -> No
 
 
 def test_at_most_once_tells_the_ranges_before_it_commits(scene: Scene) -> None:
-    """What may be lost when the process dies now was announced by then."""
+    """The ranges that a crash would lose are logged before the commit."""
     log = KillableLog(scene.log(), KillPoint(Side.BEFORE, "Heartbeat", 3))
     with pytest.raises(KilledError):
         scene.work(scene.delivery(AT_MOST_ONCE, log=log))
@@ -237,12 +243,12 @@ def test_at_most_once_that_was_never_read_commits_nothing(scene: Scene, caplog: 
 
 
 def states(batch: "ClaimedBatch") -> set[str]:
-    """Give what became of the batch's ranges."""
+    """Return the states in the batch's report."""
     return {report.state for report in batch.report()}
 
 
 def after_the_commit(log: FaultyLog, inject_fault: Callable[[], object]) -> None:
-    """Let `befall` be called when the next heartbeats are in the log and nobody has heard of it."""
+    """Call `inject_fault` once the next heartbeats are in the log and before their acknowledgement arrives."""
 
     def appended() -> None:
         if log.types()[-1] == "Heartbeat":
@@ -253,7 +259,7 @@ def after_the_commit(log: FaultyLog, inject_fault: Callable[[], object]) -> None
 
 
 def interrupt() -> None:
-    """Interrupt whatever is under way."""
+    """Raise an `InterruptError`."""
     raise InterruptError
 
 
@@ -261,7 +267,7 @@ def interrupt() -> None:
 def test_an_at_most_once_commit_that_ends_in_an_error_is_told_as_dropped(
     scene: Scene, caplog: pytest.LogCaptureFixture, is_interrupt: bool
 ) -> None:
-    """The commit was sent when the log went down, or an interrupt came: nobody will process these ranges any more."""
+    """The commit was sent before the log failed or an interrupt came, so no member will process these ranges."""
     log = FaultyLog(scene.log())
     batch = scene.batch(scene.delivery(AT_MOST_ONCE, log=log))
     with pytest.raises((UnavailableError, InterruptError)), batch:
@@ -280,7 +286,7 @@ def test_an_at_most_once_commit_that_ends_in_an_error_is_told_as_dropped(
 
 
 def test_a_commit_whose_error_was_caught_is_not_tried_again(scene: Scene) -> None:
-    """A block that goes on after it has nothing to process, and what it left is told as dropped."""
+    """If the block catches the error, it has nothing to process, and the ranges are reported as dropped."""
     log = FaultyLog(scene.log())
     with scene.batch(scene.delivery(AT_MOST_ONCE, log=log)) as batch:
         after_the_commit(log, lambda: setattr(log, "is_down", True))
@@ -294,7 +300,7 @@ def test_a_commit_whose_error_was_caught_is_not_tried_again(scene: Scene) -> Non
 
 
 def test_at_most_once_that_did_not_come_to_commit_drops_nothing(scene: Scene) -> None:
-    """A lease that ends before the commit is sent: the next run processes the plan."""
+    """If the lease ends before the commit is sent, the next run processes the plan."""
     delivery = scene.delivery(AT_MOST_ONCE)
     delivery.announce = lambda _: scene.clock.advance(1.9 * HI_MS)
     batch = scene.batch(delivery)
@@ -312,7 +318,7 @@ def test_at_most_once_that_did_not_come_to_commit_drops_nothing(scene: Scene) ->
 def test_at_most_once_work_that_fails_is_possibly_dropped(
     scene: Scene, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    """What the block has processed of its ranges only it can know."""
+    """Only the block knows which messages of its ranges it has processed."""
     batch = scene.batch(scene.delivery(AT_MOST_ONCE))
     with pytest.raises(type(error)), batch:
         batch.begin_processing()
@@ -325,7 +331,7 @@ def test_at_most_once_work_that_fails_is_possibly_dropped(
 
 
 def test_at_most_once_whose_claim_was_lost_meanwhile_is_possibly_dropped(scene: Scene) -> None:
-    """Left cleanly, but after the heartbeats had ended: the work may have been cancelled."""
+    """The block ended without an error, but after the heartbeats did: its work may have been cancelled."""
     batch = scene.batch(scene.delivery(AT_MOST_ONCE))
     with pytest.raises(BatchAbortedError), batch:
         scene.process(batch)
@@ -336,7 +342,7 @@ def test_at_most_once_whose_claim_was_lost_meanwhile_is_possibly_dropped(scene: 
 
 
 def test_at_most_once_work_that_ends_well_drops_nothing(scene: Scene) -> None:
-    """Every range is committed and stays among those of the batch."""
+    """Every range is committed and remains among the batch's ranges."""
     batch = scene.work(scene.delivery(AT_MOST_ONCE))
 
     assert (len(batch.ranges), batch.dropped, states(batch)) == (4, (), {"committed"})
@@ -344,7 +350,7 @@ def test_at_most_once_work_that_ends_well_drops_nothing(scene: Scene) -> None:
 
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Let batches read without a session; a test says where that fails."""
+    """Replace the reader so that batches need no Spark session; a test chooses the step that fails."""
     monkeypatch.setattr(batch_module, "check_session", lambda _: None)
     monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
     monkeypatch.setattr(job_control, "batch_jobs", lambda *_: nullcontext())
@@ -355,7 +361,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def read(batch: "ClaimedBatch") -> None:
-    """Read with what stands for a session."""
+    """Read the batch with an object in place of a session."""
     batch.read(cast("SparkSession", object()))
 
 
@@ -364,7 +370,7 @@ def read(batch: "ClaimedBatch") -> None:
 def test_at_most_once_that_could_not_be_read_is_dropped(
     scene: Scene, no_spark: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str, is_caught: bool
 ) -> None:
-    """Committed, and then the frame could not be made: nothing was processed, and nothing will be."""
+    """The batch was committed, but no frame could be created: nothing was processed, and nothing will be."""
     no_spark.setattr(job_control if step == "batch_jobs" else reader, step, lambda *_, **__: 1 / 0)
     batch = scene.batch(scene.delivery(AT_MOST_ONCE))
     with suppress(ZeroDivisionError), batch:
@@ -380,7 +386,7 @@ def test_at_most_once_that_could_not_be_read_is_dropped(
 
 
 def test_a_batch_is_read_as_of_the_incarnation_it_claimed(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
-    """What Spark has fetched of a topic that was made anew since must not be given for the new one's."""
+    """The reader gets the topic id, so that Spark does not reuse data cached from a topic since re-created."""
     asked: list[object] = []
     no_spark.setattr(reader, "read_ranges", lambda *_, topic_id, **__: asked.append(topic_id))
     with scene.batch(scene.delivery(AT_LEAST_ONCE)) as batch:
@@ -389,7 +395,7 @@ def test_a_batch_is_read_as_of_the_incarnation_it_claimed(scene: Scene, no_spark
 
 
 def test_at_least_once_that_could_not_be_read_commits_nothing(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
-    """A block that caught the reader's error has read nothing."""
+    """A block that catches the reader's error has read nothing."""
     no_spark.setattr(reader, "read_ranges", lambda *_, **__: 1 / 0)
     batch = scene.batch(scene.delivery(AT_LEAST_ONCE))
     with pytest.raises(BatchAbortedError, match="nothing was read"), batch, suppress(ZeroDivisionError):
@@ -399,7 +405,7 @@ def test_at_least_once_that_could_not_be_read_commits_nothing(scene: Scene, no_s
 
 
 def test_at_least_once_that_was_read_is_committed(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """Having the frame is enough."""
+    """A batch counts as read once the frame exists."""
     with scene.batch(scene.delivery(AT_LEAST_ONCE)) as batch:
         read(batch)
 
@@ -408,7 +414,7 @@ def test_at_least_once_that_was_read_is_committed(scene: Scene, no_spark: pytest
 
 
 def test_at_least_once_that_was_never_read_commits_nothing(scene: Scene) -> None:
-    """An early return out of the block would else lose these messages; the error says what to do."""
+    """Without this error an early return from the block would lose the messages; the text states what to do."""
     batch = scene.batch(scene.delivery(AT_LEAST_ONCE))
     with pytest.raises(BatchAbortedError, match=r"Read the batch, or call batch\.begin_processing\(\)"), batch:
         pass
@@ -433,12 +439,12 @@ def test_reading_twice_commits_once(scene: Scene, mode: DeliveryMode) -> None:
     assert scene.counts(mode) == once(scene)
 
 
-# Commits that are not sure
+# Commits without an acknowledgement
 
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_a_commit_without_acknowledgement_is_settled_by_reading(scene: Scene, mode: DeliveryMode) -> None:
-    """The commit was seen in the log: it counts."""
+    """If the commit is read back from the log, it counts."""
     log = FaultyLog(scene.log())
     with scene.batch(scene.delivery(mode, log=log)) as batch:
         scene.process(batch)
@@ -450,7 +456,7 @@ def test_a_commit_without_acknowledgement_is_settled_by_reading(scene: Scene, mo
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_a_commit_that_is_not_in_the_log_is_none(scene: Scene, mode: DeliveryMode) -> None:
-    """A broker that takes nothing until the lease has ended: nothing was committed, and the batch says so."""
+    """If the broker accepts nothing until the lease ends, nothing is committed and an error is raised."""
     log = FaultyLog(scene.log())
     batch = scene.batch(scene.delivery(mode, log=log))
     with pytest.raises(MarshalError), batch:
@@ -467,7 +473,7 @@ def test_a_commit_that_is_not_in_the_log_is_none(scene: Scene, mode: DeliveryMod
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_plan_that_is_not_in_the_log_is_none(scene: Scene, mode: DeliveryMode) -> None:
-    """Without its plan a batch is not processed."""
+    """A batch without its plan in the log is not processed."""
     log = FaultyLog(scene.log())
     log.fail(Fault.FAILED, of_type(ClaimingMessages.__name__, partition=3))
 
@@ -479,7 +485,7 @@ def test_a_plan_that_is_not_in_the_log_is_none(scene: Scene, mode: DeliveryMode)
 
 
 def test_a_data_topic_that_could_not_be_named_is_let_go(scene: Scene) -> None:
-    """Without its data topic's id an offset means nothing."""
+    """Without the data topic's id an offset has no meaning, so the claim is released."""
     log = FaultyLog(scene.log())
     log.fail(Fault.FAILED, of_type(DataTopic.__name__, partition=3))
 
@@ -495,7 +501,7 @@ def test_a_data_topic_that_could_not_be_named_is_let_go(scene: Scene) -> None:
 
 
 def test_a_block_that_wrote_nothing_commits_nothing(scene: Scene) -> None:
-    """Leaving the block cleanly without `write` is an error: else these messages were lost."""
+    """Leaving the block without `write` is an error, because a commit would lose the messages."""
     with (
         pytest.raises(BatchAbortedError, match="nothing was written and nothing is committed"),
         scene.batch(scene.delivery(EFFECTIVELY_ONCE)) as batch,
@@ -507,7 +513,7 @@ def test_a_block_that_wrote_nothing_commits_nothing(scene: Scene) -> None:
 
 
 def test_an_output_that_refuses_fails_the_batch_before_it_is_processed(scene: Scene) -> None:
-    """What the output holds does not fit: nothing is read, nothing is committed, the plan stays open for a person."""
+    """If the sink's position does not match, nothing is read or committed, and the plan stays open for an operator."""
     batch = scene.work(scene.delivery(EFFECTIVELY_ONCE), max_records=8)
     scene.sink.stored[1] = TakenRanges()
     scene.sink.stored[1].add(replace(batch.ranges[1], end=4))
@@ -523,7 +529,7 @@ def test_an_output_that_refuses_fails_the_batch_before_it_is_processed(scene: Sc
 
 
 def test_a_lost_batch_is_not_even_worked_out(scene: Scene) -> None:
-    """A member whose lease ended before the write puts Spark to no work."""
+    """If the lease ended before the write, Spark does no work."""
     scene.sink.while_reading = lambda: pytest.fail("at work")
     batch = scene.batch(scene.delivery(EFFECTIVELY_ONCE))
     with pytest.raises(ClaimLostError), batch:
@@ -533,7 +539,7 @@ def test_a_lost_batch_is_not_even_worked_out(scene: Scene) -> None:
 
 
 def test_a_write_that_failed_cannot_be_passed_over(scene: Scene) -> None:
-    """A block that catches the output's error still commits nothing."""
+    """If the block catches the sink's error, nothing is committed."""
     scene.sink.while_reading = lambda: (_ for _ in ()).throw(SinkRejectedError("full"))
     batch = scene.batch(scene.delivery(EFFECTIVELY_ONCE))
     with pytest.raises(BatchAbortedError), batch, pytest.raises(SinkRejectedError):

@@ -1,5 +1,5 @@
 # ruff: noqa: PT012, ANN401 - what raises is the block of a batch; limits as `BatchRequest`, extra as `BatchSession`
-"""Batches of ranges: several members on one partition, what each mode promises, ranges claimed ahead."""
+"""Batches of ranges: several members on one partition, delivery modes, and ranges of future offsets."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ STEPS = [KillPoint(side, record, count) for record in APPENDS for side in Side f
 
 @pytest.fixture
 def scene() -> Scene:
-    """A data topic of one partition with 35 messages, and a group without a past."""
+    """A data topic of one partition with 35 messages, and a group without any record."""
     scene = Scene()
     scene.data.make(partitions=1, messages=35)
     return scene
@@ -47,13 +47,13 @@ def member(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **extra: Any) -> Ba
 
 @contextmanager
 def one_batch(scene: Scene, **limits: Any) -> Iterator["ClaimedBatch"]:
-    """Let a member have a batch, of which nothing is done."""
+    """Let a new member claim a batch, and process nothing of it."""
     with scene.batch(member(scene, AT_MOST_ONCE), ranges=TEN, **limits) as batch:
         yield batch
 
 
 def while_asleep(scene: Scene, act: Callable[[], object]) -> None:
-    """Let something happen whenever a member sleeps."""
+    """Run a function whenever a member sleeps."""
 
     class BusyClock(ManualClock):
         def sleep_ms(self, duration_ms: float) -> None:
@@ -64,18 +64,21 @@ def while_asleep(scene: Scene, act: Callable[[], object]) -> None:
 
 
 def bounds(batch: "ClaimedBatch") -> list[tuple[int, int]]:
-    """Give the offsets of a batch's ranges."""
+    """Return start and end of a batch's ranges."""
     return [(range_.start, range_.end) for range_ in batch.all_ranges]
 
 
 def spans(scene: Scene) -> list[tuple[int, int, Phase]]:
-    """Give the ranges of partition 0 in the log."""
+    """Return the ranges of partition 0 in the log."""
     return [(range_.start, range_.end, range_.phase) for range_ in scene.key().ranges]
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_members_work_on_one_partition_at_once(scene: Scene, mode: DeliveryMode) -> None:
-    """Each has the next range; the group's offset moves over what is done without a gap, in whatever order."""
+    """Each member gets the next range.
+
+    The group's offset moves past completed ranges once there is no gap before them.
+    """
     first, second, third = (scene.batch(member(scene, mode), ranges=TEN) for _ in range(3))
     with first:
         with second:
@@ -94,14 +97,17 @@ def test_members_work_on_one_partition_at_once(scene: Scene, mode: DeliveryMode)
 
 
 def first_phase(mode: DeliveryMode) -> Phase:
-    """Say how far a range is that nobody has processed: at most once plans when it begins to."""
+    """Return the phase of a range before it is processed: at most once plans only when processing starts."""
     return Phase.CLAIMED if mode is AT_MOST_ONCE else Phase.PLANNED
 
 
 @pytest.mark.parametrize("at", STEPS, ids=str)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_member_that_dies_at_any_step(scene: Scene, mode: DeliveryMode, at: KillPoint) -> None:
-    """At most once repeats nothing, at least once loses nothing, of one range only; effectively once is exact."""
+    """At most once repeats nothing and at least once loses nothing; only one range is affected.
+
+    Effectively once is exact.
+    """
     delivery = member(scene, mode, log=KillableLog(scene.log(), at))
     last: ClaimedBatch | None = None
     its_batch: set[Place] = set()
@@ -132,7 +138,7 @@ def test_a_member_that_dies_at_any_step(scene: Scene, mode: DeliveryMode, at: Ki
 
 
 def test_what_a_dead_member_planned_is_replayed_exactly(scene: Scene) -> None:
-    """The next owner has its range, whatever its own size, while others work behind it."""
+    """The next owner gets the same range, whatever its own range size, while others process higher offsets."""
     dying = member(scene, log=KillableLog(scene.log(), KillPoint(Side.BEFORE, "RangeDone")))
     with pytest.raises(KilledError), scene.batch(dying, ranges=TEN) as batch:
         scene.process(batch)
@@ -147,7 +153,7 @@ def test_what_a_dead_member_planned_is_replayed_exactly(scene: Scene) -> None:
 
 
 def test_the_dead_by_what_dagster_says_are_not_waited_for(scene: Scene) -> None:
-    """Their range is taken from them at once."""
+    """If Dagster reports an owner's run as over, its range is revoked at once."""
     dying = member(scene, log=KillableLog(scene.log(), KillPoint(Side.BEFORE, "RangeDone")))
     with pytest.raises(KilledError), scene.batch(dying, ranges=TEN) as batch:
         scene.process(batch)
@@ -156,7 +162,7 @@ def test_the_dead_by_what_dagster_says_are_not_waited_for(scene: Scene) -> None:
 
 
 def test_partitions_get_a_range_each(scene: Scene) -> None:
-    """One batch has one range of each partition; limits count all of them."""
+    """A batch has one range of each partition, and limits count all of them."""
     scene.data.make(partitions=3, messages=20)
     with one_batch(scene) as batch:
         assert bounds(batch) == [(0, 10)] * 3
@@ -170,7 +176,7 @@ def test_partitions_get_a_range_each(scene: Scene) -> None:
 
 @pytest.mark.parametrize("limits", [{"max_records": 2}, {"max_claims": 1}], ids=str)
 def test_what_is_left_behind_comes_first(scene: Scene, limits: dict[str, int]) -> None:
-    """A small range below what is done holds the group's offset back: no wider one elsewhere passes it over."""
+    """A small gap below completed ranges holds the group's offset back, so it comes before wider ranges elsewhere."""
     scene.data.make(partitions=2, messages=10)
     scene.data.append(1, 4)
     with scene.batch(member(scene, AT_MOST_ONCE), ranges=RangeOptions(size=2), partitions=(1,)):
@@ -181,7 +187,7 @@ def test_what_is_left_behind_comes_first(scene: Scene, limits: dict[str, int]) -
 
 
 def test_what_retention_took_of_a_plan_is_not_counted(scene: Scene) -> None:
-    """Neither of what is planned already nor of what is claimed anew counts toward the most records."""
+    """Deleted offsets do not count toward `max_records`, neither in open plans nor in new ranges."""
     scene.data.make(partitions=2, messages=14)
     dying = member(scene, log=KillableLog(scene.log(), KillPoint(Side.BEFORE, "RangeDone")))
     with pytest.raises(KilledError), scene.batch(dying, ranges=TEN, partitions=(0,)) as batch:
@@ -196,7 +202,7 @@ def test_what_retention_took_of_a_plan_is_not_counted(scene: Scene) -> None:
 
 
 def test_a_plan_of_a_whole_partition_is_carried_out_whole_first(scene: Scene) -> None:
-    """It was written before the group claimed ranges."""
+    """Such a plan may exist from the time before the group used ranges."""
     scene.work(member(scene), ranges=TEN)
     scene.about(ClaimingPartition, "a.1")
     scene.about(ClaimingMessages, "a.1", plan_end=17)
@@ -210,7 +216,7 @@ def test_a_plan_of_a_whole_partition_is_carried_out_whole_first(scene: Scene) ->
 
 
 def test_the_first_positions_are_given_before_ranges_are_claimed(scene: Scene) -> None:
-    """By a whole claim, which is released again."""
+    """A claim of the whole partition sets the first position and is released before ranges are claimed."""
     with one_batch(scene) as batch:
         kinds = [value.split("/", 1)[0] for value in scene.values()]
         assert kinds.index("ReleasingPartition") < kinds.index("ClaimingRange")
@@ -219,7 +225,7 @@ def test_the_first_positions_are_given_before_ranges_are_claimed(scene: Scene) -
 
 
 def test_ranges_are_claimed_ahead_and_filled(scene: Scene) -> None:
-    """Where there is nothing to read it waits for messages, up to the range's size."""
+    """If nothing is unread, a range of future offsets is claimed and filled up to its size."""
     scene.drain(member(scene), ranges=TEN)
     options = RangeOptions(size=10, prefetch_offsets=10, wait_s=5)
     arriving = iter([3, 4, 3, 100])
@@ -233,7 +239,7 @@ def test_ranges_are_claimed_ahead_and_filled(scene: Scene) -> None:
 
 
 def test_who_has_waited_long_enough_takes_what_has_come(scene: Scene) -> None:
-    """The rest of the range is free again."""
+    """After the wait, the batch takes the messages that have arrived, and the rest of the range is free again."""
     scene.drain(member(scene), ranges=TEN)
     scene.data.append(0, 0)
     options = RangeOptions(size=10, prefetch_offsets=10, wait_s=1)
@@ -252,7 +258,7 @@ def test_who_has_waited_long_enough_takes_what_has_come(scene: Scene) -> None:
 
 
 def test_why_there_is_nothing_to_do(scene: Scene) -> None:
-    """Held by others, and how long what its own run holds stays so; paused; drained."""
+    """The reasons: others hold the rest, the same run holds it (with the time until stale), paused, drained."""
     mine = member(scene)
     with scene.batch(mine, ranges=RangeOptions(size=100)) as batch:
         held = scene.work(member(scene), ranges=TEN).idle
@@ -275,7 +281,7 @@ def test_why_there_is_nothing_to_do(scene: Scene) -> None:
 
 
 def test_a_range_that_keeps_failing_stops_nobody_behind_it(scene: Scene) -> None:
-    """It is left alone; the offset stays before it until a person helps."""
+    """The range is skipped once its attempts are exhausted. The offset stays before it until an operator acts."""
     for _ in range(3):
         with pytest.raises(RuntimeError), scene.batch(member(scene), ranges=TEN, max_attempts=2) as batch:
             assert bounds(batch) == [(0, 10)]
@@ -292,7 +298,7 @@ def test_a_range_that_keeps_failing_stops_nobody_behind_it(scene: Scene) -> None
 
 
 def test_retention_has_taken_part_of_a_range(scene: Scene) -> None:
-    """What is left is read, and the loss is known; only where loss is accepted."""
+    """The remaining messages are read and the loss is reported, unless `allow_data_loss` is false."""
     scene.work(member(scene), ranges=TEN)
     scene.data.retain_from(0, 14)
     with scene.batch(member(scene), ranges=TEN) as batch:
@@ -305,7 +311,7 @@ def test_retention_has_taken_part_of_a_range(scene: Scene) -> None:
 
 
 def test_a_topic_made_anew_is_not_read(scene: Scene) -> None:
-    """Its id differs, or what was planned lies beyond its end."""
+    """The topic's id differs from the one in the state."""
     scene.work(member(scene), ranges=TEN)
     scene.data.make(partitions=1, messages=35)
     with pytest.raises(DataTopicChangedError), scene.batch(member(scene), ranges=TEN):
@@ -313,7 +319,7 @@ def test_a_topic_made_anew_is_not_read(scene: Scene) -> None:
 
 
 def test_a_lost_range_is_noticed_before_the_output_is_touched(scene: Scene) -> None:
-    """Its lease ended while Spark read."""
+    """A lease that ended while Spark read is noticed before the write."""
     scene.sink.while_reading = lambda: scene.clock.advance(1.9 * HI_MS)
     with pytest.raises(ClaimLostError, match="its lease ended"):
         scene.work(member(scene, EFFECTIVELY_ONCE), ranges=TEN)
@@ -321,7 +327,7 @@ def test_a_lost_range_is_noticed_before_the_output_is_touched(scene: Scene) -> N
 
 
 def test_kafka_is_told_the_offset_and_not_what_is_done_ahead(scene: Scene) -> None:
-    """Lag tools count from where nothing is missing."""
+    """Lag tools need the offset before which nothing is missing."""
     first, second = (scene.batch(member(scene), ranges=TEN) for _ in range(2))
     with first:
         with second:
@@ -332,7 +338,7 @@ def test_kafka_is_told_the_offset_and_not_what_is_done_ahead(scene: Scene) -> No
 
 
 def test_what_does_not_go_together(scene: Scene) -> None:
-    """Each with a sentence that says what to do."""
+    """Each invalid combination has an error that states what to do."""
     with pytest.raises(ConfigurationError, match="its settings lack the feature 'ranges'"):
         scene.batch(scene.delivery(), ranges=TEN)
     with pytest.raises(ConfigurationError, match="leave out claim_entire_topic"):

@@ -1,4 +1,4 @@
-"""Batches of ranges under attack: interrupts at any line, rivals and leases at the worst moment."""
+"""Batches of ranges under interrupts at any line, and with rivals and expired leases at the worst moment."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ AHEAD = RangeOptions(size=10, prefetch_offsets=10, wait_s=0.5)
 
 @pytest.fixture
 def scene() -> Scene:
-    """A data topic of two partitions with 12 messages each, and a group without a past."""
+    """A data topic of two partitions with 12 messages each, and a group without any record."""
     scene = Scene()
     scene.data.make(partitions=2, messages=12)
     return scene
@@ -56,17 +56,17 @@ def ranged_batch(
     log: CoordinationLog | None = None,
     **limits: Any,  # noqa: ANN401
 ) -> ClaimedBatch:
-    """Give a batch of a new member that claims ranges."""
+    """Return a batch of a new member that claims ranges."""
     return scene.batch(scene.delivery(mode, ranges=True, log=log), **{"ranges": TEN, **limits})
 
 
 def bounds(of: ClaimedBatch) -> list[tuple[int, int, int]]:
-    """Give partition, start and end of a batch's ranges."""
+    """Return partition, start and end of a batch's ranges."""
     return [(range_.partition, range_.start, range_.end) for range_ in of.all_ranges]
 
 
 def after_looks(scene: Scene, count: int, act: Callable[[], object]) -> None:
-    """Let something happen when the data topic's bounds are asked for the `count`th time from now."""
+    """Run a function at the `count`th request for the data topic's bounds from now on, counted from 0."""
     looks = iter(range(count))
 
     def look() -> None:
@@ -92,7 +92,7 @@ CODE = (
     partition_source,
 )
 UNINTERRUPTED = ("with ", "try:", "pass\n", "return self\n")
-"""Before these lines no signal is handled, while a trace is: they call nothing and jump nowhere."""
+"""Python does not handle signals before these lines, though it traces them: they neither call nor jump."""
 
 
 def finish(scene: Scene, it: ClaimedBatch) -> None:
@@ -102,13 +102,13 @@ def finish(scene: Scene, it: ClaimedBatch) -> None:
 
 
 def fail(_: Scene, it: ClaimedBatch) -> None:
-    """Let the block fail."""
+    """Raise an error in the block."""
     assert it.ranges
     raise ZeroDivisionError
 
 
 def prepared(case: str, mode: DeliveryMode) -> tuple[Scene, ClaimedBatch]:
-    """Give a batch to be entered: of new ranges, of what is planned whole, or of one range that is waited for."""
+    """Return a batch to enter: with new ranges, an open plan of a whole partition, or a range of future offsets."""
     scene = Scene()
     scene.data.make(partitions=2, messages=12)
     if case == "ahead":
@@ -137,7 +137,7 @@ def prepared(case: str, mode: DeliveryMode) -> tuple[Scene, ClaimedBatch]:
 def test_an_interrupt_at_any_line_leaves_nothing_held(
     case: str, mode: DeliveryMode, work: Callable[[Scene, ClaimedBatch], None]
 ) -> None:
-    """Others go on at once, each mode keeps its promise, and at most once tells all that it drops."""
+    """No claim remains, each delivery mode keeps its guarantee, and at most once reports all that it drops."""
     scene, it = prepared(case, mode)
     seen: list[tuple[str, int]] = []
     with suppress(ZeroDivisionError), watched(CODE, seen.append, but=UNINTERRUPTED), it:
@@ -159,7 +159,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_held(
 
 
 def assert_left(scene: Scene, it: ClaimedBatch, mode: DeliveryMode, place: tuple[str, int]) -> None:
-    """Make sure that nothing of a batch is held, and that it is as each mode promises."""
+    """Check that nothing of the batch is held and that each message was processed as the delivery mode guarantees."""
     threads = it._guard.heartbeats._threads if it._guard.heartbeats else []
     assert [thread.name for thread in threads if thread.is_alive()] == [], place
     for key in map(scene.key, (0, 1)):
@@ -180,7 +180,7 @@ def assert_left(scene: Scene, it: ClaimedBatch, mode: DeliveryMode, place: tuple
 
 
 def places(ranges: Any) -> set[Place]:  # noqa: ANN401
-    """Give all offsets of ranges."""
+    """Return all offsets of the ranges."""
     return {(range_.partition, offset) for range_ in ranges for offset in range(range_.start, range_.end)}
 
 
@@ -188,7 +188,7 @@ def places(ranges: Any) -> set[Place]:  # noqa: ANN401
 
 
 def test_what_was_refused_is_looked_for_anew(scene: Scene) -> None:
-    """Runs that begin at once all want the lowest range: who does not get it works behind it, and is not idle."""
+    """If several runs try to claim the lowest range at once, a run that loses gets the next range and is not idle."""
     scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,))
     scene.data.append(0, 20)
     rival = ranged_batch(scene, partitions=(0,))
@@ -202,7 +202,10 @@ def test_what_was_refused_is_looked_for_anew(scene: Scene) -> None:
 
 
 def test_what_is_refused_and_looks_the_same_is_left(scene: Scene) -> None:
-    """A member whose clock is fast takes an owner for stale that the log has not given up yet: it asks once."""
+    """A member with a fast clock may take a live owner for stale.
+
+    After one refused claim it stops trying that range.
+    """
     scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,))
     fast = scene.delivery(ranges=True)
     fast.clock = ManualClock(scene.clock.wall_ms() + 3 * HI_MS)
@@ -218,7 +221,7 @@ def test_what_is_refused_and_looks_the_same_is_left(scene: Scene) -> None:
 
 
 def test_what_is_refused_is_passed_over(scene: Scene) -> None:
-    """A member whose clock is fast, and that takes few offsets at a time, works on what is free: seed 238439."""
+    """A member with a fast clock and a low limit works on another, free partition: seed 238439."""
     scene.work(scene.delivery(ranges=True), ranges=TEN)
     scene.data.append(0, 20)
     scene.data.append(1, 5)
@@ -232,7 +235,7 @@ def test_what_is_refused_is_passed_over(scene: Scene) -> None:
 
 
 def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """It was tried too often: a person has to know which it is and what to do, as of a range."""
+    """A plan of a whole partition that was tried too often is reported with its range and what to do."""
     scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,))
     scene.about(ClaimingPartition, "a.1")
     scene.about(ClaimingMessages, "a.1", plan_end=12)
@@ -255,7 +258,7 @@ def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: p
 
 
 def test_an_owner_is_waited_for_until_it_is_stale(scene: Scene) -> None:
-    """To the millisecond: a run that finds its own dead process's range held at the very end waits a moment more."""
+    """A run that finds its own dead process's range held until this millisecond waits one millisecond more."""
     mine = scene.delivery(ranges=True)
     with scene.batch(mine, ranges=RangeOptions(size=100)) as dead:
         dead._claims.claimer.release = lambda _=None: None  # type: ignore[method-assign, assignment]
@@ -271,7 +274,7 @@ def test_an_owner_is_waited_for_until_it_is_stale(scene: Scene) -> None:
 
 
 def test_of_many_who_hold_ranges_some_are_named(scene: Scene) -> None:
-    """A partition may be held by 256 members."""
+    """A partition may be held by 256 members, so the text names only some of them."""
     with ExitStack() as stack:
         for _ in range(6):
             stack.enter_context(ranged_batch(scene, AT_MOST_ONCE, ranges=RangeOptions(size=2)))
@@ -286,7 +289,7 @@ def test_of_many_who_hold_ranges_some_are_named(scene: Scene) -> None:
 
 @pytest.mark.parametrize("size", [10, 1_000])
 def test_what_retention_has_deleted_takes_no_batches_of_its_own(scene: Scene, size: int) -> None:
-    """However far a group was behind: limits count what is left to read."""
+    """Limits count the messages that are left to read, however many retention has deleted."""
     scene.work(scene.delivery(ranges=True), ranges=TEN)
     for partition in (0, 1):
         scene.data.append(partition, 988)
@@ -305,7 +308,7 @@ def test_what_retention_has_deleted_takes_no_batches_of_its_own(scene: Scene, si
 
 
 def test_at_most_once_processes_nothing_whose_commit_was_refused(scene: Scene) -> None:
-    """Its range was taken from it just before: whoever has it now is the one to process it."""
+    """If a range was revoked just before its commit, only its next owner processes it."""
     log = scene.meddled(Side.BEFORE, "RangeDone", lambda: revoke(scene, 0))
 
     with ranged_batch(scene, AT_MOST_ONCE, log=log) as it:
@@ -319,7 +322,7 @@ def test_at_most_once_processes_nothing_whose_commit_was_refused(scene: Scene) -
 
 
 def test_at_most_once_processes_nothing_beside_a_go_consumer(scene: Scene) -> None:
-    """Who reads one in its group, together with its own commit, stops and names it; what is committed is dropped."""
+    """If a member reads a Go consumer's commit together with its own, the batch fails and its ranges are dropped."""
 
     def go_consumer_commits() -> None:
         scene.about(ClaimingPartition, "1320e57a", 5)
@@ -337,17 +340,17 @@ def test_at_most_once_processes_nothing_beside_a_go_consumer(scene: Scene) -> No
 
 
 def revoke(scene: Scene, partition: int) -> None:
-    """Take the lowest range of a partition from its owner."""
+    """Revoke the lowest range of a partition."""
     owner = scene.key(partition).ranges[0].owner
     assert owner is not None
     scene.about(RevokingRange, "ops.1", partition, epoch=owner.epoch)
 
 
-# Claimed ahead
+# Ranges of future offsets
 
 
 def test_a_lease_that_ends_while_the_unused_is_released_is_told_as_lost(scene: Scene) -> None:
-    """Of two ranges that were waited for one got messages; the other is let go of, which may take a while."""
+    """Two ranges of future offsets are claimed and one gets messages; releasing the other may outlast the lease."""
     scene.drain(scene.delivery(ranges=True), ranges=TEN)
     it = ranged_batch(scene, ranges=AHEAD)
     after_looks(scene, 3, lambda: scene.data.append(0, 10))
@@ -363,7 +366,7 @@ def test_a_lease_that_ends_while_the_unused_is_released_is_told_as_lost(scene: S
 
 
 def test_nothing_is_planned_of_a_topic_made_anew_while_it_was_waited_for(scene: Scene) -> None:
-    """The new one has as many messages: only its id tells."""
+    """The new topic has as many messages, so only its id differs."""
     scene.drain(scene.delivery(ranges=True), ranges=TEN)
     after_looks(scene, 3, lambda: scene.data.make(partitions=2, messages=60))
 

@@ -1,5 +1,5 @@
 # ruff: noqa: PT012 - what raises is the block of a batch
-"""Where a claimed batch starts, and what it takes: positions, retention, topics made anew, limits.
+"""Where a claimed batch starts and what it takes: positions, retention, re-created topics and limits.
 
 See protocol.md, section 6.
 """
@@ -40,12 +40,12 @@ LATEST = StartPolicy.LATEST
 
 @pytest.fixture
 def scene() -> Scene:
-    """A group without a past, and no data topic yet."""
+    """A group without any record, and no data topic yet."""
     return Scene()
 
 
 def spans(batch_ranges: object) -> dict[int, tuple[int, int]]:
-    """Give start and end of each range, by partition."""
+    """Return start and end of each range by partition."""
     return {one.partition: (one.start, one.end) for one in batch_ranges}  # type: ignore[attr-defined]
 
 
@@ -54,7 +54,7 @@ def spans(batch_ranges: object) -> dict[int, tuple[int, int]]:
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_the_first_batch_takes_all_there_is(scene: Scene, mode: DeliveryMode) -> None:
-    """A group without a past starts at the earliest offset of each partition and goes to its end."""
+    """A group without any record starts at each partition's earliest offset and reads to its end."""
     scene.data.make(messages=5)
 
     batch = scene.work(scene.delivery(mode))
@@ -62,11 +62,11 @@ def test_the_first_batch_takes_all_there_is(scene: Scene, mode: DeliveryMode) ->
     assert spans(batch.all_ranges) == {0: (0, 5), 1: (0, 5), 2: (0, 5)}
     assert scene.counts(mode) == dict.fromkeys(scene.data.all_messages(), 1)
     assert [scene.key(n).offset for n in range(3)] == [5, 5, 5]
-    assert all(scene.key(n).owner is None for n in range(3)), "released"
+    assert all(scene.key(n).owner is None for n in range(3)), "a claim is still held"
 
 
 def test_earliest_starts_where_retention_has_got_to(scene: Scene) -> None:
-    """What retention took before a group existed is no loss."""
+    """Messages that retention deleted before the group existed are not a loss."""
     scene.data.make(messages=5)
     scene.data.retain_from(1, 3)
 
@@ -78,7 +78,7 @@ def test_earliest_starts_where_retention_has_got_to(scene: Scene) -> None:
 
 @pytest.mark.parametrize("limits", [{}, {"partitions": (1,)}, {"max_claims": 1}, {"max_records": 2}], ids=str)
 def test_the_first_claim_gives_every_partition_its_position(scene: Scene, limits: dict[str, object]) -> None:
-    """With policy `latest` nothing that came after the first claim is passed over, whatever the first batch took."""
+    """With policy `latest`, no message after the first claim is skipped, whatever the first batch took."""
     scene.data.make(messages=5)
     assert scene.work(scene.delivery(), start=LATEST, **limits).idle is not None
     for partition in range(3):
@@ -91,7 +91,7 @@ def test_the_first_claim_gives_every_partition_its_position(scene: Scene, limits
 
 @pytest.mark.parametrize("side", [Side.WITHIN, Side.BEFORE])
 def test_a_first_claim_that_was_cut_short_is_begun_again(scene: Scene, side: Side) -> None:
-    """A member that dies while it gives out the first positions leaves no partition to be read from 0."""
+    """If a member dies while it sets the first positions, no partition is read from 0 afterwards."""
     scene.data.make(messages=5)
     log = KillableLog(scene.log(), KillPoint(side, "Heartbeat"))
     with pytest.raises(KilledError):
@@ -107,19 +107,19 @@ def test_a_first_claim_that_was_cut_short_is_begun_again(scene: Scene, side: Sid
 
 
 def test_policy_fail_gives_no_position(scene: Scene) -> None:
-    """With policy `fail` a group without a past claims nothing for long, and the error says what can be done."""
+    """With policy `fail` a group without any record releases its claims, and the error states what to do."""
     scene.data.make(messages=5)
 
     with pytest.raises(StartPositionError, match="or choose the policy 'earliest' or 'latest'"):
         scene.work(scene.delivery(), start=StartPolicy.FAIL)
 
     assert scene.key().offset is None
-    assert scene.key().owner is None, "given up at once"
+    assert scene.key().owner is None, "the claim is still held"
     assert not scene.processed
 
 
 def test_policy_fail_goes_on_where_there_is_a_position(scene: Scene) -> None:
-    """The policy concerns the first claim alone."""
+    """The policy applies only to the first claim."""
     scene.data.make(messages=5)
     scene.work(scene.delivery(), max_records=3)
 
@@ -129,7 +129,7 @@ def test_policy_fail_goes_on_where_there_is_a_position(scene: Scene) -> None:
 
 
 def test_kafkas_committed_offset_comes_before_the_policy(scene: Scene) -> None:
-    """A group that worked as a Kafka consumer group before goes on where that stopped."""
+    """A group that was a Kafka consumer group before continues at its committed offsets."""
     scene.data.make(messages=5)
     scene.data.committed[GROUP, TOPIC] = {0: 2, 1: 5}
 
@@ -140,7 +140,7 @@ def test_kafkas_committed_offset_comes_before_the_policy(scene: Scene) -> None:
 
 
 def test_kafkas_committed_offset_is_read_when_the_log_has_none_only(scene: Scene) -> None:
-    """Once the log has a position, what Kafka says moves nothing."""
+    """Once the log has a position, Kafka's group offset has no effect."""
     scene.data.make(messages=5)
     scene.work(scene.delivery(), max_records=6)
     scene.data.committed[GROUP, TOPIC] = {0: 0, 1: 0, 2: 0}
@@ -151,7 +151,7 @@ def test_kafkas_committed_offset_is_read_when_the_log_has_none_only(scene: Scene
 
 
 def test_kafkas_committed_offset_beyond_the_end_is_no_start(scene: Scene) -> None:
-    """A committed offset that the topic has not reached belongs to another topic: nothing is claimed for long."""
+    """A committed offset beyond the topic's end belongs to another topic: the claims are released."""
     scene.data.make(messages=5)
     scene.data.committed[GROUP, TOPIC] = {1: 9}
 
@@ -163,7 +163,7 @@ def test_kafkas_committed_offset_beyond_the_end_is_no_start(scene: Scene) -> Non
 
 
 def test_kafkas_committed_offset_within_an_open_transaction_is_a_start(scene: Scene) -> None:
-    """A committed offset past the last stable one, of a consumer that read uncommitted, waits for the transaction."""
+    """A consumer that read uncommitted may have committed past the last stable offset; the group waits there."""
     scene.data.make(messages=5)
     scene.data.hold(1, 2)
     scene.data.committed[GROUP, TOPIC] = {1: 4}
@@ -182,7 +182,7 @@ def test_kafkas_committed_offset_within_an_open_transaction_is_a_start(scene: Sc
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_new_partitions_start_at_zero_whatever_the_policy(scene: Scene, mode: DeliveryMode) -> None:
-    """Messages written into a partition before the group first saw it are read, with policy `latest` too."""
+    """Messages written to a partition before the group first saw it are read, even with policy `latest`."""
     scene.data.make(partitions=2, messages=3)
     scene.drain(scene.delivery(mode), start=LATEST)
     scene.data.grow(4)
@@ -194,7 +194,7 @@ def test_new_partitions_start_at_zero_whatever_the_policy(scene: Scene, mode: De
 
 
 def test_new_partitions_keep_to_the_most_claims(scene: Scene) -> None:
-    """Partitions added to a topic are no first claim: no more than `max_claims` are ever asked for at a time."""
+    """Added partitions are not a first claim, so at most `max_claims` are claimed at a time."""
     scene.data.make(partitions=2, messages=3)
     scene.drain(scene.delivery())
     scene.data.grow(6)
@@ -211,7 +211,7 @@ def test_new_partitions_keep_to_the_most_claims(scene: Scene) -> None:
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_an_empty_topic_is_drained(scene: Scene, mode: DeliveryMode) -> None:
-    """A topic without a message gives an idle batch, and every partition its position."""
+    """A topic without messages results in an idle batch, and every partition gets its position."""
     scene.data.make()
 
     batch = scene.work(scene.delivery(mode))
@@ -224,7 +224,7 @@ def test_an_empty_topic_is_drained(scene: Scene, mode: DeliveryMode) -> None:
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_drained_topic_is_not_even_claimed(scene: Scene, mode: DeliveryMode) -> None:
-    """Where all is done, a run writes nothing into the log."""
+    """If nothing is unread, a run writes nothing to the log."""
     scene.data.make(messages=5)
     scene.drain(scene.delivery(mode))
     before = scene.values()
@@ -237,14 +237,14 @@ def test_a_drained_topic_is_not_even_claimed(scene: Scene, mode: DeliveryMode) -
 
 
 def test_a_missing_topic_is_said_to_be_missing(scene: Scene) -> None:
-    """A batch on a topic that does not exist fails before anything is claimed."""
+    """A batch of a topic that does not exist fails before anything is claimed."""
     with pytest.raises(TopicNotFoundError, match=TOPIC):
         scene.work(scene.delivery())
     assert scene.values() == []
 
 
 def test_a_partition_that_does_not_exist_is_refused(scene: Scene) -> None:
-    """The error names the partitions that the topic has not."""
+    """The error names the partitions that the topic does not have."""
     scene.data.make(partitions=2)
     with pytest.raises(ConfigurationError, match=r"no partitions \[2, 7\]; it has 2"):
         scene.work(scene.delivery(), partitions=(7, 1, 2))
@@ -254,7 +254,7 @@ def test_a_partition_that_does_not_exist_is_refused(scene: Scene) -> None:
 
 
 def cut(scene: Scene, mode: DeliveryMode) -> None:
-    """Let a group stand at offset 2 of partition 0 when retention has taken everything up to 6 of 10."""
+    """Leave a group at offset 2 of partition 0, of whose 10 records retention has deleted the first 6."""
     scene.data.make(partitions=1, messages=2)
     scene.drain(scene.delivery(mode))
     scene.data.append(0, 8)
@@ -265,7 +265,7 @@ def cut(scene: Scene, mode: DeliveryMode) -> None:
 def test_at_least_once_reads_what_retention_has_left(
     scene: Scene, caplog: pytest.LogCaptureFixture, accept: bool | None
 ) -> None:
-    """The plan starts where the group stands, what is lost is told exactly, the commit is at the plan's end."""
+    """The plan starts at the group's offset, the log reports what is lost, and the commit is at the plan's end."""
     cut(scene, DeliveryMode.AT_LEAST_ONCE)
     scene.processed.clear()
     before = len(scene.values())
@@ -279,11 +279,11 @@ def test_at_least_once_reads_what_retention_has_left(
     assert set(scene.processed) == {(0, 6), (0, 7), (0, 8)}
     assert "offsets 2 to 6 (exclusive) are lost" in caplog.text
     heartbeats = [value.split("/") for value in scene.values()[before:] if value.startswith(Heartbeat.__name__)]
-    assert [fields[-1] for fields in heartbeats] == ["2", "9"], "no heartbeat jumps over the lost range"
+    assert [fields[-1] for fields in heartbeats] == ["2", "9"], "a heartbeat has another offset"
 
 
 def test_at_least_once_can_be_told_to_fail_on_loss(scene: Scene) -> None:
-    """With `allow_data_loss=False` a loss is an error, and nothing is done."""
+    """With `allow_data_loss=False` a loss is an error, and nothing is processed."""
     cut(scene, DeliveryMode.AT_LEAST_ONCE)
 
     with pytest.raises(DataLossError, match=r"deleted messages 2 to 6 \(exclusive\)"):
@@ -294,7 +294,7 @@ def test_at_least_once_can_be_told_to_fail_on_loss(scene: Scene) -> None:
 
 @pytest.mark.parametrize("mode", STRICT_MODES)
 def test_the_strict_modes_fail_on_loss(scene: Scene, mode: DeliveryMode) -> None:
-    """At most once and effectively once process nothing where messages were deleted unread, unless told."""
+    """At most once and effectively once process nothing after a loss unless `allow_data_loss` is set."""
     cut(scene, mode)
     done = dict(scene.counts(mode))
 
@@ -307,7 +307,7 @@ def test_the_strict_modes_fail_on_loss(scene: Scene, mode: DeliveryMode) -> None
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_loss_that_was_accepted_is_told_exactly(scene: Scene, mode: DeliveryMode) -> None:
-    """In every mode the range starts where the group stands, and says what of it was lost."""
+    """In every mode the range starts at the group's offset and reports what was lost."""
     cut(scene, mode)
 
     batch = scene.work(scene.delivery(mode), allow_data_loss=True)
@@ -319,7 +319,7 @@ def test_a_loss_that_was_accepted_is_told_exactly(scene: Scene, mode: DeliveryMo
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_partition_of_which_all_was_lost_gets_past_it(scene: Scene, mode: DeliveryMode) -> None:
-    """When nothing is left to read, the batch is the lost range alone, and commits its end."""
+    """If nothing is left to read, the batch consists of the lost range alone and commits its end."""
     cut(scene, mode)
     scene.data.retain_from(0, 10)
 
@@ -333,7 +333,7 @@ def test_a_partition_of_which_all_was_lost_gets_past_it(scene: Scene, mode: Deli
 @pytest.mark.parametrize("mode", ALL_MODES)
 @pytest.mark.parametrize(("left", "readable"), [(4, 4), (5, 5), (9, 5)])
 def test_an_open_plan_whose_start_was_deleted(scene: Scene, mode: DeliveryMode, left: int, readable: int) -> None:
-    """A plan is replayed as it is: what is left of it is read, the rest is told lost, and its end is committed."""
+    """The plan is replayed unchanged: the rest of it is read, the loss is reported, and its end is committed."""
     scene.data.make(partitions=1, messages=10)
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
     with pytest.raises(KilledError):
@@ -354,7 +354,7 @@ def test_an_open_plan_whose_start_was_deleted(scene: Scene, mode: DeliveryMode, 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_offsets_without_a_message_are_passed(scene: Scene, mode: DeliveryMode) -> None:
-    """Markers, aborted and compacted messages at a range's start, in it and at its end do no harm."""
+    """Transaction markers and aborted or compacted messages at either end of a range, or inside it, do no harm."""
     scene.data.make(partitions=1)
     for messages in (0, 3, 1, 0, 0):
         scene.data.append(0, messages)
@@ -374,7 +374,7 @@ def test_offsets_without_a_message_are_passed(scene: Scene, mode: DeliveryMode) 
 
 
 def test_an_open_transaction_is_waited_for(scene: Scene) -> None:
-    """A plan never goes beyond the last stable offset."""
+    """A plan never extends beyond the last stable offset."""
     scene.data.make(partitions=1, messages=5)
     scene.data.hold(0, 2)
 
@@ -384,7 +384,7 @@ def test_an_open_transaction_is_waited_for(scene: Scene) -> None:
 
 
 def test_a_position_within_an_open_transaction_is_not_another_topic(scene: Scene) -> None:
-    """A person may set a position past the last stable offset: there is nothing to do until the transaction ends."""
+    """An operator may set a position past the last stable offset. The group waits for the transaction to end."""
     scene.data.make(partitions=1, messages=5)
     scene.drain(scene.delivery())
     scene.data.append(0, 4)
@@ -399,7 +399,7 @@ def test_a_position_within_an_open_transaction_is_not_another_topic(scene: Scene
 
 
 def set_position(scene: Scene, partition: int, offset: int) -> None:
-    """Set a position, as a person's tool does."""
+    """Set a position as the command does."""
     scene.pause(instance="ops.1")
     scene.about(ClaimingPartition, "ops.1", partition)
     scene.about(ReleasingPartition, "ops.1", partition, offset=offset)
@@ -408,7 +408,7 @@ def set_position(scene: Scene, partition: int, offset: int) -> None:
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_position_that_was_set_begins_a_generation(scene: Scene, mode: DeliveryMode) -> None:
-    """What was processed before is processed again, once, and an output replaces it."""
+    """Messages processed before are processed once more, and the sink replaces their output."""
     scene.data.make(partitions=1, messages=5)
     scene.drain(scene.delivery(mode))
     set_position(scene, 0, 2)
@@ -420,7 +420,7 @@ def test_a_position_that_was_set_begins_a_generation(scene: Scene, mode: Deliver
 
 
 def test_a_range_carries_what_an_output_must_compare(scene: Scene) -> None:
-    """Fencing token, generation and both topics' ids, as the log and the cluster have them, in each generation."""
+    """Fencing token, generation and both topic ids match the log and the cluster in each generation."""
     scene.data.make(partitions=1, messages=5)
     delivery = scene.delivery(DeliveryMode.EFFECTIVELY_ONCE)
     for generations in (1, 2):
@@ -437,26 +437,26 @@ def test_a_range_carries_what_an_output_must_compare(scene: Scene) -> None:
         set_position(scene, 0, 0)
 
 
-# Topics made anew
+# Topics deleted and re-created
 
 
 def shorter(scene: Scene) -> None:
-    """The new topic has less than was done."""
+    """Create a topic that has fewer messages than were processed."""
     scene.data.make(messages=2)
 
 
 def as_long(scene: Scene) -> None:
-    """The new topic ends exactly where the group stands."""
+    """Create a topic that ends exactly at the group's offset."""
     scene.data.make(messages=5)
 
 
 def longer(scene: Scene) -> None:
-    """The new topic has more than was done."""
+    """Create a topic that has more messages than were processed."""
     scene.data.make(messages=9)
 
 
 def empty(scene: Scene) -> None:
-    """The new topic has nothing."""
+    """Create a topic without messages."""
     scene.data.make()
 
 
@@ -480,7 +480,7 @@ def test_a_topic_made_anew_is_an_error_in_every_mode(
 
 
 def test_a_topic_made_anew_with_an_open_plan_is_an_error(scene: Scene) -> None:
-    """The plan belongs to the other topic: it is not replayed."""
+    """The plan belongs to the old topic and is not replayed."""
     scene.data.make(partitions=1, messages=5)
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
     with pytest.raises(KilledError):
@@ -496,7 +496,7 @@ def test_a_topic_made_anew_with_an_open_plan_is_an_error(scene: Scene) -> None:
 
 
 def test_a_position_beyond_the_end_is_another_topic(scene: Scene) -> None:
-    """The same id, but fewer messages than were done: the cluster has lost some, and that is an error too."""
+    """If a topic with the same id has fewer messages than were processed, the cluster has lost some: an error."""
     scene.data.make(partitions=1, messages=5)
     scene.drain(scene.delivery())
     topic_id = scene.data.describe(TOPIC).topic_id
@@ -509,7 +509,7 @@ def test_a_position_beyond_the_end_is_another_topic(scene: Scene) -> None:
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_topic_made_anew_while_a_batch_reads_fails_the_check(scene: Scene, mode: DeliveryMode) -> None:
-    """What was read may be of either topic: `check` says so before an output is touched, and nothing is committed."""
+    """The messages may be of either topic: `check` fails before the sink is called, and nothing is committed."""
     scene.data.make(partitions=1, messages=5)
 
     with (
@@ -526,7 +526,7 @@ def test_a_topic_made_anew_while_a_batch_reads_fails_the_check(scene: Scene, mod
 
 
 def test_a_topic_made_anew_while_the_sink_reads_is_noticed(scene: Scene) -> None:
-    """Spark reads when the sink writes: the topic's id is looked at again after that, before the output is touched."""
+    """Spark reads when the sink writes, so the topic id is checked again after that and before the write."""
     scene.data.make(partitions=1, messages=5)
     scene.sink.while_reading = lambda: scene.data.make(partitions=1, messages=5)
 
@@ -537,7 +537,7 @@ def test_a_topic_made_anew_while_the_sink_reads_is_noticed(scene: Scene) -> None
 
 
 def test_a_claim_that_is_lost_while_the_sink_reads_is_noticed(scene: Scene) -> None:
-    """A batch whose lease ended while Spark was reading touches no output."""
+    """A batch whose lease ended while Spark was reading writes nothing."""
     scene.data.make(partitions=1, messages=5)
     scene.sink.while_reading = lambda: scene.clock.advance(1.9 * HI_MS)
 
@@ -548,7 +548,7 @@ def test_a_claim_that_is_lost_while_the_sink_reads_is_noticed(scene: Scene) -> N
 
 
 def test_a_topic_made_anew_just_after_the_claim_is_noticed(scene: Scene) -> None:
-    """The id is looked at after the claim is won: what was known before does not count."""
+    """The topic id is looked up after the claim is won; an earlier look-up does not count."""
     scene.data.make(partitions=1, messages=5)
     scene.drain(scene.delivery())
     scene.data.append(0, 1)
@@ -561,7 +561,7 @@ def test_a_topic_made_anew_just_after_the_claim_is_noticed(scene: Scene) -> None
 
 
 def test_a_position_gets_its_data_topic_before_the_first_heartbeat(scene: Scene) -> None:
-    """A key that has an offset and no data topic's id: however long the cluster takes, no heartbeat comes before it."""
+    """If a key has an offset but no topic id, no heartbeat precedes the id, however slow the cluster is."""
     scene.data.make(partitions=2, messages=5)
     settings = GroupSettings(50)
     scene.work(scene.delivery(settings=settings), partitions=(0,), max_records=1)
@@ -575,7 +575,7 @@ def test_a_position_gets_its_data_topic_before_the_first_heartbeat(scene: Scene)
         if scene.key(2).owner is not None:
             scene.data.before_offsets = lambda: None
             scene.clock.advance(45)
-            threading.Event().wait(0.2)  # what would beat has been due for long by then
+            threading.Event().wait(0.2)  # by then a heartbeat is due
 
     scene.data.before_offsets = be_slow
     batch = scene.work(scene.delivery(settings=settings), partitions=(2,))
@@ -586,7 +586,7 @@ def test_a_position_gets_its_data_topic_before_the_first_heartbeat(scene: Scene)
 
 
 def test_the_position_is_read_after_the_claim_is_won(scene: Scene) -> None:
-    """A rival that commits between the look and the claim has moved the position: the batch starts there."""
+    """If another member commits between look and claim, the batch starts at the new position."""
     scene.data.make(partitions=1, messages=5)
     scene.work(scene.delivery(), max_records=1)
     rival = scene.delivery()
@@ -598,12 +598,12 @@ def test_the_position_is_read_after_the_claim_is_won(scene: Scene) -> None:
     assert scene.processed == dict.fromkeys(scene.data.all_messages(), 1)
 
 
-# The coordination log made anew
+# The coordination log deleted and re-created
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_forgotten_group_goes_on_by_itself_in_at_least_once_only(scene: Scene, mode: DeliveryMode) -> None:
-    """Kafka knows what was committed, the log does not: the strict modes fail unless told."""
+    """Kafka has committed offsets that the log does not have: the strict modes fail until this is accepted."""
     scene.data.make(messages=5)
     scene.work(scene.delivery(mode), max_records=6)
     scene.broker.recreate()
@@ -620,7 +620,7 @@ def test_a_forgotten_group_goes_on_by_itself_in_at_least_once_only(scene: Scene,
 
 
 def test_a_new_log_can_be_accepted(scene: Scene) -> None:
-    """Told to, at most once goes on at the offsets that Kafka knows."""
+    """With `allow_log_reset` at most once continues at the offsets committed in Kafka."""
     scene.data.make(messages=5)
     scene.work(scene.delivery(DeliveryMode.AT_MOST_ONCE), max_records=6)
     scene.broker.recreate()
@@ -631,7 +631,7 @@ def test_a_new_log_can_be_accepted(scene: Scene) -> None:
 
 
 def test_a_group_offset_without_a_past_in_the_log_is_the_same(scene: Scene) -> None:
-    """A consumer group of Kafka's that becomes one of ours has to be accepted once, too."""
+    """A Kafka consumer group that is used for the first time here must be accepted once, too."""
     scene.data.make(messages=5)
     scene.data.committed[GROUP, TOPIC] = {1: 2}
 
@@ -646,7 +646,7 @@ def test_a_group_offset_without_a_past_in_the_log_is_the_same(scene: Scene) -> N
 
 
 def test_the_largest_lags_are_levelled_first(scene: Scene) -> None:
-    """`max_records` bounds all ranges together; what is over goes to where most is waiting."""
+    """`max_records` limits all ranges together; they level the lags, largest first."""
     scene.data.make()
     for partition, messages in enumerate((2, 10, 6)):
         scene.data.append(partition, messages)
@@ -661,7 +661,7 @@ def test_the_largest_lags_are_levelled_first(scene: Scene) -> None:
 
 
 def test_open_plans_count_toward_the_most_records(scene: Scene) -> None:
-    """A plan is taken as it is, whatever `max_records` says; fresh ranges get what is left."""
+    """A plan is taken as it is, whatever `max_records` is; new ranges get what is left."""
     scene.data.make(partitions=2, messages=10)
     log = KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages"))
     with pytest.raises(KilledError):
@@ -672,7 +672,7 @@ def test_open_plans_count_toward_the_most_records(scene: Scene) -> None:
 
 
 def test_the_most_claims_take_the_largest_lags(scene: Scene) -> None:
-    """No more than `max_claims` partitions are held, those with the largest lags."""
+    """At most `max_claims` partitions are held: those with the largest lags."""
     scene.data.make()
     for partition, messages in enumerate((2, 10, 6)):
         scene.data.append(partition, messages)
@@ -686,7 +686,10 @@ def test_the_most_claims_take_the_largest_lags(scene: Scene) -> None:
 
 @pytest.mark.parametrize("ranges", [False, True])
 def test_a_member_claims_what_it_is_advised_to(scene: Scene, *, ranges: bool) -> None:
-    """Of all partitions, not of those that somebody named; it is asked anew for each batch, and told why."""
+    """A member claims only assigned partitions, unless partitions are named.
+
+    The assignment is looked up for each batch, and its reason is reported.
+    """
     scene.data.make()
     for partition, messages in enumerate((2, 10, 6)):
         scene.data.append(partition, messages)
@@ -704,7 +707,7 @@ def test_a_member_claims_what_it_is_advised_to(scene: Scene, *, ranges: bool) ->
 
 
 def test_who_is_idle_on_what_it_is_advised_to_claim_says_so(scene: Scene) -> None:
-    """It has nothing to do there, though others may have elsewhere; the entire topic is taken without advice."""
+    """An idle batch reports the assignment, because others may have work. The entire topic is claimed regardless."""
     scene.data.make()
     scene.data.append(1, 5)
     delivery = scene.delivery(advise=lambda _: Advice(frozenset({0}), "member b has partition 0"))
@@ -719,7 +722,7 @@ def test_who_is_idle_on_what_it_is_advised_to_claim_says_so(scene: Scene) -> Non
 
 
 def test_what_is_refused_is_passed_over(scene: Scene) -> None:
-    """A member whose clock is fast, and that takes few partitions at a time, works on what is free."""
+    """A member with a fast clock and a low limit works on another, free partition."""
     scene.data.make()
     for partition, messages in enumerate((2, 10, 6)):
         scene.data.append(partition, messages)
@@ -748,13 +751,13 @@ def test_what_is_refused_is_passed_over(scene: Scene) -> None:
     ids=str,
 )
 def test_limits_that_no_batch_could_keep_are_refused(limits: dict[str, object], said: str) -> None:
-    """The error names the limit and what would be right."""
+    """The error names the limit and the values allowed."""
     with pytest.raises(ConfigurationError, match=said):
         BatchRequest(topic=TOPIC, **limits)  # type: ignore[arg-type]
 
 
 def test_the_records_of_one_batch(scene: Scene) -> None:
-    """A batch is a handful of records in this order: claim, data topic, first heartbeat, plan, commit, release."""
+    """A batch writes few records, in this order: claim, data topic, first heartbeat, plan, commit, release."""
     scene.data.make(partitions=1, messages=5)
     scene.work(scene.delivery())
 

@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic, form of result and fairness; what they measure is seen in tests/real."""
+"""The calculations, output format and fair comparison of the benchmarks; tests/real checks what they measure."""
 
 import json
 import os
@@ -29,14 +29,14 @@ DOCUMENTATION = machine.TOP / "docs" / "benchmarks.md"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a benchmark that measures nothing."""
+    """The sizes of a benchmark that measures nothing."""
 
     records: int = 10
     warm_up_rounds: int = 2
 
 
 def measure(sizes: Sizes) -> Measured:
-    """Give figures that tell the sizes."""
+    """Return figures that contain the sizes."""
     case = Case("seconds", [3.0, sizes.records, 1.0], [2.0, 1.0, 4.0], "s", Goal.RATIO_AT_MOST, 2)
     return Measured([case], {"spun": sizes.warm_up_rounds})
 
@@ -45,13 +45,13 @@ TOY = Benchmark("toy", "measures nothing", Sizes(), measure)
 
 
 def case(ours: float, beside: float, goal: Goal, target: float) -> Case:
-    """A case with one sample on each side."""
+    """Return a case with one sample on each side."""
     return Case("it", [ours], [beside], "s", goal, target)
 
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line knows the toy alone."""
+    """Make this benchmark the only one of the command."""
     monkeypatch.setattr(command, "BENCHMARKS", (TOY,))
 
 
@@ -74,12 +74,12 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_target_is_met_up_to_the_target_itself(
     ours: float, beside: float, goal: Goal, target: float, met: bool
 ) -> None:
-    """A case is met on its target and not past it, in the direction of its goal."""
+    """A case that is exactly on its target has met it, in the direction of its goal."""
     assert case(ours, beside, goal, target).is_met is met
 
 
 def test_a_case_tells_medians_and_their_ratio() -> None:
-    """A case shows the middle of its samples on each side and the one divided by the other."""
+    """A case shows the median of its samples on each side, and their ratio."""
     told = Case("it", [9.0, 1.0, 3.0], [1.0, 2.0, 400.0], "ms", Goal.RATIO_AT_MOST, 1.4).told()
     assert told == {
         "name": "it",
@@ -94,7 +94,7 @@ def test_a_case_tells_medians_and_their_ratio() -> None:
 
 
 def test_nothing_to_divide_by_is_an_error() -> None:
-    """A comparison with something that took no time is refused instead of shown as met."""
+    """A comparison with something that took no time is an error, not a success."""
     with pytest.raises(ValueError, match="it: what it is compared with measured 0 s"):
         _ = case(1.0, 0.0, Goal.RATIO_AT_MOST, 2).ratio
     with pytest.raises(ValueError, match="nothing was measured"):
@@ -102,7 +102,7 @@ def test_nothing_to_divide_by_is_an_error() -> None:
 
 
 def test_sides_alternate_and_warm_up_does_not_count() -> None:
-    """Ours and beside take turns, and the first rounds are left out of the samples."""
+    """Our side and the other alternate, and the first rounds are not among the samples."""
     turns: list[str] = []
 
     def side(name: str) -> Callable[[], float]:
@@ -118,7 +118,7 @@ def test_sides_alternate_and_warm_up_does_not_count() -> None:
 
 
 def test_each_side_is_the_first_of_a_round_in_turn() -> None:
-    """All is prepared before; the samples are told by side, whatever the order."""
+    """Preparation runs before each round; the samples are grouped by side, whatever the order."""
     turns: list[str] = []
 
     def side(name: str) -> Callable[[], float]:
@@ -134,7 +134,7 @@ def test_each_side_is_the_first_of_a_round_in_turn() -> None:
 
 
 def test_the_spread_has_a_p99_only_where_there_are_samples_for_it() -> None:
-    """Few samples are told by their ends and middle alone, a hundred and more by their 99th percentile too."""
+    """Few samples have minimum, median and maximum; a hundred or more also have a 99th percentile."""
     assert harness.spread([3.0, 1.0, 2.0]) == {"samples": 3, "min": 1.0, "median": 2.0, "max": 3.0}
     assert harness.spread([float(number) for number in range(101)])["p99"] == 99.0
 
@@ -144,7 +144,7 @@ def test_the_spread_has_a_p99_only_where_there_are_samples_for_it() -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_json_is_one_object_of_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --json all that is printed is one object with the benchmark, its conditions and its cases."""
+    """With --json, the output is one object with the benchmark, its conditions and its cases."""
     command.main(["toy", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["benchmark", "conditions", "cases"]
@@ -157,7 +157,7 @@ def test_json_is_one_object_of_the_agreed_form(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("toy")
 def test_each_size_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """A size given on the command line is the one measured with, and stands in the conditions."""
+    """A size on the command line is the one measured with, and it is reported in the conditions."""
     command.main(["toy", "--json", "--records", "2", "--warm-up-rounds", "7"])
     found = json.loads(capsys.readouterr().out)
     assert found["conditions"]["sizes"] == {"records": 2, "warm_up_rounds": 7}
@@ -176,7 +176,7 @@ def test_a_size_that_cannot_be_is_refused(size: str, capsys: pytest.CaptureFixtu
 
 @pytest.mark.usefixtures("toy")
 def test_without_json_a_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """A person sees each case with both figures, the ratio, the target and whether it was met."""
+    """The table shows each case with both figures, the ratio, the target and whether it was met."""
     command.main(["toy"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["case", "ours", "beside", "unit", "ratio", "target", "met"] in lines
@@ -192,7 +192,7 @@ def test_without_a_name_the_benchmarks_are_listed(capsys: pytest.CaptureFixture[
 
 
 def test_listing_them_loads_nothing_heavy() -> None:
-    """What a benchmark needs is loaded when it runs, so that the list comes at once."""
+    """A benchmark imports its libraries when it runs, so that the list appears at once."""
     program = "import sys, benchmarks.__main__ as it; it.main([]); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=machine.TOP)
     loaded = done.stdout.splitlines()[-1].split()
@@ -200,7 +200,7 @@ def test_listing_them_loads_nothing_heavy() -> None:
 
 
 def test_the_benchmarks_of_the_first_issue_are_there() -> None:
-    """The names are those agreed upon, each once, and all sizes are whole numbers."""
+    """The four benchmarks exist, no name is used twice, and all sizes are whole numbers."""
     names = [benchmark.name for benchmark in registry.BENCHMARKS]
     assert len(set(names)) == len(names)
     assert {"claim", "world_state", "batch", "start_up"} <= set(names)
@@ -213,7 +213,7 @@ def test_the_benchmarks_of_the_first_issue_are_there() -> None:
 
 
 def test_the_bare_client_has_the_settings_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours and the bare client differ in no setting that could make one of them faster."""
+    """The library and the bare client differ in no setting that could make one of them faster."""
     made: list[dict[str, Any]] = []
     for name in ("Producer", "Consumer"):
         monkeypatch.setattr(clients, name, made.append)
@@ -226,19 +226,19 @@ def test_the_bare_client_has_the_settings_of_the_library(monkeypatch: pytest.Mon
 
 
 def essential(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that name things, give up after a time-out, or say who is told of what."""
+    """Return the settings without names, time-outs and callbacks."""
     aside = {"bootstrap.servers", "client.id", "group.id", "logger", "error_cb", "throttle_cb"}
     aside |= {"socket.timeout.ms", "socket.connection.setup.timeout.ms"}
     return {name: value for name, value in settings.items() if name not in aside}
 
 
 def test_the_tuned_connector_is_tuned_as_the_library_does_it() -> None:
-    """The bare connector that is said to be tuned as ours has the same options for its consumer."""
+    """The tuned connector has the same consumer options as the library."""
     assert batch.OUR_CONSUMER == reader._CONSUMER_DEFAULTS
 
 
 def test_the_bare_records_are_those_of_a_claim() -> None:
-    """The bare client writes as many records as a claim does, and such ones."""
+    """The bare client writes as many records as a claim, of the same kind."""
     messages = [parse(value) for value in claim.records_like_claims(3)]
     assert [type(message) for message in messages] == [ClaimingPartition] * 3
     assert [message.partition for message in messages if isinstance(message, ClaimingPartition)] == [0, 1, 2]
@@ -246,14 +246,14 @@ def test_the_bare_records_are_those_of_a_claim() -> None:
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> MemoryBroker:
-    """A coordination log in memory, in place of the one over Kafka."""
+    """An in-memory coordination log that replaces Kafka's."""
     broker = MemoryBroker()
     monkeypatch.setattr(claim, "KafkaLog", lambda *_: MemoryLog(broker))
     return broker
 
 
 def test_each_measured_claim_is_a_tenure_of_its_own(broker: MemoryBroker) -> None:
-    """Every round asks for all partitions once, as a new instance, at a position, and gives them up again."""
+    """Each round claims all partitions once, as a new instance with positions, and releases them."""
     claims = claim.Claims(CONNECTION, 3)
     assert min(claims.claim_s(), claims.claim_s()) > 0
     values = [value or b"" for number in range(8) for _, _, value in broker.records(number)]
@@ -264,7 +264,7 @@ def test_each_measured_claim_is_a_tenure_of_its_own(broker: MemoryBroker) -> Non
 
 
 def test_a_claim_that_was_not_won_is_no_measurement(broker: MemoryBroker) -> None:
-    """A round in which another holds a partition is an error, not a fast sample."""
+    """A round in which another member holds a partition is an error, not a fast sample."""
     claims = claim.Claims(CONNECTION, 2)
     rationalizer = Rationalizer(MemoryLog(broker), topics=[TOPIC])
     other = Claimer(rationalizer, Member("benchmark", "other", "other.1"), TOPIC, GroupSettings())
@@ -275,7 +275,7 @@ def test_a_claim_that_was_not_won_is_no_measurement(broker: MemoryBroker) -> Non
 
 
 def test_a_log_that_was_not_written_whole_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading tells of records that the broker did not take."""
+    """The error reports records that the broker did not accept."""
 
     class Failing:
         def __init__(self, _: Mapping[str, Any]) -> None:
@@ -298,7 +298,7 @@ def test_a_log_that_was_not_written_whole_is_an_error(monkeypatch: pytest.Monkey
 
 @pytest.mark.thorough
 def test_importing_is_timed_in_one_process_and_heavy_modules_are_told() -> None:
-    """The time of both imports contains that of Dagster alone, and a module loaded too early is named."""
+    """The time of both imports includes that of Dagster alone, and a module imported too early is named."""
     found = start_up.import_once("import psycopg", os.environ)
     assert 0 < found.dagster_s < found.all_s
     assert 0 < found.dagster_cpu_s < found.all_cpu_s
@@ -306,7 +306,7 @@ def test_importing_is_timed_in_one_process_and_heavy_modules_are_told() -> None:
 
 
 def test_fresh_interpreters_find_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second fresh process compiles no source again, whatever the surroundings say of byte code."""
+    """A second process finds the compiled byte code, even if the environment forbids Python to write it."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     program = "import sys, tools.import_all as it; sys.stdout.write(it.__cached__)"
     with interpreters.environment() as environment:
@@ -322,23 +322,23 @@ def test_fresh_interpreters_find_byte_code(monkeypatch: pytest.MonkeyPatch) -> N
         assert Path(done.stdout).is_relative_to(environment["PYTHONPYCACHEPREFIX"])
 
 
-# Conditions, and what is kept
+# Conditions and stored results
 
 
 def test_conditions_outside_a_checkout_say_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where git cannot tell the commit, the conditions say unknown instead of failing."""
+    """Without git the conditions report `unknown` instead of failing."""
     monkeypatch.setattr(machine, "TOP", tmp_path)
     found = machine.conditions(Sizes())
     assert (found["commit"], found["uncommitted_changes"]) == ("unknown", None)
 
 
 def kept() -> list[dict[str, Any]]:
-    """The results in the repository."""
+    """Return the results in the repository."""
     return command.kept_results()
 
 
 def test_every_benchmark_has_a_kept_result_in_the_agreed_form() -> None:
-    """What is kept was printed by the benchmarks as they are now, from committed code."""
+    """The stored results come from the current benchmarks and from committed code."""
     assert [found["benchmark"] for found in kept()] == [benchmark.name for benchmark in registry.BENCHMARKS]
     for found in kept():
         check_form(found)
@@ -346,19 +346,19 @@ def test_every_benchmark_has_a_kept_result_in_the_agreed_form() -> None:
 
 
 def test_the_documentation_quotes_the_kept_results() -> None:
-    """The table in the documentation is the one that `python -m benchmarks --table` prints."""
+    """The documentation has the table that `python -m benchmarks --table` prints."""
     assert harness.as_markdown(kept()) in DOCUMENTATION.read_text(encoding="utf-8")
 
 
 def test_the_documentation_explains_every_benchmark() -> None:
-    """Each benchmark has a section that says what it compares."""
+    """The documentation has a section on each benchmark."""
     text = DOCUMENTATION.read_text(encoding="utf-8")
     for benchmark in registry.BENCHMARKS:
         assert f"\n### `{benchmark.name}`\n" in text
 
 
 def check_form(found: Mapping[str, Any]) -> None:
-    """Assert that a result has the form of issue 3."""
+    """Check that a result has the format of issue 3."""
     assert set(found) == {"benchmark", "conditions", "cases"}
     asked = {"date", "commit", "cores", "memory_gib", "load_average_at_start", "versions", "sizes", "spread"}
     assert asked <= set(found["conditions"])

@@ -1,6 +1,6 @@
-"""The check of citations finds those of documents, sections and names that do not exist, and no others.
+"""`check_citations` finds citations of documents, sections and names that do not exist, and no others.
 
-It leaves this file out, which is full of them.
+The check ignores this file, which is full of them.
 """
 
 from pathlib import Path
@@ -40,12 +40,12 @@ CITED = "protocol.md"
 
 
 def found(text: str, place: str = "marshal_dagster/code.py") -> list[tuple[int, str]]:
-    """Check one text against the specimen."""
+    """Check one text against the sample page."""
     return list(findings(place, text, sections_of(SPECIMEN), DOCUMENTS))
 
 
 def test_the_sections_and_their_names_are_those_of_the_page() -> None:
-    """A section has the names of its subsections too; code blocks are no part of it."""
+    """A section includes the names of its subsections; code blocks are ignored."""
     assert sections_of(SPECIMEN) == {
         "1": {"Wire format", "Number", "Record key", "Heartbeat"},
         "2": {"What a member does", "Stay", "Mark"},
@@ -60,7 +60,7 @@ def test_the_sections_and_their_names_are_those_of_the_page() -> None:
         f'"""Keep a claim ({CITED}, section 2, "Stay")."""',
         f"# ({CITED}, sections 1 and 2)",
         f'# ({CITED}, sections 1, 2 and 2.1, "Number" and "Stay")',
-        f'# A comment that ends in ({CITED}, section\n# 1, "Record\n# key") and goes on.',
+        f'# A comment that ends in ({CITED}, section\n# 1, "Record\n# key") and continues.',
         "# Section 2.2: without the file's name.",
         "# RFC 8259, section 77, is another document.",
         "# docs/sinks.md, ../docs/sinks.md, decisions/0001-locks.md and README.md are there.",
@@ -69,7 +69,7 @@ def test_the_sections_and_their_names_are_those_of_the_page() -> None:
     ],
 )
 def test_a_citation_of_what_exists_gives_no_finding(text: str) -> None:
-    """Sections, names and documents that are there may be cited, on one line or on several."""
+    """Existing sections, names and documents may be cited, on one line or on several."""
     assert found(text) == []
 
 
@@ -94,7 +94,7 @@ def test_a_citation_of_what_does_not_exist_is_found(text: str, reason: str) -> N
 
 
 def test_a_page_must_name_the_specification() -> None:
-    """The sections of another page are its own affair, those that it cites of the specification are checked."""
+    """Section numbers of another page are not checked, but its citations of the specification are."""
     assert found("as section 77 of the law", "docs/sinks.md") == []
     assert found("[protocol, section 77](reference/protocol.md)", "docs/sinks.md") != []
     assert found("as section 77 requires", SPECIFICATION) != []
@@ -103,7 +103,7 @@ def test_a_page_must_name_the_specification() -> None:
 def test_the_check_fails_for_a_citation_that_it_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command prints file, line and reason, and exits with 1; without the citation it exits with 0."""
+    """The command prints file, line and reason and exits with 1; without a wrong citation it exits with 0."""
     page, code = tmp_path / SPECIFICATION, tmp_path / "code.py"
     page.parent.mkdir(parents=True)
     page.write_text(SPECIMEN)

@@ -1,4 +1,4 @@
-"""The check of docstrings finds public functions, classes and fields whose documentation lacks a part."""
+"""`check_docstrings` finds public functions, classes and fields whose documentation lacks a part."""
 
 import ast
 from pathlib import Path
@@ -36,14 +36,14 @@ def load(topic: str, *names: str, limit: int = 1, _clock: object = None) -> list
 
 
 def test_a_documented_function_gives_no_finding() -> None:
-    """Each parameter has an entry, and what is returned a section or a first line that begins with Return."""
+    """Each parameter has an entry. What is returned has a section, or the first line begins with Return."""
     assert found(DOCUMENTED) == []
     assert found('def load() -> int:\n    """Return the offset."""\n') == []
     assert found('def load() -> None:\n    """Load the offsets."""\n') == []
 
 
 def test_entries_are_those_at_the_first_depth_of_their_section() -> None:
-    """A continued line is no entry, and a section ends where the text goes back."""
+    """A continuation line is not an entry, and a section ends where the indentation does."""
     docstring = ast.get_docstring(ast.parse(DOCUMENTED).body[0])  # type: ignore[arg-type]
     assert sections_of(docstring or "") == {
         "Args": {"topic", "names", "limit"},
@@ -95,7 +95,7 @@ def test_described_and_private_members_give_no_finding(body: str) -> None:
 
 
 def test_fields_may_be_described_in_the_class() -> None:
-    """`Attributes:` and `Args:` of the class describe its fields and the parameters of `__init__`."""
+    """`Attributes:` and `Args:` of a class document its fields and the parameters of `__init__`."""
     assert (
         found('class Batch:\n    """A batch.\n\n    Attributes:\n        offset: Next.\n    """\n    offset: int\n')
         == []

@@ -1,4 +1,4 @@
-"""The check of language finds the words that are not used, with their lines, in prose and nowhere else."""
+"""`check_language` finds discouraged terms with their line numbers, in prose and nowhere else."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def found(source: str, place: str = "marshal_dagster/code.py") -> list[tuple[int
     ],
 )
 def test_each_word_is_found_in_a_docstring(text: str) -> None:
-    """Each turn that the house does not use is found once, in the docstring of a module, a function or a field."""
+    """Each discouraged term is found once, in the docstring of a module, a function or a field."""
     assert [line for line, _, _ in found(f'"""{text}"""\n')] == [1]
     assert [line for line, _, _ in found(f'def load():\n    """{text}"""\n')] == [2]
     assert [line for line, _, _ in found(f'class Batch:\n    offset: int\n    """{text}"""\n')] == [3]
@@ -72,7 +72,7 @@ def test_each_word_has_an_example_here() -> None:
 
 
 def test_comments_and_messages_are_read_with_their_lines() -> None:
-    """Comments are joined over lines; a string in pieces has the line of its word; values in f-strings are no text."""
+    """Comments are joined across lines, a string in pieces has the line of its term, f-string values are no text."""
     source = (
         "# What becomes\n"
         "# of it.\n"
@@ -102,7 +102,7 @@ def test_comments_and_messages_are_read_with_their_lines() -> None:
     ],
 )
 def test_names_and_code_are_no_prose(source: str) -> None:
-    """Identifiers, keys, text in backticks and parts of other words give no finding."""
+    """Identifiers, keys, text in backticks and parts of longer words give no finding."""
     assert found(source) == []
 
 
@@ -116,7 +116,7 @@ def test_an_allowed_use_gives_no_finding_and_is_reported_as_used() -> None:
 
 
 def test_each_allowed_use_has_a_reason() -> None:
-    """An entry explains itself, and no two are the same."""
+    """Each entry has a reason, and no two entries are equal."""
     assert all(use.reason for use in ALLOWED_USES)
     assert len({(use.place, use.pattern.pattern) for use in ALLOWED_USES}) == len(ALLOWED_USES)
 

@@ -1,6 +1,6 @@
-"""How a claimer comes to hold partitions: settings, claims, dead owners, the data topic's id (protocol.md, section 6).
+"""How a claimer gets partitions: settings, claims, dead owners and the data topic's id (protocol.md, section 6).
 
-On a log in memory whose faults a test chooses.
+The log is in memory, and each test chooses its faults.
 """
 
 import logging
@@ -49,15 +49,15 @@ from tests.members import (
 
 @pytest.fixture
 def site() -> Site:
-    """A coordination topic of its own."""
+    """An empty coordination topic."""
     return Site()
 
 
-# Who claims
+# The member's names and settings
 
 
 def test_each_tenure_has_an_instance_id_of_its_own() -> None:
-    """An instance id is the run's id, a dot, and what was never used before."""
+    """An instance id consists of the run's id, a dot and a unique part."""
     ids = {new_instance_id("run1") for _ in range(100)}
 
     assert len(ids) == 100
@@ -68,7 +68,7 @@ def test_each_tenure_has_an_instance_id_of_its_own() -> None:
 @pytest.mark.parametrize("field", ["group", "client", "instance"])
 @pytest.mark.parametrize("name", ["", "a/b", "a\nb", "a\ud800", "x" * 256])
 def test_a_name_that_no_record_carries_is_refused(field: str, name: str) -> None:
-    """A group, client or instance id that would break a record is an error naming the field."""
+    """A group, client or instance id that would break a record is an error that names the field."""
     fields = {"group": "g", "client": "c", "instance": "i"} | {field: name}
 
     with pytest.raises(ConfigurationError, match=field):
@@ -87,13 +87,13 @@ def test_a_name_that_no_record_carries_is_refused(field: str, name: str) -> None
     ],
 )
 def test_settings_that_a_member_cannot_keep_are_refused(site: Site, settings: GroupSettings, said: str) -> None:
-    """A member does not begin under settings that it does not know, or that the rule set cannot promise."""
+    """A member does not start with settings that it does not know or that its rule set cannot guarantee."""
     with pytest.raises(ConfigurationError, match=said):
         site.claimer(settings=settings)
 
 
 def test_a_log_that_holds_records_back_too_long_is_refused(site: Site) -> None:
-    """Records may wait to be sent for a quarter of the heartbeat interval: a log opened for a longer one is refused."""
+    """A record may wait at most a quarter of the heartbeat interval to be sent; a slower log is refused."""
 
     class SlowLog(MemoryLog):
         delivery_timeout_ms = HI_MS // 4 + 1
@@ -116,7 +116,7 @@ def test_a_topic_that_is_not_followed_is_refused(site: Site) -> None:
 
 
 def test_the_first_member_gives_the_group_its_settings_everywhere(site: Site) -> None:
-    """A group without settings gets the first member's, in every coordination partition."""
+    """A group without settings gets those of its first member, in every coordination partition."""
     site.member()
 
     found = [partition.groups[GROUP].settings for partition in site.world().partitions.values()]
@@ -124,7 +124,7 @@ def test_the_first_member_gives_the_group_its_settings_everywhere(site: Site) ->
 
 
 def test_a_member_of_other_settings_does_not_claim(site: Site) -> None:
-    """A member configured otherwise than the settings in force claims nothing and is told which value differs."""
+    """A member whose configuration differs claims nothing, and the error names the value that differs."""
     site.member()
     other = site.claimer(settings=GroupSettings(20_000))
 
@@ -136,7 +136,7 @@ def test_a_member_of_other_settings_does_not_claim(site: Site) -> None:
 
 
 def test_a_group_that_uses_a_feature_unknown_here_is_left_alone(site: Site) -> None:
-    """Settings that name a feature which a member does not know keep it from claiming."""
+    """A member does not claim if the group's settings have a feature that it does not know."""
     for partition in range(site.partitions):
         site.broker.append(partition, render(settings_record(GroupSettings(HI_MS, features=("unheard_of",)))))
 
@@ -145,7 +145,7 @@ def test_a_group_that_uses_a_feature_unknown_here_is_left_alone(site: Site) -> N
 
 
 def test_half_written_settings_are_completed(site: Site) -> None:
-    """Settings that reached only some coordination partitions are completed with the same values."""
+    """Settings that reached only some coordination partitions are written to the others."""
     elsewhere = (site.home + 1) % site.partitions
     site.broker.append(elsewhere, render(settings_record(SETTINGS)))
 
@@ -156,7 +156,7 @@ def test_half_written_settings_are_completed(site: Site) -> None:
 
 
 def test_half_written_settings_are_not_completed_with_other_values(site: Site) -> None:
-    """A member of other settings than those written elsewhere does not complete them."""
+    """A member with different settings does not complete settings that are half written."""
     elsewhere = (site.home + 1) % site.partitions
     site.broker.append(elsewhere, render(settings_record(GroupSettings(20_000))))
 
@@ -166,7 +166,7 @@ def test_half_written_settings_are_not_completed_with_other_values(site: Site) -
 
 
 def test_settings_in_the_log_without_acknowledgement_count(site: Site) -> None:
-    """Settings whose acknowledgements were lost are found by reading, and hold."""
+    """Settings without an acknowledgement are found by reading, and apply."""
     member = site.claimer()
     faulty(member).fail(Fault.LOST_ACK)
 
@@ -176,7 +176,7 @@ def test_settings_in_the_log_without_acknowledgement_count(site: Site) -> None:
 
 
 def test_settings_that_did_not_reach_the_log_are_told_as_that(site: Site) -> None:
-    """A group that could not be given settings is not said to have other ones."""
+    """If the settings could not be written, the error reports that, not a difference in settings."""
     member = site.claimer()
     faulty(member).fail(Fault.FAILED)
 
@@ -185,7 +185,7 @@ def test_settings_that_did_not_reach_the_log_are_told_as_that(site: Site) -> Non
 
 
 def test_settings_that_change_while_a_claim_is_under_way_end_it(site: Site) -> None:
-    """A claim won under settings that changed before it was read back is released unused."""
+    """A claim won under settings that changed before it was read back is released without use."""
     site.member()
     member = site.member()
     site.pause(60)
@@ -203,7 +203,7 @@ def test_settings_that_change_while_a_claim_is_under_way_end_it(site: Site) -> N
 
 
 def test_many_partitions_are_claimed_with_one_append(site: Site) -> None:
-    """All partitions are asked for at once, and all that were free are won."""
+    """All partitions are claimed with one append, and all that are free are won."""
     member = site.member()
     appends: list[int] = []
     log = faulty(member)
@@ -217,7 +217,7 @@ def test_many_partitions_are_claimed_with_one_append(site: Site) -> None:
 
 
 def test_a_claim_names_its_epoch(site: Site) -> None:
-    """A won claim's epoch is the log offset of the record that won it."""
+    """The epoch of a claim is the log offset of its record."""
     member = site.member()
 
     (claim,) = member.claim([7])
@@ -230,7 +230,7 @@ def test_a_claim_names_its_epoch(site: Site) -> None:
 
 
 def test_what_a_live_owner_holds_is_not_won(site: Site) -> None:
-    """Of the partitions asked for those are won that had no live owner."""
+    """Only partitions without a live owner are won."""
     site.owner_of(1)
     member = site.member()
 
@@ -240,7 +240,7 @@ def test_what_a_live_owner_holds_is_not_won(site: Site) -> None:
 
 
 def test_a_stale_owner_is_replaced(site: Site) -> None:
-    """A partition whose owner was silent for more than two heartbeat intervals is won by who asks."""
+    """A partition is won once its owner has been silent for more than two heartbeat intervals."""
     site.owner_of(0)
     member = site.member()
     site.clock.advance(2 * HI_MS)
@@ -251,7 +251,7 @@ def test_a_stale_owner_is_replaced(site: Site) -> None:
 
 
 def test_of_two_the_first_in_the_log_wins(site: Site) -> None:
-    """Two members that ask at the same time both read the same winner."""
+    """If two members claim at the same time, both read the same winner."""
     first, second = site.member(), site.member()
 
     def first_is_faster() -> None:
@@ -265,7 +265,7 @@ def test_of_two_the_first_in_the_log_wins(site: Site) -> None:
 
 
 def test_a_twin_with_the_same_instance_id_is_not_mistaken_for_oneself(site: Site) -> None:
-    """A claim is won only by the record that this very process appended, known by its log offset."""
+    """A claim is won only by a record that this process appended, which its log offset identifies."""
     site.member()
     twin = site.claimer(instance="run.same")
     member = site.claimer(instance="run.same")
@@ -275,7 +275,7 @@ def test_a_twin_with_the_same_instance_id_is_not_mistaken_for_oneself(site: Site
 
 
 def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
-    """An instance appends one ClaimingPartition for each key, however often it is asked to, released ones too."""
+    """An instance appends one ClaimingPartition for each partition, even after a release."""
     site.owner_of(1)
     member = site.member()
 
@@ -288,7 +288,7 @@ def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
 
 
 def test_no_more_claims_than_allowed(site: Site) -> None:
-    """No more partitions are asked for than may be held, counting those held already."""
+    """At most `max_claims` partitions are claimed, including those already held."""
     member = site.member()
     member.claim([0])
 
@@ -299,7 +299,7 @@ def test_no_more_claims_than_allowed(site: Site) -> None:
 
 
 def test_a_paused_group_is_not_claimed(site: Site) -> None:
-    """While the group is paused by another nothing is claimed, and the error says until when and by whom."""
+    """If another instance paused the group, nothing is claimed, and the error has the end and the instance."""
     member = site.member()
     site.pause(60)
     member.rationalizer.catch_up()
@@ -311,7 +311,7 @@ def test_a_paused_group_is_not_claimed(site: Site) -> None:
 
 
 def test_a_pause_that_is_over_by_the_members_clock_is_tried(site: Site) -> None:
-    """That a pause has ended is taken from one's own clock: the time of a silent log stands still."""
+    """The member's own clock decides whether a pause is over, because the log time of a silent log does not advance."""
     member = site.member()
     site.pause(60)
     member.rationalizer.catch_up()
@@ -322,7 +322,7 @@ def test_a_pause_that_is_over_by_the_members_clock_is_tried(site: Site) -> None:
 
 
 def test_who_paused_the_group_may_claim(site: Site) -> None:
-    """The instance that paused the group claims in it."""
+    """The instance that paused the group may claim."""
     site.member()
     site.pause(60, instance="ops.7")
     member = site.claimer(instance="ops.7")
@@ -331,7 +331,7 @@ def test_who_paused_the_group_may_claim(site: Site) -> None:
 
 
 def test_nobody_claims_from_a_log_that_is_only_observed(site: Site) -> None:
-    """Where retention has cut the log a member neither agrees on settings nor claims."""
+    """If retention has cut the log, a member neither agrees on settings nor claims."""
     site.owner_of(0)
     site.broker.retain_from(site.home, 2)
     member = site.claimer()
@@ -343,7 +343,7 @@ def test_nobody_claims_from_a_log_that_is_only_observed(site: Site) -> None:
 
 
 def test_a_claim_without_acknowledgement_is_not_continued(site: Site) -> None:
-    """What a claim whose acknowledgement was lost has won is revoked under another instance id, and not held."""
+    """A claim without an acknowledgement is not held; another instance id revokes what it won."""
     member = site.member()
     faulty(member).fail(Fault.LOST_ACK, of_type("ClaimingPartition", partition=1))
 
@@ -356,7 +356,7 @@ def test_a_claim_without_acknowledgement_is_not_continued(site: Site) -> None:
 
 
 def test_a_claim_that_arrives_late_is_revoked_on_leaving(site: Site) -> None:
-    """A claim that reaches the log only after it was given up is looked for again when the member leaves."""
+    """A claim that reaches the log late is looked up again and revoked when the member releases."""
     member = site.member()
     faulty(member).fail(Fault.LATE, of_type("ClaimingPartition", partition=1))
     member.claim([0, 1])
@@ -370,7 +370,7 @@ def test_a_claim_that_arrives_late_is_revoked_on_leaving(site: Site) -> None:
 
 @pytest.mark.parametrize("where", ["before_append", "after_append", "before_read"])
 def test_an_interrupted_claim_leaves_nothing_behind(site: Site, where: str) -> None:
-    """A claim that is interrupted anywhere is undone by the release that follows."""
+    """Wherever a claim is interrupted, the release that follows revokes it."""
     member = site.member()
     setattr(faulty(member), where, raiser(InterruptError()))
     with pytest.raises(InterruptError):
@@ -384,7 +384,7 @@ def test_an_interrupted_claim_leaves_nothing_behind(site: Site, where: str) -> N
 
 
 def test_a_claim_that_cannot_be_read_back_leaves_nothing_behind(site: Site) -> None:
-    """A claim that was appended when the broker went away is undone by the release that follows its return."""
+    """A claim that was appended before the broker failed is revoked by a later release."""
     member = site.member()
     faulty(member).after_append = lambda: setattr(faulty(member), "is_down", True)
     with pytest.raises(UnavailableError):
@@ -397,7 +397,7 @@ def test_a_claim_that_cannot_be_read_back_leaves_nothing_behind(site: Site) -> N
 
 
 def test_unacknowledged_records_are_told_in_one_line(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """A thousand records that were not acknowledged make one line in the log, not a thousand."""
+    """A thousand records without an acknowledgement cause one log line, not a thousand."""
     member = site.member()
     faulty(member).fail(Fault.FAILED)
 
@@ -410,7 +410,7 @@ def test_unacknowledged_records_are_told_in_one_line(site: Site, caplog: pytest.
 
 
 def test_the_entire_topic_or_nothing(site: Site) -> None:
-    """Partition 0 is the key to the topic: whoever does not get it asks for nothing else."""
+    """If partition 0 is not won, no other partition is claimed."""
     site.owner_of(0)
     member = site.member()
 
@@ -419,7 +419,7 @@ def test_the_entire_topic_or_nothing(site: Site) -> None:
 
 
 def test_the_entire_topic_is_claimed(site: Site) -> None:
-    """With partition 0 come all others that are free."""
+    """If partition 0 is won, all others that are free are claimed."""
     site.owner_of(2)
     member = site.member()
 
@@ -428,11 +428,11 @@ def test_the_entire_topic_is_claimed(site: Site) -> None:
     assert sorted(claim.partition for claim in won) == [0, 1, 3]
 
 
-# Who is dead
+# Dead owners
 
 
 def test_claims_of_the_dead_are_revoked_and_taken(site: Site) -> None:
-    """What an owner known to be dead held is revoked by its epoch and won with the same append."""
+    """Claims of an owner known to be dead are revoked by their epoch and won with the same append."""
     dead = site.owner_of(0, 1)
     site.owner_of(2)
     member = site.member()
@@ -444,7 +444,7 @@ def test_claims_of_the_dead_are_revoked_and_taken(site: Site) -> None:
 
 
 def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> None:
-    """Whether an owner is dead is asked once for all that it holds, while other threads go on reading."""
+    """Whether an owner is dead is determined once for all its claims, while other threads continue to read."""
     site.owner_of(*range(50))
     member = site.member()
     asked: list[Owner] = []
@@ -464,7 +464,7 @@ def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> No
 
 
 def test_a_claim_made_after_the_look_is_not_revoked(site: Site) -> None:
-    """A revocation takes the claim that was seen, by its epoch: who claimed in between keeps it."""
+    """A revocation names the epoch that was seen, so an instance that claimed meanwhile keeps the partition."""
     dead = site.owner_of(0)
     member = site.member()
 
@@ -480,7 +480,7 @@ def test_a_claim_made_after_the_look_is_not_revoked(site: Site) -> None:
 
 
 def test_claimable_leaves_out_what_is_held_and_what_failed_too_often(site: Site) -> None:
-    """Those partitions look free that have no live owner and no plan tried as often as allowed."""
+    """Partitions can be claimed if they have no live owner and their plan has attempts left."""
     owner = site.owner_of(0, 1)
     owner.plan({1: 5})
     owner.release([1])
@@ -495,7 +495,7 @@ def test_claimable_leaves_out_what_is_held_and_what_failed_too_often(site: Site)
 
 
 def test_revoke_tells_what_it_took(site: Site) -> None:
-    """Claims are taken by partition and epoch, and only those that are still of that epoch."""
+    """Only claims that still have the given epoch are revoked and returned."""
     owner = site.owner_of(0, 1)
     epochs = {number: claim.epoch for number, claim in owner.claims.items()}
     member = site.member()
@@ -506,7 +506,7 @@ def test_revoke_tells_what_it_took(site: Site) -> None:
 
 
 def test_a_revocation_of_ones_own_former_claim_comes_from_another_instance(site: Site) -> None:
-    """An instance that released a key sends no record for it any more, not even a revocation."""
+    """An instance that released a partition sends no further record for it, not even a revocation."""
     member = site.owner_of(0)
     epoch = member.claims[0].epoch
     member.release()
@@ -521,7 +521,7 @@ def test_a_revocation_of_ones_own_former_claim_comes_from_another_instance(site:
 
 
 def test_the_data_topic_is_written_down(site: Site) -> None:
-    """A key without data topic id gets it; one that has it gets no record."""
+    """A DataTopic record is written only for a partition that has no data topic id."""
     member = site.member()
     member.claim([0])
 
@@ -533,7 +533,7 @@ def test_the_data_topic_is_written_down(site: Site) -> None:
 
 
 def test_without_the_data_topics_id_a_claim_is_released(site: Site) -> None:
-    """A key for which the data topic's id was not seen accepted is released, and the others stay."""
+    """If the data topic's id was not accepted, the claim is released, and the other claims remain."""
     member = site.member()
     member.claim([0, 1])
     faulty(member).fail(Fault.FAILED, of_type("DataTopic", partition=1))
@@ -546,7 +546,7 @@ def test_without_the_data_topics_id_a_claim_is_released(site: Site) -> None:
 
 
 def test_a_data_topic_id_without_acknowledgement_is_found_by_reading(site: Site) -> None:
-    """An id that is in the log counts, though its acknowledgement was lost."""
+    """An id in the log counts, even if its acknowledgement was lost."""
     member = site.member()
     member.claim([0])
     faulty(member).fail(Fault.LOST_ACK, of_type("DataTopic"))
@@ -557,7 +557,7 @@ def test_a_data_topic_id_without_acknowledgement_is_found_by_reading(site: Site)
 
 
 def test_another_data_topic_id_is_not_replaced(site: Site) -> None:
-    """Where a key has another id than the cluster's nothing is written: a person must set the position."""
+    """A different id than the cluster's is not replaced: an operator must set the position."""
     site.owner_of(0).release()
     member = site.member()
     member.claim([0])

@@ -1,6 +1,6 @@
-"""How a claimer keeps what it holds, plans, commits and leaves (protocol.md, section 6).
+"""How a claimer keeps its claims, plans, commits and releases (protocol.md, section 6).
 
-On a log in memory whose faults a test chooses.
+The log is in memory, and each test chooses its faults.
 """
 
 import logging
@@ -43,15 +43,15 @@ AT_MOST_ONCE = GroupSettings(HI_MS, RuleSet.NATIVE, DeliveryMode.AT_MOST_ONCE)
 
 @pytest.fixture
 def site() -> Site:
-    """A coordination topic of its own."""
+    """An empty coordination topic."""
     return Site()
 
 
-# Staying
+# Heartbeats and leases
 
 
 def test_a_heartbeat_keeps_the_claim(site: Site) -> None:
-    """A member that beats once in each interval holds its claim for as long as it likes."""
+    """A member that sends one heartbeat per interval keeps its claim."""
     member = site.owner_of(0)
 
     for _ in range(10):
@@ -63,7 +63,7 @@ def test_a_heartbeat_keeps_the_claim(site: Site) -> None:
 
 
 def test_a_heartbeat_carries_the_offset_where_the_key_stands(site: Site) -> None:
-    """Heartbeats before the commit carry the state's offset; a key without offset waits for its start."""
+    """Heartbeats before a commit carry the state's offset; a partition without an offset waits for its start."""
     member = site.member()
     member.claim([0, 1])
     member.beat()
@@ -77,7 +77,7 @@ def test_a_heartbeat_carries_the_offset_where_the_key_stands(site: Site) -> None
 
 
 def test_a_start_moves_no_offset_that_is_known(site: Site) -> None:
-    """The start given for a key that has an offset is not taken: it would commit what nobody processed."""
+    """A start is ignored if the partition has an offset, because it would commit unprocessed messages."""
     member = site.owner_of(0)
 
     member.beat({0: 50})
@@ -97,7 +97,7 @@ def test_no_heartbeat_for_what_is_not_held(site: Site) -> None:
 
 
 def test_a_lost_lease_is_not_told_as_held_by_oneself(site: Site) -> None:
-    """Past its lease a member holds nothing, though the log shows it as owner until it is stale, or another's."""
+    """After its lease a member holds nothing, even while the log still shows it as owner."""
     member = site.owner_of(0)
     site.clock.advance(2 * HI_MS)
     with pytest.raises(ClaimLostError) as lost:
@@ -114,7 +114,7 @@ def test_a_lost_lease_is_not_told_as_held_by_oneself(site: Site) -> None:
 
 
 def test_the_lease_counts_from_sending(site: Site) -> None:
-    """A lease runs from the sending of the last accepted heartbeat, not from when its acknowledgement came."""
+    """A lease starts when the last accepted heartbeat was sent, not when it was acknowledged."""
     member = site.owner_of(0)
     site.clock.advance(1_000)
     faulty(member).after_append = lambda: site.clock.advance(3_000)
@@ -125,7 +125,7 @@ def test_the_lease_counts_from_sending(site: Site) -> None:
 
 
 def test_a_heartbeat_without_acknowledgement_renews_no_lease(site: Site) -> None:
-    """A heartbeat that is not known to be in the log is an error, and the lease runs on."""
+    """A heartbeat without an acknowledgement is an error, and the lease is not renewed."""
     member = site.owner_of(0)
     site.clock.advance(HI_MS)
     before = member.lease_left_ms()
@@ -139,7 +139,7 @@ def test_a_heartbeat_without_acknowledgement_renews_no_lease(site: Site) -> None
 
 
 def test_a_member_whose_lease_ended_sends_nothing_more(site: Site) -> None:
-    """Past its lease a member stops by itself, though nobody has taken the claim, and purges what waits to be sent."""
+    """After its lease a member stops by itself and purges its send queue, even if no other has claimed."""
     member = site.owner_of(0)
     site.clock.advance(2 * HI_MS - HI_MS / 10)
     before = site.values()
@@ -154,7 +154,7 @@ def test_a_member_whose_lease_ended_sends_nothing_more(site: Site) -> None:
 
 
 def test_nothing_is_sent_that_could_arrive_after_the_lease(site: Site) -> None:
-    """With less of the lease left than a record may wait to be sent, none is sent."""
+    """If less of the lease is left than a record may wait to be sent, nothing is sent."""
     member = site.owner_of(0)
     site.clock.advance(2 * HI_MS - HI_MS / 10 - HI_MS / 4 - 1)
     member.check([0])
@@ -167,7 +167,7 @@ def test_nothing_is_sent_that_could_arrive_after_the_lease(site: Site) -> None:
 
 
 def test_a_member_fences_itself_while_the_broker_is_down(site: Site) -> None:
-    """Without a broker the lease is not renewed, and the member stops at its end."""
+    """Without a broker the lease is not renewed, and the member stops when it ends."""
     member = site.owner_of(0)
     faulty(member).is_down = True
     site.clock.advance(HI_MS)
@@ -182,7 +182,7 @@ def test_a_member_fences_itself_while_the_broker_is_down(site: Site) -> None:
 
 
 def test_who_lost_a_claim_is_told_who_holds_it(site: Site) -> None:
-    """A heartbeat of who was replaced is refused, and the error names the new owner."""
+    """The heartbeat of a member that was replaced is refused, and the error names the new owner."""
     member = site.owner_of(0)
     successor = site.member()
     successor.claim([0], is_dead=lambda _: True)
@@ -197,7 +197,7 @@ def test_who_lost_a_claim_is_told_who_holds_it(site: Site) -> None:
 
 
 def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever knows that its claim is another's asks no broker, which may take long, before it stops the work."""
+    """A member that knows its claim is lost stops before any further request, which could take long."""
     member = site.owner_of(0)
     site.member().claim([0], is_dead=lambda _: True)
     monkeypatch.setattr(member.rationalizer, "check_identity", raiser(AssertionError("the broker was asked")))
@@ -207,7 +207,7 @@ def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, mon
 
 
 def test_who_lost_one_claim_sends_nothing_more_for_it(site: Site) -> None:
-    """A lost key gets no further record from the instance that lost it; the release of the others goes on."""
+    """An instance sends no further record for a lost partition; its other claims are released."""
     member = site.owner_of(0, 1)
     site.member().claim([0], is_dead=lambda _: True)
     with pytest.raises(ClaimLostError):
@@ -220,7 +220,7 @@ def test_who_lost_one_claim_sends_nothing_more_for_it(site: Site) -> None:
 
 
 def test_what_is_read_back_with_a_release_ends_other_claims_too(site: Site) -> None:
-    """Who reads of its displacement with its own release sends nothing more for that key: simulator seed 4837."""
+    """A member that reads of its displacement together with its own release sends nothing more: simulator seed 4837."""
     member = site.owner_of(0, 1, settings=WITHOUT_SETTINGS)
     site.say(about(Heartbeat, "go1", 1, offset=0))
     member.release([0])
@@ -234,7 +234,7 @@ def test_what_is_read_back_with_a_release_ends_other_claims_too(site: Site) -> N
 
 
 def test_check_waits_for_nobody_that_waits_for_it(site: Site) -> None:
-    """A thread that looks at the state while it checks its claims does not stop another that beats."""
+    """A thread that checks claims while it holds the state's lock does not block one that sends heartbeats."""
     member = site.owner_of(0)
     lock = member.rationalizer.lock
 
@@ -256,7 +256,7 @@ def test_check_waits_for_nobody_that_waits_for_it(site: Site) -> None:
 
 
 def test_the_lease_is_told_without_waiting(site: Site) -> None:
-    """How much of the lease is left is told while another thread waits for the broker."""
+    """The rest of the lease can be read while another thread waits for the broker."""
     member = site.owner_of(0)
     waiting, done = threading.Event(), threading.Event()
 
@@ -278,7 +278,7 @@ def test_the_lease_is_told_without_waiting(site: Site) -> None:
 
 
 def test_a_plan_is_written_down(site: Site) -> None:
-    """A plan is in the log and in the claim once it was read back."""
+    """Once a plan was read back, both the log and the claim have it."""
     member = site.owner_of(0)
 
     member.plan({0: 10})
@@ -287,7 +287,7 @@ def test_a_plan_is_written_down(site: Site) -> None:
 
 
 def test_a_plan_that_the_log_refuses_is_an_error(site: Site) -> None:
-    """An open plan is not replaced; the error says so."""
+    """An open plan is not replaced; the error reports it."""
     member = site.owner_of(0)
     member.plan({0: 10})
 
@@ -305,7 +305,7 @@ def test_a_plan_in_a_paused_group_is_an_error(site: Site) -> None:
 
 
 def test_a_plan_without_acknowledgement_is_found_by_reading(site: Site) -> None:
-    """A plan that is in the log counts, though its acknowledgement was lost."""
+    """A plan in the log counts, even if its acknowledgement was lost."""
     member = site.owner_of(0)
     faulty(member).fail(Fault.LOST_ACK, of_type("ClaimingMessages"))
 
@@ -315,7 +315,7 @@ def test_a_plan_without_acknowledgement_is_found_by_reading(site: Site) -> None:
 
 
 def test_a_plan_that_is_not_in_the_log_is_an_error(site: Site) -> None:
-    """A plan that reached the log nowhere is not worked on."""
+    """A plan that did not reach the log is an error."""
     member = site.owner_of(0)
     faulty(member).fail(Fault.FAILED, of_type("ClaimingMessages"))
 
@@ -324,7 +324,7 @@ def test_a_plan_that_is_not_in_the_log_is_an_error(site: Site) -> None:
 
 
 def test_planning_what_was_lost_tells_the_loss(site: Site) -> None:
-    """A plan for a key that another holds by now is told as a lost claim."""
+    """A plan for a partition that another member has claimed raises the loss of the claim."""
     member = site.owner_of(0)
     site.member().claim([0], is_dead=lambda _: True)
 
@@ -333,7 +333,7 @@ def test_planning_what_was_lost_tells_the_loss(site: Site) -> None:
 
 
 def test_the_next_owner_finds_the_plan_and_its_attempts(site: Site) -> None:
-    """An open plan outlives its owner, and each further claim counts as an attempt."""
+    """An open plan survives its owner, and each further claim counts as an attempt."""
     member = site.owner_of(0)
     member.plan({0: 10})
     member.release()
@@ -347,7 +347,7 @@ def test_the_next_owner_finds_the_plan_and_its_attempts(site: Site) -> None:
 
 
 def test_a_commit_is_seen_in_the_log(site: Site) -> None:
-    """After a commit the state's offset is the one committed, and the plan has ended."""
+    """After a commit the state has the committed offset, and the plan is closed."""
     member = site.owner_of(0, 1)
     member.plan({0: 10, 1: 20})
 
@@ -372,7 +372,7 @@ def test_a_commit_without_acknowledgement_is_settled_by_reading(site: Site) -> N
 
 
 def test_a_commit_that_did_not_arrive_is_sent_again(site: Site) -> None:
-    """A commit that reading did not find is sent again."""
+    """A commit that is not found by reading is sent again."""
     member = site.owner_of(0)
     member.plan({0: 10})
     faulty(member).fail(Fault.FAILED, of_type("Heartbeat"), times=3)
@@ -383,7 +383,7 @@ def test_a_commit_that_did_not_arrive_is_sent_again(site: Site) -> None:
 
 
 def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
-    """Without a broker a commit is tried, with pauses, for as long as the lease lasts; then the claim is lost."""
+    """Without a broker the commit is retried with pauses until the lease ends; then the claim is lost."""
     member = site.owner_of(0)
     member.plan({0: 10})
     began_ms = site.clock.lease_ms()
@@ -399,7 +399,7 @@ def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
 
 
 def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a commit is not settled by reading, no heartbeat follows it."""
+    """While reading has not shown whether a commit is in the log, no heartbeat follows it."""
     member = site.owner_of(0)
     member.plan({0: 10})
     log = faulty(member)
@@ -420,7 +420,7 @@ def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site, monke
 
 
 def test_a_commit_that_comes_back_after_an_outage_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit whose fate was unknown while the broker was away is found when it is back, and not sent again."""
+    """A commit of unknown outcome is found when the broker is back, and not sent again."""
     member = site.owner_of(0)
     member.plan({0: 10})
     log = faulty(member)
@@ -439,7 +439,7 @@ def test_a_commit_that_comes_back_after_an_outage_counts(site: Site, monkeypatch
 
 
 def test_a_commit_of_who_was_replaced_is_an_error(site: Site) -> None:
-    """A commit after another took over moves nothing, and the error names who holds the key."""
+    """A commit after a takeover changes nothing, and the error names the owner."""
     member = site.owner_of(0)
     member.plan({0: 10})
     successor = site.member()
@@ -451,7 +451,7 @@ def test_a_commit_of_who_was_replaced_is_an_error(site: Site) -> None:
 
 
 def test_what_was_seen_stays_committed(site: Site) -> None:
-    """When one of several commits is refused, the others are in the log all the same."""
+    """If one of several commits is refused, the others remain in the log."""
     member = site.owner_of(0, 1)
     member.plan({0: 10, 1: 10})
     site.member().claim([1], is_dead=lambda _: True)
@@ -462,7 +462,7 @@ def test_what_was_seen_stays_committed(site: Site) -> None:
 
 
 def test_no_heartbeat_carries_less_than_an_earlier_one(site: Site) -> None:
-    """A commit below what this tenure has sent is refused before anything is sent."""
+    """A commit below an offset that this claim has sent before is refused."""
     member = site.owner_of(0)
     member.plan({0: 10})
     member.commit({0: 10})
@@ -475,7 +475,7 @@ def test_no_heartbeat_carries_less_than_an_earlier_one(site: Site) -> None:
 
 
 def test_a_commit_that_was_not_sent_is_not_carried_by_a_heartbeat(site: Site) -> None:
-    """When a commit fails before it is sent because one claim is lost, no heartbeat commits the others later."""
+    """If a commit fails before it is sent because one claim is lost, no later heartbeat commits the others."""
     member = site.owner_of(0, 1)
     claim = member.claims[1]
     claim.lease = type(claim.lease)(HI_MS, claim.lease.sent_ms - 2 * HI_MS)
@@ -488,14 +488,14 @@ def test_a_commit_that_was_not_sent_is_not_carried_by_a_heartbeat(site: Site) ->
 
 
 def test_a_heartbeat_after_an_ambiguous_commit_carries_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit that may be in the log is never followed by a heartbeat of a lower offset."""
+    """A commit that may be in the log is never followed by a heartbeat with a lower offset."""
     member = site.owner_of(0)
     member.plan({0: 10})
     log = faulty(member)
     log.fail(Fault.LATE, of_type("Heartbeat"))
 
     class StopWorkError(Exception):
-        """Leaves the commit in the middle."""
+        """Leaves the commit before it is complete."""
 
     def leave(_: float) -> None:
         raise StopWorkError
@@ -511,7 +511,7 @@ def test_a_heartbeat_after_an_ambiguous_commit_carries_it(site: Site, monkeypatc
 
 
 def test_commit_is_not_for_at_most_once(site: Site) -> None:
-    """In at most once nothing counts as committed by reading alone: the commit after processing is refused."""
+    """At most once refuses the commit after processing, because there reading alone does not prove a commit."""
     member = site.owner_of(0, settings=AT_MOST_ONCE)
 
     with pytest.raises(ConfigurationError, match="at_most_once"):
@@ -522,7 +522,7 @@ def test_commit_is_not_for_at_most_once(site: Site) -> None:
 
 
 def test_the_permission_to_process_comes_with_ones_own_commit(site: Site) -> None:
-    """Those partitions may be processed whose offset one's own record moved from the plan's start to its end."""
+    """A partition may be processed if the member's record moved its offset from the plan's start to its end."""
     member = site.owner_of(0, 1, settings=AT_MOST_ONCE)
     member.plan({0: 10, 1: 20})
 
@@ -531,7 +531,7 @@ def test_the_permission_to_process_comes_with_ones_own_commit(site: Site) -> Non
 
 
 def test_no_permission_without_acknowledgement(site: Site) -> None:
-    """A commit before processing whose acknowledgement was lost gives no permission, though it is in the log."""
+    """A commit without an acknowledgement gives no permission, even if it is in the log."""
     member = site.owner_of(0, 1, settings=AT_MOST_ONCE)
     member.plan({0: 10, 1: 20})
     faulty(member).fail(Fault.LOST_ACK, of_type("Heartbeat", partition=1))
@@ -541,7 +541,7 @@ def test_no_permission_without_acknowledgement(site: Site) -> None:
 
 
 def test_no_permission_for_what_another_has_moved(site: Site) -> None:
-    """When a twin's record moved the offset first, one's own accepted one gives no permission."""
+    """If another process's record moved the offset first, the member's record gives no permission."""
     member = site.owner_of(0, settings=AT_MOST_ONCE)
     member.plan({0: 10})
     twin = about(Heartbeat, member.member.instance, offset=10)
@@ -555,7 +555,7 @@ def test_no_permission_for_what_another_has_moved(site: Site) -> None:
 
 
 def test_no_permission_without_a_plan(site: Site) -> None:
-    """Nothing is committed before processing but an open plan, at its end."""
+    """Before processing only an open plan can be committed, at its end."""
     member = site.owner_of(0, settings=AT_MOST_ONCE)
     before = site.values()
 
@@ -565,7 +565,7 @@ def test_no_permission_without_a_plan(site: Site) -> None:
 
 
 def test_no_permission_after_the_lease(site: Site) -> None:
-    """A commit before processing that took longer than the lease gives no permission."""
+    """A commit that took longer than the lease gives no permission."""
     member = site.owner_of(0, settings=AT_MOST_ONCE)
     member.plan({0: 10})
     faulty(member).after_append = lambda: site.clock.advance(2 * HI_MS)
@@ -577,7 +577,7 @@ def test_no_permission_after_the_lease(site: Site) -> None:
 
 
 def test_a_release_moves_nothing(site: Site) -> None:
-    """What is released is free at once and stands where it stood, its plan open."""
+    """A released partition is free at once and keeps its offset and its open plan."""
     member = site.owner_of(0)
     member.plan({0: 10})
 
@@ -589,7 +589,7 @@ def test_a_release_moves_nothing(site: Site) -> None:
 
 
 def test_what_is_named_twice_is_released_once(site: Site) -> None:
-    """A release sends one record a key, and leaves alone what is not held."""
+    """A release sends one record per partition and ignores partitions that are not held."""
     member = site.owner_of(0, 1)
 
     member.release([0, 0, 7])
@@ -599,7 +599,7 @@ def test_what_is_named_twice_is_released_once(site: Site) -> None:
 
 
 def test_a_claim_without_offset_is_released(site: Site) -> None:
-    """A claim of a key that has no offset yet is given up without naming one."""
+    """A claim of a partition without an offset is released without one."""
     member = site.member()
     member.claim([0])
 
@@ -609,7 +609,7 @@ def test_a_claim_without_offset_is_released(site: Site) -> None:
 
 
 def test_a_release_never_raises(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """A release that fails is a line in the log; the claim goes stale by itself."""
+    """A failed release is a log line; the claim becomes stale by itself."""
     member = site.owner_of(0)
     faulty(member).before_append = raiser(RuntimeError("a client that broke"))
 
@@ -621,7 +621,7 @@ def test_a_release_never_raises(site: Site, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_release_in_a_group_that_one_has_paused_sets_no_position(site: Site) -> None:
-    """The pausing instance that gives a claim up unused leaves position and generation as they are."""
+    """If the instance that paused the group releases an unused claim, position and generation stay."""
     site.owner_of(0).release()
     site.pause(60, instance="ops.7")
     member = site.claimer(instance="ops.7")
@@ -633,7 +633,7 @@ def test_a_release_in_a_group_that_one_has_paused_sets_no_position(site: Site) -
 
 
 def test_a_release_after_an_ambiguous_commit_undoes_nothing(site: Site) -> None:
-    """A commit that was in flight when its owner left stays."""
+    """A commit that was in flight when its owner released remains valid."""
     member = site.owner_of(0)
     member.plan({0: 10})
     log = faulty(member)
@@ -648,7 +648,7 @@ def test_a_release_after_an_ambiguous_commit_undoes_nothing(site: Site) -> None:
 
 
 def test_an_open_plan_keeps_its_end_for_the_next_owner(site: Site) -> None:
-    """A late plan of who released the key changes nothing."""
+    """A late plan of an instance that released the partition has no effect."""
     member = site.owner_of(0)
     member.release()
     site.say(about(ClaimingMessages, member.member.instance, plan_end=99))
@@ -657,7 +657,7 @@ def test_an_open_plan_keeps_its_end_for_the_next_owner(site: Site) -> None:
 
 
 def test_claims_are_told_apart_by_group_and_topic(site: Site) -> None:
-    """A claimer of another topic or group neither sees nor disturbs these claims."""
+    """A claimer of another topic or group neither sees nor affects these claims."""
     member = site.owner_of(0)
     rationalizer = Rationalizer(site.log(), clock=site.clock)
     rationalizer.catch_up()
@@ -669,7 +669,7 @@ def test_claims_are_told_apart_by_group_and_topic(site: Site) -> None:
 
 
 def test_what_is_only_observed_renews_nothing(site: Site) -> None:
-    """Retention overtakes a member: it reads on in the middle, where everything looks accepted."""
+    """If retention overtakes the reader, a heartbeat renews nothing, although it appears to be accepted."""
     owner = site.owner_of(0, at=5)
     site.overtake()
     with pytest.raises(ClaimLostError, match="can only be observed"):

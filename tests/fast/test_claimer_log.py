@@ -1,6 +1,6 @@
-"""What a claimer does on a log that changed, or that Go consumers share (protocol.md, sections 6 and 7).
+"""How a claimer reacts to a log that changed or that Go consumers share (protocol.md, sections 6 and 7).
 
-On a log in memory whose faults a test chooses.
+The log is in memory, and each test chooses its faults.
 """
 
 import threading
@@ -62,11 +62,11 @@ C = TypeVar("C", Claimer, RangeClaimer)
 
 @pytest.fixture
 def site() -> Site:
-    """A coordination topic of its own."""
+    """An empty coordination topic."""
     return Site()
 
 
-# A log that is not the one read before
+# A log that was replaced, truncated or cut
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def site() -> Site:
         lambda site: site.broker.recreate(),
         lambda site: site.broker.recreate(partitions=7),
     ],
-    ids=["truncated", "made anew", "repartitioned"],
+    ids=["truncated", "re-created", "repartitioned"],
 )
 def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site], None]) -> None:
-    """When the log is another one, each step fails clearly, the claims are over, and nothing more is sent."""
+    """If the log was replaced, each step fails with a clear error, the claims end, and nothing more is sent."""
     member = site.owner_of(0, 1)
     change(site)
 
@@ -95,7 +95,7 @@ def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site]
 
 
 def test_a_new_log_that_has_outgrown_the_old_one_is_noticed(site: Site) -> None:
-    """A topic made anew is noticed by the next heartbeat or commit though it is longer than what one has read."""
+    """The next heartbeat or commit detects a re-created topic, even if it has more records than were read."""
     first, second = site.owner_of(0), site.owner_of(1)
     second.plan({1: 10})
     site.broker.recreate()
@@ -109,7 +109,7 @@ def test_a_new_log_that_has_outgrown_the_old_one_is_noticed(site: Site) -> None:
 
 
 def test_another_member_of_the_process_hears_of_it(site: Site) -> None:
-    """Once a rationalizer has seen that the log changed, all claims that rest on it are over."""
+    """Once a rationalizer has detected that the log changed, all claims that use it end."""
     member = site.owner_of(0)
     other = Claimer(member.rationalizer, member.member.with_new_instance(), TOPIC, SETTINGS, clock=site.clock)
     other.claim([1])
@@ -122,7 +122,7 @@ def test_another_member_of_the_process_hears_of_it(site: Site) -> None:
 
 
 def test_a_log_cut_by_retention_ends_the_claims_of_a_reader_left_behind(site: Site) -> None:
-    """A member whose reader was overtaken by retention holds nothing any more: it can only observe."""
+    """A member whose reader was overtaken by retention can only observe and holds nothing."""
     member = site.owner_of(0)
     site.overtake()
 
@@ -135,7 +135,7 @@ def test_a_log_cut_by_retention_ends_the_claims_of_a_reader_left_behind(site: Si
 
 @pytest.mark.parametrize("settings", [SETTINGS, GroupSettings()], ids=["own settings", "defaults"])
 def test_a_claim_that_retention_overtakes_is_none(site: Site, settings: GroupSettings) -> None:
-    """Who can only observe by the time that its claim is read back has won nothing, whatever looks accepted."""
+    """If the member can only observe when its claim is read back, it has won nothing, whatever looks accepted."""
     site.begin(0, settings=settings)
     log = site.log()
     member = site.claimer(settings=settings, log=log)
@@ -147,12 +147,12 @@ def test_a_claim_that_retention_overtakes_is_none(site: Site, settings: GroupSet
 
 
 class CutLog(MemoryLog):
-    """Right after it has acknowledged the first record that asks for something, that one is lost."""
+    """A log that loses the first claim just after its acknowledgement."""
 
     has_cut = False
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append, and cut."""
+        """Append the records, then truncate."""
         acks = super().append(records)
         offset = acks[0].offset
         if not self.has_cut and offset is not None and records[0].value.startswith(b"Claiming"):
@@ -162,7 +162,7 @@ class CutLog(MemoryLog):
 
 
 def test_a_claim_that_was_lost_before_its_append_was_through_is_none(site: Site) -> None:
-    """Two records were acknowledged where the log holds one: simulator seeds 537039 and 735423."""
+    """Two records were acknowledged where the log has only one: simulator seeds 537039 and 735423."""
     member = site.member(log=FaultyLog(CutLog(site.broker)))
 
     with pytest.raises(CoordinationLogChangedError, match="not the one that was acknowledged"):
@@ -172,7 +172,7 @@ def test_a_claim_that_was_lost_before_its_append_was_through_is_none(site: Site)
 
 
 def test_a_claim_of_ranges_that_was_lost_before_its_append_was_through_is_none(site: Site) -> None:
-    """So it is with ranges."""
+    """The same applies to ranges."""
     site.begin(0, 1)
     member = site.range_claimer(log=FaultyLog(CutLog(site.broker)))
 
@@ -183,12 +183,12 @@ def test_a_claim_of_ranges_that_was_lost_before_its_append_was_through_is_none(s
 
 
 class OvertakenLog(MemoryLog):
-    """Gives record by record; before the next one after a claim's first, retention deletes what was given."""
+    """A log that returns single records. After a claim's first record retention deletes what was returned."""
 
     has_overtaken = False
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read, and overtake in the middle of it."""
+        """Return the records, and let retention delete some of them in between."""
         for chunk in super().read_until(ends, timeout_s):
             for record in chunk.records:
                 yield Chunk(chunk.partition, [record], record[0] + 1)
@@ -199,7 +199,7 @@ class OvertakenLog(MemoryLog):
 
 
 def test_a_claim_that_retention_overtakes_once_it_was_read_is_none(site: Site) -> None:
-    """What the record came to was told before retention took the state that it led to."""
+    """The result of the record was reported before retention removed the state that contains it."""
     member = site.member(log=FaultyLog(OvertakenLog(site.broker)))
 
     with pytest.raises(IncompleteLogError):
@@ -209,7 +209,7 @@ def test_a_claim_that_retention_overtakes_once_it_was_read_is_none(site: Site) -
 
 
 def test_who_gives_up_a_part_and_can_only_observe_then_holds_nothing(site: Site) -> None:
-    """What retention overtook while the last words were read back is no claim any more."""
+    """If retention overtakes the reader while a release is read back, the other claims end too."""
     log = site.log()
     member = site.owner_of(0, 1, log=log)
     log.before_append = site.overtake
@@ -222,7 +222,7 @@ def test_who_gives_up_a_part_and_can_only_observe_then_holds_nothing(site: Site)
 
 
 def test_who_gives_up_a_range_and_can_only_observe_then_holds_none(site: Site) -> None:
-    """So it is with ranges: simulator seed 530395."""
+    """The same applies to ranges: simulator seed 530395."""
     site.begin(0, 1)
     log = site.log()
     member = site.range_claimer(log=log)
@@ -237,7 +237,7 @@ def test_who_gives_up_a_range_and_can_only_observe_then_holds_none(site: Site) -
 
 
 def test_who_gives_up_a_part_of_a_log_that_is_truncated_holds_nothing(site: Site) -> None:
-    """A release raises nothing; what it learns ends the claims all the same."""
+    """A release raises no error, but the truncation that it detects ends all claims."""
     log = site.log()
     member = site.owner_of(0, 1, log=log)
     log.after_append = lambda: site.broker.truncate(site.home, 1)
@@ -248,7 +248,7 @@ def test_who_gives_up_a_part_of_a_log_that_is_truncated_holds_nothing(site: Site
 
 
 def test_a_claim_under_settings_that_changed_in_a_truncated_log_ends_those_before(site: Site) -> None:
-    """The release of what was just won finds that the log is another one."""
+    """The release of the new claim detects that the log was truncated, so the earlier claims end too."""
     log = site.log()
     member = site.owner_of(0, log=log)
 
@@ -256,7 +256,7 @@ def test_a_claim_under_settings_that_changed_in_a_truncated_log_ends_those_befor
         log.after_append = lambda: site.broker.truncate(site.home, 1)
         member._reader = replace(
             member._reader, settings=GroupSettings(2 * HI_MS)
-        )  # in place of the group's, which none but an operator can change
+        )  # instead of the group's, which only an operator can change
 
     log.after_append = change_and_truncate
     with pytest.raises(SettingsMismatchError):
@@ -266,7 +266,7 @@ def test_a_claim_under_settings_that_changed_in_a_truncated_log_ends_those_befor
 
 
 def test_what_another_reads_of_the_same_log_ends_claims(site: Site) -> None:
-    """Two claimers stand on one reader: retention that overtakes it in the step of one is seen by the other's check."""
+    """Two claimers share a reader: if retention overtakes it during a step of one, the other's check detects it."""
     first = site.owner_of(0, 1)
     second = Claimer(first.rationalizer, Member(GROUP, "c", "run9.0"), TOPIC, SETTINGS, clock=site.clock)
     site.overtake()
@@ -279,7 +279,7 @@ def test_what_another_reads_of_the_same_log_ends_claims(site: Site) -> None:
 
 
 def test_a_step_that_fails_once_the_reader_observes_keeps_no_claim(site: Site) -> None:
-    """A broker that does not answer after retention has overtaken the reader hides nothing."""
+    """If the broker fails after retention has overtaken the reader, the claims end all the same."""
     log = site.log()
     member = site.owner_of(0, 1, log=log)
     log.before_append = site.overtake
@@ -298,7 +298,7 @@ def test_a_step_that_fails_once_the_reader_observes_keeps_no_claim(site: Site) -
 
 
 def test_settings_are_not_agreed_on_in_a_log_that_is_only_observed(site: Site) -> None:
-    """Who holds claims and agrees again loses them; who is overtaken as it gives the settings has none agreed."""
+    """A member with claims loses them when it agrees again; one that is overtaken while it writes has none agreed."""
     member = site.owner_of(0, 1)
     site.overtake()
     with pytest.raises(IncompleteLogError):
@@ -314,7 +314,7 @@ def test_settings_are_not_agreed_on_in_a_log_that_is_only_observed(site: Site) -
 
 
 def test_of_a_log_that_is_only_observed_nothing_was_seen_revoked(site: Site) -> None:
-    """There every revocation looks accepted, also one of an epoch that never was."""
+    """Every revocation looks accepted there, even one of an epoch that never existed."""
     log = site.log()
     member = site.owner_of(0, log=log)
     site.owner_of(1)
@@ -325,7 +325,7 @@ def test_of_a_log_that_is_only_observed_nothing_was_seen_revoked(site: Site) -> 
 
 
 def test_what_may_have_been_given_up_at_a_new_position_is_held_no_more(site: Site) -> None:
-    """The log does not answer once the record is in it: another may have claimed the partition by now."""
+    """The log fails after the record was written, so another member may have claimed the partition."""
     log = site.log()
     member = site.owner_of(0, log=log)
     site.pause(1_000, member.member.instance)
@@ -343,7 +343,7 @@ def test_what_may_have_been_given_up_at_a_new_position_is_held_no_more(site: Sit
 
 
 def test_the_key_to_a_topic_may_be_lost_while_the_others_are_asked_for(site: Site) -> None:
-    """Another thread's heartbeat finds out while it is looked up who is dead."""
+    """A heartbeat in another thread detects the loss while dead owners are looked up."""
     site.owner_of(1)
     member = site.owner_of(0)
 
@@ -362,12 +362,12 @@ def test_the_key_to_a_topic_may_be_lost_while_the_others_are_asked_for(site: Sit
         member.claim_entire_topic([0, 1, 2], is_dead=is_dead)
 
 
-# A log that was begun with a snapshot
+# A log that is read from a snapshot
 
 
 @pytest.fixture
 def begun(site: Site) -> tuple[Claimer, FaultyLog, int]:
-    """A claimer whose reader has begun with a snapshot, its log, and the offset from which it reads."""
+    """A claimer whose reader started from a snapshot, its log, and the offset from which it reads."""
     site.owner_of(0, 1).release()
     mark = Mark(instance="m.0", client="m", group="m", time_s=0)
     for _ in range(30):
@@ -386,7 +386,7 @@ def begun(site: Site) -> tuple[Claimer, FaultyLog, int]:
 def test_an_acknowledgement_where_something_was_read_before_tells_of_a_truncated_log(
     site: Site, begun: tuple[Claimer, FaultyLog, int]
 ) -> None:
-    """Retention deletes from the start: what lies before the snapshot now was not deleted, it was lost."""
+    """Retention deletes from the start, so records missing just before the snapshot's end were lost, not deleted."""
     member, log, end = begun
     assert len(member.claim([0, 1])) == 2
     log.before_append = lambda: site.broker.truncate(site.home, end - 5)
@@ -398,7 +398,7 @@ def test_an_acknowledgement_where_something_was_read_before_tells_of_a_truncated
 
 
 def test_an_operator_hears_of_a_truncated_log_too(site: Site, begun: tuple[Claimer, FaultyLog, int]) -> None:
-    """A pause that is acknowledged where something was read before has not been read back."""
+    """A pause acknowledged at an offset that was read before has not been read back."""
     member, log, end = begun
     operator = GroupAdmin(member.rationalizer, GROUP, "ops", clock=site.clock)
 
@@ -412,7 +412,7 @@ def test_an_operator_hears_of_a_truncated_log_too(site: Site, begun: tuple[Claim
 
 
 def test_what_was_not_acknowledged_is_revoked_once_the_reader_is_certain_again(site: Site) -> None:
-    """A reader that only observed meanwhile has not forgotten what it asked for."""
+    """A reader that could only observe meanwhile still has its pending claims."""
     topic = MemorySnapshotTopic(site.partitions)
     log = site.log()
     reader = Rationalizer(log, topics=[TOPIC], clock=site.clock, snapshots=Snapshots(topic))
@@ -438,12 +438,12 @@ def test_what_was_not_acknowledged_is_revoked_once_the_reader_is_certain_again(s
 
 
 def claimer_beside(member: BaseClaimer[Any], kind: type[C]) -> C:
-    """Return another claimer of the same process: it shares the rationalizer."""
+    """Return another claimer of the same process, which shares the rationalizer."""
     return kind(member.rationalizer, member.member.with_new_instance(), TOPIC, member.settings, clock=member.clock)
 
 
 def fail_next_reading(member: BaseClaimer[Any], when: str = "before_read") -> None:
-    """Let the log not answer when the member reads next, before or after it has given what there is."""
+    """Let the member's next read fail, before or after it has returned the records."""
     log = faulty(member)
 
     def fail_once() -> None:
@@ -477,7 +477,7 @@ def test_first_settings_are_not_written_if_a_coordination_partition_can_only_be_
 
 
 def test_a_log_truncated_as_a_failed_reading_goes_on_ends_every_claim(site: Site) -> None:
-    """The reading that goes on asks for the log's ends twice; simulator seed 13141."""
+    """The repeated read requests the log's ends twice; simulator seed 13141."""
     member = site.owner_of(0)
     log = faulty(member)
     site.say(Mark(instance="m.0", client="m", group="m", time_s=0))
@@ -497,7 +497,7 @@ def test_a_log_truncated_as_a_failed_reading_goes_on_ends_every_claim(site: Site
 
 @pytest.mark.parametrize("step", ["claim", "plan", "commit", "beat", "name", "release"])
 def test_a_record_with_its_senders_timestamp_does_nothing_for_its_member(site: Site, step: str) -> None:
-    """It counts in the state, but its member holds nothing from then on, sends nothing more, and names the setting."""
+    """The record counts in the state, but the member loses its claims, sends nothing more and names the setting."""
     member = site.member()
     if step in {"plan", "beat", "commit", "release"}:
         member = site.owner_of(0)
@@ -528,7 +528,7 @@ def test_a_record_with_its_senders_timestamp_does_nothing_for_its_member(site: S
 
 
 def test_at_most_once_drops_what_a_record_with_its_senders_timestamp_has_committed(site: Site) -> None:
-    """The log has moved the offset, and nobody may process what lies before it."""
+    """The log has moved the offset, so no member may process the messages before it."""
     member = site.owner_of(0, settings=replace(SETTINGS, delivery=DeliveryMode.AT_MOST_ONCE))
     member.plan({0: 10})
     site.broker.is_sender_timed = True
@@ -541,7 +541,7 @@ def test_at_most_once_drops_what_a_record_with_its_senders_timestamp_has_committ
 
 @pytest.mark.parametrize("step", ["claim", "claim a range", "revoke", "set a position"])
 def test_a_process_sends_nothing_after_a_release_with_its_senders_timestamp(step: str) -> None:
-    """A release raises nothing, but what it learned of the log holds for every claimer of the process."""
+    """A release raises no error, but what it detects applies to every claimer of the process."""
     site = Site()
     member = site.owner_of(0, settings=RANGES)
     whole = claimer_beside(member, Claimer)
@@ -563,7 +563,7 @@ def test_a_process_sends_nothing_after_a_release_with_its_senders_timestamp(step
 
 @pytest.mark.parametrize("mode", [DeliveryMode.AT_LEAST_ONCE, DeliveryMode.EFFECTIVELY_ONCE])
 def test_a_commit_that_is_read_late_does_not_count_with_its_senders_timestamp(site: Site, mode: DeliveryMode) -> None:
-    """It was acknowledged, so it is the member's own record, also when the reading that follows it fails."""
+    """The acknowledged record is the member's own, even if the read that follows it fails."""
     member = site.owner_of(0, settings=replace(SETTINGS, delivery=mode))
     member.plan({0: 10})
     site.broker.is_sender_timed = True
@@ -576,7 +576,7 @@ def test_a_commit_that_is_read_late_does_not_count_with_its_senders_timestamp(si
 
 
 def test_a_release_that_is_read_late_ends_all_with_its_senders_timestamp(site: Site) -> None:
-    """After a reading that failed a release is not read back at once; the next reading finds what it came to."""
+    """After a failed read a release is not read back at once; the next read detects its timestamp."""
     member = site.owner_of(0)
     fail_next_reading(member)
     with pytest.raises(UnavailableError):
@@ -596,7 +596,7 @@ def test_a_release_that_is_read_late_ends_all_with_its_senders_timestamp(site: S
 
 @pytest.mark.parametrize("step", ["check", "look", "release"])
 def test_a_displacement_counts_though_the_reading_that_shows_it_fails(step: str) -> None:
-    """The displaced member sends neither a heartbeat, by which it would take the partition back, nor a release."""
+    """The displaced member sends neither a release nor a heartbeat, which would take the partition back."""
     site = Site()
     member = site.owner_of(0, settings=GO)
     site.say(about(Heartbeat, "go0-1", offset=0))
@@ -616,7 +616,7 @@ def test_a_displacement_counts_though_the_reading_that_shows_it_fails(step: str)
 
 @pytest.mark.parametrize("is_released", [False, True])
 def test_what_another_step_of_the_process_has_read_counts_though_it_failed(is_released: bool) -> None:
-    """No plan follows where the log as read shows a claim as another's, or as nobody's."""
+    """No plan is sent if the log as read shows that another member, or none, has the claim."""
     site = Site()
     member = site.owner_of(0, settings=GO)
     site.say(about(Heartbeat, "go0-1", offset=0))
@@ -635,7 +635,7 @@ def test_what_another_step_of_the_process_has_read_counts_though_it_failed(is_re
 
 @pytest.mark.parametrize("kind", [Claimer, RangeClaimer])
 def test_a_reader_that_went_on_from_a_newer_snapshot_holds_nothing(kind: type[Claimer] | type[RangeClaimer]) -> None:
-    """What lies between its claims and the snapshot was never read: a Go consumer may have moved an offset there."""
+    """Records between its claims and the snapshot were never read: a Go consumer may have moved an offset there."""
     site = Site()
     settings = SETTINGS if kind is Claimer else RANGES
     site.begin(0, settings=settings, at=0)
@@ -659,7 +659,7 @@ def test_a_reader_that_went_on_from_a_newer_snapshot_holds_nothing(kind: type[Cl
 
 
 def test_others_records_with_senders_timestamps_stop_nobody(site: Site) -> None:
-    """What others wrote is read as it is: only its own records tell a member that it cannot work."""
+    """Records of others are read as they are; only its own records prove that a member cannot work."""
     site.broker.is_sender_timed = True
     site.say(Mark(instance="other.1", client="c", group=GROUP, time_s=0))
     site.broker.is_sender_timed = False
@@ -671,13 +671,13 @@ def test_others_records_with_senders_timestamps_stop_nobody(site: Site) -> None:
 
 
 def go_consumer_at(site: Site, offset: int = 30, partition: int = 0) -> None:
-    """Let a Go consumer hold a partition, as it writes it."""
+    """Write the records by which a Go consumer holds a partition."""
     site.say(about(ClaimingPartition, "1320e57a", partition=partition))
     site.say(about(Heartbeat, "1320e57a", partition=partition, offset=offset))
 
 
 def test_a_member_waits_a_second_longer_in_a_group_shared_with_go(site: Site) -> None:
-    """Under the rule set `go` a partition is asked for a second after its owner went stale."""
+    """Rule set `go` claims a partition one second after its owner became stale."""
     site.owner_of(0, settings=GO)
     member = site.member(settings=GO)
     site.clock.advance(120_001)
@@ -690,7 +690,7 @@ def test_a_member_waits_a_second_longer_in_a_group_shared_with_go(site: Site) ->
 
 
 def test_a_member_writes_only_what_go_knows(site: Site) -> None:
-    """No settings, data topic id or revocation: a starting Go consumer would stop reading there."""
+    """The member writes no settings, topic id or revocation, because a Go consumer that starts would stop there."""
     go_consumer_at(site, partition=1)
     member = site.owner_of(0, settings=GO)
     member.plan({0: 10})
@@ -706,7 +706,7 @@ def test_a_member_writes_only_what_go_knows(site: Site) -> None:
 
 
 def test_a_member_dates_its_records_two_seconds_back(site: Site) -> None:
-    """Go takes a time ahead of its own clock for stale."""
+    """Go takes a time later than its own clock for stale."""
     member = site.owner_of(0, settings=GO)
     other = site.owner_of(1, settings=GO)
     times = {int(value.split("/")[2]) for value in site.values()}
@@ -717,7 +717,7 @@ def test_a_member_dates_its_records_two_seconds_back(site: Site) -> None:
 
 @pytest.mark.parametrize("settings", [SETTINGS, replace(GO, heartbeat_interval_ms=30_000, rule_set=RuleSet.NATIVE)])
 def test_a_native_member_writes_nothing_into_a_group_of_go_consumers(site: Site, settings: GroupSettings) -> None:
-    """A key with an offset and no data topic id shows them; a person must decide."""
+    """A key with an offset and without a data topic id indicates Go consumers; an operator must decide."""
     go_consumer_at(site)
     before = [site.broker.bounds(number).end for number in range(site.partitions)]
 
@@ -728,7 +728,7 @@ def test_a_native_member_writes_nothing_into_a_group_of_go_consumers(site: Site,
 
 
 def test_a_native_group_begins_on_a_topic_of_go_consumers_only_when_a_person_allows_it(site: Site) -> None:
-    """The first record that Go does not know is refused for another group too; once there are such, members begin."""
+    """The first record unknown to Go is refused for other groups, too. Once the log has such records, members start."""
     go = replace(about(Heartbeat, "1320e57a", offset=3), group="go")
     site.say(go)
     with pytest.raises(GoGroupError, match="'go' has orders/0"):
@@ -741,7 +741,7 @@ def test_a_native_group_begins_on_a_topic_of_go_consumers_only_when_a_person_all
 
 
 def test_a_member_that_shares_the_group_needs_no_settings(site: Site) -> None:
-    """One configured as what holds without settings joins Go consumers and writes none."""
+    """A member with the default settings of rule set `go` joins Go consumers and writes no settings."""
     go_consumer_at(site)
     site.member(settings=GO)
 
@@ -761,7 +761,7 @@ def test_a_client_id_that_a_go_consumer_uses_is_refused(site: Site) -> None:
 
 
 def test_a_claim_without_acknowledgement_is_released_by_the_same_instance(site: Site) -> None:
-    """Go knows no revocation; a key without an offset is left to go stale, as a release would set one."""
+    """Go knows no revocation. A key without an offset becomes stale, because a release would set an offset."""
     site.say(about(ClaimingPartition, "1320e57a"))
     site.say(about(Heartbeat, "1320e57a", offset=30))
     site.say(about(ReleasingPartition, "1320e57a", offset=30))
@@ -777,7 +777,7 @@ def test_a_claim_without_acknowledgement_is_released_by_the_same_instance(site: 
 
 
 def test_who_was_replaced_does_not_beat_the_claim_back(site: Site) -> None:
-    """Under `go`, where a heartbeat takes a partition, a member reads before it beats: one that was replaced stops."""
+    """Under `go` a heartbeat takes a partition, so a member reads before it sends one and stops if it was replaced."""
     member = site.owner_of(0, settings=GO)
     site.clock.advance(120_001)
     site.say(about(ClaimingPartition, "1320e57a"))
@@ -789,7 +789,7 @@ def test_who_was_replaced_does_not_beat_the_claim_back(site: Site) -> None:
 
 
 def test_who_is_displaced_by_a_heartbeat_stops(site: Site) -> None:
-    """Under `go` the heartbeat of another takes the partition, and the owner that reads it is fenced."""
+    """Under `go` another member's heartbeat takes the partition, and the owner that reads it is fenced."""
     member = site.owner_of(0, settings=GO)
     site.say(about(Heartbeat, "1320e57a", offset=0))
 
@@ -799,7 +799,7 @@ def test_who_is_displaced_by_a_heartbeat_stops(site: Site) -> None:
 
 @pytest.mark.parametrize("look", [Claimer.check, Claimer.look])
 def test_a_displacement_is_seen_at_once(site: Site, look: Callable[[Claimer], None]) -> None:
-    """Each check before an output is touched reads the log; a broker that does not answer decides nothing."""
+    """Each check before a write reads the log; if the broker does not answer, the check passes."""
     member = site.owner_of(0, settings=GO)
     log = faulty(member)
     log.is_down = True
@@ -812,7 +812,7 @@ def test_a_displacement_is_seen_at_once(site: Site, look: Callable[[Claimer], No
 
 
 def test_a_heartbeat_that_takes_the_partition_back_is_no_claim(site: Site) -> None:
-    """Its epoch is another one than the claim was won under: the member is displaced all the same."""
+    """The heartbeat has a different epoch than the claim, so the member is displaced all the same."""
     member = site.owner_of(0, settings=GO)
 
     def displace() -> None:
@@ -828,7 +828,7 @@ def test_a_heartbeat_that_takes_the_partition_back_is_no_claim(site: Site) -> No
 
 
 def test_a_dead_owner_is_freed_by_a_heartbeat_and_a_release(site: Site) -> None:
-    """A new instance takes the partition at its offset and gives it up; one without an offset must go stale."""
+    """A new instance takes over at the offset and releases; an owner without an offset must become stale."""
     go_consumer_at(site, offset=30)
     site.say(about(ClaimingPartition, "1320e57a", partition=1))
     member = site.claimer(settings=GO)
@@ -838,7 +838,7 @@ def test_a_dead_owner_is_freed_by_a_heartbeat_and_a_release(site: Site) -> None:
 
 
 def test_a_position_is_set_by_a_heartbeat_and_a_release(site: Site) -> None:
-    """Under `go` a heartbeat lowers an offset too; an open plan ends with it."""
+    """Under `go` a heartbeat can also lower an offset, and it ends an open plan."""
     go_consumer_at(site, offset=30)
     site.say(about(ClaimingMessages, "1320e57a", plan_end=40))
     member = site.claimer(settings=GO)
@@ -851,7 +851,7 @@ def test_a_position_is_set_by_a_heartbeat_and_a_release(site: Site) -> None:
 
 
 def test_a_member_stops_when_an_offset_moves_without_a_plan(site: Site) -> None:
-    """Only a Go consumer commits without a plan; what it did before this tenure stops nobody."""
+    """Only a Go consumer commits without a plan; one that did so before this claim stops no member."""
     foreign = site.owner_of(1)
     site.say(about(Heartbeat, foreign.member.instance, partition=1, offset=7))
     member = site.owner_of(0)
@@ -863,7 +863,7 @@ def test_a_member_stops_when_an_offset_moves_without_a_plan(site: Site) -> None:
 
 
 def test_no_permission_beside_a_go_consumer(site: Site) -> None:
-    """At most once, who reads with its own commit that a Go consumer is in the group stops, and tells so."""
+    """In at most once, a member that reads a Go consumer's commit together with its own stops and reports it."""
     settings = replace(SETTINGS, delivery=DeliveryMode.AT_MOST_ONCE)
     foreign, member = site.owner_of(1, settings=settings), site.owner_of(0, settings=settings)
     member.plan({0: 10})
@@ -879,7 +879,7 @@ def test_no_permission_beside_a_go_consumer(site: Site) -> None:
 
 
 def test_a_commit_needs_a_plan(site: Site) -> None:
-    """In a group with settings no member moves an offset without one; nothing is sent."""
+    """In a group with settings no member moves an offset without a plan; nothing is sent."""
     member = site.owner_of(0)
     before = site.values()
 

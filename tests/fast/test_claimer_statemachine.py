@@ -1,4 +1,4 @@
-"""Members of a group in any order of steps; what must hold after each stands in `tests/claimer_statemachine.py`."""
+"""Members of a group take steps in any order; `tests/claimer_statemachine.py` has the invariants."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,16 +29,16 @@ UNTIL_FOUND = settings(
 
 @pytest.mark.thorough
 def test_any_steps_leave_every_claim_with_one_holder() -> None:
-    """Members claim, plan, commit, release, revoke and die, under pauses, while leases end; and all of it happens."""
+    """Members claim, plan, commit, release, revoke and die, under pauses and expiring leases; each event occurs."""
     happens = {"claim", "takeover", "paused", "plan", "commit", "lost at a heartbeat", "release", "revoke"}
     run_until_seen(ClaimerMachine, SETTINGS, happens)
 
 
-# The machine can fail
+# Check that the state machine finds errors
 
 
 def forgetful(_: object) -> None:
-    """Look at no lease."""
+    """Check no lease."""
 
 
 def greedy(self: ClaimSet[Any], partition: int, _: str) -> None:
@@ -63,7 +63,7 @@ def greedy(self: ClaimSet[Any], partition: int, _: str) -> None:
 def test_a_broken_member_is_found(
     monkeypatch: pytest.MonkeyPatch, of: type, name: str, instead: Callable[..., Any]
 ) -> None:
-    """A member that does not keep a rule breaks what holds, or itself."""
+    """A member that breaks a rule violates an invariant or raises an error."""
     monkeypatch.setattr(of, name, instead)
     with pytest.raises((AssertionError, MarshalError, TypeError)):
         run_state_machine_as_test(ClaimerMachine, settings=UNTIL_FOUND)

@@ -1,4 +1,4 @@
-"""`coordinator run` as its user calls it, with a stand-in for the coordinator."""
+"""Test `coordinator run` as a user calls it, with a fake coordinator."""
 
 import importlib.util
 import json
@@ -20,36 +20,36 @@ BROKERS = ("-b", "127.0.0.1:1")
 
 
 class Fake:
-    """A coordinator that is asked how it is by whoever stands for its work."""
+    """A coordinator whose health and work a test chooses."""
 
     health_is: dict[str, Any]
     work: Callable[[], None]
 
     def __init__(self, *_: object, **__: object) -> None:
-        """Take what the command has to give."""
+        """Accept the arguments of the command."""
 
     def run(self) -> None:
-        """End after its work."""
+        """Do its work, then return."""
         type(self).work()
 
     def stop(self) -> None:
-        """Be over already."""
+        """Do nothing."""
 
     def health(self) -> dict[str, Any]:
-        """Be as the test says."""
+        """Return the health that the test chose."""
         return self.health_is
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
-    """A coordinator that is well and ends at once."""
+    """A healthy coordinator that ends at once."""
     monkeypatch.setattr(coordinator, "Coordinator", Fake)
     Fake.health_is, Fake.work = {"healthy": True}, lambda: None
     return Fake
 
 
 def test_health_is_off_unless_asked_for(fake: type[Fake], capsys: pytest.CaptureFixture[str]) -> None:
-    """Its address is told."""
+    """The health address is printed."""
     del fake
     started, stopped = call(capsys, "coordinator", "run", "--json", *BROKERS).lines
     assert (started["event"], started["health"], stopped["event"]) == ("started", None, "stopped")
@@ -63,7 +63,7 @@ def test_health_is_off_unless_asked_for(fake: type[Fake], capsys: pytest.Capture
 def test_it_answers_while_the_coordinator_works(
     fake: type[Fake], capsys: pytest.CaptureFixture[str], healthy: bool, status: int
 ) -> None:
-    """With what the coordinator says of itself."""
+    """The answer is the coordinator's own health report."""
     answers: list[tuple[int, Any]] = []
 
     def ask() -> None:
@@ -81,12 +81,12 @@ def test_it_answers_while_the_coordinator_works(
 
 @pytest.mark.parametrize("part", sorted({*coordinator._LOGGED_PARTS, *outbox._LOGGED_PARTS}))
 def test_services_show_the_warnings_of_modules_that_exist(part: str) -> None:
-    """A logger's name is that of its module, so a module that moves must be followed."""
+    """A logger is named after its module, so the list must follow a renamed module."""
     assert importlib.util.find_spec(f"marshal_dagster.{part}") is not None
 
 
 def test_what_a_silent_coordinator_has_assigned_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After two of its members' session time-outs, or two of the usual where it has not told of them."""
+    """Assignments expire after two session time-outs of the members, or two default ones if none is known."""
     now_ms = round(time.time() * 1_000)
     shares = {
         "east": MemberAssignment("east", "t", 1, 1, frozenset({("orders", 0)}), 6_000, frozenset({("orders", 0)}), 7)

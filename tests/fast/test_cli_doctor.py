@@ -1,4 +1,4 @@
-"""`doctor`: each thing that can be wrong is found, told with why it matters and what mends it."""
+"""`doctor` finds each possible problem and reports why it matters and how to fix it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ CLAIM = render(ClaimingPartition(instance="i", client="c", group="g", topic="ord
 
 
 def fake_java(home: Path, version: str) -> dict[str, str]:
-    """Make a Java of that version, and give the environment that names it."""
+    """Create a fake Java of that version, and return the environment that names it."""
     launcher = home / "bin" / "java"
     launcher.parent.mkdir(parents=True)
     launcher.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n", encoding="utf-8")
@@ -32,20 +32,20 @@ def fake_java(home: Path, version: str) -> dict[str, str]:
 
 
 def fake_spark(home: Path, core: str) -> dict[str, str]:
-    """Make a Spark whose core jar has that name, and give the environment that names it."""
+    """Create a fake Spark whose core jar has that name, and return the environment that names it."""
     (home / "jars").mkdir(parents=True)
     (home / "jars" / core).touch()
     return {"SPARK_HOME": str(home)}
 
 
 def on_machine(name: str, environ: Mapping[str, str]) -> Finding:
-    """Give what one check of this machine came to."""
+    """Return the finding of one check of this machine."""
     (finding,) = (each for each in check_machine(environ) if each.name == name)
     return finding
 
 
 def in_log(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
-    """Give what the checks of the log came to, by name."""
+    """Return the findings of the checks of the log, by name."""
     read = read_log(MemoryLog(broker), "__marshal", timeout_s=1, clock=clock)
     findings = [read] if isinstance(read, Finding) else list(check_world(read.identity, read.world, clock.wall_ms()))
     assert len({each.name for each in findings}) == len(findings)
@@ -54,31 +54,31 @@ def in_log(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock that stands."""
+    """A clock that does not run."""
     return ManualClock()
 
 
 @pytest.fixture
 def broker(clock: ManualClock) -> MemoryBroker:
-    """A coordination topic with one claim, made by that clock."""
+    """A coordination topic with one claim, whose broker uses that clock."""
     broker = MemoryBroker(4, now_ms=clock.wall_ms)
     broker.append(HOME, CLAIM)
     return broker
 
 
 def is_complete(finding: Finding) -> bool:
-    """Tell whether a problem says what, why and what to do."""
+    """Return whether a finding is a problem with a description, a reason and a fix."""
     return finding.state is CheckState.PROBLEM and all((finding.found, finding.why, finding.mend))
 
 
 def test_a_java_that_fits_is_named(tmp_path: Path) -> None:
-    """Java 17 or newer is fine, and told with where it is."""
+    """Java 17 or newer is accepted and reported with its path."""
     finding = on_machine("java", fake_java(tmp_path, "21.0.2"))
     assert (finding.state, finding.found) == (CheckState.OK, f"Java 21.0.2 at {tmp_path}/bin/java")
 
 
 def test_a_java_that_is_too_old_or_missing_is_a_problem(tmp_path: Path) -> None:
-    """An old Java is told with its version, a missing one with where it was looked for."""
+    """An old Java is reported with its version, a missing one with the path searched."""
     old = on_machine("java", fake_java(tmp_path, "11.0.2"))
     assert is_complete(old)
     assert "11.0.2" in old.found
@@ -88,14 +88,14 @@ def test_a_java_that_is_too_old_or_missing_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_the_installed_spark_fits_the_connector() -> None:
-    """PySpark's own Spark is found without importing it, and its connector named."""
+    """PySpark's own Spark is found without importing it, and its connector is named."""
     finding = on_machine("spark", {})
     assert finding.state is CheckState.OK
     assert CONNECTOR in finding.found
 
 
 def test_the_connectors_jar_is_looked_for(tmp_path: Path) -> None:
-    """Whether the connector is there already or is still to be fetched is told."""
+    """The finding reports whether the connector is in the cache or must be fetched."""
     environ = {"MARSHAL_CACHE": str(tmp_path)}
     assert "to be fetched" in on_machine("spark", environ).found
     _, artifact, version = CONNECTOR.split(":")
@@ -110,21 +110,21 @@ def test_the_connectors_jar_is_looked_for(tmp_path: Path) -> None:
     "core", ["spark-core_2.12-4.0.1.jar", "spark-core_2.13-3.5.4.jar", "spark-core_2.13-4.1.0.jar"]
 )
 def test_a_spark_that_does_not_fit_the_connector_is_a_problem(tmp_path: Path, core: str) -> None:
-    """Another Spark or Scala, which SPARK_HOME may name unnoticed, is told before a batch fails with it."""
+    """SPARK_HOME may name a different Spark or Scala version; this is reported before a batch fails with it."""
     finding = on_machine("spark", fake_spark(tmp_path, core))
     assert is_complete(finding)
     assert (str(tmp_path) in finding.found, finding.mend) == (True, "unset SPARK_HOME")
 
 
 def test_a_spark_home_without_spark_is_a_problem(tmp_path: Path) -> None:
-    """SPARK_HOME that names a folder without Spark is told as that."""
+    """If SPARK_HOME names a folder without Spark, the finding reports it."""
     finding = on_machine("spark", {"SPARK_HOME": str(tmp_path)})
     assert is_complete(finding)
     assert finding.found == f"no Spark in {tmp_path}"
 
 
 def test_versions_are_told_and_missing_packages_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All versions stand in one line; a package that is not installed is named."""
+    """All versions are in one line; a package that is not installed is named."""
     assert "confluent-kafka" in on_machine("versions", {}).found
     monkeypatch.setattr(machine, "_PACKAGES", ("marshal-dagster", "not-there-at-all"))
     finding = on_machine("versions", {})
@@ -133,21 +133,21 @@ def test_versions_are_told_and_missing_packages_are_a_problem(monkeypatch: pytes
 
 
 def test_a_log_in_order_has_no_problem(broker: MemoryBroker, clock: ManualClock) -> None:
-    """A log that is whole, with its time like the clock's, gives no problem and names the topic's id."""
+    """A complete log whose time matches the clock has no problem, and the topic's id is reported."""
     findings = in_log(broker, clock)
     assert {finding.state for finding in findings.values()} == {CheckState.OK}
     assert broker.identity.topic_id in findings["coordination topic"].found
 
 
 def test_an_empty_log_has_no_problem(clock: ManualClock) -> None:
-    """A topic in which nothing was ever written has no log time, and that is fine."""
+    """A topic without records has no log time, which is not a problem."""
     findings = in_log(MemoryBroker(2), clock)
     assert {finding.state for finding in findings.values()} == {CheckState.OK}
     assert findings["log time"].found == "the log has no record yet"
 
 
 def test_a_missing_topic_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
-    """Without the coordination topic the command that creates it is named."""
+    """If the coordination topic is missing, the command that creates it is named."""
     broker.delete()
     (finding,) = in_log(broker, clock).values()
     assert is_complete(finding)
@@ -155,7 +155,7 @@ def test_a_missing_topic_is_a_problem(broker: MemoryBroker, clock: ManualClock) 
 
 
 def test_a_log_without_its_beginning_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
-    """What is only observed is named, with why nothing can be claimed there."""
+    """Partitions that can only be observed are named, with the reason why nothing can be claimed there."""
     broker.append(HOME, CLAIM)
     broker.retain_from(HOME, 1)
     finding = in_log(broker, clock)["certain"]
@@ -169,7 +169,7 @@ def test_a_log_without_its_beginning_is_a_problem(broker: MemoryBroker, clock: M
 def test_log_time_ahead_of_the_clock_is_a_problem(
     broker: MemoryBroker, clock: ManualClock, ahead_ms: int, state: CheckState
 ) -> None:
-    """A few seconds are nothing; more means that a clock is wrong. A silent log is merely behind."""
+    """A difference of a few seconds is accepted; more means a wrong clock. A silent log is not a problem."""
     broker.append(0, b"junk", clock.wall_ms() + ahead_ms)
     finding = in_log(broker, clock)["log time"]
     assert finding.state is state
@@ -178,7 +178,7 @@ def test_log_time_ahead_of_the_clock_is_a_problem(
 
 
 def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: ManualClock) -> None:
-    """A topic that was given more partitions, or a writer that counts them otherwise, shows in where records lie."""
+    """Records in the wrong partition show that partitions were added, or that a writer uses a different count."""
     broker.append((HOME + 1) % 4, CLAIM)
     finding = in_log(broker, clock)["partition count"]
     assert (finding.state, bool(finding.why), bool(finding.mend)) == (CheckState.WARNING, True, True)
@@ -186,7 +186,7 @@ def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: Manual
 
 
 def test_what_is_half_written_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
-    """A pause that stands in one coordination partition of four is told with the group and where."""
+    """A pause in one of four coordination partitions is reported with the group."""
     until_s = clock.wall_ms() // 1_000 + 60
     pause = render(ReleaseGroup(instance="p", client="c", group="g", time_s=1, expiry_s=until_s))
     broker.append(HOME, pause)
@@ -197,7 +197,7 @@ def test_what_is_half_written_is_a_problem(broker: MemoryBroker, clock: ManualCl
 
 @pytest.fixture
 def snapshots(broker: MemoryBroker, clock: ManualClock) -> Snapshots:
-    """Snapshots of the topic as it is, behind which one more record was written."""
+    """Snapshots of the topic, after which one more record was written."""
     snapshots = Snapshots(MemorySnapshotTopic(4))
     rationalizer = Rationalizer(MemoryLog(broker), clock=clock)
     assert renew_snapshots(rationalizer, snapshots, clock) == [HOME]
@@ -206,26 +206,26 @@ def snapshots(broker: MemoryBroker, clock: ManualClock) -> Snapshots:
 
 
 def of_snapshots(broker: MemoryBroker, snapshots: Snapshots, retention: Retention, at_ms: int = 0) -> Finding:
-    """Give what the check of the snapshots came to."""
+    """Return the finding of the check of the snapshots."""
     (finding,) = check_snapshots(MemoryLog(broker), snapshots, retention, at_ms)
     return finding
 
 
 def test_without_a_snapshot_topic_it_is_told_what_makes_one(broker: MemoryBroker) -> None:
-    """A deployment from before there were snapshots gets a warning."""
+    """A deployment created before snapshots existed gets a warning."""
     finding = of_snapshots(broker, Snapshots(MemorySnapshotTopic(0)), Retention())
     assert finding.state is CheckState.WARNING
     assert finding.mend == "marshal-dagster topic create --name __marshal"
 
 
 def test_without_the_coordination_topic_nothing_more_is_said(broker: MemoryBroker) -> None:
-    """That the coordination topic is missing is told once."""
+    """A missing coordination topic is reported only once."""
     broker.delete()
     assert list(check_snapshots(MemoryLog(broker), Snapshots(MemorySnapshotTopic(4)), Retention(), 0)) == []
 
 
 def test_a_log_that_is_kept_whole_is_in_no_danger(broker: MemoryBroker, snapshots: Snapshots) -> None:
-    """With unlimited retention a snapshot may be missing, or of any age."""
+    """With unlimited retention a snapshot may be missing or old."""
     finding = of_snapshots(broker, snapshots, Retention(), 2**60)
     assert (finding.state, "at most 1 records" in finding.found) == (CheckState.OK, True)
     finding = of_snapshots(broker, Snapshots(MemorySnapshotTopic(4)), Retention())
@@ -236,7 +236,7 @@ def test_a_log_that_is_kept_whole_is_in_no_danger(broker: MemoryBroker, snapshot
 def test_an_old_snapshot_of_a_log_that_will_be_cut_is_a_problem(
     broker: MemoryBroker, snapshots: Snapshots, clock: ManualClock, age_ms: int, state: CheckState
 ) -> None:
-    """Once half of the retention has passed since the newest snapshot, the doctor says so."""
+    """A snapshot is a problem once half of the retention time has passed since."""
     finding = of_snapshots(broker, snapshots, Retention(time_ms=1_000), clock.wall_ms() + age_ms)
     assert finding.state is state
     assert is_complete(finding) == (state is CheckState.PROBLEM)
@@ -244,7 +244,7 @@ def test_an_old_snapshot_of_a_log_that_will_be_cut_is_a_problem(
 
 
 def test_a_snapshot_of_the_present_state_does_not_age(broker: MemoryBroker, clock: ManualClock) -> None:
-    """Behind whose snapshot there is no record, retention can cut whatever it likes."""
+    """If no record follows the snapshot, retention may delete any record."""
     snapshots = Snapshots(MemorySnapshotTopic(4))
     renew_snapshots(Rationalizer(MemoryLog(broker), clock=clock), snapshots, clock)
     assert of_snapshots(broker, snapshots, Retention(time_ms=1, size_bytes=1), 2**60).state is CheckState.OK
@@ -254,28 +254,28 @@ def test_a_snapshot_of_the_present_state_does_not_age(broker: MemoryBroker, cloc
 def test_a_snapshot_in_the_older_half_of_a_log_of_limited_size_is_a_problem(
     broker: MemoryBroker, snapshots: Snapshots, records: int, state: CheckState
 ) -> None:
-    """Where the size is limited, it is by records that one tells how near the start is."""
+    """If the size is limited, the distance from the start is measured in records."""
     for _ in range(records):
         broker.append(HOME, CLAIM)
     assert of_snapshots(broker, snapshots, Retention(size_bytes=1_000)).state is state
 
 
 def test_a_log_far_below_its_limit_is_in_no_danger(broker: MemoryBroker, snapshots: Snapshots) -> None:
-    """A young log, however few of its records the snapshot has, is not cut before it is large."""
+    """A young log is not cut before it is large, however few of its records the snapshot covers."""
     for _ in range(100):
         broker.append(HOME, CLAIM)
     assert of_snapshots(broker, snapshots, Retention(size_bytes=2**30)).state is CheckState.OK
 
 
 def test_a_snapshot_that_the_log_has_left_behind_is_a_problem(broker: MemoryBroker, snapshots: Snapshots) -> None:
-    """A log that begins after the newest snapshot, or has none while it is cut, is told."""
+    """A log that begins after its newest snapshot is a problem, and so is a cut log without a snapshot."""
     broker.retain_from(HOME, 2)
     assert is_complete(of_snapshots(broker, snapshots, Retention(time_ms=10**15)))
     assert is_complete(of_snapshots(broker, Snapshots(MemorySnapshotTopic(4)), Retention(time_ms=10**15)))
 
 
 def test_a_snapshot_beyond_the_end_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
-    """A log that was truncated before its snapshot has none that could be read on from."""
+    """If a log was truncated to before its snapshot, no snapshot can be used."""
     snapshots = Snapshots(MemorySnapshotTopic(4))
     broker.append(HOME, CLAIM)
     renew_snapshots(Rationalizer(MemoryLog(broker), clock=clock), snapshots, clock)
@@ -286,7 +286,7 @@ def test_a_snapshot_beyond_the_end_is_a_problem(broker: MemoryBroker, clock: Man
 def test_no_kafka_at_all_is_found_not_raised(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a connection the doctor says so and what would give one, and exits with 1."""
+    """Without a connection the command reports how to specify one, and exits with 1."""
     monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS", raising=False)
     answer = call(capsys, "doctor", "--json")
     assert (answer.code, answer.err, answer.json["ok"]) == (1, "", False)

@@ -1,4 +1,4 @@
-"""`doctor` on the cluster: rights, brokers, replicas and quotas, each from what was looked up."""
+"""`doctor` on the cluster: rights, brokers, replicas and quotas."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -25,17 +25,17 @@ MEMBER = READER | {Right.WRITE}
 
 
 def topic_info(held: frozenset[Right] | None = MEMBER, *replicas: Replicas) -> TopicInfo:
-    """Give a topic with these rights and replicas."""
+    """Return a topic with these rights and replicas."""
     return TopicInfo("__marshal", "7tPg1PQ3SOOgBg6Ha5P9nw", held, dict(enumerate(replicas)))
 
 
 def is_complete(finding: Finding) -> bool:
-    """Tell whether what is wrong is told with why it matters and what to do."""
+    """Return whether a warning or problem has a description, a reason and a fix."""
     return finding.state in {CheckState.PROBLEM, CheckState.WARNING} and all((finding.found, finding.why, finding.mend))
 
 
 def test_a_reader_is_told_what_it_can_do() -> None:
-    """Without WRITE nothing is wrong: the rights are named, and what they are good for."""
+    """A missing WRITE is not a problem: the rights are listed with what they allow."""
     finding = acls.of_coordination_topic(topic_info(READER), ASKER)
     assert (finding.state, finding.mend) == (CheckState.OK, "")
     assert finding.found.startswith("on __marshal: Describe, DescribeConfigs, Read: it can read (doctor")
@@ -43,14 +43,14 @@ def test_a_reader_is_told_what_it_can_do() -> None:
 
 
 def test_a_member_is_told_that_it_is_one() -> None:
-    """With WRITE the principal can claim, and has power over every group in the log."""
+    """With WRITE the principal can claim, and it controls every group in the log."""
     finding = acls.of_coordination_topic(topic_info(MEMBER), ASKER)
     assert finding.state is CheckState.OK
     assert "Write: it can claim, and pause and reposition every group" in finding.found
 
 
 def test_without_read_the_log_is_out_of_reach() -> None:
-    """A principal that may not read the log is told so, with the command that grants it."""
+    """A principal that may not read the log gets the command that grants the right."""
     finding = acls.of_coordination_topic(topic_info(frozenset({Right.DESCRIBE, Right.WRITE})), ASKER)
     assert (finding.state, is_complete(finding)) == (CheckState.PROBLEM, True)
     assert finding.mend == (
@@ -70,14 +70,17 @@ def test_without_read_the_log_is_out_of_reach() -> None:
     ],
 )
 def test_a_member_should_write_snapshots(held: frozenset[Right], missing: list[str], *, is_member: bool) -> None:
-    """All should read snapshots, members write them; what is missing is a warning with the command."""
+    """Every client should read snapshots, and members should write them.
+
+    A missing right is a warning with the command.
+    """
     finding = acls.of_snapshot_topic(topic_info(held), ASKER, is_member=is_member)
     assert (finding.state is CheckState.WARNING, is_complete(finding)) == (bool(missing), bool(missing))
     assert [right for right in ("Read", "Write") if f"--operation {right}" in finding.mend] == missing
 
 
 def test_a_data_topic_that_cannot_be_read_is_told() -> None:
-    """A batch of it would be claimed and then fail; who may not claim needs no right to read it."""
+    """A batch would be claimed and then fail. A principal that cannot claim needs no right to read it."""
     finding = acls.of_data_topic(topic_info(frozenset({Right.DESCRIBE})), ASKER, is_member=True)
     assert finding is not None
     assert is_complete(finding)
@@ -86,7 +89,7 @@ def test_a_data_topic_that_cannot_be_read_is_told() -> None:
 
 
 def test_a_topic_that_may_not_be_seen_is_told() -> None:
-    """Without DESCRIBE on the coordination topic nothing works; on another one less is known."""
+    """Without DESCRIBE on the coordination topic nothing works; on another topic it is only a warning."""
     needed = acls.missing_describe("__marshal", ASKER, is_needed=True)
     assert (needed.state, "--operation Describe" in needed.mend) == (CheckState.PROBLEM, True)
     other = acls.missing_describe("orders", ASKER, is_needed=False)
@@ -94,14 +97,14 @@ def test_a_topic_that_may_not_be_seen_is_told() -> None:
 
 
 def test_rights_that_brokers_do_not_tell_are_not_checked() -> None:
-    """Old brokers do not say which rights one has; that is no reason to call them missing."""
+    """Old brokers do not report the rights, so none is called missing."""
     assert acls.of_coordination_topic(topic_info(None), ASKER).state is CheckState.NOT_CHECKED
     assert acls.of_snapshot_topic(topic_info(None), ASKER, is_member=True).state is CheckState.NOT_CHECKED
     assert acls.of_data_topic(topic_info(None), ASKER, is_member=True) is None
 
 
 def test_the_brokers_versions_are_told() -> None:
-    """Each version once; where it may not be seen, what it takes."""
+    """Each version is listed once; if it cannot be read, the right that it requires is named."""
     several = brokers.versions([Broker("3.9-IV0"), Broker(FROM_4), Broker(FROM_4)], "x")
     assert (several.state, several.found) == (CheckState.OK, "3 alive; Kafka 3.9-IV0 and Kafka 4.0 or newer")
     assert "DescribeConfigs" in brokers.versions([Broker(None)], "x").found
@@ -123,13 +126,16 @@ def test_brokers_that_give_topics_no_ids_are_a_problem() -> None:
     ],
 )
 def test_replicas_out_of_sync_are_told(replicas: list[Replicas], state: CheckState, where: str) -> None:
-    """With fewer in sync than min.insync.replicas nothing can be written; with fewer than all, one more may stop it."""
+    """Fewer in-sync replicas than min.insync.replicas are a problem; fewer than all are a warning."""
     finding = brokers.replicas(topic_info(MEMBER, *replicas), 2, "broker:9092")
     assert (finding.state, is_complete(finding), where in finding.found) == (state, state is not CheckState.OK, True)
 
 
 def test_an_answer_that_was_held_back_is_told() -> None:
-    """A quota that throttles doctor throttles members too; none seen is no proof, and doctor says so."""
+    """A quota that throttles doctor also throttles members.
+
+    Without throttling the finding states that this is no proof.
+    """
     finding = brokers.throttling(1.5, "broker:9092")
     assert (finding.state, "1.5 s" in finding.found, is_complete(finding)) == (CheckState.WARNING, True, True)
     quiet = brokers.throttling(0.0, "broker:9092")
@@ -137,13 +143,13 @@ def test_an_answer_that_was_held_back_is_told() -> None:
 
 
 class Cluster:
-    """An admin client that answers each question as a broker would, at once."""
+    """An admin client that answers each request at once, as a broker would."""
 
     operations: Iterable[Any] | None = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.ALTER_CONFIGS)
     settings: Mapping[str, Any] = MappingProxyType({})
 
     def describe_topics(self, _topics: object, **_: object) -> dict[str, Future[object]]:
-        """Tell of one partition with a leader and one without."""
+        """Return one partition with a leader and one without."""
         node = SimpleNamespace(id=1)
         partitions = [
             SimpleNamespace(id=0, replicas=[node, node], isr=[node], leader=node),
@@ -153,19 +159,19 @@ class Cluster:
         return {"orders": done(answer)}
 
     def list_topics(self, **_: object) -> SimpleNamespace:
-        """Tell of one broker."""
+        """Return one broker."""
         return SimpleNamespace(brokers={7: SimpleNamespace(id=7, host="h", port=9)})
 
     def describe_configs(self, resources: list[Any], **_: object) -> dict[object, Future[object]]:
-        """Tell of its settings."""
+        """Return its settings."""
         return {resources[0]: done(self.settings)}
 
     def poll(self, _: float) -> None:
-        """Nothing has come."""
+        """Return without an event."""
 
 
 class Forbidding:
-    """A cluster that lets one look at topics with some rights, and at nothing else."""
+    """A cluster that allows a look at topics with some rights, and nothing else."""
 
     throttled_s = 0.0
 
@@ -173,17 +179,17 @@ class Forbidding:
         self.held = held
 
     def topic_info(self, name: str) -> TopicInfo:
-        """Tell the rights; without any the topic may not be seen."""
+        """Return the rights, or raise an error if there are none."""
         if self.held is None:
             raise AuthorizationError("DESCRIBE")
         return TopicInfo(name, "7tPg1PQ3SOOgBg6Ha5P9nw", self.held, {0: Replicas(1, 1, has_leader=True)})
 
     def brokers(self) -> list[Broker]:
-        """Tell of one."""
+        """Return one broker."""
         return [Broker(None)]
 
     def describe(self, name: str) -> TopicInfo:
-        """Refuse."""
+        """Raise an authorization error."""
         raise AuthorizationError(name)
 
     settings = describe
@@ -200,7 +206,7 @@ class Forbidding:
     ],
 )
 def test_what_may_not_be_read_is_not_waited_for(held: frozenset[Right] | None, names: list[str]) -> None:
-    """Without READ nobody tries to read the log: the client would only run into its time-out."""
+    """Without READ the log is not read, because the client would only reach its time-out."""
     asked = CheckedCluster(KafkaConnection(bootstrap_servers="broker:9092"), cast("KafkaInspector", Forbidding(held)))
     findings = list(check_deployment("__marshal", asked, asked))
     assert [finding.name for finding in findings] == names
@@ -208,7 +214,7 @@ def test_what_may_not_be_read_is_not_waited_for(held: frozenset[Right] | None, n
 
 
 def done(value: object) -> Future[object]:
-    """Give an answer that is there."""
+    """Return a completed future."""
     answer: Future[object] = Future()
     answer.set_result(value)
     return answer
@@ -216,13 +222,13 @@ def done(value: object) -> Future[object]:
 
 @pytest.fixture
 def log() -> ClientLog:
-    """Where the client's events go."""
+    """The log of the client's events."""
     return ClientLog("a", "broker:9092")
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, log: ClientLog) -> Iterator[KafkaInspector]:
-    """Questions to the made-up cluster."""
+    """An inspector of the fake cluster."""
     monkeypatch.setattr("marshal_dagster.kafka.admin_client.admin", lambda *_, **__: (Cluster(), log))
     monkeypatch.setattr("marshal_dagster.kafka.admin_client.reach", lambda *_, **__: None)
     with KafkaInspector(KafkaConnection(bootstrap_servers="broker:9092")) as inspection:
@@ -230,7 +236,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, log: ClientLog) -> Iterator[KafkaIn
 
 
 def test_rights_and_replicas_are_looked_up(cluster: KafkaInspector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all operations those that matter are kept; a partition without a leader is told from one with."""
+    """Only the operations that matter are kept; partitions with and without a leader are distinguished."""
     found = cluster.topic_info("orders")
     assert found.rights == frozenset({Right.READ, Right.DESCRIBE})
     assert found.replicas == {0: Replicas(2, 1, has_leader=True), 1: Replicas(2, 0, has_leader=False)}
@@ -239,14 +245,14 @@ def test_rights_and_replicas_are_looked_up(cluster: KafkaInspector, monkeypatch:
 
 
 def test_a_brokers_version_is_told_by_its_settings(cluster: KafkaInspector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to 3.9 a setting names it; 4.0 has that setting no more."""
+    """Up to 3.9 a setting names the version; 4.0 no longer has that setting."""
     assert cluster.brokers() == [Broker(FROM_4)]
     monkeypatch.setattr(Cluster, "settings", {"inter.broker.protocol.version": SimpleNamespace(value="3.8-IV0")})
     assert cluster.brokers() == [Broker("3.8-IV0")]
 
 
 def test_the_longest_time_held_back_is_kept(cluster: KafkaInspector, log: ClientLog) -> None:
-    """A client hears of each answer that a broker held back, and that it no longer does."""
+    """The client reports each throttled answer, and also when throttling ends."""
     assert cluster.throttled_s <= 0
     for seconds in (0.5, 2.0, 0.0):
         log.callbacks()["throttle_cb"](SimpleNamespace(broker_name="b", throttle_time=seconds))

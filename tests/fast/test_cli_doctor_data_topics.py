@@ -1,4 +1,4 @@
-"""`doctor` on the data topics that the log names: what is lost, or will be, before it is read."""
+"""`doctor` on the data topics in the log: records that were deleted unread, or soon will be."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ READER = frozenset({Right.DESCRIBE, Right.READ})
 DELETES = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 WEEK_MS = 604_800_000
 HEARD_MS = 1_000
-"""When the group was last heard of."""
+"""The time of the group's last heartbeat."""
 ASKER = Principal("broker:9092", "dora")
 
 
@@ -44,14 +44,14 @@ def topic(
     end: int | None = None,
     young_from: Mapping[int, int | None] | None = None,
 ) -> DataTopic:
-    """Give a topic with one partition that holds `bounds`, of which open transactions may hold back the rest."""
+    """Return a topic with one partition that holds `bounds`; open transactions may hold back records up to `end`."""
     topic_info = TopicInfo("orders", ID, READER, {0: Replicas(1, 1, has_leader=True)})
     ends = {0: bounds[1] if end is None else end}
     return DataTopic(topic_info, {**DELETES, **(settings or {})}, {0: OffsetBounds(*bounds)}, ends, young_from or {})
 
 
 def judged(data: DataTopic, *at: Position) -> list[Finding]:
-    """Judge it, and see that each finding says what, why and what to do."""
+    """Return the findings, after a check that each has a description, a reason and a fix."""
     findings = list(judge(data, at or [Position("g", 0, 50, ID)], "broker:9092"))
     assert all((finding.found, finding.why, finding.mend) for finding in findings)
     assert all(each.name == "data topic orders" for each in findings)
@@ -59,13 +59,13 @@ def judged(data: DataTopic, *at: Position) -> list[Finding]:
 
 
 def test_a_topic_in_order_has_no_finding() -> None:
-    """Positions within the topic, at its ends, and none at all, are fine."""
+    """Positions within the topic, at its ends, or missing are fine."""
     at = [Position("g", 0, offset, topic_id) for offset in (0, 50, 100, None) for topic_id in (ID, None)]
     assert judged(topic(), *at) == []
 
 
 def test_a_topic_made_anew_is_a_problem() -> None:
-    """An offset of a topic with another id is told as such, and judged no further."""
+    """An offset of a topic with another id is reported as such and not checked further."""
     (finding,) = judged(topic(), Position("g", 0, 5_000, OTHER_ID), Position("h", 0, 50, ID))
     assert finding.state is CheckState.PROBLEM
     assert "group g: partitions 0 have positions in a deleted topic of that name" in finding.found
@@ -73,21 +73,21 @@ def test_a_topic_made_anew_is_a_problem() -> None:
 
 
 def test_a_partition_that_is_not_there_is_a_problem() -> None:
-    """Partitions are never taken away from a topic, so it is another one."""
+    """A topic never loses partitions, so it was re-created."""
     (finding,) = judged(topic(), Position("g", 0, 50, ID), Position("g", 3, 50, ID))
     assert (finding.state, "group g: partitions 3 are in the log" in finding.found) == (CheckState.PROBLEM, True)
 
 
 @pytest.mark.parametrize(("offset", "is_wrong"), [(100, False), (110, False), (111, True)])
 def test_a_position_beyond_the_end_is_a_problem(offset: int, *, is_wrong: bool) -> None:
-    """The end is that of all records: those of open transactions are there."""
+    """The end includes the records of open transactions."""
     findings = judged(topic(end=110), Position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.PROBLEM] * is_wrong
 
 
 @pytest.mark.parametrize(("offset", "is_wrong"), [(40, False), (39, True)])
 def test_records_that_were_deleted_unread_are_a_problem(offset: int, *, is_wrong: bool) -> None:
-    """A position before the first offset that is left has lost what lies between."""
+    """A position before the first offset that is left has lost the records in between."""
     findings = judged(topic(bounds=(40, 100)), Position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.PROBLEM] * is_wrong
     assert all("1 offsets were deleted unread" in each.found for each in findings)
@@ -100,7 +100,7 @@ def test_records_that_were_deleted_unread_are_a_problem(offset: int, *, is_wrong
 def test_unread_records_that_will_soon_be_deleted_are_told(
     offset: int | None, young_from: int | None, records: int
 ) -> None:
-    """What is unread and older than half of the retention is counted; without a younger record that is all."""
+    """Unread records older than half of the retention are counted; without a younger record all of them are."""
     data = topic({"retention.ms": str(WEEK_MS)}, young_from={0: young_from})
     findings = judged(data, Position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.WARNING] * bool(records)
@@ -109,7 +109,7 @@ def test_unread_records_that_will_soon_be_deleted_are_told(
 
 
 def test_what_is_lost_is_not_counted_as_what_will_be() -> None:
-    """Of a position that retention has overtaken, what is left and old is told beside what is gone."""
+    """If retention has overtaken a position, the old records that are left are reported in addition to the loss."""
     data = topic({"retention.ms": str(WEEK_MS)}, (40, 100), young_from={0: 60})
     lost, old = judged(data, Position("g", 0, 10, ID))
     assert ("30 offsets were deleted" in lost.found, "have 20 unread records" in old.found) == (True, True)
@@ -121,14 +121,14 @@ def test_what_is_lost_is_not_counted_as_what_will_be() -> None:
 def test_a_position_in_the_older_half_of_a_topic_of_limited_size_is_told(
     offset: int | None, start: int, *, is_told: bool
 ) -> None:
-    """Where size limits what is kept and something was deleted already, the older half will go next."""
+    """If size limits retention and records were deleted already, the older half is next."""
     findings = judged(topic({"retention.bytes": "1000"}, (start, 100)), Position("g", 0, offset, ID))
     assert [finding.state for finding in findings] == [CheckState.WARNING] * is_told
     assert all("retention.bytes=2000" in each.mend for each in findings)
 
 
 def test_a_retention_that_does_not_count_is_not_told() -> None:
-    """A topic that is only compacted deletes nothing by age or size, whatever these settings say."""
+    """A topic that is only compacted deletes nothing by age or size, whatever these settings are."""
     settings = {"cleanup.policy": "compact", "retention.ms": "1", "retention.bytes": "1"}
     (finding,) = judged(topic(settings, (20, 100), young_from={0: None}))
     assert "cleanup.policy" in finding.found
@@ -136,25 +136,25 @@ def test_a_retention_that_does_not_count_is_not_told() -> None:
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete", "delete, compact"])
 def test_compaction_is_told(policy: str) -> None:
-    """Compaction removes records that nobody read yet."""
+    """Compaction can remove unread records."""
     (finding,) = judged(topic({"cleanup.policy": policy}))
     assert (finding.state, policy in finding.found) == (CheckState.WARNING, True)
     assert finding.mend.endswith("--entity-name orders --add-config cleanup.policy=delete")
 
 
 def test_unclean_elections_are_told() -> None:
-    """They give offsets that were read to other records."""
+    """An unclean election can reuse offsets that were read for other records."""
     (finding,) = judged(topic({"unclean.leader.election.enable": "true"}))
     assert (finding.state, "unclean" in finding.found) == (CheckState.WARNING, True)
 
 
 def test_what_open_transactions_hold_back_is_counted() -> None:
-    """A reader of committed records gets to the first open transaction."""
+    """A reader of committed records stops at the first open transaction."""
     assert (held_back(topic()), held_back(topic(end=107))) == (0, 7)
 
 
 class Cluster:
-    """A cluster with one topic, which may raise in place of answering."""
+    """A cluster with one topic, which may raise errors instead of answering."""
 
     def __init__(self, settings: Mapping[str, str], rights: frozenset[Right] = READER) -> None:
         self.held = rights
@@ -164,23 +164,23 @@ class Cluster:
         self.future: dict[int, int] = {}
 
     def topic_info(self, name: str) -> TopicInfo:
-        """Tell of its two partitions."""
+        """Return its two partitions."""
         if name in self.raises:
             raise self.raises[name]
         return TopicInfo(name, ID, self.held, {number: Replicas(1, 1, has_leader=True) for number in (0, 1)})
 
     def settings(self, name: str) -> Mapping[str, str]:
-        """Tell its settings."""
+        """Return its settings."""
         if f"settings of {name}" in self.raises:
             raise self.raises[f"settings of {name}"]
         return self.kept
 
     def offsets(self, _name: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
-        """Tell of 100 records in each, the last 7 of an open transaction."""
+        """Return 100 records per partition, of which the last 7 are in an open transaction."""
         return {partition: OffsetBounds(0, 93 if committed_only else 100) for partition in partitions}
 
     def offsets_at(self, _name: str, partitions: Iterable[int], time_ms: int) -> dict[int, int]:
-        """Tell that the first 60 are older, whatever was asked for; of the future there are those of `future`."""
+        """Return offset 60 for any past time, and the offsets in `future` for a time in the future."""
         if time_ms > time.time() * 1_000:
             return {number: self.future[number] for number in partitions if number in self.future}
         self.asked_since_ms = time_ms
@@ -188,7 +188,7 @@ class Cluster:
 
 
 def world_of(topics: Iterable[str]) -> World:
-    """Make a world state with partition 0 of each topic at offset 50, claimed by group g."""
+    """Return a world state with partition 0 of each topic at offset 50, claimed by group g."""
     world = World(1)
     world.start(0, 0)
     offset = 0
@@ -206,22 +206,22 @@ def world_of(topics: Iterable[str]) -> World:
 
 
 def check(cluster: Cluster, *topics: str, at_ms: int = WEEK_MS) -> list[Finding]:
-    """Check the data topics that the log names."""
+    """Check the data topics in the log."""
     return list(check_data_topics(cast("KafkaInspector", cluster), world_of(topics), ASKER, at_ms, is_member=True))
 
 
 class CutCluster(Cluster):
-    """A cluster that has deleted all that the group left unread."""
+    """A cluster that has deleted all unread records of the group."""
 
     def offsets(self, _name: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
-        """Tell that nothing is left."""
+        """Return empty bounds."""
         assert committed_only in {True, False}
         return {partition: OffsetBounds(100, 100) for partition in partitions}
 
 
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_a_group_that_nobody_was_heard_of_for_long_is_noted(late_ms: int) -> None:
-    """What it lost is a problem for 32 days; from then on it is retired as far as can be seen, and no fault."""
+    """A loss is a problem for 32 days after the last heartbeat; then the group counts as retired."""
     findings = check(CutCluster(DELETES), "orders", at_ms=HEARD_MS + RETIRED_MS + late_ms)
     if not late_ms:
         assert [finding.state for finding in findings] == [CheckState.PROBLEM, CheckState.OK]
@@ -233,7 +233,7 @@ def test_a_group_that_nobody_was_heard_of_for_long_is_noted(late_ms: int) -> Non
 
 
 def test_a_retired_group_hides_nothing_of_the_others() -> None:
-    """Of a topic that a retired group and a living one read, the living one is judged."""
+    """If a topic has a retired group and an active one, the active one is checked."""
     world, now_ms = world_of(["orders"]), HEARD_MS + 2 * RETIRED_MS
     about = {"instance": "j", "client": "c", "group": "h", "topic": "orders", "partition": 0, "time_s": 1}
     for offset, record in enumerate((ClaimingPartition(**about), Heartbeat(**about, offset=7)), start=3):  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ def test_a_retired_group_hides_nothing_of_the_others() -> None:
 
 
 def test_a_group_of_which_no_time_is_known_is_not_retired() -> None:
-    """As one whose ranges are all done and released."""
+    """An example is a group whose ranges are all done and released."""
     world = world_of(["orders"])
     for _, _, _, key in world.keys():  # noqa: SIM118 - no mapping
         key.last_beat_ms = 0
@@ -254,7 +254,7 @@ def test_a_group_of_which_no_time_is_known_is_not_retired() -> None:
 
 
 def test_a_held_range_is_a_sign_of_life() -> None:
-    """A group that claims ranges beats for these alone."""
+    """A group that claims ranges sends heartbeats only for these."""
     world, now_ms = world_of(["orders"]), HEARD_MS + 2 * RETIRED_MS
     for _, _, _, key in world.keys():  # noqa: SIM118 - no mapping
         key.ranges = (Range(50, 60, Phase.CLAIMED, Owner("i", "c", 1), now_ms),)
@@ -267,7 +267,10 @@ def test_positions_are_those_of_the_log() -> None:
 
 
 def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
-    """Only partitions that are there are asked for; with a limited age, also what is younger than half of it."""
+    """Only existing partitions are looked up.
+
+    If retention has a time limit, records younger than half of it are, too.
+    """
     cluster = Cluster({**DELETES, "retention.ms": "1000"})
     topic_info = cluster.topic_info("orders")
     at = [Position("g", 1, 50, ID), Position("g", 9, 50, ID)]
@@ -278,7 +281,7 @@ def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
 
 
 def test_times_in_the_future_are_reported() -> None:
-    """They hide later records from each look-up by time: partition and offset are named."""
+    """They hide later records from each look-up by time, so partition and offset are named."""
     cluster = Cluster({**DELETES, "retention.ms": "1000"})
     cluster.future = {0: 60}
     (finding,) = (found for found in check(cluster, "orders") if "future" in found.found)
@@ -290,19 +293,19 @@ def test_times_in_the_future_are_reported() -> None:
 
 
 class BusyCluster(Cluster):
-    """A cluster whose topics get 10 records between any two questions, without transactions."""
+    """A cluster whose topics get 10 records between any two requests, without transactions."""
 
     end = 0
 
     def offsets(self, _name: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
-        """Tell of all records so far."""
+        """Return the bounds of all records so far."""
         assert committed_only in {True, False}
         self.end += 10
         return {partition: OffsetBounds(0, self.end) for partition in partitions}
 
 
 def test_what_is_written_meanwhile_is_no_transaction() -> None:
-    """The end of all records is asked for first: what comes after that is not held back by anything."""
+    """The end of all records is requested first, so records written later do not count as held back."""
     cluster = BusyCluster(DELETES)
     at = [Position("g", 0, 5, ID)]
     found = read_data_topic(cast("KafkaInspector", cluster), cluster.topic_info("orders"), DELETES, at, 0)
@@ -310,7 +313,7 @@ def test_what_is_written_meanwhile_is_no_transaction() -> None:
 
 
 def test_what_all_topics_come_to_is_said_last() -> None:
-    """How many there are and what open transactions hold back is information, no fault."""
+    """The number of topics and of offsets held back by open transactions is information, not a problem."""
     (finding,) = check(Cluster(DELETES), "orders", "flights")
     assert finding.state is CheckState.OK
     assert "2 in the log" in finding.found
@@ -320,7 +323,7 @@ def test_what_all_topics_come_to_is_said_last() -> None:
 
 
 def test_what_cannot_be_seen_of_one_topic_keeps_nothing_from_the_others() -> None:
-    """A topic that is missing, or may not be seen, is a warning; the others are judged all the same."""
+    """A topic that is missing or hidden is a warning; the others are checked all the same."""
     cluster = Cluster({**DELETES, "cleanup.policy": "compact"})
     cluster.raises = {"a": TopicNotFoundError("no such topic"), "b": AuthorizationError("DESCRIBE")}
     missing, forbidden, compacted, summary = check(cluster, "a", "b", "c")
@@ -330,7 +333,7 @@ def test_what_cannot_be_seen_of_one_topic_keeps_nothing_from_the_others() -> Non
 
 
 def test_settings_that_may_not_be_seen_are_counted() -> None:
-    """Without DESCRIBE_CONFIGS the offsets are judged, and what was not is said."""
+    """Without DESCRIBE_CONFIGS the offsets are checked, and the summary states what was not."""
     cluster = Cluster(DELETES)
     cluster.raises = {"settings of orders": AuthorizationError("DESCRIBE_CONFIGS")}
     (summary,) = check(cluster, "orders")
@@ -338,13 +341,13 @@ def test_settings_that_may_not_be_seen_are_counted() -> None:
 
 
 def test_a_data_topic_without_read_is_told() -> None:
-    """Who may look at a topic and not read it cannot work on it."""
+    """A principal that can describe but not read a topic cannot process it."""
     right, _ = check(Cluster(DELETES, frozenset({Right.DESCRIBE})), "orders")
     assert (right.name, right.state) == ("rights", CheckState.WARNING)
 
 
 def test_a_cluster_that_stops_answering_is_told_once() -> None:
-    """The time-out of one question is not waited for again and again."""
+    """The time-out of one request is not repeated for each topic."""
     cluster = Cluster(DELETES)
     cluster.raises = {"a": UnavailableError("gone")}
     (finding,) = check(cluster, "a", "b")

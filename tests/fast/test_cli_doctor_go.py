@@ -1,4 +1,4 @@
-"""`doctor` and `topic check` where Go consumers are, and where records have their senders' timestamps."""
+"""`doctor` and `topic check` with Go consumers, and with records that carry their sender's timestamp."""
 
 from typing import Any, Self
 
@@ -28,28 +28,28 @@ def site() -> Site:
 
 
 def native_group(site: Site) -> None:
-    """Give another group than the tests' settings of this library."""
+    """Write settings of this library for another group."""
     record = settings_record(SETTINGS)
     for number in range(site.partitions):
         site.broker.append(number, render(record).replace(b"/etl/", b"/native/"))
 
 
 def findings(site: Site, *brokers: Broker) -> dict[str, Finding]:
-    """Return what the checks came to, by name; whatever is wrong says why and what to do."""
+    """Return the findings by name, after a check that each problem has a reason and a fix."""
     found = list(check_go_consumers(site.world(), brokers, NAME, site.clock.wall_ms()))
     assert all(each.state is CheckState.OK or all((each.why, each.mend)) for each in found)
     return {each.name: each for each in found}
 
 
 def test_a_topic_without_go_consumers_is_in_order(site: Site) -> None:
-    """Whatever its groups and its brokers are."""
+    """A topic is fine with any groups and brokers."""
     write_first_settings(site)
     site.owner_of(0, at=50)
     assert [each.state for each in findings(site, OLD, NEW).values()] == [CheckState.OK]
 
 
 def test_a_topic_of_go_consumers_alone_is_in_order(site: Site) -> None:
-    """On a broker that they can talk to."""
+    """The broker's version is one that Go consumers support."""
     go_owner(site, 0)
     found = findings(site, OLD)["Go consumers"]
     assert (found.state, "groups of Go consumers: etl" in found.found) == (CheckState.OK, True)
@@ -60,7 +60,7 @@ def test_a_topic_of_go_consumers_alone_is_in_order(site: Site) -> None:
 def test_native_groups_beside_go_consumers_are_told(
     site: Site, is_live: bool, state: CheckState, is_by_record: bool
 ) -> None:
-    """A Go consumer that starts may begin far before its offset; keys may only be left of one that is no more."""
+    """A starting Go consumer may begin far before its offset. If none is live, its keys may be left over."""
     if is_by_record:
         write_first_settings(site, WITHOUT_SETTINGS)
     (go_owner if is_live else go_left)(site, 0)
@@ -71,14 +71,14 @@ def test_native_groups_beside_go_consumers_are_told(
 
 
 def test_go_consumers_cannot_talk_to_kafka_4(site: Site) -> None:
-    """One such broker is enough."""
+    """One broker of version 4 is enough."""
     go_owner(site, 0)
     assert findings(site, OLD, NEW)["Go consumers and brokers"].state is CheckState.PROBLEM
     assert "Go consumers and brokers" not in findings(site, OLD, Broker(None))
 
 
 def of_senders(site: Site) -> dict[str, Finding]:
-    """Return what the checks of the newest records came to."""
+    """Return the findings of the checks of the newest records."""
     log = MemoryLog(site.broker)
     world = Rationalizer(log, timeout_s=1, clock=site.clock).catch_up()
     found = check_senders(newest(log, 1, site.clock.wall_ms()), world, site.clock.wall_ms())
@@ -86,7 +86,7 @@ def of_senders(site: Site) -> dict[str, Finding]:
 
 
 def test_records_with_their_senders_timestamps_are_told(site: Site) -> None:
-    """With where the last one is."""
+    """The finding names the last such record."""
     site.owner_of(0, at=50)
     assert of_senders(site)["timestamps"].state is CheckState.OK
     site.broker.is_sender_timed = True
@@ -103,7 +103,7 @@ def test_records_with_their_senders_timestamps_are_told(site: Site) -> None:
 def test_members_of_go_groups_date_their_records_back_on_purpose(
     site: Site, behind_s: int, is_go: bool, is_told: bool
 ) -> None:
-    """By two seconds, which are no fault of their clocks."""
+    """They set the time two seconds back, which is not a fault of their clocks."""
     if not is_go:
         write_first_settings(site)
     time_s = site.clock.wall_ms() // 1_000 - behind_s
@@ -122,14 +122,14 @@ UNUSABLE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", UNUSABLE)
 def test_an_unusable_topic_is_a_problem(changes: dict[str, str]) -> None:
-    """In `doctor` too."""
+    """`doctor` reports settings that no option accepts."""
     found = list(check_topic_settings(safe(1, **changes).topics, NAME, "broker:9092"))
     assert CheckState.PROBLEM in {each.state for each in found}
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_a_compression_at_which_go_consumers_stop_is_a_problem(compression: str) -> None:
-    """The broker would compress every record so."""
+    """The broker would compress every record with it."""
     (found,) = (
         each
         for each in check_topic_settings(safe(1, compression_type=compression).topics, NAME, "broker:9092")
@@ -139,7 +139,7 @@ def test_a_compression_at_which_go_consumers_stop_is_a_problem(compression: str)
 
 
 class Opened(Cluster):
-    """A cluster that is opened and closed."""
+    """A cluster that can be used as a context manager."""
 
     def __enter__(self) -> Self:
         """Return itself."""

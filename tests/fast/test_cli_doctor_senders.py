@@ -1,4 +1,4 @@
-"""`doctor` on who sent the newest records: clocks that disagree, settings and intervals other than the group's."""
+"""`doctor` on the senders of the newest records: wrong clocks, and settings and intervals other than the group's."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -38,23 +38,23 @@ FAST = GroupSettings(heartbeat_interval_ms=10_000)
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock that stands until it is moved."""
+    """A clock that runs only when a test advances it."""
     return ManualClock()
 
 
 @pytest.fixture
 def broker(clock: ManualClock) -> MemoryBroker:
-    """An empty coordination topic, whose broker goes by that clock."""
+    """An empty coordination topic, whose broker uses that clock."""
     return MemoryBroker(PARTITIONS, now_ms=clock.wall_ms)
 
 
 def send(broker: MemoryBroker, message: Message, *, ahead_ms: int = 0, partition: int = HOME) -> None:
-    """Append a message whose sender's clock is so far ahead of the broker's."""
+    """Append a message whose sender's clock is `ahead_ms` later than the broker's."""
     broker.append(partition, render(replace(message, time_s=(broker.now_ms() + ahead_ms) // 1_000)))
 
 
 def ask(broker: MemoryBroker, settings: GroupSettings, *, client: str = "c", partition: int = HOME) -> None:
-    """Append a record that asks for these settings."""
+    """Append a record that requests these settings."""
     send(
         broker,
         GroupSettingsRecord(instance="i", client=client, group="g", time_s=0, settings=settings),
@@ -63,7 +63,7 @@ def ask(broker: MemoryBroker, settings: GroupSettings, *, client: str = "c", par
 
 
 def findings(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
-    """Give what the checks came to, by name; whatever is wrong says why and what to do."""
+    """Return the findings by name, after a check that each problem has a reason and a fix."""
     log = MemoryLog(broker)
     world = Rationalizer(log, timeout_s=1, clock=clock).catch_up()
     found = list(check_senders(newest(log, 1, clock.wall_ms()), world, clock.wall_ms()))
@@ -72,13 +72,13 @@ def findings(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
 
 
 def states(broker: MemoryBroker, clock: ManualClock) -> tuple[CheckState, CheckState]:
-    """Give the states of both checks."""
+    """Return the states of both checks."""
     found = findings(broker, clock)
     return found["clocks"].state, found["members"].state
 
 
 def test_an_empty_log_has_nothing_to_tell(broker: MemoryBroker, clock: ManualClock) -> None:
-    """Without a record nothing is wrong."""
+    """Without records there is no finding."""
     assert states(broker, clock) == (CheckState.OK, CheckState.OK)
 
 
@@ -86,7 +86,7 @@ def test_an_empty_log_has_nothing_to_tell(broker: MemoryBroker, clock: ManualClo
 def test_a_sender_whose_clock_is_ahead_is_told(
     broker: MemoryBroker, clock: ManualClock, ahead_ms: int, *, is_told: bool
 ) -> None:
-    """A record cannot have been sent after the broker took it: one is enough."""
+    """A record cannot be sent after the broker received it, so one record is enough."""
     send(broker, CLAIM, ahead_ms=ahead_ms)
     finding = findings(broker, clock)["clocks"]
     assert (finding.state is CheckState.WARNING) == is_told
@@ -101,7 +101,7 @@ def test_a_sender_whose_clock_is_ahead_is_told(
 def test_a_sender_whose_clock_is_behind_is_told(
     broker: MemoryBroker, clock: ManualClock, behind_ms: list[int], *, is_told: bool
 ) -> None:
-    """A record may have waited to be sent, so several must say so; the quickest of them counts."""
+    """A record may wait before it is sent, so several are needed, and the smallest difference counts."""
     for each in behind_ms:
         send(broker, BEAT, ahead_ms=-each)
     finding = findings(broker, clock)["clocks"]
@@ -111,7 +111,7 @@ def test_a_sender_whose_clock_is_behind_is_told(
 def test_clocks_are_compared_for_each_client_and_coordination_partition(
     broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """It may be one broker's clock: then records of others agree."""
+    """If one broker's clock is wrong, records in other brokers' partitions agree."""
     mark = Mark(instance="i", client="c", group="g", time_s=0)
     send(broker, mark, partition=OTHER)
     send(broker, mark, ahead_ms=60_000)
@@ -121,7 +121,7 @@ def test_clocks_are_compared_for_each_client_and_coordination_partition(
 
 
 def test_what_was_long_ago_is_not_told(broker: MemoryBroker, clock: ManualClock) -> None:
-    """A clock that was wrong last week may be right by now."""
+    """A clock that was wrong last week may have been corrected."""
     send(broker, CLAIM, ahead_ms=60_000)
     clock.advance(RECENT_MS)
     assert states(broker, clock)[0] is CheckState.WARNING
@@ -130,7 +130,7 @@ def test_what_was_long_ago_is_not_told(broker: MemoryBroker, clock: ManualClock)
 
 
 def test_of_a_long_log_the_end_is_read(broker: MemoryBroker, clock: ManualClock) -> None:
-    """What came before the newest records is not looked at."""
+    """Only the newest records are checked."""
     send(broker, CLAIM, ahead_ms=60_000)
     for _ in range(NEWEST - 1):
         send(broker, BEAT)
@@ -140,14 +140,14 @@ def test_of_a_long_log_the_end_is_read(broker: MemoryBroker, clock: ManualClock)
 
 
 def test_junk_is_passed_over(broker: MemoryBroker, clock: ManualClock) -> None:
-    """An invalid record says nothing of its sender."""
+    """An invalid record proves nothing about its sender."""
     broker.append(HOME, b"junk")
     broker.append(HOME, None)
     assert "0 records" in findings(broker, clock)["clocks"].found
 
 
 def test_settings_that_were_refused_are_told(broker: MemoryBroker, clock: ManualClock) -> None:
-    """Who asks for others after those in force is told with its client id, the settings, and where."""
+    """A request for different settings is reported with client id, settings and place."""
     ask(broker, FAST)
     ask(broker, GroupSettings(), client="d")
     finding = findings(broker, clock)["members"]
@@ -157,7 +157,7 @@ def test_settings_that_were_refused_are_told(broker: MemoryBroker, clock: Manual
 
 
 def test_settings_that_were_in_force_before_are_not_told(broker: MemoryBroker, clock: ManualClock) -> None:
-    """Asked for twice, or changed by who paused the group, settings are in order, in each coordination partition."""
+    """Settings that are repeated, or changed in a pause by the pausing instance, are fine in each partition."""
     ask(broker, FAST)
     ask(broker, FAST, partition=OTHER)
     ask(broker, FAST)
@@ -181,7 +181,7 @@ def test_settings_that_were_in_force_before_are_not_told(broker: MemoryBroker, c
 def test_a_member_that_beats_too_seldom_is_told(
     broker: MemoryBroker, clock: ManualClock, beat: Message, gaps_ms: list[int], *, is_told: bool
 ) -> None:
-    """Of several gaps between a tenure's heartbeats not one is as short as the group's interval."""
+    """Several gaps between an instance's heartbeats are all longer than the group's interval."""
     ask(broker, FAST)
     send(broker, beat)
     for gap_ms in gaps_ms:
@@ -193,7 +193,7 @@ def test_a_member_that_beats_too_seldom_is_told(
 
 
 def test_beats_of_different_tenures_are_not_compared(broker: MemoryBroker, clock: ManualClock) -> None:
-    """Each instance, key and range has an interval of its own."""
+    """Intervals are measured for each instance, key and range."""
     ask(broker, FAST)
     for number in range(4):
         clock.advance(60_000)
@@ -204,7 +204,7 @@ def test_beats_of_different_tenures_are_not_compared(broker: MemoryBroker, clock
 
 
 def test_the_beats_of_two_ranges_do_not_fill_each_others_gaps(broker: MemoryBroker, clock: ManualClock) -> None:
-    """An instance that holds two ranges beats for each; in between says nothing of either."""
+    """An instance with two ranges sends heartbeats for each; the gaps of one are not filled by the other."""
     ask(broker, FAST)
     for _ in range(3):
         for epoch in (1, 2):
@@ -238,7 +238,7 @@ def test_an_owner_that_names_no_data_topic_is_told(
     *,
     is_told: bool,
 ) -> None:
-    """Only a Go consumer, or an older version, beats for a partition without having said which topic it is."""
+    """Only a Go consumer or an older version sends heartbeats for a partition without a DataTopic record."""
     ask(broker, settings)
     for message in messages:
         send(broker, message)
@@ -249,7 +249,7 @@ def test_an_owner_that_names_no_data_topic_is_told(
 
 
 def test_of_a_log_that_is_only_observed_no_owner_is_judged(broker: MemoryBroker, clock: ManualClock) -> None:
-    """Which data topic an owner named may have been cut off."""
+    """The DataTopic record of an owner may have been deleted."""
     for message in (NAMED, CLAIM, BEAT):
         send(broker, message)
     broker.retain_from(HOME, 1)
@@ -260,19 +260,19 @@ class CutLog(MemoryLog):
     """A log that retention cuts while it is read."""
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Give what there is, then be overtaken."""
+        """Return the records, then fail because retention has overtaken the reader."""
         yield from super().read_until(ends, timeout_s)
         raise PositionLostError(HOME)
 
 
 def test_what_retention_takes_meanwhile_is_left_out(broker: MemoryBroker, clock: ManualClock) -> None:
-    """What was read before is looked at all the same."""
+    """Records read before retention overtook the reader are checked all the same."""
     send(broker, CLAIM)
     assert len(newest(CutLog(broker), 1, clock.wall_ms())) == 1
 
 
 def test_a_few_of_many_are_shown(broker: MemoryBroker, clock: ManualClock) -> None:
-    """A log full of wrong clocks gives a line that can be read."""
+    """A log full of wrong clocks gives a line of limited length."""
     for number in range(8):
         send(broker, replace(CLAIM, client=f"c{number}"), ahead_ms=60_000)
     assert findings(broker, clock)["clocks"].found.endswith(" and 3 more")

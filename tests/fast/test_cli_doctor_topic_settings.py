@@ -1,4 +1,4 @@
-"""`doctor` on the topic for snapshots: it must keep the newest of each coordination partition."""
+"""`doctor` on the snapshot topic, which must keep the newest snapshot of each coordination partition."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """A coordination topic of 4 partitions, and one for its snapshots."""
+    """A coordination topic of 4 partitions and its snapshot topic."""
 
     def __init__(self, settings: Mapping[str, str], partitions: int = 4, raises: MarshalError | None = None) -> None:
         self.kept = settings
@@ -24,11 +24,11 @@ class Cluster:
         self.raises = raises
 
     def describe(self, name: str) -> SimpleNamespace:
-        """Tell how many partitions it has."""
+        """Return the topic's partitions."""
         return SimpleNamespace(partitions=range(self.partitions[name]))
 
     def settings(self, name: str) -> Mapping[str, str]:
-        """Tell the settings of the one for snapshots."""
+        """Return the snapshot topic's settings."""
         assert name == "__marshal_snapshot"
         if self.raises is not None:
             raise self.raises
@@ -36,12 +36,12 @@ class Cluster:
 
 
 def check(cluster: Cluster, *, log_is_cut: bool = False) -> list[Finding]:
-    """Check it."""
+    """Return the findings for the snapshot topic."""
     return list(check_snapshot_topic(cast("Topics", cluster), "__marshal", "broker:9092", log_is_cut=log_is_cut))
 
 
 def test_a_topic_as_it_is_made_is_right() -> None:
-    """What `topic create` makes has no problem; nor has what the broker does not tell."""
+    """The settings of `topic create` are no problem, nor are settings that the broker does not report."""
     for settings in (SNAPSHOT_SETTINGS, {}):
         (finding,) = check(Cluster(settings), log_is_cut=True)
         assert finding.state is CheckState.OK
@@ -57,7 +57,7 @@ def test_a_topic_as_it_is_made_is_right() -> None:
     ],
 )
 def test_a_wrong_setting_is_told(setting: str, value: str, when_cut: CheckState) -> None:
-    """It matters more where retention cuts the log: then snapshots are all that there is to start from."""
+    """A wrong setting matters more if retention cuts the log, because readers then start from snapshots."""
     cluster = Cluster({**SNAPSHOT_SETTINGS, setting: value})
     (whole,), (cut,) = check(cluster), check(cluster, log_is_cut=True)
     assert (whole.state, cut.state) == (CheckState.WARNING, when_cut)
@@ -70,7 +70,7 @@ def test_a_wrong_setting_is_told(setting: str, value: str, when_cut: CheckState)
     ("partitions", "states"), [(3, [CheckState.WARNING]), (4, [CheckState.OK]), (5, [CheckState.OK])]
 )
 def test_missing_partitions_are_told(partitions: int, states: list[CheckState]) -> None:
-    """Snapshots of a coordination partition lie in the partition with its number; more do no harm."""
+    """Each coordination partition needs the snapshot partition of its number; additional ones do no harm."""
     findings = check(Cluster(SNAPSHOT_SETTINGS, partitions))
     assert [each.state for each in findings] == states
     if partitions == 3:
@@ -78,7 +78,7 @@ def test_missing_partitions_are_told(partitions: int, states: list[CheckState]) 
 
 
 def test_a_missing_topic_is_told_elsewhere() -> None:
-    """That it is missing stands with the snapshots; settings that may not be seen are not checked."""
+    """The check of the snapshots reports a missing topic; settings that cannot be read are not checked."""
     assert check(Cluster({}, raises=TopicNotFoundError("no such topic"))) == []
     (finding,) = check(Cluster({}, raises=AuthorizationError("DESCRIBE_CONFIGS")))
     assert finding.state is CheckState.NOT_CHECKED

@@ -1,4 +1,4 @@
-"""The command line as a whole: how fast it answers, how it fails, how it ends."""
+"""The command line as a whole: start-up time, errors and exit codes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ Walked = tuple[list[str], Any]
 
 
 def walk(command: Any, path: Sequence[str] = ()) -> Iterator[Walked]:  # noqa: ANN401 - typer names no type for them
-    """Give every command below `command`, with how it is called."""
+    """Yield every command below `command` with its path."""
     for name, part in getattr(command, "commands", {}).items():
         yield from walk(part, (*path, name))
     if not hasattr(command, "commands"):
@@ -42,7 +42,7 @@ VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
 
 
 def imported_by(*arguments: str) -> set[str]:
-    """Give the names of the packages that one command line imports, in a process of its own."""
+    """Return the packages that one command line imports, run in its own process."""
     script = (
         "import json, sys; from marshal_dagster.cli.main import run; code = run(sys.argv[1:]);"
         "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)"
@@ -64,13 +64,13 @@ def test_the_list_of_commands_imports_nothing_heavy(arguments: list[str]) -> Non
 
 @pytest.mark.parametrize("arguments", [["kafka", "--help"], ["status", "--help"], ["outbox", "--help"]])
 def test_the_help_of_a_command_imports_neither_dagster_nor_spark(arguments: list[str]) -> None:
-    """It imports what the command itself needs."""
+    """The help imports only what the command itself needs."""
     assert imported_by(*arguments) & {"dagster", "pyspark", "dagster_pyspark", "rich"} == set()
 
 
 @pytest.mark.parametrize("name", COMMAND_LIST)
 def test_the_list_of_commands_has_the_first_sentence_of_each_help(name: str) -> None:
-    """So that a list that imports nothing says the same as the commands."""
+    """The list is written by hand, so that it imports nothing, and must match the commands."""
     assert LOADED[name].help.partition(". ")[0].rstrip(".") + "." == COMMAND_LIST[name]
 
 
@@ -82,7 +82,7 @@ def test_replay_imports_no_client() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_has_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
-    """Each command's help shows how it is called and what its exit codes say."""
+    """Each command's help has an example and explains the exit codes."""
     answer = call(capsys, *command, "--help")
     assert (answer.code, answer.err) == (0, "")
     assert f"  marshal-dagster {' '.join(command)}" in answer.out.partition("Example")[2]
@@ -90,7 +90,7 @@ def test_help_has_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[st
 
 
 def test_every_example_is_one_that_the_parser_takes() -> None:
-    """What a command's help shows, and pipes on, has the arguments and options of the command that it names."""
+    """Each example in a command's help, and after its pipes, has valid arguments and options."""
     lines = [line for _, command in FOUND for line in command.help.partition("Example")[2].splitlines()]
     examples = [shlex.split(part.partition(">")[0]) for line in lines for part in line.split("|")]
     calls = [example[1:] for example in examples if example[:1] == ["marshal-dagster"]]
@@ -101,7 +101,7 @@ def test_every_example_is_one_that_the_parser_takes() -> None:
 
 
 def test_every_command_is_walked() -> None:
-    """Those of groups too."""
+    """Commands within groups are included."""
     assert [each for each in (["top"], ["position", "reset"], ["kafka", "up"]) if each not in COMMANDS] == []
 
 
@@ -109,14 +109,14 @@ def test_every_command_is_walked() -> None:
     ("path", "command"), FOUND, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
 def test_every_command_can_answer_in_json(path: list[str], command: Any) -> None:  # noqa: ANN401 - as `walk`
-    """All of them show something, and each option has its help."""
+    """All commands have `--json`, and each option has a help text."""
     options = {name: param for param in command.params for name in param.opts}
     assert "--json" in options, path
     assert [name for name, option in options.items() if name.startswith("-") and not option.help] == []
 
 
 def in_bash(script: str, folder: Path) -> str:
-    """Run a script in a real bash that finds the program, with a home of its own; give what it printed."""
+    """Run a script in a real bash that finds the program, with its own home folder; return the output."""
     program = folder / "marshal-dagster"
     program.write_text(f"#!{sys.executable}\nfrom marshal_dagster.cli.main import main\nmain()\n")
     program.chmod(0o700)
@@ -135,7 +135,7 @@ def in_bash(script: str, folder: Path) -> str:
 
 @pytest.mark.thorough
 def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
-    """With what `--install-completion` writes to the files of the user's home."""
+    """`--install-completion` writes the completion to files in the user's home."""
     assert "bash completion installed" in in_bash("marshal-dagster --install-completion; true", tmp_path)
     asked = [["po"], ["position", ""], ["position", "import", "--ch"]]
     completed = "".join(
@@ -195,7 +195,7 @@ def test_the_page_about_the_command_line_names_everything() -> None:
     ids=" ".join,
 )
 def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    """An option, command or argument that is not known or is missing ends with exit code 2."""
+    """An unknown or missing option, command or argument ends with exit code 2."""
     answer = call(capsys, *arguments)
     assert (answer.code, answer.out) == (2, "")
     assert "Usage: marshal-dagster" in answer.err
@@ -252,7 +252,7 @@ def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], argum
 def test_a_wrong_setting_is_one_line_that_names_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:
-    """A value that cannot be is told by the option's name, before anything is connected or started."""
+    """An invalid value is reported with its option before anything is connected or started."""
     monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS", raising=False)
     answer = call(capsys, *arguments)
     assert (answer.code, answer.out) == (2, "")
@@ -262,7 +262,7 @@ def test_a_wrong_setting_is_one_line_that_names_it(
 def test_the_environment_is_named_where_it_is_wrong(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong variable is told by its own name; a secret's value is not told at all."""
+    """An invalid variable is reported by its own name; the value of a secret never appears."""
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", "a:1")
     monkeypatch.setenv("MARSHAL_SECURITY_PROTOCOL", "SASL_SSL")
     monkeypatch.setenv("MARSHAL_PASSWORD", "gehe1m")
@@ -289,12 +289,12 @@ def test_the_environment_is_named_where_it_is_wrong(
     ids=lambda value: type(value).__name__,
 )
 def test_each_error_has_its_exit_code(error: Exception, code: int | None) -> None:
-    """The exit code says what kind of error it was."""
+    """The exit code shows what kind of error occurred."""
     assert code_of(error) == code
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Have `replay` fail."""
+    """Make `replay` fail."""
 
     def fail(_: object) -> None:
         raise error
@@ -305,7 +305,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_an_error_is_one_line_whatever_it_says(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Line ends and escape sequences in a message reach no terminal, and there is no traceback."""
+    """Line breaks and escape sequences of a message do not reach the terminal, and there is no traceback."""
     failing(monkeypatch, errors.MarshalError("first\nsecond \x1b[31mred"))
     answer = call(capsys, "replay", "x")
     assert (answer.code, answer.error) == (1, r"marshal-dagster: first second \x1b[31mred")
@@ -315,7 +315,7 @@ def test_an_error_is_one_line_whatever_it_says(
 def test_debug_shows_where_an_error_comes_from(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    """With `--debug`, wherever it stands, the traceback comes before the line."""
+    """With `--debug` at any place, the traceback precedes the line."""
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     failing(monkeypatch, errors.MarshalError("no"))
     answer = call(capsys, *arguments)
@@ -324,7 +324,7 @@ def test_debug_shows_where_an_error_comes_from(
 
 
 def test_a_mistake_of_ours_is_told_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that nobody foresaw is one line too, with its own exit code and what to do."""
+    """An unexpected error is one line too, with its own exit code and what to do."""
     failing(monkeypatch, KeyError("lost"))
     answer = call(capsys, "replay", "x")
     assert answer.code == ExitCode.BUG
@@ -332,7 +332,7 @@ def test_a_mistake_of_ours_is_told_as_one(capsys: pytest.CaptureFixture[str], mo
 
 
 def test_an_interrupt_is_quiet() -> None:
-    """Ctrl-C ends with exit code 130 and without a word."""
+    """Ctrl-C ends with exit code 130 and without a message."""
     command = [*COMMAND, "replay", "-", "--at-each", "--coordination-partitions", "1"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ()
@@ -351,7 +351,7 @@ def test_an_interrupt_is_quiet() -> None:
 
 @pytest.mark.parametrize("options", [["--at-each"], []])
 def test_a_closed_pipe_is_quiet(tmp_path: Path, options: list[str]) -> None:
-    """Who stops reading, as `head` does, causes no complaint."""
+    """If the reader closes the pipe, as `head` does, there is no error message."""
     path = tmp_path / "log.jsonl"
     path.write_text(stored([(0, n, 0, f"ClaimingPartition/1/1/{'i' * 200}/c/{'g' * 200}/t/{n}") for n in range(5_000)]))
     process = subprocess.Popen(
@@ -366,7 +366,7 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path, options: list[str]) -> None:
 
 
 def test_what_is_piped_has_no_colour_and_no_folded_line() -> None:
-    """Where no terminal is, a table's rows are one line each, without escape sequences."""
+    """Without a terminal each row of a table is one line, without escape sequences."""
     answer = start("replay", VECTOR, environment={"COLUMNS": "20", "FORCE_COLOR": "1"})
     assert answer.code == 0
     assert "\x1b" not in answer.out
@@ -377,7 +377,7 @@ def test_what_is_piped_has_no_colour_and_no_folded_line() -> None:
 def test_a_terminal_has_colour_unless_it_wants_none(
     tmp_path: Path, environment: dict[str, str], has_colour: bool
 ) -> None:
-    """On a terminal a warning is coloured, but not with NO_COLOR."""
+    """On a terminal a warning is coloured, except with NO_COLOR."""
     path = tmp_path / "log.jsonl"
     path.write_text(stored([(0, 5, 0, "Mark/1/1/i/c/g//0")]))
     ours, theirs = pty.openpty()
@@ -395,7 +395,7 @@ def test_a_terminal_has_colour_unless_it_wants_none(
 
 
 def test_no_terminal_acts_upon_what_a_log_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Invisible and directional characters in a name are shown as escapes, markup as the text that it is."""
+    """Invisible and directional characters in a name are shown as escapes, and markup as plain text."""
     name = "[red]\u202eevil\u200b"
     path = tmp_path / "log.jsonl"
     path.write_text(stored([(0, 0, 0, f"ClaimingPartition/1/1/{name}/c/g/t/0")]))
@@ -405,12 +405,12 @@ def test_no_terminal_acts_upon_what_a_log_holds(capsys: pytest.CaptureFixture[st
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--version` names the program and its version."""
+    """`--version` prints the program and its version."""
     assert call(capsys, "--version").out.startswith("marshal-dagster 0.")
 
 
 def test_a_command_that_mends_names_the_cluster() -> None:
-    """A tool of Kafka's is told which servers to ask; other advice stays as it is."""
+    """A Kafka tool gets the servers as an option; other advice stays unchanged."""
     problem = topic_settings.SettingProblem("retention.ms", "1", "-1", "why", "kafka-configs --alter")
     assert topic.with_servers(problem, "a:1,b:2").mend == "kafka-configs --bootstrap-server a:1,b:2 --alter"
     other = topic_settings.SettingProblem("replicas", "1", "3", "why", "more brokers")
@@ -422,7 +422,7 @@ def test_a_command_that_mends_names_the_cluster() -> None:
     [(0, "0 s"), (1_500, "1.5 s"), (61_000, "1 min 1 s"), (7_500_000, "2 h 5 min"), (273_600_000, "3 d 4 h")],
 )
 def test_a_length_of_time_is_said_as_a_person_would(length_ms: int, said: str) -> None:
-    """The two largest units tell enough."""
+    """A duration is shown in its two largest units."""
     assert output.duration(length_ms) == said
 
 
@@ -431,11 +431,11 @@ def test_a_length_of_time_is_said_as_a_person_would(length_ms: int, said: str) -
     [(0, "1970-01-01 00:00:00.000Z"), (1_795_230_346_706, "2026-11-21 03:05:46.706Z"), (2**62, f"{2**62} ms")],
 )
 def test_a_time_is_said_in_utc_or_as_its_number(at_ms: int, said: str) -> None:
-    """A pause until the end of time, which no calendar has, is shown all the same."""
+    """A time that no calendar has, as of an unlimited pause, is shown as a number."""
     assert output.utc(at_ms) == said
 
 
 def test_run_gives_the_code_to_who_calls_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """`run` returns for every command line; only `main` leaves the process."""
+    """`run` returns the exit code for every command line; only `main` exits the process."""
     assert run(["replay", "/nowhere/at/all"]) == ExitCode.USAGE
     assert capsys.readouterr().err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""`outbox ...` as its user calls it, with stand-ins for the database, Kafka and the harvester."""
+"""Test `outbox ...` as a user calls it, with fakes for the database, Kafka and the harvester."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ BROKERS = ("-b", "127.0.0.1:1")
 
 @dataclass(slots=True)
 class Box:
-    """What stands for the database: rows that wait and rows that are set aside, and what was asked for."""
+    """A fake database: rows that wait, rows that are set aside, and the calls made."""
 
     rows: int = 0
     aside: list[ParkedRow] = field(default_factory=list)
@@ -42,16 +42,16 @@ class Box:
     leader: str | None = "host"
 
     def inspector(self, tables: OutboxTables) -> "Box":
-        """Stand for `OutboxInspector`."""
+        """Replace `OutboxInspector`."""
         self.asked.append((tables.schema, tables.name))
         return self
 
     def close(self) -> None:
-        """Have it noted that the connection was closed."""
+        """Record that the connection was closed."""
         self.asked.append("closed")
 
     def status(self) -> OutboxStatus:
-        """Give how it stands."""
+        """Return the status of the outbox."""
         since, session = (None, 0) if self.leader is None else (AT, 3)
         age_s = 90.0 if self.rows else None
         return OutboxStatus(
@@ -59,11 +59,11 @@ class Box:
         )
 
     def parked(self, limit: int = 100, ids: Sequence[int] | None = None) -> list[ParkedRow]:
-        """Give what is set aside."""
+        """Return the rows that are set aside."""
         return [row for row in self.aside if ids is None or row.id in ids][:limit]
 
     def retry(self, ids: Sequence[int] | None) -> list[int]:
-        """Take rows out."""
+        """Remove rows, and return their ids."""
         gone = [row.id for row in self.aside if ids is None or row.id in ids]
         self.aside = [row for row in self.aside if row.id not in gone]
         return gone
@@ -72,13 +72,13 @@ class Box:
 
 
 def row(number: int, key: bytes | None = b"k") -> ParkedRow:
-    """A row that is set aside."""
+    """Return a row that is set aside."""
     return ParkedRow(number, "orders", key, 12, f"too large \x1b[31m{number}", AT)
 
 
 @pytest.fixture
 def box(monkeypatch: pytest.MonkeyPatch) -> Box:
-    """An outbox with two rows set aside, named by the variable."""
+    """An outbox with two rows set aside, to which the variable points."""
     box = Box(aside=[row(7), row(9, b"\xf6")])
     monkeypatch.setattr(outbox, "OutboxInspector", box.inspector)
     monkeypatch.setenv("MARSHAL_OUTBOX_DSN", DSN)
@@ -87,24 +87,24 @@ def box(monkeypatch: pytest.MonkeyPatch) -> Box:
 
 
 def act(capsys: pytest.CaptureFixture[str], *arguments: str) -> Answer:
-    """Carry out `outbox ...`; the password is nowhere in what it says."""
+    """Run `outbox ...`, and check that the password appears nowhere in its output."""
     answer = call(capsys, "outbox", *arguments)
     assert SECRET not in answer.out + answer.err
     return answer
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, agreed: bool) -> None:
-    """Have a person say yes or no."""
+    """Let the operator answer yes or no."""
     monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
 
 
-# Which database
+# The database
 
 
 def test_without_a_database_it_says_which_variable_names_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line, exit code 2, and the way that does not show a password to other users first."""
+    """One line with exit code 2 names first the way that hides the password from other users."""
     monkeypatch.delenv("MARSHAL_OUTBOX_DSN", raising=False)
     answer = act(capsys, "status")
     assert answer.code == 2
@@ -114,7 +114,7 @@ def test_without_a_database_it_says_which_variable_names_one(
 def test_a_wrong_connection_string_is_not_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is wrong with it."""
+    """The connection string is hidden, whatever is wrong with it."""
     monkeypatch.setenv("MARSHAL_OUTBOX_DSN", f"password {SECRET}")
     answer = act(capsys, "status")
     assert (answer.code, "not a PostgreSQL connection string" in answer.error) == (2, True)
@@ -124,7 +124,7 @@ def test_a_wrong_connection_string_is_not_shown(
 def test_a_database_that_is_away_is_told_without_its_password(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    """With exit code 3, with `--debug` too."""
+    """The exit code is 3, with `--debug` too."""
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)
     answer = act(capsys, "status", "--dsn", DSN, *arguments)
     assert (answer.code, "PostgreSQL of outbox 'outbox'" in answer.err) == (3, True)
@@ -133,7 +133,7 @@ def test_a_database_that_is_away_is_told_without_its_password(
 def test_without_psycopg_it_says_what_to_install(
     box: Box, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line, exit code 2."""
+    """One line, with exit code 2."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     answer = act(capsys, "status")
     assert (answer.code, "pip install 'marshal-dagster[postgres]'" in answer.error) == (2, True)
@@ -145,7 +145,7 @@ def test_without_psycopg_it_says_what_to_install(
 
 @dataclass(slots=True)
 class Made:
-    """What `init` has made."""
+    """What `init` has created."""
 
     notifies: list[bool] = field(default_factory=list)
     topics: list[tuple[str, str, int | None]] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Made:
 
 @pytest.fixture
 def made(box: Box, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """What stands for the tables and the topics."""
+    """Replace the creation of tables and topics."""
     del box
     made = Made()
 
@@ -170,7 +170,7 @@ def made(box: Box, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 
 def test_init_makes_tables_and_topics(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the schema named; with so many replicas; told by name."""
+    """They are created in the schema named and with the replicas requested, and the output has their names."""
     answer = act(capsys, "init", "--name", "b", "--schema", "s", "--no-notify", "--replication", "2", *BROKERS)
     notes = f"__marshal_outbox_{UID}_notes"
     assert (answer.code, answer.err) == (0, "")
@@ -182,7 +182,7 @@ def test_init_makes_tables_and_topics(made: Made, capsys: pytest.CaptureFixture[
 
 
 def test_init_without_a_kafka_makes_the_tables_alone(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    """And says so; in JSON there are no topics."""
+    """A line reports that no topics were created; in JSON they are null."""
     answer = act(capsys, "init")
     assert (answer.code, "no Kafka cluster is specified" in answer.error) == (0, True)
     told = act(capsys, "init", "--json")
@@ -194,7 +194,7 @@ def test_init_without_a_kafka_makes_the_tables_alone(made: Made, capsys: pytest.
 
 
 def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows that wait, the oldest's age, rows set aside, the last harvester."""
+    """The status shows waiting rows, the oldest's age, rows set aside and the last harvester."""
     box.rows = 2
     answer = act(capsys, "status", "--schema", "s", "--name", "b")
     assert (answer.code, answer.err) == (0, "")
@@ -219,14 +219,14 @@ def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixtu
 
 
 def test_an_outbox_that_nobody_harvested_says_so(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
-    """With nothing in it."""
+    """The outbox has no rows either."""
     box.leader, box.aside = None, []
     out = act(capsys, "status").out
     assert ("waiting    0 rows\n" in out, "set aside  0 rows\n" in out, "harvested  never\n" in out) == (True,) * 3
 
 
 def test_parked_rows_are_listed(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the reason, without what a terminal would act upon; it is told when there are more."""
+    """Each row has its reason, without characters that a terminal would interpret; a line reports further rows."""
     answer = act(capsys, "parked", "list")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.splitlines()[1] == r" 7  orders  k        12  2026-01-31 18:00:00.250Z  too large \x1b[31m7"
@@ -239,7 +239,7 @@ def test_parked_rows_are_listed(box: Box, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_rows_are_put_back(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
-    """By id, or all; one that is not there is named, with exit code 1."""
+    """Rows are put back by id, or all; an id that is not set aside is named, with exit code 1."""
     some = act(capsys, "parked", "retry", "9", "8")
     assert (some.code, some.out, [each.id for each in box.aside]) == (1, "1 row put back, to be published\n", [7])
     assert some.error.startswith("not set aside: 8;")
@@ -263,7 +263,7 @@ def test_an_operator_agrees_to_what_is_deleted(
 def test_delete_does_not_ask_with_yes(
     box: Box, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JSON needs it; ids without a row are named, and need no consent."""
+    """JSON needs `--yes`; ids without a row are named and need no consent."""
     answers(monkeypatch, agreed=False)
     assert (act(capsys, "parked", "delete", "7", "--json").code, len(box.aside)) == (2, 2)
     done = act(capsys, "parked", "delete", "7", "8", "--yes", "--json")
@@ -277,7 +277,7 @@ def test_delete_does_not_ask_with_yes(
 
 @dataclass(slots=True)
 class Worker:
-    """What stands for a harvester: it works as it is told, until it is stopped."""
+    """A fake harvester that works as a test specifies, until it is stopped."""
 
     work: Any = None
     name: str = "outbox"
@@ -288,29 +288,29 @@ class Worker:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def made(self, _tables: OutboxTables, _connection: KafkaConnection, options: HarvesterOptions) -> "Worker":
-        """Stand for `Harvester`."""
+        """Replace `Harvester`."""
         self.options = options
         return self
 
     def run(self) -> int:
-        """Work."""
+        """Do the work, and return the number of published rows."""
         self.work()
         return self.counts.published
 
     drain = run
 
     def stop(self) -> None:
-        """Have it end."""
+        """Request the end."""
         self.stopped.set()
 
     def health(self) -> dict[str, Any]:
-        """Be well."""
+        """Return a healthy state."""
         return {"healthy": True}
 
 
 @pytest.fixture
 def worker(box: Box, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """A harvester that ends at once, unless a test says otherwise."""
+    """A harvester that ends at once, unless a test specifies otherwise."""
     del box
     worker = Worker(work=lambda: None)
     monkeypatch.setattr(outbox, "Harvester", worker.made)
@@ -321,7 +321,7 @@ def worker(box: Box, monkeypatch: pytest.MonkeyPatch) -> Worker:
 def test_a_signal_has_the_harvester_hand_over(
     worker: Worker, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
-    """It is stopped, waited for, and the exit code is 0; signals mean afterwards what they meant before."""
+    """The harvester is stopped and waited for, the exit code is 0, and the old signal handlers are restored."""
     before = signal.getsignal(number)
 
     def work() -> None:
@@ -341,7 +341,7 @@ def test_a_signal_has_the_harvester_hand_over(
 def test_changes_of_role_are_lines_of_json(
     worker: Worker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts, stands by, leads, stands by again, and ends."""
+    """The harvester starts, is on standby, leads, is on standby again, and ends."""
     reported: queue.Queue[str] = queue.Queue()
     report_event = service.report_event
 
@@ -372,7 +372,7 @@ def test_changes_of_role_are_lines_of_json(
 def test_what_it_fails_with_is_told(
     worker: Worker, capsys: pytest.CaptureFixture[str], command: str, error: MarshalError, code: int
 ) -> None:
-    """In one line, with its exit code."""
+    """The error is one line, with its exit code."""
 
     def work() -> None:
         raise error
@@ -383,7 +383,7 @@ def test_what_it_fails_with_is_told(
 
 
 def test_what_the_harvester_warns_of_is_told_each_time(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
-    """On stderr; a service runs for long, and the same can be the case again."""
+    """A service runs for long and the same problem may recur, so each warning appears on stderr."""
 
     def work() -> None:
         for part in outbox._LOGGED_PARTS * 2:
@@ -394,7 +394,7 @@ def test_what_the_harvester_warns_of_is_told_each_time(worker: Worker, capsys: p
 
 
 def test_options_reach_the_harvester(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each bound by its option, in its unit."""
+    """Each value is set by its option, in that option's unit."""
     given = ["--max-in-flight", "50", "--max-attempts", "3", "--poll-interval", "0.5", "--transaction-timeout", "20"]
     given += ["--topic-patience", "7", "--receive-deadline", "9", "--partitioner", "fnv1a"]
     assert act(capsys, "harvest", *given, *BROKERS).code == 0
@@ -412,7 +412,7 @@ def test_options_reach_the_harvester(worker: Worker, capsys: pytest.CaptureFixtu
 
 
 def test_health_is_off_unless_asked_for(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its address is told; one that cannot be is an error that names the option."""
+    """The address is reported; an invalid one is an error that names the option."""
     assert act(capsys, "harvest", "--json", *BROKERS).lines[0]["health"] is None
     assert act(capsys, "harvest", "--json", "--health", "0", *BROKERS).lines[0]["health"].startswith("127.0.0.1:")
     wrong = act(capsys, "harvest", "--health", "here", *BROKERS)
@@ -424,7 +424,7 @@ def test_health_is_off_unless_asked_for(worker: Worker, capsys: pytest.CaptureFi
 def test_drain_tells_what_was_published(
     worker: Worker, capsys: pytest.CaptureFixture[str], parked: int, code: int
 ) -> None:
-    """The exit code is 1 when rows were set aside."""
+    """The exit code is 1 if rows were set aside."""
     worker.counts = HarvestCounts(published=3, parked=parked)
     answer = act(capsys, "drain", *BROKERS)
     assert (answer.code, answer.out) == (code, f"3 rows published by this process, {parked} set aside\n")
@@ -434,7 +434,7 @@ def test_drain_tells_what_was_published(
 
 
 def test_a_drain_that_is_interrupted_says_so(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
-    """It ends what is under way, and the exit code is that of an interrupt."""
+    """The command completes the current step and exits with the code of an interrupt."""
 
     def work() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -447,7 +447,7 @@ def test_a_drain_that_is_interrupted_says_so(worker: Worker, capsys: pytest.Capt
 
 
 def test_a_partitioner_that_does_not_exist_is_told(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
-    """With those that do."""
+    """The error lists the partitioners that exist."""
     answer = act(capsys, "harvest", "--partitioner", "java", *BROKERS)
     assert (answer.code, worker.options) == (2, None)
     assert "partitioner: 'java'; give murmur2_random or murmur2 or" in answer.err

@@ -1,4 +1,4 @@
-"""`pause` and `resume` as their user calls them, on a log in memory."""
+"""Test `pause` and `resume` as a user calls them, on an in-memory log."""
 
 import time
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ HOUR_S = 3_600
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A coordination topic of its own, which commands find at any server, and a group that has begun."""
+    """A coordination topic that commands find at any server, with a group that has claimed before."""
     site = Site(ManualClock(time.time_ns() // 1_000_000))
     site.owner_of(0, at=50).release()
     use(site.log(), monkeypatch)
@@ -27,34 +27,34 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def use(log: FaultyLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have commands read and write `log`."""
+    """Let commands read and write `log`."""
     monkeypatch.setattr(pause, "open_reader", lambda *_, **__: Rationalizer(log))
 
 
 def act(capsys: pytest.CaptureFixture[str], *arguments: str) -> Answer:
-    """Carry out a command line."""
+    """Run a command line."""
     return call(capsys, *arguments, "-b", "somewhere:1")
 
 
 def paused_until(site: Site) -> set[int | None]:
-    """Give until when the group is paused, over all coordination partitions."""
+    """Return when the pause ends, as the coordination partitions have it."""
     groups = [world.groups.get(GROUP) for world in site.world().partitions.values()]
     now_ms = site.clock.wall_ms()
     return {group.paused_until_s if group is not None and group.is_paused(now_ms) else None for group in groups}
 
 
 def iso(at_s: int) -> str:
-    """Write a time."""
+    """Return a time in ISO 8601."""
     return datetime.fromtimestamp(at_s, UTC).isoformat()
 
 
 def ends(rows: list[dict[str, Any]], when: str) -> set[tuple[int | None, bool]]:
-    """Give the ends that JSON rows show."""
+    """Return the ends of the pauses in JSON rows."""
     return {(row[when]["paused_until"], row[when]["paused"]) for row in rows}
 
 
 def test_a_group_is_paused_and_resumed(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """For a length of time that begins now; the table shows what was and what is, alike partitions in one row."""
+    """The pause starts now; the table shows the state before and after, with equal partitions in one row."""
     now_s = site.clock.wall_ms() // 1_000
     answer = act(capsys, "pause", GROUP, "--for", "2h")
     assert (answer.code, answer.err) == (0, "")
@@ -71,7 +71,7 @@ def test_a_group_is_paused_and_resumed(site: Site, capsys: pytest.CaptureFixture
 
 
 def test_a_pause_until_a_time_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard output holds what was and what is in each coordination partition."""
+    """Standard output has the state before and after for each coordination partition."""
     until_s = site.clock.wall_ms() // 1_000 + HOUR_S
     answer = act(capsys, "pause", GROUP, "--until", iso(until_s), "--json")
     assert (answer.code, answer.json["dry_run"], paused_until(site)) == (0, False, {until_s})
@@ -83,7 +83,7 @@ def test_a_pause_until_a_time_is_told_as_json(site: Site, capsys: pytest.Capture
 
 
 def test_a_dry_run_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows what would be."""
+    """A dry run shows the result and writes nothing."""
     before = site.values()
     until_s = site.clock.wall_ms() // 1_000 + HOUR_S
     answer = act(capsys, "pause", GROUP, "--until", iso(until_s), "--dry-run")
@@ -95,7 +95,7 @@ def test_a_dry_run_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_pause_that_is_over_is_refused_before_it_is_written(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Written, it would resume the group. What counts is log time where that is ahead of this machine's clock."""
+    """Such a pause would resume the group. Log time decides if it is later than this machine's clock."""
     site.pause(HOUR_S)
     now_s = site.clock.wall_ms() // 1_000
     answer = act(capsys, "pause", GROUP, "--until", iso(now_s - 1))
@@ -111,7 +111,7 @@ def test_a_pause_that_is_over_is_refused_before_it_is_written(site: Site, capsys
 
 
 def test_a_pause_that_shortens_another_says_so(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody may have wanted the longer one."""
+    """An operator may need the longer pause, so a warning is printed."""
     site.pause(3 * HOUR_S)
     answer = act(capsys, "pause", GROUP, "--for", "1h")
     assert (answer.code, "the new pause ends earlier than the pause in force" in answer.error) == (0, True)
@@ -120,7 +120,7 @@ def test_a_pause_that_shortens_another_says_so(site: Site, capsys: pytest.Captur
 
 
 def test_a_pause_in_one_part_only_is_shown_and_mended(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was written by halves has a row of its own; pausing again completes it."""
+    """A pause that is half written has a row of its own; another pause completes it."""
     until_s = site.clock.wall_ms() // 1_000 + HOUR_S
     site.pause(HOUR_S)
     site.broker.append(2, f"ReleaseGroup/1/1/x.1/x/{GROUP}//0/0".encode())
@@ -133,7 +133,7 @@ def test_a_pause_in_one_part_only_is_shown_and_mended(site: Site, capsys: pytest
 def test_a_group_that_the_log_does_not_name_is_refused(
     site: Site, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
-    """A misspelt name pauses nothing while its user believes that it did; a new group can be paused on request."""
+    """A misspelt name is an error, because its user would rely on the pause; `--new-group` allows a new group."""
     before = site.values()
     answer = act(capsys, *command)
     assert (answer.code, f"the log has no group 'fligths'; it has '{GROUP}'" in answer.error) == (2, True)
@@ -149,7 +149,7 @@ def test_a_group_that_the_log_does_not_name_is_refused(
 def test_what_could_not_be_written_is_one_line(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names the coordination partitions and what to do; the exit code says that Kafka did not answer."""
+    """The error names the coordination partitions and what to do; the exit code means that Kafka did not answer."""
     log = site.log()
     log.fail(Fault.FAILED, of_type("ReleaseGroup"))
     use(log, monkeypatch)
@@ -160,28 +160,28 @@ def test_what_could_not_be_written_is_one_line(
 
 
 def test_resuming_what_runs_says_so(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is no error: the group is as it should be."""
+    """This is no error, because the group already runs."""
     answer = act(capsys, "resume", GROUP)
     assert (answer.code, answer.error) == (0, f"group '{GROUP}' is not paused")
     assert paused_until(site) == {None}
 
 
 def test_who_acts_is_named_in_the_log(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """As user and machine, or as an operator where that is no name for a record."""
+    """The client id is user and machine, or `operator` if a record cannot carry that name."""
     act(capsys, "pause", GROUP, "--for", "1h")
     assert site.values()[-1].split("/")[4] == operator_name()
 
 
 @pytest.mark.parametrize("name", ["a/b", ""])
 def test_a_user_whose_name_no_record_can_carry_is_an_operator(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A slash would end the field."""
+    """A slash would end the field of the record."""
     monkeypatch.setattr("getpass.getuser", lambda: name)
     monkeypatch.setattr("socket.gethostname", lambda: "h/i")
     assert operator_name() == "operator"
 
 
 def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container."""
+    """Containers often have such users."""
 
     def nameless() -> str:
         raise KeyError(4_711)

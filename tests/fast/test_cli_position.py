@@ -1,4 +1,4 @@
-"""`position get` and `position reset` as their user calls them, on a log in memory."""
+"""Test `position get` and `position reset` as a user calls them, on an in-memory log."""
 
 import sys
 from dataclasses import replace
@@ -31,7 +31,7 @@ def topics() -> FakeTopics:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
-    """A group that stands at 50 in two of the three partitions, and waits as long as its clock is told to."""
+    """A group at offset 50 in two of three partitions; the command uses the site's clock."""
     site = site_now()
     site.owner_of(0, 1, at=50).release()
     at_work_on(site, monkeypatch, position, settings, topics=topics)
@@ -40,25 +40,25 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
 
 
 def standing(site: Site) -> list[int | None]:
-    """Give where the group stands."""
+    """Return the group's offset in each partition."""
     return [site.key(number).offset for number in range(3)]
 
 
 def is_paused(site: Site) -> bool:
-    """Tell whether the group is paused anywhere."""
+    """Return whether the group is paused in any coordination partition."""
     groups = [world.groups.get(GROUP) for world in site.world().partitions.values()]
     return any(group is not None and group.is_paused(site.clock.wall_ms()) for group in groups)
 
 
 def cells(table: str) -> list[list[str]]:
-    """Give the cells of the rows of partitions."""
+    """Return the cells of each row of a partition."""
     return [line.split() for line in table.splitlines() if line[:1].isdigit() or line.startswith(f"{TOPIC}/")]
 
 
 def test_positions_are_shown_beside_what_the_topic_holds(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
 ) -> None:
-    """Also of a partition in which the group has none yet."""
+    """A partition without a position is shown, too."""
     topics.committed[1] = 44
     answer = act(capsys, "position", "get", GROUP)
     assert (answer.code, answer.err) == (0, "")
@@ -85,7 +85,7 @@ def test_positions_are_shown_beside_what_the_topic_holds(
 def test_what_to_think_of_stands_beside_a_position(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
 ) -> None:
-    """An open plan, what retention has deleted, a topic made anew."""
+    """Notes show an open plan and a topic that was deleted and re-created."""
     site.owner_of(0).plan({0: 70})
     rows = act(capsys, "position", "get", GROUP, "--json").json["positions"]
     assert [row["notes"] for row in rows] == [["planned up to 70"], [], []]
@@ -96,7 +96,7 @@ def test_what_to_think_of_stands_beside_a_position(
 
 
 def test_positions_are_shown_though_the_topic_is_missing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """As the log has them, with a line that says why there is no more; a group it does not name is an error."""
+    """The offsets come from the log, and a line reports the missing topic; an unknown group is an error."""
     site.say(replace(about(ClaimingPartition, "x"), topic=ELSEWHERE))
     answer = act(capsys, "position", "get", GROUP, ELSEWHERE)
     assert (answer.code, answer.error) == (0, f"topic '{ELSEWHERE}' does not exist")
@@ -126,7 +126,10 @@ def test_positions_are_set(
     arguments: list[str],
     after: list[int | None],
 ) -> None:
-    """In every way to name them; the rest stays, the group goes on, and Kafka's own group offsets follow."""
+    """Every way to specify offsets works.
+
+    Other partitions keep theirs, the group resumes, and Kafka's offsets follow.
+    """
     before = standing(site)
     answer = act(capsys, *SET, *arguments, "--yes")
     assert (answer.code, answer.err) == (0, "")
@@ -142,7 +145,7 @@ def test_positions_are_set(
 
 
 def test_a_time_that_no_record_has_is_pointed_out(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """The end is meant then."""
+    """The position is then the end of the partition."""
     assert site.key(0).offset == 50
     young = act(capsys, *SET, "--to-datetime", "2100-01-01T00:00:00Z", "--dry-run", "--json").json["positions"]
     assert [(row["after"], row["notes"]) for row in young] == [(END, ["no record is that recent"])] * 3
@@ -153,7 +156,7 @@ def test_a_time_that_no_record_has_is_pointed_out(site: Site, capsys: pytest.Cap
 def test_a_record_with_a_time_in_the_future_is_reported(
     site: Site, topics: FakeTopics, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is the first one that is late enough, whatever comes after it: partition and offset are named."""
+    """Such a record is the first one that is late enough, so partition and offset are named."""
     assert site.key(0).offset == 50
     topics.future = {0: 45, 1: 90}
     answer = act(capsys, *SET, "--to-datetime", "1970-01-01T00:00:03Z", "--dry-run", "--json")
@@ -165,7 +168,7 @@ def test_a_record_with_a_time_in_the_future_is_reported(
 
 
 def test_a_dry_run_of_positions_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows what would be, and asks nobody."""
+    """A dry run shows the result without a prompt."""
     before = site.values()
     answer = act(capsys, *SET, "--to-earliest", "--dry-run")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
@@ -183,7 +186,7 @@ def test_a_person_is_asked(
     agreed: bool,
     after: tuple[int, int],
 ) -> None:
-    """Who does not agree changes nothing."""
+    """Without consent nothing changes."""
     monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
     answer = act(capsys, *SET, "--to-offset", "0=30")
     assert (answer.code, site.key(0).offset) == after
@@ -191,7 +194,7 @@ def test_a_person_is_asked(
 
 
 def test_what_was_set_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the generation that it began; it cannot ask."""
+    """The answer has the new generation; with JSON there is no prompt, so `--yes` is needed."""
     refused = act(capsys, *SET, "--to-earliest", "--json")
     assert (refused.code, "then add --yes" in refused.error) == (2, True)
     answer = act(capsys, *SET, "--to-offset", "0=30", "--json", "--yes")
@@ -215,7 +218,7 @@ def test_what_was_set_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[
 def test_an_offset_outside_the_log_is_refused_unless_told(
     site: Site, capsys: pytest.CaptureFixture[str], offset: int, why: str
 ) -> None:
-    """What lies in an open transaction is inside: it is written."""
+    """An offset within an open transaction is in range, because that record exists."""
     before = site.values()
     answer = act(capsys, *SET, "--to-offset", f"1={offset}", "--yes")
     assert (answer.code, f"orders/1: offset {offset}: {why}" in answer.error) == (2, True)
@@ -225,7 +228,7 @@ def test_an_offset_outside_the_log_is_refused_unless_told(
 
 
 def test_what_ends_and_who_is_at_work_stand_in_the_table(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan that ends, an owner that has to leave."""
+    """A note shows a plan that ends and an owner that has to leave."""
     owner = site.owner_of(0, at=50)
     owner.plan({0: 70})
     answer = act(capsys, *SET, "--to-offset", "0=30", "--dry-run")
@@ -233,7 +236,7 @@ def test_what_ends_and_who_is_at_work_stand_in_the_table(site: Site, capsys: pyt
 
 
 def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is planned or done ahead of the offset will be done again, or never."""
+    """Ranges planned or done after the offset are processed again or never."""
     site = site_now()
     at_work_on(site, monkeypatch, position, topics=FakeTopics())
     monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
@@ -245,7 +248,7 @@ def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def test_members_are_waited_for_and_named_if_they_stay(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Then nothing was set, the exit code is 1, and the group goes on."""
+    """Then nothing was set, the exit code is 1, and the group is resumed."""
     owner = site.owner_of(0, at=50)
     answer = act(capsys, *SET, "--to-offset", "0=30,1=30", "--yes", "--wait", "5s")
     assert answer.code == 1
@@ -263,7 +266,7 @@ def test_members_are_waited_for_and_named_if_they_stay(site: Site, capsys: pytes
 def test_what_was_set_half_way_is_told(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """By what the log shows, however it ended."""
+    """The report comes from the log, whether an error or an interrupt ended the command."""
     set_positions = GroupAdmin.set_positions
 
     def half(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
@@ -281,7 +284,7 @@ def test_what_was_set_half_way_is_told(
 def test_a_topic_that_was_named_anew_is_not_a_position_that_was_set(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins a generation too, and leaves no offset."""
+    """A new topic id starts a generation, too, but leaves no offset."""
     topics.topic_id = OTHER_TOPIC_ID
 
     def stops_early(*_: object, **__: object) -> None:
@@ -299,7 +302,7 @@ def test_a_topic_that_was_named_anew_is_not_a_position_that_was_set(
 def test_nobody_is_asked_by_a_log_that_is_only_observed(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it shows is not sure."""
+    """The state in such a log may be wrong."""
     site.broker.retain_from(site.home, 1)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("asked"))
     answer = act(capsys, *SET, "--to-earliest")
@@ -309,7 +312,7 @@ def test_nobody_is_asked_by_a_log_that_is_only_observed(
 def test_that_the_group_stays_paused_is_told(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the broker is gone before the pause could be put back; with what was set before."""
+    """If the broker fails before the pause can be ended, the error also reports the positions that were set."""
     logs = [breaking := site.log(), site.log()]
 
     def breaks_down() -> None:
@@ -328,7 +331,7 @@ def test_that_the_group_stays_paused_is_told(
 def test_offsets_that_kafka_does_not_take_are_told(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
 ) -> None:
-    """The positions are set all the same: only lag tools read those."""
+    """Only lag tools read those offsets, so the positions are set all the same."""
     topics.problem = "READ is missing"
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes")
     assert (answer.code, site.key(0).offset) == (0, 30)
@@ -338,7 +341,7 @@ def test_offsets_that_kafka_does_not_take_are_told(
 def test_a_topic_that_was_made_anew_meanwhile_is_found_out(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the person was asked: nothing is set that was meant for another topic."""
+    """The topic is re-created while the operator is asked, so nothing is set."""
 
     def agree(*_: object, **__: object) -> bool:
         topics.topic_id = OTHER_TOPIC_ID
@@ -353,7 +356,7 @@ def test_a_topic_that_was_made_anew_meanwhile_is_found_out(
 def test_a_topic_that_is_made_anew_while_positions_are_set_is_told(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They mean nothing in the new one."""
+    """The positions have no meaning in the new topic."""
     set_positions = GroupAdmin.set_positions
 
     def slowly(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
@@ -369,7 +372,7 @@ def test_a_topic_that_is_made_anew_while_positions_are_set_is_told(
 def test_a_position_in_a_topic_that_is_no_more_is_no_measure(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
 ) -> None:
-    """It cannot be shifted; an offset in the new one can be set."""
+    """A position of the deleted topic cannot be shifted; an offset in the new topic can be set."""
     topics.topic_id = OTHER_TOPIC_ID
     refused = act(capsys, *SET, "--shift-by", "-5", "--partitions", "0", "--yes")
     assert (refused.code, "orders/0 cannot be shifted from its present position" in refused.error) == (2, True)
@@ -382,7 +385,7 @@ def test_a_position_in_a_topic_that_is_no_more_is_no_measure(
 def test_the_log_is_written_as_the_groups_members_do(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No record may wait longer to be sent than the group's heartbeat interval allows."""
+    """A record may wait only as long as the group's heartbeat interval allows."""
     asked: list[int] = []
 
     def open_reader(
@@ -400,7 +403,7 @@ def test_the_log_is_written_as_the_groups_members_do(
 def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its new settings can ask for records that wait less than those of the log as it was opened."""
+    """The new settings may allow less waiting than those for which the log was opened."""
     site, asked = site_now(), list[int]()
     write_first_settings(site, GroupSettings(60_000))
     monkeypatch.setattr(position, "Topics", lambda *_, **__: FakeTopics())
@@ -412,7 +415,7 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
         log = site.log()
         cast("Any", log.log).delivery_timeout_ms = delivery_timeout_ms(interval_ms)
         rationalizer = Rationalizer(log, clock=site.clock)
-        if len(asked) == 2:  # the first is to look
+        if len(asked) == 2:  # the first reader is only for the look
             rationalizer.catch_up()
             site.pause(60)
             write_first_settings(site)
@@ -427,7 +430,7 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
 
 
 def test_a_group_that_has_never_claimed_can_begin_somewhere(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """If that is said; else its name is most likely misspelt."""
+    """A new group needs `--new-group`, because its name is most likely misspelt otherwise."""
     command = ("position", "reset", "new", TOPIC, "--to-latest", "--yes")
     refused = act(capsys, *command)
     assert (refused.code, "give --new-group" in refused.error) == (2, True)
@@ -450,7 +453,7 @@ def test_a_group_that_has_never_claimed_can_begin_somewhere(site: Site, capsys: 
 def test_what_a_group_is_like_is_warned_of(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: GroupSettings, warning: str
 ) -> None:
-    """Go consumers that still run, and outputs that have what will be read again."""
+    """Go consumers may still run, and effectively-once output must be replaced."""
     site = site_now()
     at_work_on(site, monkeypatch, position, topics=FakeTopics())
     site.owner_of(0, at=50, settings=settings).release()
@@ -487,7 +490,7 @@ def fail():
 
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A group that delivers effectively once, and sinks in a module of the working folder."""
+    """A group that delivers effectively once, and sinks in a module in the working folder."""
     site = site_now()
     at_work_on(site, monkeypatch, position, topics=FakeTopics())
     site.owner_of(0, 1, at=50, settings=GroupSettings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE)).release()
@@ -507,7 +510,7 @@ def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 @pytest.mark.usefixtures("once")
 def test_a_sink_that_is_named_is_asked(capsys: pytest.CaptureFixture[str], name: str, said: str) -> None:
-    """Of all that will be read again, in each partition."""
+    """The command passes all ranges that will be read again, for each partition."""
     offsets = ("--to-offset", "0=30,1=10,2=100", "--allow-out-of-range", "--dry-run")
     answer = act(capsys, *SET, *offsets, "--sink", f"sinks_here:{name}")
     assert (answer.code, answer.err.strip().removeprefix("marshal-dagster: ")) == (0, said)
@@ -521,7 +524,7 @@ def test_a_sink_that_is_named_is_asked(capsys: pytest.CaptureFixture[str], name:
 
 @pytest.mark.usefixtures("once")
 def test_a_sink_that_is_not_named_could_not_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    """A person is to know that."""
+    """The operator is informed that the check was not possible."""
     answer = act(capsys, *SET, "--to-offset", "0=30", "--dry-run")
     assert "one that cannot rejects them. To check this, name the sink" in answer.error
 
@@ -540,7 +543,7 @@ def test_a_sink_that_is_not_named_could_not_be_asked(capsys: pytest.CaptureFixtu
 )
 @pytest.mark.usefixtures("once")
 def test_what_is_no_sink_is_refused(capsys: pytest.CaptureFixture[str], name: str, said: str) -> None:
-    """Before anything is looked at."""
+    """A name that is not a sink is refused before anything else."""
     answer = act(capsys, *SET, "--to-offset", "0=30", "--dry-run", "--sink", name)
     assert answer.code == 2
     assert said in answer.error

@@ -1,4 +1,4 @@
-"""`position import` as its user calls it, on a log in memory."""
+"""Test `position import` as a user calls it, on an in-memory log."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ BEFORE = [render(settings_record(SETTINGS)).decode()]
 
 @pytest.fixture
 def topics() -> FakeTopics:
-    """The data topic, of which a consumer group has read something."""
+    """A data topic with committed offsets of a consumer group."""
     return FakeTopics(committed={0: 30, 1: 40, 2: 50})
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
-    """A coordination topic on which the group has settings, and nothing else."""
+    """A coordination topic that has only the group's settings."""
     site = site_now()
     write_first_settings(site)
     at_work_on(site, monkeypatch, position, topics=topics)
@@ -32,12 +32,12 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
 
 
 def standing(site: Site) -> list[int | None]:
-    """Give where the group stands."""
+    """Return the group's offset in each partition."""
     return [site.key(number).offset for number in range(3)]
 
 
 def test_the_offsets_of_a_consumer_group_are_adopted(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """The group need not be known; it is not paused afterwards, and its first member begins there."""
+    """The group is not paused afterwards, and its first member starts at the imported offsets."""
     answer = act(capsys, *ADOPT, *LOADER, "--yes")
     assert (answer.code, answer.err) == (0, "")
     assert [line.split() for line in answer.out.splitlines()[2:5]] == [
@@ -52,7 +52,7 @@ def test_the_offsets_of_a_consumer_group_are_adopted(site: Site, capsys: pytest.
 def test_the_newest_committed_batch_of_a_checkpoint_is_adopted(
     site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Partitions that it does not name begin where Spark would have begun; what was only begun is told."""
+    """Other partitions start at the earliest offset, as Spark would; an uncommitted batch is reported."""
     write_batch(tmp_path, 7, {TOPIC: {0: 33, 1: 44}, "other": {0: 1}})
     write_batch(tmp_path, 8, {TOPIC: {0: 66, 1: 77}}, is_committed=False)
     answer = act(capsys, *ADOPT, "--checkpoint", tmp_path, "--yes")
@@ -78,7 +78,7 @@ def test_where_a_consumer_group_has_no_offset_it_is_asked(
     arguments: list[str],
     after: list[int | None],
 ) -> None:
-    """What its consumers would have done there is not known."""
+    """It is unknown where its consumers would have started there."""
     topics.committed = {0: 30}
     refused = act(capsys, *ADOPT, *LOADER, "--yes")
     assert (refused.code, "no offset for partitions [1, 2] of topic 'orders'" in refused.error) == (2, True)
@@ -88,14 +88,14 @@ def test_where_a_consumer_group_has_no_offset_it_is_asked(
 def test_a_partition_without_messages_needs_no_word(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its start is its end."""
+    """Start and end of such a partition are equal."""
     topics.committed = {0: 100, 1: 100}
     monkeypatch.setattr("tests.admin_fixtures.START", END)
     assert (act(capsys, *ADOPT, *LOADER, "--yes").code, standing(site)) == (0, [100, 100, 100])
 
 
 def test_a_group_that_has_positions_is_left_alone(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless only partitions are named in which it has none."""
+    """Other partitions, if they are named, can still be imported."""
     site.owner_of(0, at=35).release()
     before = site.values()
     refused = act(capsys, *ADOPT, *LOADER, "--yes")
@@ -109,7 +109,7 @@ def test_a_group_that_has_positions_is_left_alone(site: Site, capsys: pytest.Cap
 def test_members_that_begin_meanwhile_keep_their_positions(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the person was asked."""
+    """Members start while the operator is asked."""
 
     def agree(*_: object, **__: object) -> bool:
         site.owner_of(1, at=55).release()
@@ -125,7 +125,7 @@ def test_members_that_begin_meanwhile_keep_their_positions(
 def test_offsets_that_the_topic_does_not_hold_are_refused_unless_told(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, at: int, why: str
 ) -> None:
-    """Retention was faster than the consumers, or the topic was made anew."""
+    """Retention was faster than the consumers, or the topic was re-created."""
     topics.committed[1] = at
     refused = act(capsys, *ADOPT, *LOADER, "--yes")
     assert (refused.code, f"partition 1: offset {at}: " in refused.error, why in refused.error) == (2, True, True)
@@ -135,7 +135,7 @@ def test_offsets_that_the_topic_does_not_hold_are_refused_unless_told(
 
 
 def test_a_source_at_work_is_refused(site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics) -> None:
-    """What it does from now on would be done twice; a dry run shows where it stands."""
+    """Messages that it processes from now on would be processed twice; a dry run shows its offsets."""
     topics.has_consumers_of = {"loader"}
     refused = act(capsys, *ADOPT, *LOADER, "--yes")
     assert (refused.code, "'loader' has running consumers" in refused.error) == (2, True)
@@ -146,7 +146,7 @@ def test_a_source_at_work_is_refused(site: Site, capsys: pytest.CaptureFixture[s
 
 
 def test_a_dry_run_of_adoption_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows what would be."""
+    """A dry run shows the result."""
     answer = act(capsys, *ADOPT, *LOADER, "--dry-run")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
     assert site.values() == BEFORE
@@ -155,7 +155,7 @@ def test_a_dry_run_of_adoption_writes_nothing(site: Site, capsys: pytest.Capture
 def test_a_person_is_asked_before_adoption(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who does not agree changes nothing; with --json it cannot ask."""
+    """Without consent nothing changes; with --json there is no prompt."""
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     answer = act(capsys, *ADOPT, *LOADER)
     assert (answer.code, answer.error, site.values()) == (1, "nothing was written", BEFORE)
@@ -173,7 +173,7 @@ def test_a_person_is_asked_before_adoption(
 def test_what_cannot_be_adopted_is_one_line(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, arguments: tuple[str, ...], says: str
 ) -> None:
-    """Nothing is written."""
+    """The error is one line, and nothing is written."""
     topics.committed = {}
     answer = act(capsys, *ADOPT, *arguments, "--yes")
     assert (answer.code, says in answer.error, site.values()) == (2, True, BEFORE)
@@ -182,7 +182,7 @@ def test_what_cannot_be_adopted_is_one_line(
 def test_a_checkpoint_of_another_topic_of_that_name_is_refused(
     site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """It had more partitions."""
+    """The checkpoint names a partition that the topic does not have."""
     write_batch(tmp_path, 0, {TOPIC: {0: 33, 3: 44}})
     answer = act(capsys, *ADOPT, "--checkpoint", tmp_path, "--yes")
     assert "offsets for partitions [3], which topic 'orders' does not have" in answer.error

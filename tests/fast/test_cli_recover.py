@@ -1,4 +1,4 @@
-"""`recover`: what it proposes for each key, and what it refuses."""
+"""The offsets that `recover` proposes for each key, and what it refuses."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -43,18 +43,18 @@ class FakeTopics:
     is_there: bool = True
 
     def describe(self, topic: str) -> TopicDescription:
-        """Describe it."""
+        """Return its description, or raise an error if it does not exist."""
         if not self.is_there:
             raise TopicNotFoundError(topic)
         return TopicDescription(topic, TOPIC_ID, (0, 1, 2), 1)
 
     def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:
-        """Give the bounds."""
+        """Return the bounds."""
         assert topic
         return {partition: OffsetBounds(2, 10) for partition in partitions}
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Give what is committed."""
+        """Return the committed offsets."""
         assert group
         assert topic
         if self.committed is None:
@@ -63,7 +63,7 @@ class FakeTopics:
 
 
 def observed(*messages: Message) -> dict[int, ObservedPartition]:
-    """Give what these records, the last of a log that was cut, lead to."""
+    """Return the state after these records, which are the last of a log that was cut."""
     seen = ObservedPartition(World(1).start(0, 5))
     for offset, message in enumerate(messages, start=5):
         seen.take(offset, 1_000, render(message), is_quiet=False)
@@ -73,7 +73,7 @@ def observed(*messages: Message) -> dict[int, ObservedPartition]:
 def proposed(
     seen: dict[int, ObservedPartition], topics: FakeTopics | None = None, given: dict[Whose, int] | None = None
 ) -> list[OffsetProposal]:
-    """Give the proposals."""
+    """Return the proposals."""
     return list(propose(seen, 1, cast("Topics", topics or FakeTopics()), given or {}))
 
 
@@ -81,7 +81,7 @@ BEAT, RELEASE = about(Heartbeat, "i", 0, offset=9), about(ReleasingPartition, "i
 
 
 def test_each_partition_of_a_groups_topic_gets_an_offset() -> None:
-    """The last one heard of, else what Kafka has, else 0; where the broker deleted what is there it is said."""
+    """It is the last one in the log, else Kafka's committed offset, else 0; a note reports deleted records."""
     first, second, third = proposed(observed(BEAT, RELEASE))
     assert (first.last_offsets, first.confirmed.offset, first.note) == (LastOffsets(9, 7), 7, "")
     assert (second.committed, second.confirmed.offset, second.note) == (4, 4, "")
@@ -95,7 +95,7 @@ def test_each_partition_of_a_groups_topic_gets_an_offset() -> None:
 
 
 def test_a_person_names_others() -> None:
-    """A named offset counts, also of a topic that the log does not name any more."""
+    """An offset named by the operator is used, even for a topic that the log no longer names."""
     (_, second, _) = proposed(observed(BEAT), given={(GROUP, (TOPIC, 1)): 10})
     assert (second.confirmed.offset, second.note) == (10, "as given")
     named = proposed(observed(), given={("g", ("forgotten", 2)): 3})
@@ -103,7 +103,7 @@ def test_a_person_names_others() -> None:
 
 
 def test_a_topic_made_anew_starts_at_its_beginning() -> None:
-    """An offset of another incarnation of the topic says nothing of this one."""
+    """An offset of the deleted topic has no meaning for the new one."""
     seen = observed(about(DataTopic, "i", topic_id=OTHER_TOPIC_ID), BEAT)
     first = proposed(seen, FakeTopics({}))[0]
     assert (first.confirmed.offset, first.note) == (0, "topic re-created, deleted up to 2")
@@ -117,25 +117,25 @@ def test_a_topic_made_anew_starts_at_its_beginning() -> None:
     ],
 )
 def test_an_offset_that_cannot_be_is_refused(given: dict[Whose, int], what: str) -> None:
-    """One beyond the end, or of a partition that is not there, is a mistake."""
+    """An offset beyond the end, or for a partition that does not exist, is an error."""
     with pytest.raises(ConfigurationError, match=what):
         proposed(observed(BEAT), given=given)
 
 
 def test_a_last_offset_beyond_the_end_must_be_named_anew() -> None:
-    """Where the log itself names more than there is, a person says what counts."""
+    """If the log's own last offset is beyond the end, the operator must name one."""
     with pytest.raises(ConfigurationError, match="--offset"):
         proposed(observed(about(Heartbeat, "i", 0, offset=11)))
 
 
 def test_an_offset_of_what_is_certain_is_refused() -> None:
-    """Positions in a log that is certain are set in another way."""
+    """Positions in a log that is complete are set with another command."""
     with pytest.raises(ConfigurationError, match="is certain"):
         proposed({}, given={(GROUP, (TOPIC, 0)): 1})
 
 
 def test_of_a_topic_that_is_not_found_what_is_known_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    """Looked for in the wrong cluster, say: no offset is forgotten, and a topic made anew is still told by its id."""
+    """The topic may be looked up in the wrong cluster, so no offset and no topic id is dropped."""
     seen = observed(about(DataTopic, "i", 0, topic_id=OTHER_TOPIC_ID), BEAT, about(ClaimingPartition, "i", 1))
     (kept,) = proposed(seen, FakeTopics(is_there=False))
     assert (kept.whose, kept.confirmed) == ((GROUP, (TOPIC, 0)), ConfirmedOffset(9, OTHER_TOPIC_ID))
@@ -148,13 +148,13 @@ def test_of_a_topic_that_is_not_found_what_is_known_is_kept(capsys: pytest.Captu
 
 
 def test_what_cannot_be_looked_up_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the right to see Kafka's group offsets they do not count."""
+    """Without the right to read Kafka's group offsets, they are not used."""
     assert [each.confirmed.offset for each in proposed(observed(BEAT), FakeTopics(None))] == [9, 0, 0]
     assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_group_that_claims_ranges_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who observes sees no ranges: the offsets shown may be lower than what is done."""
+    """An observing reader ignores ranges, so the offsets shown may be lower than what is done."""
     warn_of_ranges(observed(settings_record(SETTINGS), BEAT))
     assert capsys.readouterr().err == ""
     warn_of_ranges(observed(settings_record(RANGES), BEAT))
@@ -164,7 +164,7 @@ def test_a_group_that_claims_ranges_is_warned_of(capsys: pytest.CaptureFixture[s
 
 
 def test_offsets_are_read() -> None:
-    """The form is GROUP/TOPIC/PARTITION=OFFSET, and a group may have a = in its name."""
+    """The form is GROUP/TOPIC/PARTITION=OFFSET, and a group's name may contain a =."""
     assert offsets_of(["a=b/t/0=5", "g/t/1=0"]) == {("a=b", ("t", 0)): 5, ("g", ("t", 1)): 0}
 
 
@@ -176,13 +176,13 @@ def test_a_malformed_offset_is_refused(text: str, capsys: pytest.CaptureFixture[
 
 
 def test_json_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --json a person has looked before, and says --yes."""
+    """With --json there is no prompt, so `--yes` is needed."""
     answer = call(capsys, "recover", "-b", "a:1", "--json")
     assert (answer.code, "--yes" in answer.error) == (2, True)
 
 
 def test_keys_of_go_consumers_get_no_data_topic_id() -> None:
-    """Members of such a group look at none."""
+    """Members of such a group do not use the id."""
     found = list(propose(observed(BEAT), 1, cast("Topics", FakeTopics()), {}, {GROUP}))
     assert {each.confirmed.data_topic_id for each in found} == {None}
 
@@ -197,19 +197,19 @@ def test_keys_of_go_consumers_get_no_data_topic_id() -> None:
     ],
 )
 def test_settings_are_named_for_a_group(text: str, settings: GroupSettings) -> None:
-    """In any order; what is not named is as a member has it by default."""
+    """The parts may be in any order; what is not named has the default of a member."""
     assert settings_of([text]) == {"flights": settings}
 
 
 @pytest.mark.parametrize("text", ["flights", "=go", "flights=soon", "flights=go,ranges", "flights=go,30s"])
 def test_settings_that_cannot_be_are_refused(text: str) -> None:
-    """Before anything is read."""
+    """They are refused before anything is read."""
     with pytest.raises(ConfigurationError):
         settings_of([text])
 
 
 def test_settings_that_are_left_are_not_named_otherwise() -> None:
-    """They are shown, and can be changed afterwards."""
+    """The settings in the log are shown, and can be changed after the recovery."""
     seen = observed(settings_record(SETTINGS), BEAT)
     _require_unknown(seen, {GROUP: SETTINGS})
     with pytest.raises(ConfigurationError, match=f"settings set {GROUP}"):
@@ -217,7 +217,7 @@ def test_settings_that_are_left_are_not_named_otherwise() -> None:
 
 
 def test_where_settings_come_from_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of which no record is left."""
+    """The log has no settings record of the group."""
     seen = observed(BEAT)
     _show(seen, proposed(seen), {}, {GROUP})
     assert "taken for a group of Go consumers" in capsys.readouterr().out.replace("\n", " ")

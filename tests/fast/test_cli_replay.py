@@ -1,4 +1,4 @@
-"""`replay`: a stored log leads to the very world state that the protocol says, or to an error naming the line."""
+"""`replay` computes the world state that the protocol defines, or reports the malformed line."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def log_file(folder: Path, text: str) -> Path:
 
 
 def takeover(second_claim_ms: int) -> str:
-    """A claim at 0 ms, heard of once more at 0 ms, and another's claim later."""
+    """Return a log with a claim and a heartbeat at 0 ms, and another instance's claim later."""
     return stored(
         [
             (EV, 0, 0, CLAIM.format(instance="a")),
@@ -38,13 +38,13 @@ def takeover(second_claim_ms: int) -> str:
 
 
 def owner(state: dict[str, object]) -> object:
-    """Give the owner of the log's only key."""
+    """Return the owner of the log's only key."""
     (key,) = state["groups"]["g"]["partitions"]  # type: ignore[index]
     return key["owner_instance"]
 
 
 def test_the_log_that_go_wrote_leads_to_what_its_readme_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every key is released, at the offset that the README names, and no record is invalid or refused."""
+    """Every key is released at the offset that the README names, and no record is invalid or refused."""
     state = call(capsys, "replay", VECTOR, "--json").json
     offsets = {
         group: {(key["topic"], key["partition"]): key["offset"] for key in shown["partitions"]}
@@ -62,7 +62,7 @@ def test_the_log_that_go_wrote_leads_to_what_its_readme_tells(capsys: pytest.Cap
 
 
 def test_the_fields_are_exactly_those_that_are_promised(capsys: pytest.CaptureFixture[str]) -> None:
-    """The JSON has the named fields and no others, in the log, in a group, in a key."""
+    """The JSON has the documented fields and no others, for the log, a group and a key."""
     state = call(capsys, "replay", VECTOR, "--json").json
     assert state.keys() == {"invalid", "refused", "groups"}
     assert state["groups"]["takeover"].keys() == {"paused_until", "partitions"}
@@ -86,7 +86,7 @@ def test_the_fields_are_exactly_those_that_are_promised(capsys: pytest.CaptureFi
 def test_state_and_verdicts_are_those_of_the_plain_reader(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, rules: str, profile: str
 ) -> None:
-    """Over a generated log, the final state and every verdict equal those of the second reader."""
+    """For a generated log, the final state and every verdict equal those of the reference reader."""
     interval_ms = 60_000 if rules == "go" else 2_500
     log = generate(11, 3_000, heartbeat_interval_ms=interval_ms, profile=profile)  # type: ignore[arg-type]
     lines = [render_record(StoredRecord(*record)) for record in log]
@@ -103,7 +103,7 @@ def test_state_and_verdicts_are_those_of_the_plain_reader(
 
 
 def test_standard_input_is_replayed_like_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """`-` reads a pipe to the same state, although the number of coordination partitions stands at no one place."""
+    """`-` reads a pipe to the same state, although the number of coordination partitions is not known in advance."""
     answer = start("replay", "-", "--json", given=VECTOR.read_bytes())
     assert (answer.code, answer.err) == (0, "")
     assert answer.json == call(capsys, "replay", VECTOR, "--json").json
@@ -112,7 +112,7 @@ def test_standard_input_is_replayed_like_a_file(capsys: pytest.CaptureFixture[st
 def test_the_coordination_partitions_are_the_largest_number_and_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Without the option a record lies where its topic belongs among as many as the log's largest number tells."""
+    """Without the option, the log's largest partition number determines the number of coordination partitions."""
     claim = CLAIM.format(instance="a")
     path = log_file(tmp_path, stored([(EV, 0, 0, claim), (7, 0, 0, "Mark/1/1/a/c/g//0")]))
     assert call(capsys, "replay", path, "--json").json["invalid"] == 0
@@ -133,28 +133,28 @@ def test_the_coordination_partitions_are_the_largest_number_and_one(
     ],
 )
 def test_the_largest_number_is_what_json_says(capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str) -> None:
-    """However a line is written, its coordination partition counts as the parser of JSON reads it."""
+    """However a line is written, its partition counts as the JSON parser reads it."""
     claim = json.dumps({"partition": EV, "offset": 0, "timestamp": 0, "value": CLAIM.format(instance="a")})
     state = call(capsys, "replay", log_file(tmp_path, f"{claim}\n{line}\n"), "--json").json
     assert (state["invalid"], owner(state)) == (1, "a")
 
 
 def test_the_heartbeat_interval_may_be_a_fraction(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """An owner is taken over when more than twice the interval has passed, and not at exactly twice."""
+    """An owner is replaced after more than twice the interval, and not at exactly twice."""
     options = ("--heartbeat-interval", "0.75", "--json", "--coordination-partitions", "8")
     assert owner(call(capsys, "replay", log_file(tmp_path, takeover(1_500)), *options).json) == "a"
     assert owner(call(capsys, "replay", log_file(tmp_path, takeover(1_501)), *options).json) == "b"
 
 
 def test_an_interval_of_a_minute_is_the_default(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Without the option an owner goes stale after two minutes."""
+    """Without the option an owner becomes stale after two minutes."""
     options = ("--json", "--coordination-partitions", "8")
     assert owner(call(capsys, "replay", log_file(tmp_path, takeover(120_000)), *options).json) == "a"
     assert owner(call(capsys, "replay", log_file(tmp_path, takeover(120_001)), *options).json) == "b"
 
 
 def test_the_rule_set_decides_until_settings_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Under `go` a heartbeat takes a partition that nobody holds; under `native` it is refused."""
+    """Under `go` a heartbeat takes a partition without an owner; under `native` it is refused."""
     path = log_file(tmp_path, stored([(EV, 0, 0, BEAT.format(instance="a", offset=7))]))
     options = ("--json", "--coordination-partitions", "8")
     assert owner(call(capsys, "replay", path, *options, "--rules", "go").json) == "a"
@@ -162,7 +162,7 @@ def test_the_rule_set_decides_until_settings_do(capsys: pytest.CaptureFixture[st
 
 
 def test_a_log_that_begins_later_is_only_observed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A coordination partition whose first line is not offset 0 gives provisional keys, and says so to a person."""
+    """A coordination partition that does not begin at offset 0 has provisional keys, and the text reports it."""
     path = log_file(tmp_path, stored([(EV, 5, 0, BEAT.format(instance="a", offset=7))]))
     (key,) = call(capsys, "replay", path, "--coordination-partitions", "8", "--json").json["groups"]["g"]["partitions"]
     assert (key["provisional"], key["epoch"], key["owner_instance"], key["offset"]) == (True, None, "a", 7)
@@ -188,7 +188,7 @@ def test_a_log_that_begins_later_is_only_observed(capsys: pytest.CaptureFixture[
     ],
 )
 def test_a_malformed_line_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, says: str) -> None:
-    """A line that is none is an error with its number, counted from 1 with empty lines, and exit code 4."""
+    """A malformed line is an error with its number, counting empty lines, and exit code 4."""
     path = log_file(tmp_path, stored([(EV, 0, 0, None)]) + "\n" + line + "\n")
     answer = call(capsys, "replay", path, "--json", "--coordination-partitions", "8")
     assert (answer.code, answer.out) == (4, "")
@@ -197,7 +197,7 @@ def test_a_malformed_line_is_named(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_bytes_that_are_no_text_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A file that is not UTF-8, and one without line ends, are malformed, not crashes."""
+    """A file that is not UTF-8, or has no line breaks, is malformed; it causes no crash."""
     path = tmp_path / "log.jsonl"
     path.write_bytes(stored([(EV, 0, 0, None)]).encode() + b'{"value": "\xff"}\n')
     assert call(capsys, "replay", path).error.startswith("marshal-dagster: line 2: not UTF-8")
@@ -206,7 +206,7 @@ def test_bytes_that_are_no_text_are_named(capsys: pytest.CaptureFixture[str], tm
 
 
 def test_an_empty_log_is_an_empty_world(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A file with nothing but empty lines names no group."""
+    """A file with only empty lines has no group."""
     answer = call(capsys, "replay", log_file(tmp_path, "\n \n"), "--json")
     assert (answer.code, answer.json) == (0, {"invalid": 0, "refused": 0, "groups": {}})
     assert "The log has no group." in call(capsys, "replay", log_file(tmp_path, "")).out
@@ -226,7 +226,7 @@ def test_an_empty_log_is_an_empty_world(capsys: pytest.CaptureFixture[str], tmp_
     ],
 )
 def test_a_wrong_option_is_named(capsys: pytest.CaptureFixture[str], options: list[str], says: str) -> None:
-    """A value that cannot be is wrong usage, told by the option's name before anything is read."""
+    """An invalid value is reported with its option before anything is read."""
     answer = call(capsys, "replay", "/nowhere", *options)
     assert (answer.code, answer.out) == (2, "")
     assert says in answer.error
@@ -234,14 +234,14 @@ def test_a_wrong_option_is_named(capsys: pytest.CaptureFixture[str], options: li
 
 @pytest.mark.parametrize("file", ["nowhere.jsonl", "."])
 def test_a_file_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str) -> None:
-    """A missing file and a folder are wrong usage."""
+    """A missing file and a folder are usage errors."""
     answer = call(capsys, "replay", tmp_path / file)
     assert answer.code == 2
     assert str(tmp_path) in answer.error
 
 
 def test_a_verdict_is_written_before_the_next_record_is_there() -> None:
-    """With `--at-each` a pipe that is still being written gets each verdict at once."""
+    """With `--at-each`, each verdict is written as soon as its record arrives in the pipe."""
     command = [*COMMAND, "replay", "-", "--at-each", "--coordination-partitions", "8"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ())
     assert process.stdin is not None
@@ -256,7 +256,7 @@ def test_a_verdict_is_written_before_the_next_record_is_there() -> None:
 
 @pytest.mark.thorough
 def test_a_long_log_is_not_held_in_memory(tmp_path: Path) -> None:
-    """A log of a hundred times as many records takes hardly more memory."""
+    """A log with a hundred times as many records needs hardly more memory."""
     one = render_record(StoredRecord(EV, 0, 0, CLAIM.format(instance="a").encode())) + "\n"
     script = (
         "import resource, sys; from marshal_dagster.cli.main import run; run(sys.argv[1:]);"

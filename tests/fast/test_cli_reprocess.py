@@ -1,4 +1,4 @@
-"""`reprocess` as its user calls it, on a log in memory, with members that work while it waits."""
+"""Test `reprocess` as a user calls it, on an in-memory log, with members that work during its sleeps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ def nothing() -> None:
 
 @dataclass(slots=True)
 class Members:
-    """A clock by which, whenever somebody waits, members take the next offsets of partition 0, as far as they may."""
+    """A clock by which members process the next offsets of partition 0 during each sleep, if they are allowed to."""
 
     site: Site
     clock: ManualClock
@@ -35,15 +35,15 @@ class Members:
     are_there: bool = True
 
     def wall_ms(self) -> int:
-        """Give the site's time."""
+        """Return the site's time."""
         return self.clock.wall_ms()
 
     def lease_ms(self) -> float:
-        """Give the site's time."""
+        """Return the site's time."""
         return self.clock.lease_ms()
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Let happen what is to happen, let members work, then let the time pass."""
+        """Run the next event, let members work, and then let the time pass."""
         happens, self.at_next = self.at_next, nothing
         happens()
         if self.are_there:
@@ -51,7 +51,7 @@ class Members:
         self.clock.advance(duration_ms)
 
     def work(self) -> None:
-        """Do one batch."""
+        """Process one batch."""
         member = self.site.member(settings=SETTINGS)
         at = self.site.key().offset
         if member.paused_until_s() is not None or at is None or at >= STOOD or not member.claim([0]):
@@ -66,7 +66,7 @@ class Members:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A group that stands at 80."""
+    """A group at offset 80."""
     site = site_now()
     site.owner_of(0, at=STOOD).release()
     at_work_on(site, monkeypatch, position, topics=FakeTopics())
@@ -75,20 +75,23 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @pytest.fixture
 def members(site: Site, monkeypatch: pytest.MonkeyPatch) -> Members:
-    """Its members."""
+    """The members of the group."""
     members = Members(site, site.clock)
     monkeypatch.setattr(position, "SystemClock", lambda: members)
     return members
 
 
 def is_paused(site: Site) -> bool:
-    """Tell whether the group is paused anywhere."""
+    """Return whether the group is paused in any coordination partition."""
     groups = [world.groups.get(GROUP) for world in site.world().partitions.values()]
     return any(group is not None and group.is_paused(site.clock.wall_ms()) for group in groups)
 
 
 def test_a_range_is_done_again(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
-    """From its start up to its end, or a batch further; then the group goes on where it stood."""
+    """The members process from its start to its end, or one batch further.
+
+    Then the group continues at its old position.
+    """
     site = members.site
     answer = act(capsys, *AGAIN, "--yes")
     assert answer.code == 0
@@ -106,18 +109,18 @@ def test_a_range_is_done_again(members: Members, capsys: pytest.CaptureFixture[s
 
 
 def test_members_that_went_beyond_are_not_set_back(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the range ends where the group stood there may be no way forward."""
+    """If the range ends at the group's old position, the members may already be beyond it."""
     answer = act(capsys, "reprocess", GROUP, TOPIC, "-p", 0, "--from", 30, "--to", STOOD, "--yes", "--json")
     assert (answer.json["reached"], answer.json["goes_on_at"], answer.json["stood_at"]) == (90, 90, STOOD)
     assert members.done[-1] == (75, 90)
     assert (members.site.key().offset, is_paused(members.site)) == (90, False)
-    assert members.site.values()[members.site.key().generation].endswith("/30"), "no other position was set"
+    assert members.site.values()[members.site.key().generation].endswith("/30"), "another position was set"
 
 
 def test_the_group_goes_on_where_it_stood_with_nobody_at_work(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it did while the person was asked counts."""
+    """Offsets that the group committed while the operator was asked count."""
 
     def agree(*_: object, **__: object) -> bool:
         owner = members.site.owner_of(0, at=STOOD)
@@ -133,7 +136,7 @@ def test_the_group_goes_on_where_it_stood_with_nobody_at_work(
 
 
 def test_members_that_are_not_through_in_time_are_told(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
-    """The group goes on where it stood; the exit code says that it was not done."""
+    """The group continues at its old position, and the exit code shows that the range is not complete."""
     members.are_there = False
     answer = act(capsys, *AGAIN, "--yes", "--within", "1m")
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, STOOD, False)
@@ -141,7 +144,7 @@ def test_members_that_are_not_through_in_time_are_told(members: Members, capsys:
 
 
 def test_who_interrupts_it_has_the_group_go_on(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where it stood."""
+    """The group continues at its old position."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -155,7 +158,7 @@ def test_who_interrupts_it_has_the_group_go_on(members: Members, capsys: pytest.
 def test_a_broker_that_is_away_for_a_while_is_waited_for(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time is bounded anyway."""
+    """The wait has a time limit."""
     keys, failures = PositionResetter.keys, [UnavailableError("away")] * 2
 
     def away(self: PositionResetter, numbers: list[int]) -> object:
@@ -170,7 +173,7 @@ def test_a_broker_that_is_away_for_a_while_is_waited_for(
 def test_a_broker_that_stays_away_leaves_word(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what the group does then: more than was asked for, and nothing less."""
+    """The message states that the group may process more than requested again, but not less."""
     keys = PositionResetter.keys
 
     def away(self: PositionResetter, numbers: list[int]) -> object:
@@ -187,7 +190,7 @@ def test_a_broker_that_stays_away_leaves_word(
 def test_a_way_back_that_fails_half_way_is_told(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The position may be set: then the group does more again than was asked for, and it is not left paused."""
+    """The position may be set, so the group processes more than requested again; it is not left paused."""
     set_positions = GroupAdmin.set_positions
 
     def half(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
@@ -203,19 +206,19 @@ def test_a_way_back_that_fails_half_way_is_told(
 
 
 def test_members_that_stay_keep_it_from_beginning(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing was set, and the group goes on."""
+    """Nothing was set, and the group is resumed."""
     owner = members.site.owner_of(0, at=STOOD)
     answer = act(capsys, *AGAIN, "--yes", "--wait", "5s")
     assert (answer.code, f"still claimed by {owner.member.instance}" in answer.err) == (1, True)
     assert (members.site.key().generation, is_paused(members.site)) == (0, False)
-    assert act(capsys, *AGAIN, "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0, "a stale one is not waited for"
+    assert act(capsys, *AGAIN, "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0, "it waited for a stale owner"
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_position_that_another_sets_meanwhile_stays(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """Before it begins, or while the members are at it."""
+    """Another operator sets it before the range starts, or while members process it."""
 
     def another() -> bool:
         members.are_there = False
@@ -263,7 +266,7 @@ def test_what_cannot_be_done_again_is_one_line(
 def test_groups_in_which_it_could_not_be_kept_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: GroupSettings, says: str
 ) -> None:
-    """More than the range would be done again, or the position would not hold."""
+    """In such groups more than the range would be processed again, or the position would not last."""
     site = site_now()
     site.owner_of(0, at=STOOD, settings=settings).release()
     at_work_on(site, monkeypatch, position, topics=FakeTopics())
@@ -273,7 +276,7 @@ def test_groups_in_which_it_could_not_be_kept_are_refused(
 
 
 def test_a_group_that_is_paused_does_nothing_again(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is to be resumed first; one that is paused meanwhile stays so, where it stood."""
+    """A paused group must be resumed first; one that is paused meanwhile stays paused at its old position."""
     members.site.pause(60)
     refused = act(capsys, *AGAIN, "--yes")
     assert (refused.code, "is paused, so no member would reprocess the range" in refused.error) == (2, True)
@@ -284,7 +287,7 @@ def test_a_group_that_is_paused_does_nothing_again(members: Members, capsys: pyt
 
 
 def test_a_pause_that_another_begins_meanwhile_stays(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also one in place of that during which a position is set."""
+    """The new pause may also replace the one under which the position is set."""
     owner = members.site.owner_of(0, at=STOOD)
 
     def pause() -> None:
@@ -298,7 +301,7 @@ def test_a_pause_that_another_begins_meanwhile_stays(members: Members, capsys: p
 
 
 def test_a_dry_run_of_reprocessing_writes_nothing(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows what would be."""
+    """A dry run shows the result."""
     before = members.site.values()
     assert act(capsys, *AGAIN, "--dry-run").out.splitlines()[-1] == "A dry run: nothing was written."
     shown = act(capsys, *AGAIN, "--dry-run", "--json").json
@@ -309,7 +312,7 @@ def test_a_dry_run_of_reprocessing_writes_nothing(members: Members, capsys: pyte
 def test_a_person_is_asked_before_reprocessing(
     members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who does not agree changes nothing."""
+    """Without consent nothing changes."""
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     before = members.site.values()
     assert (act(capsys, *AGAIN).code, members.site.values()) == (1, before)
@@ -318,7 +321,7 @@ def test_a_person_is_asked_before_reprocessing(
 def test_an_open_plan_and_effectively_once_are_told_of(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its output must replace what it holds."""
+    """The output of an effectively-once group must be replaced."""
     site = site_now()
     owner = site.owner_of(0, at=STOOD, settings=GroupSettings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE))
     owner.plan({0: 90})

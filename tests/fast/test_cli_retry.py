@@ -1,4 +1,4 @@
-"""`retry` as its user calls it, and what `status`, `top` and `doctor` show before, on a log in memory."""
+"""`retry` as a user calls it, and how `status`, `top` and `doctor` show such plans, on an in-memory log."""
 
 import pytest
 
@@ -33,13 +33,13 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def attempts(site: Site) -> list[tuple[int | None, int | None, int]]:
-    """Give offset, plan and attempts of each partition."""
+    """Return offset, plan and attempts of each partition."""
     keys = [site.key(number) for number in ALL]
     return [(key.offset, key.plan_end, key.plan_attempts) for key in keys]
 
 
 def test_exhausted_plans_are_tried_again(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Their plan ends, the offset stays; other plans stay as they are, and no pause is left."""
+    """Their plans end and their offsets stay. Other plans are unchanged, and no pause remains."""
     assert attempts(site) == [(50, None, 0), (50, 80, 5), (50, 70, 0)]
     answer = act(capsys, "retry", GROUP, TOPIC, "--yes")
     assert (answer.code, answer.err) == (0, "")
@@ -57,7 +57,7 @@ def test_exhausted_plans_are_tried_again(site: Site, capsys: pytest.CaptureFixtu
 def test_the_plan_of_one_partition_is_tried_again_though_it_failed_once(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An operator who has fixed the cause need not wait; a partition without such a plan is an error."""
+    """After fixing the cause an operator need not wait; a partition without such a plan is an error."""
     assert act(capsys, "retry", GROUP, TOPIC, 2, "--yes").code == 0
     assert attempts(site) == [(50, None, 0), (50, 80, 5), (50, None, 0)]
     answer = act(capsys, "retry", GROUP, TOPIC, 0, "--yes")
@@ -65,7 +65,7 @@ def test_the_plan_of_one_partition_is_tried_again_though_it_failed_once(
 
 
 def test_a_plan_that_a_live_member_holds_is_left_to_it(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the member; without a partition the plan is none that is exhausted."""
+    """The error names the member; without a partition the command ignores a plan that is held."""
     holder = site.member()
     assert holder.claim([1])
     before = site.values()
@@ -93,7 +93,7 @@ def test_what_a_member_does_meanwhile_stays_done(
 
 
 def test_a_pause_stays_in_force(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Plans of a paused group end too; it is tried again once it is resumed, which a note says."""
+    """The plan of a paused group ends, too. A note states that the group must be resumed."""
     site.pause(600)
     answer = act(capsys, "retry", GROUP, TOPIC, "--yes")
     assert (answer.code, attempts(site)[1]) == (0, (50, None, 0))
@@ -108,7 +108,7 @@ def test_a_pause_stays_in_force(site: Site, capsys: pytest.CaptureFixture[str]) 
 def test_a_plan_in_a_go_group_is_taken_once_more_by_a_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No record that Go knows ends a plan at the same position: the error names what a run can do."""
+    """No record that Go knows ends a plan without a new offset, so the error names the option of a run."""
     site = site_now()
     at_work_on(site, monkeypatch, position, topics=FakeTopics())
     monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
@@ -122,7 +122,7 @@ def test_a_plan_in_a_go_group_is_taken_once_more_by_a_run(
 
 
 def test_plans_of_ranges_are_tried_again(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan ahead of the offset ends; what is done beyond it is done again, as a note says."""
+    """The plan after the offset ends. Ranges done after it are processed again, and a note reports it."""
     ranged = site_now()
     site.broker, site.clock = ranged.broker, ranged.clock
     site.begin(*ALL, at=50)
@@ -163,7 +163,7 @@ COMMAND = f"marshal-dagster retry {GROUP} {TOPIC} 1"
 def test_status_and_top_show_exhausted_plans_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the command that retries them, before anything else; in JSON too."""
+    """They come first, with the command that retries them, in JSON too."""
     monkeypatch.setattr(output, "wait", lambda _: None)
     text = f"{TOPIC}/1 [50, 80) of group '{GROUP}' was tried 6 times"
     for name in ("status", "top"):
@@ -190,7 +190,7 @@ def test_status_and_top_show_exhausted_plans_first(
 
 
 def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
-    """They are a problem, and the first finding about the world state."""
+    """They are a problem and the first finding about the world state."""
     reader = Rationalizer(site.log(), clock=site.clock)
     reader.catch_up()
     _, found, *_ = check_world(reader.identity, reader.world, site.clock.wall_ms())
@@ -200,7 +200,7 @@ def test_doctor_shows_exhausted_plans_with_the_command(site: Site) -> None:
 
 
 def test_status_checks_what_needs_an_operator(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exhausted plans, open plans that no member holds, claims stale for long, long pauses; each ends with 1."""
+    """Exhausted plans, open plans without a member, claims stale for long and long pauses each end with exit code 1."""
     assert act(capsys, "status").code == 0
     found = act(capsys, "status", "--check")
     assert found.code == 1

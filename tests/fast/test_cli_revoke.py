@@ -1,4 +1,4 @@
-"""`revoke` as its user calls it, on a log in memory."""
+"""Test `revoke` as a user calls it, on an in-memory log."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ REVOKE = ("revoke", GROUP, TOPIC, "--instance")
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A coordination topic of its own."""
+    """An empty coordination topic."""
     site = site_now()
     monkeypatch.setattr(revoke, "ClaimRevoker", partial(ClaimRevoker, clock=site.clock))
     at_work_on(site, monkeypatch, revoke)
@@ -28,7 +28,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @pytest.mark.parametrize("by_run", [True, False])
 def test_what_an_owner_holds_is_taken(site: Site, capsys: pytest.CaptureFixture[str], by_run: bool) -> None:
-    """Named by its instance, or by its run; what others hold stays theirs."""
+    """The owner is named by its instance or its run; the claims of others remain."""
     dead, other = site.owner_of(0, 1, at=50), site.owner_of(2, at=7)
     dead.plan({0: 60})
     site.clock.advance(HI_MS + 1)
@@ -46,14 +46,14 @@ def test_what_an_owner_holds_is_taken(site: Site, capsys: pytest.CaptureFixture[
 
 
 def test_some_partitions_are_taken(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that are named."""
+    """Only the named partitions are revoked."""
     dead = site.owner_of(0, 1, 2)
     assert act(capsys, *REVOKE, dead.member.instance, "--yes", "--partitions", "0,2").code == 0
     assert [site.owner(number) for number in range(3)] == [None, dead.member.instance, None]
 
 
 def test_ranges_are_taken_too(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each by its own epoch; a plan stays for who comes next."""
+    """Each range is revoked by its own epoch; a plan remains for the next owner."""
     site.begin(0, 1, at=50)
     dead = site.holder_of({0: (50, 60), 1: (50, 70)}, plans=True)
     other = site.holder_of({0: (60, 80)})
@@ -71,7 +71,7 @@ def test_ranges_are_taken_too(site: Site, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_who_was_heard_of_a_moment_ago_is_warned_of(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It may live; then a person is asked, and may think again."""
+    """The owner may be alive, so a warning precedes the prompt."""
     owner = site.owner_of(0)
     answer = act(capsys, *REVOKE, owner.member.instance, "--dry-run")
     assert (answer.code, "the owner's last heartbeat is less than an interval old" in answer.error) == (0, True)
@@ -82,7 +82,7 @@ def test_who_was_heard_of_a_moment_ago_is_warned_of(site: Site, capsys: pytest.C
 def test_a_person_says_that_the_owner_is_dead(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, agreed: bool
 ) -> None:
-    """Who does not changes nothing; with JSON it cannot ask."""
+    """Without consent nothing changes; with JSON there is no prompt."""
     owner = site.owner_of(0)
     before = site.values()
     monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
@@ -93,7 +93,7 @@ def test_a_person_says_that_the_owner_is_dead(
 
 
 def test_a_dry_run_revokes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows what would be."""
+    """A dry run shows the result."""
     owner = site.owner_of(0)
     before = site.values()
     answer = act(capsys, *REVOKE, owner.member.instance, "--dry-run", "--json")
@@ -121,7 +121,7 @@ def test_who_holds_nothing_is_told_with_who_does(
 def test_what_changed_hands_meanwhile_is_not_taken(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A revocation counts for the claim that was shown, not for that of who came next."""
+    """A revocation applies to the claim that was shown, not to that of a later owner."""
     owner = site.owner_of(0, 1)
     successors: list[str] = []
 
@@ -137,14 +137,14 @@ def test_what_changed_hands_meanwhile_is_not_taken(
 
 
 def test_a_group_that_the_log_does_not_name_has_no_owners(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is most likely misspelt."""
+    """The group's name is most likely misspelt."""
     site.owner_of(0)
     answer = act(capsys, "revoke", "other", TOPIC, "--instance", "x", "--yes")
     assert (answer.code, "the log has no group 'other'" in answer.error) == (2, True)
 
 
 def test_nothing_is_revoked_by_a_log_that_shows_no_epochs(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that is only observed."""
+    """The log can only be observed."""
     owner = site.owner_of(0)
     site.broker.retain_from(site.home, 1)
     answer = act(capsys, *REVOKE, owner.member.instance, "--yes")
@@ -154,7 +154,7 @@ def test_nothing_is_revoked_by_a_log_that_shows_no_epochs(site: Site, capsys: py
 def test_revocations_are_written_as_the_groups_members_write(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No record may wait longer to be sent than the group's heartbeat interval allows."""
+    """A record may wait only as long as the group's heartbeat interval allows."""
     asked: list[int] = []
 
     def open_reader(

@@ -1,4 +1,4 @@
-"""Work that goes on until a signal ends it."""
+"""Work that continues until a signal ends it."""
 
 import os
 import signal
@@ -13,26 +13,26 @@ from marshal_dagster.errors import UnavailableError
 
 
 def signalled() -> None:
-    """Send this process a signal in a while."""
+    """Send this process a signal after 0.1 s."""
     threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
 
 
 def test_a_signal_stops_work() -> None:
-    """Which ends in order."""
+    """The signal requests the end, and the work ends normally."""
     stopped = threading.Event()
     signalled()
     assert run_until_signal(stopped.wait, stopped.set)
 
 
 def test_work_that_ends_by_itself_is_not_stopped() -> None:
-    """What it raises is raised."""
+    """An error of the work is raised."""
     assert not run_until_signal(lambda: None, lambda: None)
     with pytest.raises(ZeroDivisionError):
         run_until_signal(lambda: 1 / 0, lambda: None)
 
 
 def test_work_that_does_not_end_holds_up_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told, and left as it is."""
+    """The work is reported as hung and left running."""
     monkeypatch.setattr(service, "_END_WITHIN_S", 0.2)
     hung = threading.Event()
     signalled()

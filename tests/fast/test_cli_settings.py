@@ -1,4 +1,4 @@
-"""`settings` as its user calls it, on a log in memory."""
+"""Test `settings` as a user calls it, on an in-memory log."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ IN_JSON = {
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A coordination topic of its own."""
+    """An empty coordination topic."""
     site = site_now()
     monkeypatch.setattr(settings_command, "GroupSettingsAdmin", partial(GroupSettingsAdmin, clock=site.clock))
     at_work_on(site, monkeypatch, settings_command)
@@ -35,12 +35,12 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def features(site: Site) -> set[tuple[str, ...]]:
-    """Give the features in force, over all coordination partitions."""
+    """Return the features in force in the coordination partitions."""
     return {world.groups[GROUP].settings.features for world in site.world().partitions.values()}
 
 
 def test_the_settings_in_force_are_shown(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one row where they are the same everywhere."""
+    """Equal settings of all coordination partitions are shown in one row."""
     site.begin(0, settings=RANGES)
     answer = act(capsys, *SHOW)
     assert (answer.code, answer.err) == (0, "")
@@ -56,7 +56,7 @@ def test_the_settings_in_force_are_shown(site: Site, capsys: pytest.CaptureFixtu
 
 
 def test_settings_that_differ_are_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """A half-written record leaves the defaults elsewhere; what is only observed is not sure."""
+    """A half-written record leaves the defaults elsewhere; a partition that can only be observed is marked."""
     site.broker.append(site.home, render(settings_record(GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE))))
     other = next(number for number in range(4) if number != site.home)
     site.broker.append(other, b"anything")
@@ -72,14 +72,14 @@ def test_settings_that_differ_are_told(site: Site, capsys: pytest.CaptureFixture
 
 
 def test_settings_of_a_group_that_is_not_known_are_an_error(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Most likely it is misspelt."""
+    """The group's name is most likely misspelt."""
     site.begin(0)
     answer = act(capsys, "settings", "show", "other")
     assert (answer.code, "the log has no group 'other'" in answer.error) == (2, True)
 
 
 def test_ranges_are_switched_off(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is ahead of an offset is shown and forgotten; the group goes on."""
+    """Ranges after an offset are shown and forgotten, and the group resumes."""
     site.begin(0, 1, settings=RANGES, at=50)
     site.holder_of({0: (60, 70)}, plans=True).release()
     answer = act(capsys, *OFF, "--yes")
@@ -96,7 +96,7 @@ def test_ranges_are_switched_off(site: Site, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_dry_run_of_switching_off_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows what would be."""
+    """A dry run shows the result."""
     site.begin(0, settings=RANGES, at=50)
     holder = site.holder_of({0: (60, 70)})
     before = site.values()
@@ -119,7 +119,7 @@ def test_a_dry_run_of_switching_off_writes_nothing(site: Site, capsys: pytest.Ca
 def test_a_person_is_asked_before_ranges_go(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, agreed: bool, left: set[str]
 ) -> None:
-    """Who does not agree changes nothing; with --json it cannot ask."""
+    """Without consent nothing changes; with --json there is no prompt."""
     site.begin(0, settings=RANGES)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
     assert "then add --yes" in act(capsys, *OFF, "--json").error
@@ -129,7 +129,7 @@ def test_a_person_is_asked_before_ranges_go(
 
 
 def test_members_that_stay_keep_ranges_on(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Then nothing was changed, and the exit code says so."""
+    """Then nothing was changed, and the exit code shows it."""
     site.begin(0, settings=RANGES)
     site.holder_of({0: (0, 5)})
     answer = act(capsys, *OFF, "--yes", "--wait", "5s")
@@ -145,7 +145,7 @@ def test_members_that_stay_keep_ranges_on(site: Site, capsys: pytest.CaptureFixt
 def test_where_ranges_are_still_on_may_not_be_known(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the broker is gone."""
+    """The broker fails before the command can read them."""
     site.begin(0, settings=RANGES)
     look = GroupSettingsAdmin.look
 
@@ -166,7 +166,7 @@ def test_where_ranges_are_still_on_may_not_be_known(
 
 
 def test_ranges_stay_where_the_log_is_only_observed(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whether they are enabled is not known there, so that there is nothing to show or to ask."""
+    """In such a log the settings are unknown, so nothing is shown or asked."""
     site.begin(0, settings=RANGES)
     site.broker.retain_from(site.home, 1)
     answer = act(capsys, *OFF, "--dry-run")
@@ -174,13 +174,13 @@ def test_ranges_stay_where_the_log_is_only_observed(site: Site, capsys: pytest.C
 
 
 def test_what_a_group_that_loses_ranges_is_like_is_warned_of(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its output has what will be done again."""
+    """Effectively-once output contains what will be processed again."""
     site.begin(0, settings=GroupSettings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE, features=("ranges",)))
     assert "delivers effectively once" in act(capsys, *OFF, "--dry-run").error
 
 
 def test_a_group_without_ranges_has_nothing_to_switch_off(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also as JSON."""
+    """JSON shows equal settings before and after."""
     site.begin(0, settings=SETTINGS)
     answer = act(capsys, *OFF, "--dry-run", "--json")
     assert all(each["before"] == each["after"] for each in answer.json["coordination_partitions"])

@@ -1,4 +1,4 @@
-"""How `status` looks at the data topics, and which connections the command line means."""
+"""How `status` looks up the data topics, and which connections the command line uses."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,13 +26,13 @@ HERE = KafkaConnection(bootstrap_servers="here:1")
 
 
 class FakeTopics:
-    """A cluster with topic orders of 2 partitions, and topics that cannot be looked at."""
+    """A cluster with topic orders of 2 partitions, and topics whose look-up fails."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
     def describe(self, topic: str) -> TopicDescription:
-        """Give the topic, or fail as its name says."""
+        """Return the topic, or raise the error for its name."""
         self.asked.append(topic)
         errors = {
             "gone": TopicNotFoundError,
@@ -45,24 +45,24 @@ class FakeTopics:
         return TopicDescription(topic, TOPIC_ID, (0, 1), 1)
 
     def offsets(self, _: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:
-        """Give the bounds of each partition asked for."""
+        """Return the bounds of each partition requested."""
         assert set(partitions) <= {0, 1}
         return {partition: OffsetBounds(3, 10 + partition) for partition in partitions}
 
 
 def look(topics: FakeTopics, places: dict[str, set[int]]) -> dict[str, DataTopicEnds]:
-    """Look at the data topics of a cluster that is none."""
+    """Look up the data topics of the fake cluster."""
     return read_data_topics(cast("Topics", topics), places)
 
 
 def test_ends_are_asked_for_the_partitions_that_there_are() -> None:
-    """A partition that the log names and the topic has not is left out."""
+    """A partition that is in the log but not in the topic is left out."""
     found = look(FakeTopics(), {"orders": {1, 7}})
     assert found == {"orders": DataTopicEnds(TOPIC_ID, {1: 11})}
 
 
 def test_a_topic_that_cannot_be_looked_at_leaves_the_others() -> None:
-    """A topic that is missing or must not be seen is marked, the others are known."""
+    """A topic that is missing or must not be described is marked; the others are known."""
     found = look(FakeTopics(), {"gone": {0}, "orders": {0}, "secret": {0}})
     assert {name: now.unknown for name, now in found.items()} == {
         "gone": LagUnknownReason.NO_TOPIC,
@@ -72,7 +72,7 @@ def test_a_topic_that_cannot_be_looked_at_leaves_the_others() -> None:
 
 
 def test_a_cluster_out_of_reach_is_asked_once() -> None:
-    """When the data topics' Kafka does not answer, the state is shown without waiting for each topic."""
+    """If the data topics' Kafka does not answer, the state is shown without a time-out for each topic."""
     topics = FakeTopics()
     found = look(topics, {"far": {0}, "orders": {0}})
     assert [now.unknown for now in found.values()] == [LagUnknownReason.UNAVAILABLE, LagUnknownReason.UNAVAILABLE]
@@ -80,13 +80,13 @@ def test_a_cluster_out_of_reach_is_asked_once() -> None:
 
 
 def test_another_error_is_not_hidden() -> None:
-    """What says nothing about a topic's visibility ends the command."""
+    """An error that is not about access to a topic ends the command."""
     with pytest.raises(CoordinationLogChangedError):
         look(FakeTopics(), {"odd": {0}})
 
 
 def test_servers_on_the_command_line_win_over_the_environments() -> None:
-    """`--bootstrap-servers` replaces the variable, other fields stay the environment's, `--timeout` wins."""
+    """`--bootstrap-servers` and `--timeout` override the environment, whose other fields apply."""
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": "env:1", "MARSHAL_TIMEOUT_S": "3", "MARSHAL_SECURITY_PROTOCOL": "SSL"}
     connection = connection_of(ConnectionOptions(bootstrap_servers="given:1"), environment)
     assert (connection.bootstrap_servers, connection.timeout_s, connection.security_protocol) == ("given:1", 3, "SSL")
@@ -95,7 +95,7 @@ def test_servers_on_the_command_line_win_over_the_environments() -> None:
 
 
 def test_a_connection_file_stands_alone(tmp_path: Path) -> None:
-    """With `--connection` the environment is not looked at; `--timeout` still wins."""
+    """With `--connection` the environment is ignored; `--timeout` still overrides."""
     path = tmp_path / "connection.toml"
     path.write_text('bootstrap_servers = "file:1"\ntimeout_s = 7\n', encoding="utf-8")
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": "env:1", "MARSHAL_TIMEOUT_S": "3"}
@@ -105,13 +105,13 @@ def test_a_connection_file_stands_alone(tmp_path: Path) -> None:
 
 
 def test_no_kafka_is_an_error_that_names_all_ways() -> None:
-    """An empty variable counts as none."""
+    """An empty variable counts as missing."""
     with pytest.raises(ConfigurationError, match=r"--bootstrap-servers .* --connection .* MARSHAL_BOOTSTRAP_SERVERS"):
         connection_of(ConnectionOptions(), {"MARSHAL_BOOTSTRAP_SERVERS": " "})
 
 
 def test_the_data_topics_are_where_the_coordination_topic_is(tmp_path: Path) -> None:
-    """Unless a file, or else the environment, names another cluster."""
+    """A file, or else the environment, can name another cluster."""
     environment = {"MARSHAL_DATA_BOOTSTRAP_SERVERS": "data:1"}
     path = tmp_path / "data.json"
     path.write_text('{"bootstrap_servers": "file:1"}', encoding="utf-8")

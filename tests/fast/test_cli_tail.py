@@ -1,4 +1,4 @@
-"""`tail`: which records are shown, in which order, with which verdicts, over a log in memory."""
+"""`tail`: which records it shows, in which order and with which verdicts, from an in-memory log."""
 
 import heapq
 from dataclasses import replace
@@ -20,7 +20,7 @@ RECORDS = 2_000
 
 @pytest.fixture(scope="module")
 def records() -> list[tuple[int, int, int, bytes | None]]:
-    """A log with all kinds of records, its offsets without a gap."""
+    """A log with all kinds of records, whose offsets have no gap."""
     ends = dict.fromkeys(range(4), 0)
     dense = []
     for partition, _, at_ms, value in generate(5, RECORDS):
@@ -31,7 +31,7 @@ def records() -> list[tuple[int, int, int, bytes | None]]:
 
 @pytest.fixture
 def broker(records: list[tuple[int, int, int, bytes | None]]) -> MemoryBroker:
-    """A coordination topic that holds that log."""
+    """A coordination topic with that log."""
     broker = MemoryBroker(4)
     for partition, _, at_ms, value in records:
         broker.append(partition, value, at_ms)
@@ -39,7 +39,7 @@ def broker(records: list[tuple[int, int, int, bytes | None]]) -> MemoryBroker:
 
 
 def reader(broker: MemoryBroker, *, judge: bool = True) -> Reader:
-    """Open a reader at the log's beginning."""
+    """Open a reader at the log's start."""
     return Reader(MemoryLog(broker), judge=judge, timeout_s=1)
 
 
@@ -62,7 +62,7 @@ def everything(records: list[tuple[int, int, int, bytes | None]]) -> list[Judged
 def test_all_records_are_shown_with_the_verdicts_that_the_rules_give(
     broker: MemoryBroker, records: list[tuple[int, int, int, bytes | None]]
 ) -> None:
-    """From the start each record comes once, by log time, judged as the world state judges it."""
+    """From the start, each record appears once, by log time, with the verdict of the world state."""
     found = [seen for batch in shown(reader(broker), lines=None, follow=False) for seen in batch]
     assert found == everything(records)
     assert {seen.verdict.kind for seen in found if seen.verdict} == set(VerdictKind)
@@ -72,7 +72,7 @@ def test_all_records_are_shown_with_the_verdicts_that_the_rules_give(
 def test_the_last_records_are_those_at_the_end_of_all(
     broker: MemoryBroker, records: list[tuple[int, int, int, bytes | None]], lines: int
 ) -> None:
-    """The last N by log time are shown, judged by all that was before them."""
+    """The last N records by log time are shown, with verdicts based on all earlier records."""
     (found,) = shown(reader(broker), lines=lines, follow=False)
     assert found == (everything(records)[-lines:] if lines else [])
 
@@ -80,7 +80,7 @@ def test_the_last_records_are_those_at_the_end_of_all(
 def test_without_verdicts_the_same_records_come(
     broker: MemoryBroker, records: list[tuple[int, int, int, bytes | None]]
 ) -> None:
-    """Where nobody asks for verdicts the lines are the log's, and replaying them gives the log again."""
+    """Without verdicts the lines are the log's own, and replaying them results in the same log."""
     batches = shown(reader(broker, judge=False), lines=None, follow=False)
     lines = [render_record(seen.record) for batch in batches for seen in batch]
     assert sorted((each.partition, each.offset) for each in parse_lines(lines)) == sorted(
@@ -92,20 +92,20 @@ def test_without_verdicts_the_same_records_come(
 
 
 def test_the_last_lines_alone_are_not_read_from_the_start(broker: MemoryBroker) -> None:
-    """Without verdicts the last N are found at the log's end."""
+    """Without verdicts the last N records are found at the log's end."""
     opened = reader(broker, judge=False)
     (found,) = shown(opened, lines=3, follow=False)
     assert [replace(seen, verdict=None) for seen in shown_last(broker, 3)] == found
 
 
 def shown_last(broker: MemoryBroker, lines: int) -> list[JudgedRecord]:
-    """Give the last records as a reader that judges shows them."""
+    """Return the last records as a reader with verdicts shows them."""
     (found,) = shown(reader(broker), lines=lines, follow=False)
     return found
 
 
 def test_following_goes_on_with_what_comes(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the last lines, each record that is appended comes once, judged."""
+    """After the last lines, each record that is appended appears once, with its verdict."""
     waits = iter([None, b"junk", b"junk", None, b"Mark/1/1/i/c/g//0"])
 
     def wait(_: float) -> None:
@@ -121,7 +121,7 @@ def test_following_goes_on_with_what_comes(broker: MemoryBroker, monkeypatch: py
 
 
 def test_a_log_that_is_only_observed_says_so(broker: MemoryBroker, capsys: pytest.CaptureFixture[str]) -> None:
-    """A coordination partition whose beginning is gone is named on stderr, and refuses nothing."""
+    """A coordination partition whose start is missing is named on stderr, and refuses nothing."""
     broker.retain_from(1, 5)
     found = [seen for batch in shown(reader(broker), lines=None, follow=False) for seen in batch]
     assert "coordination partition 1 begins at offset 5: it is only observed" in capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_a_log_that_is_only_observed_says_so(broker: MemoryBroker, capsys: pytes
 
 
 def test_retention_that_overtakes_is_told_and_passed(broker: MemoryBroker, capsys: pytest.CaptureFixture[str]) -> None:
-    """Records that were deleted before they were read are missing, the others come, and the gap is told."""
+    """Records deleted before they were read are missing, the others appear, and the gap is reported."""
     opened = reader(broker)
     end = broker.bounds(3).end
     broker.retain_from(3, end - 2)
@@ -151,7 +151,7 @@ def test_a_log_that_was_truncated_is_an_error(broker: MemoryBroker) -> None:
 
 
 def test_a_topic_that_was_made_anew_or_is_gone_is_an_error(broker: MemoryBroker) -> None:
-    """Another topic of that name is not followed."""
+    """A new topic with the same name is not followed."""
     opened = reader(broker)
     broker.recreate()
     with pytest.raises(CoordinationLogChangedError, match="re-created"):
@@ -183,20 +183,23 @@ def test_a_topic_that_was_made_anew_or_is_gone_is_an_error(broker: MemoryBroker)
     ],
 )
 def test_a_record_is_one_line_for_a_person(value: bytes | None, said: str) -> None:
-    """Each type is said in words; what is no message is shown as it is, with nothing that a terminal acts upon."""
+    """Each type has its own text.
+
+    An invalid record is shown as it is, without characters a terminal would interpret.
+    """
     seen = JudgedRecord(StoredRecord(2, 5, 1_000, value), 1_000, ACCEPTED)
     assert str(record_line(seen)) == f"1970-01-01 00:00:01.000Z 2:5 {said}  accepted"
 
 
 def test_a_verdict_says_why() -> None:
-    """The reason for which a record was refused or invalid, or what is noted of it, stands behind the verdict."""
+    """The verdict is followed by the reason for a refused or invalid record, or by a note."""
     seen = JudgedRecord(StoredRecord(2, 5, 0, b"x"), 0, Verdict(VerdictKind.INVALID, Invalid.UNKNOWN_TYPE))
     assert str(record_line(seen)).endswith("  invalid: unknown type")
     assert str(record_line(replace(seen, verdict=None))).endswith("2:5 x")
 
 
 def test_settings_are_told_like_everywhere() -> None:
-    """The words for settings have every field of theirs."""
+    """The text of the settings has all their fields."""
     assert settings_text(GroupSettings(7_500, features=("ranges", "a"))) == (
         "heartbeat interval 7.5 s, rule set native, delivery at_least_once, features ranges, a"
     )

@@ -1,4 +1,4 @@
-"""`top`: what it shows of a log in memory, how it goes on, and how it ends."""
+"""`top`: what it shows of an in-memory log, how it refreshes, and how it ends."""
 
 import os
 import pty
@@ -28,7 +28,7 @@ TOPICS = FakeTopics(partitions=tuple(range(5)))
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A coordination topic of its own, and no waiting but by its clock."""
+    """An empty coordination topic, with waits only on its clock."""
     site = site_now()
     at_work_on(site, monkeypatch, world_reader, topics=TOPICS)
     monkeypatch.setattr(world_reader, "SystemClock", lambda: site.clock)
@@ -36,20 +36,20 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def reader_of(site: Site, log: FaultyLog | None = None, wanted: ViewFilter = EVERYTHING) -> TopReader:
-    """Open a reader of its log."""
+    """Open a reader of the site's log."""
     rationalizer = Rationalizer(log or site.log(), clock=site.clock)
     return TopReader(WorldReader(rationalizer, TOPICS, wanted, site.clock, NOBODYS))  # type: ignore[arg-type]
 
 
 def shown(view: WorldView, **options: object) -> str:
-    """Give a page as text."""
+    """Return a page as text."""
     return "\n".join(map(str, top.page(view, PositionRates(), **options)))  # type: ignore[arg-type]
 
 
 def test_it_is_seen_who_works_on_what_and_how_fast(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Owner, age of its last heartbeat, lag, and how far the position moved from look to look."""
+    """The page has owner, age of its last heartbeat, lag, and how far the position moved between looks."""
     owner = site.owner_of(0, at=30)
 
     def commits(seconds: float) -> None:
@@ -81,7 +81,7 @@ def test_it_is_seen_who_works_on_what_and_how_fast(
 def test_one_look_as_json_has_what_status_has_and_more(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing else is written."""
+    """Nothing else is written to standard output."""
     owner = site.owner_of(0, at=30)
     monkeypatch.setattr(output, "wait", lambda seconds: site.clock.advance(1_000 * seconds))
     (row,) = act(capsys, "top", "--json").json["groups"][GROUP]["partitions"]
@@ -90,7 +90,7 @@ def test_one_look_as_json_has_what_status_has_and_more(
 
 
 def test_top_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither to the log nor to Kafka's own offsets."""
+    """It writes neither to the log nor to Kafka's own offsets."""
     site.owner_of(0, at=30)
     before = [site.broker.records(number) for number in range(site.partitions)]
     monkeypatch.setattr(output, "wait", lambda _: None)
@@ -100,7 +100,7 @@ def test_top_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str], monk
 
 
 def test_what_is_stale_and_what_is_paused_stands_out(site: Site) -> None:
-    """Beside what is fresh."""
+    """Both are marked, next to an owner that is fresh."""
     site.owner_of(0)
     site.clock.advance(2 * HI_MS + 1)
     site.owner_of(1)
@@ -112,7 +112,7 @@ def test_what_is_stale_and_what_is_paused_stands_out(site: Site) -> None:
 
 
 def test_ranges_are_watched_too(site: Site) -> None:
-    """Each with its owner."""
+    """Each range has its owner."""
     site.begin(0, settings=RANGES)
     holder = site.holder_of({0: (10, 20)}, plans=True)
     page = shown(reader_of(site).look())
@@ -121,7 +121,7 @@ def test_ranges_are_watched_too(site: Site) -> None:
 
 
 def test_a_small_terminal_shows_what_matters_first(site: Site) -> None:
-    """What is stale, then what lags most; and how many more there are."""
+    """Stale owners come first, then the largest lags; a line has the number of the others."""
     site.owner_of(4, at=90)
     site.clock.advance(2 * HI_MS + 1)
     site.owner_of(0, 1, 2, at=60)
@@ -135,7 +135,7 @@ def test_a_small_terminal_shows_what_matters_first(site: Site) -> None:
 
 
 def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables stay on the screen."""
+    """The tables must stay on the screen."""
     plans = [OpenPlan(GROUP, TOPIC, number, 0, 10, 5) for number in range(12)]
     monkeypatch.setattr(attention, "plans_of", lambda _: plans)
     lines = attention.exhausted_lines(world_view(site.world()))
@@ -144,13 +144,13 @@ def test_of_many_exhausted_plans_ten_have_a_line_of_their_own(site: Site, monkey
 
 
 def test_a_log_without_groups_is_watched(site: Site) -> None:
-    """Until there are some."""
+    """The page is shown until the log has groups."""
     assert shown(reader_of(site).look()).splitlines()[1] == "The log has no group."
     assert shown(reader_of(site, wanted=ViewFilter("other")).look()).splitlines()[1] == "The log has no group 'other'."
 
 
 def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:
-    """What was seen last stays, and it goes on when the broker is back."""
+    """The last state stays on the page, which refreshes when the broker is back."""
     log = site.log()
     site.owner_of(0, at=30)
     watched = reader_of(site, log)
@@ -170,7 +170,7 @@ def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:
 
 
 def test_an_error_that_does_not_pass_by_itself_ends_it(site: Site) -> None:
-    """A log that was re-created."""
+    """An example is a log that was re-created."""
 
     def look() -> WorldView:
         raise CoordinationLogChangedError("re-created")
@@ -180,7 +180,7 @@ def test_an_error_that_does_not_pass_by_itself_ends_it(site: Site) -> None:
 
 
 def test_a_position_that_was_set_is_no_rate(site: Site) -> None:
-    """It is a new generation; what moves from there on counts, over the last minute."""
+    """A set position starts a new generation. The rate counts later moves, over the last minute."""
     watched = reader_of(site)
     owner = site.owner_of(0, at=30)
 
@@ -210,7 +210,7 @@ def test_a_position_that_was_set_is_no_rate(site: Site) -> None:
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["in colour", "without"])
 @pytest.mark.thorough
 def test_a_terminal_is_filled_and_given_back(environment: dict[str, str], tmp_path: Path) -> None:
-    """`q` ends it; what the terminal was like before, it is again; with NO_COLOR there is no colour."""
+    """`q` ends it and restores the terminal; with NO_COLOR there is no colour."""
     script = tmp_path / "watching.py"
     script.write_text(WATCHING)
     ours, theirs = pty.openpty()

@@ -1,4 +1,4 @@
-"""What `status` adds to the world state: freshness, lag, what was half written; and that it changes nothing of it."""
+"""What `status` adds to the world state: freshness, lag and half-written records, without changing it."""
 
 from collections.abc import Iterable
 
@@ -39,47 +39,47 @@ TOPIC_ID, OTHER_ID = "A" * 22, "B" * 22
 
 
 class Log:
-    """A world state that grows record by record."""
+    """A world state built record by record."""
 
     def __init__(self, start: int = 0) -> None:
         self.world = World(PARTITIONS)
         self._next = dict.fromkeys(range(PARTITIONS), start)
 
     def add(self, message: Message, at_ms: int, partition: int = HOME) -> None:
-        """Let a record act."""
+        """Apply a record."""
         verdict = self.world.apply(partition, self._next[partition], at_ms, render(message))
         assert verdict.reason is None, verdict
         self._next[partition] += 1
 
 
 def claim(number: int = 0, instance: str = "i") -> Message:
-    """Make a claim of a partition of topic orders."""
+    """Return a claim of a partition of topic orders."""
     return ClaimingPartition(instance=instance, client="c", group="g", topic="orders", partition=number, time_s=1)
 
 
 def beat(offset: int, number: int = 0) -> Message:
-    """Make a heartbeat of its owner."""
+    """Return a heartbeat of its owner."""
     return Heartbeat(instance="i", client="c", group="g", topic="orders", partition=number, time_s=1, offset=offset)
 
 
 def pause(until_s: int) -> Message:
-    """Make a pause of the group."""
+    """Return a pause of the group."""
     return ReleaseGroup(instance="p", client="c", group="g", time_s=1, expiry_s=until_s)
 
 
 def settings(interval_ms: int) -> Message:
-    """Make settings of the group."""
+    """Return settings of the group."""
     return GroupSettingsRecord(instance="i", client="c", group="g", time_s=1, settings=GroupSettings(interval_ms))
 
 
 def text(looked: WorldView) -> str:
-    """Give what a person is shown."""
+    """Return the text that an operator sees."""
     return "\n".join(str(part) for part in world_tables.overview(looked))
 
 
 @pytest.fixture
 def log() -> Log:
-    """A log in which instance i holds partition 0 of topic orders, at offset 7, heard of at 1,000 ms."""
+    """A log in which instance i holds partition 0 of topic orders at offset 7, with a heartbeat at 1,000 ms."""
     log = Log()
     log.add(claim(), 1_000)
     log.add(beat(7), 1_000)
@@ -91,14 +91,14 @@ def log() -> Log:
     [(0, "fresh"), (HI_MS, "fresh"), (HI_MS + 1, "unknown"), (2 * HI_MS, "unknown"), (2 * HI_MS + 1, "stale")],
 )
 def test_an_owner_is_fresh_unknown_or_stale(log: Log, silent_ms: int, freshness: str) -> None:
-    """One interval of silence is fresh, two are unknown, a millisecond more is stale."""
+    """Up to one interval of silence is fresh, up to two are unknown, and a millisecond more is stale."""
     looked = world_view(log.world, at_ms=1_000 + silent_ms)
     assert to_json(looked)["groups"]["g"]["partitions"][0]["freshness"] == freshness
     assert f"{freshness}, {output.duration(silent_ms)}" in text(looked)
 
 
 def test_log_time_counts_when_it_is_later_than_the_clock(log: Log) -> None:
-    """A clock that is slow makes no owner younger than the log says."""
+    """With a slow clock an owner is not younger than the log shows."""
     log.add(claim(1), 1_000 + 2 * HI_MS + 1)
     (key, _) = world_view(log.world, at_ms=0).groups[0].keys
     assert key.last_heartbeat is not None
@@ -106,7 +106,7 @@ def test_log_time_counts_when_it_is_later_than_the_clock(log: Log) -> None:
 
 
 def test_a_stored_log_has_no_freshness(log: Log) -> None:
-    """Without a clock the last heartbeat is shown, not how long ago it was."""
+    """Without a clock the time of the last heartbeat is shown, not its age."""
     looked = world_view(log.world)
     (key,) = looked.groups[0].keys
     assert key.last_heartbeat is not None
@@ -115,7 +115,7 @@ def test_a_stored_log_has_no_freshness(log: Log) -> None:
 
 
 def test_it_is_told_to_whom_a_partition_is_assigned(log: Log) -> None:
-    """In a column of its own, and in JSON; nothing is said where no coordinator leads the group."""
+    """The assignment has a column of its own and JSON fields, but only if a coordinator leads the group."""
     topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
     log.add(topic, 1_000)
     looked = world_view(log.world, at_ms=1_000)
@@ -155,7 +155,7 @@ def test_the_lag_is_told_or_why_there_is_none(log: Log, now: DataTopicEnds, lag:
 
 
 def test_a_key_without_an_offset_has_no_lag() -> None:
-    """A partition that was claimed and never heard of again has no offset to count from."""
+    """A partition that was claimed without a heartbeat has no offset."""
     log = Log()
     log.add(claim(), 0)
     looked = world_view(log.world, at_ms=0, data={"orders": DataTopicEnds(TOPIC_ID, {0: 10})})
@@ -163,7 +163,7 @@ def test_a_key_without_an_offset_has_no_lag() -> None:
 
 
 def test_an_open_plan_is_shown_with_its_attempts(log: Log) -> None:
-    """A plan that was taken over shows its end and how often it was tried."""
+    """A plan that was taken over is shown with its end and the number of attempts."""
     plan = ClaimingMessages(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, plan_end=9)
     log.add(plan, 1_000)
     log.add(claim(instance="j"), 1_000 + 2 * HI_MS + 1)
@@ -174,7 +174,7 @@ def test_an_open_plan_is_shown_with_its_attempts(log: Log) -> None:
 
 @pytest.mark.parametrize("written", [{0}, {0, 1, 3}])
 def test_a_pause_that_is_half_written_is_told(log: Log, written: set[int]) -> None:
-    """A pause that stands in some coordination partitions only is named with those."""
+    """A pause in some coordination partitions only is reported with these."""
     _start_all(log.world)
     for number in written:
         log.add(pause(1_000), 1_000, number)
@@ -186,7 +186,7 @@ def test_a_pause_that_is_half_written_is_told(log: Log, written: set[int]) -> No
 
 
 def test_a_pause_that_is_over_or_whole_is_no_difference(log: Log) -> None:
-    """A pause in all coordination partitions, and the rest of one that has run out, need no mending."""
+    """A pause in all coordination partitions, and the rest of one that is over, need no repair."""
     _start_all(log.world)
     log.add(pause(2), 1_000, 0)
     looked = world_view(log.world, at_ms=2_000)
@@ -200,7 +200,7 @@ def test_a_pause_that_is_over_or_whole_is_no_difference(log: Log) -> None:
 
 
 def test_settings_that_are_half_written_are_told() -> None:
-    """Settings of a group that stand in some coordination partitions only are named with those."""
+    """Settings in some coordination partitions only are reported with these."""
     log = Log()
     _start_all(log.world)
     for number in (1, 2):
@@ -215,7 +215,7 @@ def test_settings_that_are_half_written_are_told() -> None:
 
 
 def test_what_is_only_observed_is_told_and_misses_nothing() -> None:
-    """Coordination partitions without a beginning are named; a record that they may have lost is no difference."""
+    """Partitions without a start are named, and a record that they may have lost is no difference."""
     log = Log(start=5)
     log.add(beat(7), 0)
     log.add(pause(99), 0, (HOME + 1) % PARTITIONS)
@@ -227,7 +227,7 @@ def test_what_is_only_observed_is_told_and_misses_nothing() -> None:
 
 
 def test_the_json_holds_what_replay_gives(log: Log) -> None:
-    """Each field of `replay --json` is there with the same value."""
+    """The JSON has each field of `replay --json` with the same value."""
     log.add(claim(1), 2_000)
     log.world.apply(HOME, 9, 2_000, b"junk")
     document, stored = to_json(world_view(log.world, at_ms=5_000)), summary(log.world)
@@ -240,7 +240,7 @@ def test_the_json_holds_what_replay_gives(log: Log) -> None:
 
 
 def test_what_is_wanted_is_what_is_shown(log: Log) -> None:
-    """With a group or a topic named, no other is shown or looked up."""
+    """If a group or topic is named, no other is shown or looked up."""
     other = ClaimingPartition(instance="i", client="c", group="h", topic="bills", partition=3, time_s=1)
     log.add(other, 1_000, coordination_partition("bills", PARTITIONS))
     assert data_places(log.world) == {"orders": {0}, "bills": {3}}
@@ -255,7 +255,7 @@ def test_what_is_wanted_is_what_is_shown(log: Log) -> None:
     ("numbers", "said"), [([], ""), ([3], "3"), ([2, 0, 1], "0-2"), ([0, 2, 3, 5], "0, 2-3, 5"), ([1, 2], "1-2")]
 )
 def test_numbers_are_listed_shortly(numbers: Iterable[int], said: str) -> None:
-    """Neighbours are drawn together."""
+    """Consecutive numbers are joined."""
     assert listed(list(numbers)) == said
 
 
@@ -265,7 +265,7 @@ def _start_all(world: World) -> None:
 
 
 def test_ranges_are_shown_below_their_key(log: Log) -> None:
-    """Each with its bounds, its phase, its owner and when that was heard of; in JSON as `replay` gives them."""
+    """Each range has its bounds, phase, owner and last heartbeat; in JSON its fields are those of `replay`."""
     world = World(PARTITIONS)
     tails = (
         ("GroupSettings", f"{HI_MS}/native/at_least_once/ranges"),
