@@ -154,7 +154,7 @@ class Work:
             raise self.fails.pop()
 
 
-def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: ANN401 - what a member takes
+def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: ANN401 - the options of a member
     """Return a member of the hub's group."""
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
     return CoordinatedMember(

@@ -120,12 +120,12 @@ def ends(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Ends:
     return Ends()
 
 
-def turn(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one for three
+def turn(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one object in three roles
     """Let the coordinator take one turn."""
     coordinator._turn(ends, ends, ends)
 
 
-def lead(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one for three
+def lead(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one object in three roles
     """Let the coordinator lead until a client fails."""
     coordinator._lead_with(ends, ends, ends)
 

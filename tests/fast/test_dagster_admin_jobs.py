@@ -90,7 +90,7 @@ class Stand:
             connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP, **stand.configured
         )
 
-    def run(self, name: str, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - the config's
+    def run(self, name: str, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - fields of the config
         """Run a job."""
         build, config_class = JOBS[name]
         return build().execute_in_process(

@@ -42,7 +42,7 @@ __all__ = ["instance", "own_instance", "shop", "stand"]
 PASSED = dict.fromkeys(ClaimCheck, True)
 
 
-def evaluate(shop: Shop, **settings: Any) -> dict[str, dg.AssetCheckEvaluation]:  # noqa: ANN401 - of the checks
+def evaluate(shop: Shop, **settings: Any) -> dict[str, dg.AssetCheckEvaluation]:  # noqa: ANN401 - settings of the checks
     """Run all checks and return their evaluations by name."""
     checks = build_claim_checks(shop.asset, **{"max_lag": 0, **settings})
     result = dg.materialize(
@@ -54,7 +54,7 @@ def evaluate(shop: Shop, **settings: Any) -> dict[str, dg.AssetCheckEvaluation]:
     return {one.check_name: one for one in result.get_asset_check_evaluations()}
 
 
-def failed(shop: Shop, **settings: Any) -> dict[str, str]:  # noqa: ANN401 - of the checks
+def failed(shop: Shop, **settings: Any) -> dict[str, str]:  # noqa: ANN401 - settings of the checks
     """Return the descriptions of the checks that failed."""
     found = evaluate(shop, **settings)
     assert set(found) == {each.value for each in ClaimCheck}
@@ -295,7 +295,7 @@ def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
     def after() -> None:
         pass
 
-    def ran(**settings: Any) -> bool:  # noqa: ANN401 - of the checks
+    def ran(**settings: Any) -> bool:  # noqa: ANN401 - settings of the checks
         shop.stand.scene.data.append(0, 1)
         checks = build_claim_checks(shop.asset, **settings)
         result = dg.materialize(
@@ -366,7 +366,7 @@ def test_ranges_that_follow_on_one_another_are_well_in_any_order(ends: list[int]
 
 
 @given(cuts.filter(lambda ends: len(ends) > 2), st.data())
-def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: Any) -> None:  # noqa: ANN401 - of hypothesis
+def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: Any) -> None:  # noqa: ANN401 - a type of hypothesis
     """The checks report exactly the range that is missing or recorded twice."""
     ranges = cut(ends)
     one = data.draw(st.sampled_from(ranges[1:-1]))

@@ -70,7 +70,7 @@ def own_instance() -> Iterator[dg.DagsterInstance]:
 class Shop:
     """An asset and the asset of its topic, with stand-ins for Kafka and Spark."""
 
-    def __init__(self, stand: Stand, instance: dg.DagsterInstance, **settings: Any) -> None:  # noqa: ANN401 - the asset's
+    def __init__(self, stand: Stand, instance: dg.DagsterInstance, **settings: Any) -> None:  # noqa: ANN401 - settings of the asset
         self.stand, self.instance = stand, instance
         translator, per_partition = settings.get("translator"), settings.get("per_partition", False)
         sink = stand.scene.sink if stand.mode is not AT_LEAST_ONCE else None
@@ -89,7 +89,7 @@ class Shop:
         scene = self.stand.scene
         claimer = self.stand.claimer()
 
-        class Looking(type(claimer)):  # type: ignore[misc] # the stand's own
+        class Looking(type(claimer)):  # type: ignore[misc] # the class of the stand's claimer
             def open_data(self) -> Any:  # noqa: ANN401 - a stand-in
                 return scene.data
 
@@ -103,7 +103,7 @@ class Shop:
         """Return the definitions of both assets, as in a deployment."""
         return dg.Definitions(assets=[self.asset, self.topic], resources=self.resources())
 
-    def run(self, partition_key: str | None = None, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - as asked
+    def run(self, partition_key: str | None = None, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - any option of the config
         """Materialize the asset."""
         return dg.materialize(
             [self.asset],
@@ -283,7 +283,7 @@ def test_an_interrupt_stays_one_though_dagsters_storage_fails(
             raise KeyboardInterrupt
         add_run_tags(run_id, tags)
 
-    def fail(context: dg.OpExecutionContext, event: Any) -> None:  # noqa: ANN401 - Dagster's
+    def fail(context: dg.OpExecutionContext, event: Any) -> None:  # noqa: ANN401 - a type of Dagster
         if type(event) is dg.AssetMaterialization:
             raise RuntimeError("the database is locked")
         log_event(context, event)
@@ -493,7 +493,7 @@ class Automation:
         return keys
 
 
-@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")  # of Dagster's own evaluation
+@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")  # from Dagster's own evaluation
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.thorough
 def test_new_messages_start_what_is_eager(stand: Stand, own_instance: dg.DagsterInstance, how: str) -> None:
@@ -594,7 +594,7 @@ def test_a_tick_asks_dagster_once_for_each_partition(
     def count(name: str) -> None:
         ask = getattr(own_instance, name)
 
-        def counted(*of: Any, **how: Any) -> Any:  # noqa: ANN401 - Dagster's
+        def counted(*of: Any, **how: Any) -> Any:  # noqa: ANN401 - a type of Dagster
             asked.append(name)
             return ask(*of, **how)
 

@@ -23,9 +23,9 @@ from tests.fast.test_dagster_ops import Stand, instance, stand
 __all__ = ["instance", "stand"]
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Dagster's own code
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from Dagster's own code
     pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # files that it leaves open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Dagster leaves files open
 ]
 MOST_ITERATIONS = 12
 

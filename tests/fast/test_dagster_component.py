@@ -12,7 +12,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel, _ClaimedTopicScaffolder
 from marshal_dagster.resources.claimer import ClaimerResource
 
-pytestmark = [  # of Dagster's own loader
+pytestmark = [  # from Dagster's own loader
     pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20"),
     pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning"),
 ]
@@ -31,7 +31,7 @@ sink = object()
 '''
 
 
-def built(**attributes: Any) -> dg.Definitions:  # noqa: ANN401 - what stands in the file
+def built(**attributes: Any) -> dg.Definitions:  # noqa: ANN401 - the attributes in the file
     """Load a project with one such file."""
     given = {name: value for name, value in (ATTRIBUTES | attributes).items() if value is not None}
     with create_defs_folder_sandbox() as sandbox:
@@ -114,7 +114,7 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
 
     Dagster shows where it is, and the cause shows what is wrong.
     """
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - Dagster's, of several kinds
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Dagster raises several types
         built(**wrong)
     told, error = "", cast("BaseException | None", caught.value)
     while error is not None:

@@ -42,7 +42,7 @@ def test_a_wrong_variable_is_named_when_the_location_is_loaded(tmp_path: Path) -
     assert "MARSHAL_MAX_RECORDS is 'many'; it must be a whole number of at least 1" in told.stderr + told.stdout
 
 
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster warns when it copies a sensor
 def test_the_deployment_is_a_schedule_a_sensor_and_jobs() -> None:
     """The job runs each minute by schedule; the sensor runs every 5 s and requests the reprocessing job.
 

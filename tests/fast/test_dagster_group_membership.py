@@ -51,7 +51,7 @@ class Joined:
     members: list[Member] = field(default_factory=list)
     interests: list[group_membership.Subscription] = field(default_factory=list)
 
-    def join(self, _: object, __: object, ___: str, interest: group_membership.Subscription) -> Any:  # noqa: ANN401 - its stand-in
+    def join(self, _: object, __: object, ___: str, interest: group_membership.Subscription) -> Any:  # noqa: ANN401 - a stand-in
         """Start a membership."""
         self.interests.append(interest)
         self.members.append(Member())
@@ -114,7 +114,7 @@ def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, m
     interest = group_membership.Subscription(("parcels",), None, 1)
     waits, may_go_on = threading.Event(), threading.Event()
 
-    def join(of: ClaimerResource, *rest: Any) -> Any:  # noqa: ANN401 - its stand-in
+    def join(of: ClaimerResource, *rest: Any) -> Any:  # noqa: ANN401 - a stand-in
         if of.group == "slow":
             waits.set()
             assert may_go_on.wait(60)

@@ -71,7 +71,7 @@ class Stand:
         stand = self
 
         class SceneClaimer(ClaimerResource):
-            def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - of an op or an asset
+            def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - the context of an op or an asset
                 opened = self._open.get("delivery")
                 if opened is None:
                     stack = ExitStack()
@@ -98,14 +98,14 @@ class Stand:
 
         return dg.ResourceDefinition.hardcoded_resource(Session())
 
-    def run(self, config: ClaimedBatchConfig | None = None, **settings: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - the op's
+    def run(self, config: ClaimedBatchConfig | None = None, **settings: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - settings of the op
         """Run the op, followed by an op that takes its output."""
         run_config = dg.RunConfig(ops={"work": config} if config else {})
         return self.job(**settings).execute_in_process(
             run_config=run_config, instance=self.instance, raise_on_error=False
         )
 
-    def job(self, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - the op's
+    def job(self, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - settings of the op
         """Return the job of both ops."""
 
         def process(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
@@ -168,7 +168,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 class Frame(list[Any]):
     """A stand-in for a data frame: a list of partitions and offsets, with the columns that a run checks."""
 
-    columns = ["partition", "offset"]  # noqa: RUF012 - as a DataFrame's
+    columns = ["partition", "offset"]  # noqa: RUF012 - like a DataFrame's
 
 
 def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
@@ -1005,7 +1005,7 @@ def test_rows_without_a_sink_are_refused_before_the_commit(stand: Stand) -> None
 
 
 class _Totals(list[Any]):
-    columns = ["carrier", "flights"]  # noqa: RUF012 - as a DataFrame's
+    columns = ["carrier", "flights"]  # noqa: RUF012 - like a DataFrame's
 
 
 _MISTAKES = {
@@ -1101,7 +1101,7 @@ async def _waits(_context: object, _batch: object, _frame: object) -> None: ...
         ("rows", "'rows' is not a function"),
     ],
 )
-def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
+def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text: str) -> None:  # noqa: ANN401 - wrong on purpose
     """Such a function is refused for an op and for an asset."""
     with pytest.raises(ConfigurationError, match=text):
         build_claimed_batch_op(function, name="work", topic=TOPIC)
@@ -1113,7 +1113,7 @@ def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text:
     ("sink", "text"),
     [(lambda: None, r"but a run calls it with \(context\)"), (MemorySink, "sink is the class MemorySink")],
 )
-def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
+def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) -> None:  # noqa: ANN401 - wrong on purpose
     """A function without the argument `context` is refused, and so is a class."""
     with pytest.raises(ConfigurationError, match=text):
         build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, sink=sink)

@@ -44,7 +44,7 @@ class FakeOutbox(OutboxResource):
         return OutboxStatus(registration, self.rows, self.age_s if self.rows else None, self.parked, None)
 
 
-def outbox(**fields: Any) -> FakeOutbox:  # noqa: ANN401 - as the class
+def outbox(**fields: Any) -> FakeOutbox:  # noqa: ANN401 - the fields of the class
     """Return an outbox."""
     return FakeOutbox(connection=KAFKA, dsn="postgresql://localhost/db", **fields)
 
@@ -56,7 +56,7 @@ def instance() -> Iterator[DagsterInstance]:
         yield instance
 
 
-def tick(instance: DagsterInstance, box: OutboxResource, **options: Any) -> SensorResult | SkipReason:  # noqa: ANN401 - the sensor's
+def tick(instance: DagsterInstance, box: OutboxResource, **options: Any) -> SensorResult | SkipReason:  # noqa: ANN401 - options of the sensor
     """Evaluate the sensor once."""
     sensor = build_outbox_backlog_sensor(DRAIN, **options)
     result = sensor(build_sensor_context(instance, resources={"outbox": box}))
@@ -136,7 +136,7 @@ def test_the_check_tells_of_old_and_parked_rows(box: dict[str, Any], passes: boo
     assert result.metadata["rows waiting"].value == box.get("rows", 0)
 
 
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster warns when it copies a sensor
 def test_all_of_it_makes_definitions() -> None:
     """Job, sensor, check and resource form a valid code location."""
     definitions = Definitions(

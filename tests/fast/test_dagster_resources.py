@@ -34,15 +34,17 @@ from marshal_dagster.runs.names import run_of
 from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worker_ended
 
 CANARY = "canary-7b1e"
-STATUSES = [status for status in dg.DagsterRunStatus if status is not dg.DagsterRunStatus.QUEUED]  # needs a daemon
+STATUSES = [
+    status for status in dg.DagsterRunStatus if status is not dg.DagsterRunStatus.QUEUED
+]  # a queued run needs a daemon
 SASL = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "username": "etl"}
 
 
-def _connection(**fields: Any) -> KafkaConnectionConfig:  # noqa: ANN401 - of any field
+def _connection(**fields: Any) -> KafkaConnectionConfig:  # noqa: ANN401 - any field
     return KafkaConnectionConfig(**{"bootstrap_servers": "127.0.0.1:1", **fields})
 
 
-def _claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - of any field
+def _claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - any field
     return ClaimerResource(**{"connection": _connection(), "group": "etl", **fields})
 
 
@@ -378,7 +380,7 @@ def test_an_announcement_is_read_back_without_all_that_were_before(monkeypatch: 
         monkeypatch.setattr("marshal_dagster.runs.announcements.rows_in", count)
         log_event = context.log_event
 
-        def log_among_others(event: Any) -> None:  # noqa: ANN401 - Dagster's
+        def log_among_others(event: Any) -> None:  # noqa: ANN401 - a type of Dagster
             log_event(event)
             for _ in range(5):
                 log_event(dg.AssetObservation("another"))

@@ -821,7 +821,7 @@ def _run(
     watch.instance.create_run_for_job(JOB, run_id=run_id, status=status, tags=TAGGED if tags is None else tags)
 
 
-def _event(watch: Watch, run_id: str, kind: dg.DagsterEventType, data: Any) -> None:  # noqa: ANN401 - of any event
+def _event(watch: Watch, run_id: str, kind: dg.DagsterEventType, data: Any) -> None:  # noqa: ANN401 - the data of any event
     event = dg.DagsterEvent(kind.value, JOB.name, event_specific_data=data)
     watch.instance.report_dagster_event(event, run_id)
 
@@ -1452,7 +1452,7 @@ def test_a_groups_name_becomes_one_that_dagster_allows() -> None:
     assert build_stale_claim_sensor(JOB, group="etl-2").name == "etl_2_stale_claims"
 
 
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster warns when it copies a sensor
 def test_groups_whose_names_differ_in_dots_and_dashes_have_sensors_of_their_own() -> None:
     """All sensors of these groups fit into one deployment; so do those of such topics."""
     groups = ("a.b", "a-b", "a..b")

@@ -250,5 +250,5 @@ def test_the_error_of_bad_records_names_count_and_first_ones() -> None:
     assert "12 records" in str(error)
     assert "orders/0 offset 7 (empty value)" in str(error)
     assert "orders/5" not in str(error)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - just made
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - pickled by this test
     assert (str(again), again.count, again.first) == (str(error), 12, error.first)

@@ -154,7 +154,7 @@ def test_a_port_in_use_is_named_with_its_user(listener: socket.socket) -> None:
 
 def test_a_port_is_in_use_when_taken_on_all_addresses() -> None:
     """A listener on all addresses uses the port on 127.0.0.1 too."""
-    with closing(socket.create_server(("0.0.0.0", 0))) as server:  # noqa: S104 - that is the case in question
+    with closing(socket.create_server(("0.0.0.0", 0))) as server:  # noqa: S104 - the test needs all addresses
         assert not is_free(server.getsockname()[1])
 
 

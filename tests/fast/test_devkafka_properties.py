@@ -84,7 +84,7 @@ def test_values_are_escaped_as_java_reads_them() -> None:
 def test_logging_is_bounded_and_names_the_file() -> None:
     """The logging file is valid for any folder name, and keeps at most two files of 10 MB."""
     log = Path('/x & y/"z"/broker.log')
-    root = ET.fromstring(logging_configuration(log))  # noqa: S314 - text of our own making
+    root = ET.fromstring(logging_configuration(log))  # noqa: S314 - text that the library generates
     appender = root.find("./Appenders/RollingFile")
     assert appender is not None
     assert appender.get("fileName") == str(log)

@@ -69,7 +69,7 @@ class LongSummaryError(Exception):
 
     Action:
         Do this.
-    """  # noqa: D205 - the form that must be refused
+    """  # noqa: D205 - the test needs this form
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -565,7 +565,7 @@ def test_a_part_of_the_groups_claims_ranges() -> None:
     assert steps[1] == {*RANGE_APPENDS, *APPENDS}
 
 
-def row_of(faults: tuple[str, ...], **fields: Any) -> Row:  # noqa: ANN401 - as the fields are
+def row_of(faults: tuple[str, ...], **fields: Any) -> Row:  # noqa: ANN401 - the fields of the row
     """Return a row of a run without results, except `fields`."""
     counts = ("records", "refused_commits", "lost", "dropped", "twice")
     common = {"commit": "c", "seed": 1, "violations": (), "seconds": 8.0, "mode": "at_least_once", "repeated": 3}
