@@ -84,7 +84,7 @@ def problems(cluster: Cluster) -> dict[str, SettingProblem]:
 
 @pytest.mark.parametrize(("brokers", "replication", "insync"), [(1, 1, "1"), (2, 2, "2"), (3, 3, "2"), (9, 3, "2")])
 def test_a_topic_is_created_as_the_protocol_needs_it(brokers: int, replication: int, insync: str) -> None:
-    """With three brokers or more there are three replicas, of which two must be in sync; with fewer, one a broker."""
+    """With three brokers or more there are three replicas, two of them in sync; with fewer, one on each broker."""
     partitions, replicas, settings = safe(brokers).created[NAME]
 
     assert (partitions, replicas) == (8, replication)

@@ -1150,7 +1150,7 @@ def _hold_each(watch: Watch, statuses: Sequence[dg.DagsterRunStatus]) -> list[st
 
 
 def test_all_runs_that_are_over_are_freed_at_once(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """Dagster shows one run at a time, so a tick also revokes the claims of other ended runs, but none of live runs."""
+    """Dagster shows one run at a time, so a tick also revokes claims of other ended runs. Live runs keep theirs."""
     _run(watch)
     _hold_each(watch, [FAILURE, STARTED, dg.DagsterRunStatus.CANCELED])
     told = dead_runs.told()

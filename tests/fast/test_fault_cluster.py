@@ -11,7 +11,7 @@ from tests.fault_harness.cluster import FaultyKafka
 
 
 class Brokers:
-    """Stand-ins for the brokers' processes, with the number of starts; the first start may meet a kill."""
+    """Stand-ins for the processes of brokers; another fault may kill a broker during the first start."""
 
     def __init__(self, kafka: FaultyKafka) -> None:
         self.kafka = kafka
@@ -31,7 +31,7 @@ class Brokers:
 
 @pytest.fixture
 def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
-    """Yield brokers that are killed without delay and without processes."""
+    """Yield stand-ins for brokers, so that the test starts and kills no processes."""
     kafka = FaultyKafka(tmp_path / "kafka", links=0)
     kafka.proxy.start()
     brokers = Brokers(kafka)

@@ -20,8 +20,8 @@ class Override:
 class Sentence:
     """A sentence of the seed: its section, its place there, and a paraphrase.
 
-    `number` is the number of a step ("3.1"), or a kind and a number: "sentence 2" counts the prose of a section,
-    "parameter", "constant" and "message" the items of its lists; a "b" is the second sentence of an item.
+    `number` is the number of a step ("3.1"), or a kind and a number. "sentence 2" counts the prose of a section.
+    "parameter", "constant" and "message" count the items of its lists. A "b" is the second sentence of an item.
     """
 
     section: str
