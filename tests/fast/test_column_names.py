@@ -1,4 +1,4 @@
-"""Names of columns as a session compares them, in each place where Python looks one up."""
+"""Check how column names are compared, with and without case, in each place where Python looks up a column."""
 
 import pytest
 from pyspark.sql.types import (
@@ -21,7 +21,7 @@ KINDS = {"partition": IntegerType(), "offset": LongType()}
 
 
 def schema(*names: str) -> StructType:
-    """Columns of these names."""
+    """Return a schema with columns of these names."""
     return StructType([StructField(name, KINDS.get(name.lower(), StringType())) for name in names])
 
 
@@ -37,13 +37,13 @@ def schema(*names: str) -> StructType:
     ],
 )
 def test_names_are_compared_as_java_does(one: str, other: str, are_one: bool) -> None:
-    """By each character's simple mapping, as `String.equalsIgnoreCase`."""
+    """Case-insensitive names are compared character by character, as `String.equalsIgnoreCase` does."""
     assert (name_key(one, case_sensitive=False) == name_key(other, case_sensitive=False)) is are_one
     assert name_key(one, case_sensitive=True) == one
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
-    """In a session of either kind."""
+    """Two columns that the session treats as one name are refused, in case-insensitive and case-sensitive sessions."""
     with pytest.raises(
         ConfigurationError, match="the result's columns 'town' and 'Town' are the same name in this session"
     ):
@@ -55,21 +55,21 @@ def test_two_columns_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["Marshal_Range", "MARSHAL_RANGE"])
 def test_a_reserved_name_is_refused_in_any_case(name: str) -> None:
-    """In a case-sensitive session it is another name."""
+    """A case-insensitive session refuses each spelling of the name; a case-sensitive session allows other spellings."""
     with pytest.raises(ConfigurationError, match=f"the result's columns {name} are the sink's own"):
         check_columns(schema("partition", name), {"marshal_range"})
     check_columns(schema("partition", name), {"marshal_range"}, case_sensitive=True)
 
 
 def test_the_messages_columns_are_spelt_as_they_were_read() -> None:
-    """A session that takes `Offset` for `offset` would use it, and Python would miss it."""
+    """`Offset` is refused where the session treats it as `offset`, because Python code would not find the column."""
     with pytest.raises(ConfigurationError, match=r"this session treats 'Offset' as 'offset'.*: rename 'Offset'"):
         check_columns(schema("partition", "Offset"), ())
     check_columns(schema("partition", "offset", "Offset"), (), case_sensitive=True)
 
 
 def test_a_records_columns_are_spelt_as_a_sink_knows_them() -> None:
-    """Also the columns of a topic's records."""
+    """Columns of a Kafka record must be spelt as the sink spells them."""
     value = StructType([StructField("partition", IntegerType()), StructField("Value", BinaryType())])
     with pytest.raises(ConfigurationError, match="this session treats 'Value' as 'value'"):
         check_record_columns(value, "orders")
@@ -78,7 +78,7 @@ def test_a_records_columns_are_spelt_as_a_sink_knows_them() -> None:
 
 
 def test_fields_within_a_column_are_compared_too() -> None:
-    """However deep they lie."""
+    """Names of nested fields are compared too, at any depth."""
     inner = schema("id", "ID")
     for kind in (inner, ArrayType(inner), MapType(StringType(), inner), schema("x").add("y", ArrayType(inner))):
         with pytest.raises(ConfigurationError, match="its fields 'id' and 'ID' are the same name"):
@@ -87,5 +87,5 @@ def test_fields_within_a_column_are_compared_too() -> None:
 
 
 def test_no_names_clash() -> None:
-    """Ordinary ones pass."""
+    """Names without a conflict are accepted."""
     check_names(["partition", "offset", "value"], ["partition", "offset"], case_sensitive=False)

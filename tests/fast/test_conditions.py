@@ -1,4 +1,4 @@
-"""How tests wait: for a condition, with a deadline and words for what was waited for."""
+"""Check the functions with which tests wait for a condition: their deadline and their failure messages."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from tests.conditions import wait_for_line, wait_until
 
 
 def test_what_a_condition_returns_is_given_back() -> None:
-    """The first answer that is true; errors that are ignored count as "not yet"."""
+    """`wait_until` returns the first true answer; an ignored error counts as "not yet"."""
     answers = iter([None, KeyError(), 7])
 
     def ask() -> int | None:
@@ -22,7 +22,10 @@ def test_what_a_condition_returns_is_given_back() -> None:
 
 
 def test_what_does_not_come_in_time_is_said() -> None:
-    """In the words of the caller, with what it saw and the error that was ignored; other errors go through."""
+    """The failure has the caller's description, the last state and the ignored error.
+
+    Other errors are raised at once.
+    """
     seen: list[int] = []
     with pytest.raises(AssertionError, match=r"^not within 0.05 s: three were seen: \[1, 1") as failed:
         wait_until(lambda: seen.append(1), lambda: f"three were seen: {seen}", 0.05, pause_s=0.001)
@@ -39,7 +42,7 @@ def _prints(code: str) -> "subprocess.Popen[str]":
 
 
 def test_a_line_of_a_process_is_waited_for() -> None:
-    """One that ends before, or takes too long, fails with what it printed."""
+    """If the process ends early or takes too long, the failure shows what it printed."""
     with _prints("print('begun'); print('ready 7')") as process:
         assert wait_for_line(process, "ready") == "ready 7\n"
     with _prints("print('begun')") as process, pytest.raises(AssertionError, match=r"ended with 0 .*'ready': .*begun"):

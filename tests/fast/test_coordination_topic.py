@@ -1,4 +1,4 @@
-"""Which settings of the coordination topic are right, and what is said of those that are not."""
+"""Check which settings of the coordination topic are accepted, and what is reported for the others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ NAME, TOPIC_ID = "__marshal", "B" * 22
 
 @dataclass(slots=True)
 class Cluster:
-    """As much of a cluster as is asked of it."""
+    """An in-memory cluster with the operations that the checks call."""
 
     brokers: int = 1
     topic_id: str = TOPIC_ID
@@ -34,29 +34,29 @@ class Cluster:
 
     @property
     def topics(self) -> Topics:
-        """Give itself in the place of `Topics`."""
+        """Return this object in place of `Topics`."""
         return cast("Topics", self)
 
     def broker_count(self) -> int:
-        """Count."""
+        """Return the number of brokers."""
         return self.brokers
 
     def create(self, topic: str, partitions: int, replication: int, settings: Mapping[str, str] | None = None) -> bool:
-        """Create, unless it is there."""
+        """Create the topic; return false if it exists."""
         if topic in self.created:
             return False
         self.created[topic] = (partitions, replication, dict(settings or {}))
         return True
 
     def describe(self, topic: str) -> TopicDescription:
-        """Describe."""
+        """Return the topic's description."""
         if topic not in self.created:
             raise TopicNotFoundError(topic)
         partitions, replication, _ = self.created[topic]
         return TopicDescription(topic, self.topic_id, tuple(range(partitions)), replication)
 
     def settings(self, topic: str) -> dict[str, str]:
-        """Give the settings."""
+        """Return the topic's settings."""
         self.describe(topic)
         if self.hides_settings:
             raise AuthorizationError("DESCRIBE_CONFIGS")
@@ -64,7 +64,7 @@ class Cluster:
 
 
 def safe(brokers: int, **changes: str | None) -> Cluster:
-    """Give a cluster with a coordination topic as it is created there, with `changes` to its settings."""
+    """Return a cluster whose coordination topic was created by the library, with `changes` to its settings."""
     cluster = Cluster(brokers)
     create_coordination_topic(cluster.topics, NAME)
     settings = cluster.created[NAME][2]
@@ -78,13 +78,13 @@ def safe(brokers: int, **changes: str | None) -> Cluster:
 
 
 def problems(cluster: Cluster) -> dict[str, SettingProblem]:
-    """Give the problems by setting."""
+    """Return the problems found, by setting."""
     return {problem.setting: problem for problem in check_coordination_topic(cluster.topics, cluster.describe(NAME))}
 
 
 @pytest.mark.parametrize(("brokers", "replication", "insync"), [(1, 1, "1"), (2, 2, "2"), (3, 3, "2"), (9, 3, "2")])
 def test_a_topic_is_created_as_the_protocol_needs_it(brokers: int, replication: int, insync: str) -> None:
-    """With three brokers or more there are three replicas of which two must have a record; with less what there is."""
+    """With three brokers or more there are three replicas, two of them in sync; with fewer, one on each broker."""
     partitions, replicas, settings = safe(brokers).created[NAME]
 
     assert (partitions, replicas) == (8, replication)
@@ -102,12 +102,12 @@ def test_a_topic_is_created_as_the_protocol_needs_it(brokers: int, replication: 
 
 @pytest.mark.parametrize("brokers", [3, 5])
 def test_a_topic_as_created_has_no_problem(brokers: int) -> None:
-    """What is created is found right."""
+    """The check accepts a topic as the library creates it."""
     assert problems(safe(brokers)) == {}
 
 
 def test_one_broker_is_a_warning() -> None:
-    """With one broker there can be one replica only: that is told, and accepted."""
+    """A cluster of one broker can only have one replica: this is a warning, not an error."""
     cluster = safe(1)
 
     (problem,) = require_safe(cluster.topics, cluster.describe(NAME))
@@ -116,7 +116,7 @@ def test_one_broker_is_a_warning() -> None:
 
 
 def test_one_replica_among_several_brokers_is_refused() -> None:
-    """Where there could be more, a single replica is a danger."""
+    """A single replica is a danger if the cluster has several brokers."""
     cluster = Cluster(3)
     create_coordination_topic(cluster.topics, NAME, replication=1)
 
@@ -136,7 +136,10 @@ DANGERS = {
 
 @pytest.mark.parametrize("name", DANGERS | UNUSABLE)
 def test_a_dangerous_setting_is_refused(name: str) -> None:
-    """Each setting that breaks a promise is refused, with what was found, what is right, and what fixes it."""
+    """Each setting that breaks a guarantee is refused.
+
+    The message has the value found, the correct value and the fix.
+    """
     cluster = safe(3, **{name: (DANGERS | UNUSABLE)[name]})
     setting = name.replace("_", ".")
 
@@ -150,7 +153,7 @@ def test_a_dangerous_setting_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", DANGERS)
 def test_a_dangerous_setting_is_accepted_when_told_so(name: str) -> None:
-    """Who accepts an unsafe topic is given the problem instead of the error."""
+    """With `allow_unsafe`, the problem is returned instead of raised."""
     cluster = safe(3, **{name: DANGERS[name]})
 
     (problem,) = require_safe(cluster.topics, cluster.describe(NAME), allow_unsafe=True)
@@ -160,7 +163,7 @@ def test_a_dangerous_setting_is_accepted_when_told_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_no_option_allows_an_unusable_topic(name: str) -> None:
-    """Senders' timestamps and compaction are refused whatever is accepted, and by every reader too."""
+    """No option allows producers' timestamps or compaction, and readers refuse such a topic too."""
     cluster = safe(3, **{name: UNUSABLE[name]})
 
     with pytest.raises(UnsafeTopicError, match="no option allows"):
@@ -170,7 +173,7 @@ def test_no_option_allows_an_unusable_topic(name: str) -> None:
 
 
 def test_a_topic_without_an_id_is_unusable() -> None:
-    """A topic that could be deleted and re-created unnoticed is refused, whether its settings can be seen or not."""
+    """Such a topic could be deleted and re-created unnoticed, so it is refused even if its settings are hidden."""
     cluster = safe(3)
     cluster.topic_id = "A" * 22
 
@@ -182,7 +185,7 @@ def test_a_topic_without_an_id_is_unusable() -> None:
 
 
 def test_dangers_and_hidden_settings_leave_a_topic_usable() -> None:
-    """A reader opens a topic with other dangers, and one whose settings this user may not see."""
+    """A reader accepts a topic with other dangerous settings, and one whose settings it may not read."""
     for name, value in DANGERS.items():
         cluster = safe(3, **{name: value})
         require_usable(cluster.topics, cluster.describe(NAME))
@@ -192,19 +195,19 @@ def test_dangers_and_hidden_settings_leave_a_topic_usable() -> None:
 
 
 def test_compaction_beside_deletion_is_refused() -> None:
-    """A topic that is compacted too is refused."""
+    """A topic with the policy `compact,delete` is refused."""
     assert problems(safe(3, cleanup_policy="compact,delete"))["cleanup.policy"].severity is Severity.UNUSABLE
 
 
 def test_a_small_batch_is_a_warning() -> None:
-    """A topic that takes single records but no large batches is told of."""
+    """A topic that accepts single records but no large batches causes a warning."""
     problem = problems(safe(3, max_message_bytes="100000"))["max.message.bytes"]
 
     assert problem.severity is Severity.WARNING
 
 
 def test_more_replicas_wanted_than_there_are_is_refused() -> None:
-    """A topic that can never be written to is refused."""
+    """A topic that requires more in-sync replicas than it has can never be written to, so it is refused."""
     problem = problems(safe(1, min_insync_replicas="2"))["min.insync.replicas"]
 
     assert (problem.wanted, problem.severity) == ("1", Severity.DANGER)
@@ -215,7 +218,7 @@ def test_more_replicas_wanted_than_there_are_is_refused() -> None:
     [("message_timestamp_type", Severity.DANGER), ("unclean_leader_election_enable", Severity.WARNING)],
 )
 def test_a_setting_that_is_not_told_is_not_taken_for_right(name: str, severity: Severity) -> None:
-    """What the broker does not tell is a problem, not a right value."""
+    """A setting that the broker does not report is a problem: its value is not assumed to be correct."""
     problem = problems(safe(3, **{name: None}))[name.replace("_", ".")]
 
     assert problem.found == "not reported by the broker"
@@ -223,7 +226,7 @@ def test_a_setting_that_is_not_told_is_not_taken_for_right(name: str, severity: 
 
 
 def test_an_equal_topic_is_left_as_it_is() -> None:
-    """Creating it again changes nothing and says so."""
+    """Creating an equal topic again changes nothing and returns false."""
     cluster = safe(3)
     before = dict(cluster.created)
 
@@ -234,7 +237,7 @@ def test_an_equal_topic_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize(("partitions", "replication", "said"), [(16, None, "8 partitions"), (8, 1, "3 replicas")])
 def test_a_topic_of_another_shape_is_an_error(partitions: int, replication: int | None, said: str) -> None:
-    """An existing topic with other partitions or replicas than asked for is not taken for the one that was meant."""
+    """An existing topic with other partitions or replicas than requested is an error."""
     cluster = safe(3)
 
     with pytest.raises(ConfigurationError, match=said):
@@ -242,7 +245,7 @@ def test_a_topic_of_another_shape_is_an_error(partitions: int, replication: int 
 
 
 def test_an_unsafe_topic_is_not_taken_for_created() -> None:
-    """An existing topic with dangerous settings is refused by who wants to create it."""
+    """Creating a topic fails if it exists with dangerous settings."""
     cluster = safe(3, retention_ms="1")
 
     with pytest.raises(UnsafeTopicError, match=r"retention\.ms"):
@@ -250,7 +253,7 @@ def test_an_unsafe_topic_is_not_taken_for_created() -> None:
 
 
 def test_a_missing_topic_is_missing() -> None:
-    """A topic that is not there has no settings to look at."""
+    """Checking a topic that does not exist raises `TopicNotFoundError`."""
     cluster = safe(3)
     described = cluster.describe(NAME)
     del cluster.created[NAME]
@@ -260,7 +263,7 @@ def test_a_missing_topic_is_missing() -> None:
 
 
 def test_settings_follow_the_replicas() -> None:
-    """Never are more replicas wanted in step than there are, and two where that can be."""
+    """`min.insync.replicas` never exceeds the number of replicas; it is 2 where possible."""
     assert [settings_for(replicas)["min.insync.replicas"] for replicas in (1, 2, 3, 5)] == ["1", "2", "2", "2"]
 
 
@@ -277,7 +280,7 @@ WEEK_MS, GIB = 604_800_000, 1_073_741_824
     ],
 )
 def test_snapshots_outlive_a_log_that_keeps_enough(setting: str, found: int, severity: Severity) -> None:
-    """With a topic for snapshots, an ample retention is a risk that one can take; without, none is safe."""
+    """A long retention is only a warning if a snapshot topic exists; without one, any retention is dangerous."""
     cluster = safe(3, **{setting: str(found)})
     name = setting.replace("_", ".")
     assert problems(cluster)[name].severity is Severity.DANGER

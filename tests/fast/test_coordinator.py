@@ -1,4 +1,4 @@
-"""The coordinator and its members: who joins, leaves and fails; what moves, and what goes on meanwhile."""
+"""Check the coordinator and its members: how they join, leave and fail, which partitions move and which do not."""
 
 import json
 import math
@@ -30,7 +30,7 @@ from tests.coordinator_world import GROUP, World, inject_fault
 
 
 def started(members: int = 3, **fields: object) -> World:
-    """Begin a world in which all is settled."""
+    """Return a world whose members have joined and have their partitions."""
     world = World(**fields)  # type: ignore[arg-type]
     world.elect()
     for number in range(members):
@@ -43,18 +43,18 @@ def started(members: int = 3, **fields: object) -> World:
 
 
 def happened(world: World) -> list[GroupEventKind]:
-    """Give what the newest coordinator tells of."""
+    """Return the kinds of the events that the newest coordinator recorded."""
     return [event.happening for event in world.coordinators[-1].events]
 
 
 def test_members_share_the_partitions() -> None:
-    """Three that come about at once have eight each."""
+    """Three members that join at the same time get eight partitions each."""
     world = started()
     assert sorted(len(worker.membership.places) for worker in world.workers.values()) == [8, 8, 8]
 
 
 def test_only_what_changes_hands_stops() -> None:
-    """A fourth member takes two of each; the other partitions are worked on without a pause."""
+    """A fourth member takes two partitions from each member; work on the others does not stop."""
     world = started()
     world.join("m3")
     world.until(world.is_even, 5_000)
@@ -63,7 +63,7 @@ def test_only_what_changes_hands_stops() -> None:
 
 @pytest.mark.parametrize("dead", [1, 2])
 def test_what_the_dead_had_is_taken_over_within_ten_seconds(dead: int) -> None:
-    """At a session time-out of 6 s, with at most one failed ping."""
+    """The session timeout is 6 s, and at most one ping fails."""
     world = started(5)
     for number in range(dead):
         world.kill(f"m{number}")
@@ -74,7 +74,7 @@ def test_what_the_dead_had_is_taken_over_within_ten_seconds(dead: int) -> None:
 
 
 def test_who_leaves_is_followed_at_once() -> None:
-    """No ping need fail."""
+    """A member that leaves is removed at once; no ping has to fail first."""
     world = started()
     world.leave("m0")
     assert world.until(world.is_even, 5_000) < 1_000
@@ -82,7 +82,7 @@ def test_who_leaves_is_followed_at_once() -> None:
 
 
 def test_a_new_coordinator_moves_nothing() -> None:
-    """The members register again with what they have; the membership is the same."""
+    """Members register again with the partitions that they hold, so the membership is the same."""
     world = started()
     before = world.owners()
     world.depose(world.coordinators[0])
@@ -95,7 +95,7 @@ def test_a_new_coordinator_moves_nothing() -> None:
 
 
 def test_a_new_coordinator_waits_for_whom_an_older_one_has_struck_too() -> None:
-    """A process that does not yet know that it leads no more may strike what its successor told a member."""
+    """A process that does not yet know that it was superseded may delete a share that its successor sent."""
     world = started()
     before = world.owners()
     world.depose(world.coordinators[0])
@@ -107,7 +107,7 @@ def test_a_new_coordinator_waits_for_whom_an_older_one_has_struck_too() -> None:
 
 
 def test_a_member_that_died_with_the_coordinator_is_found() -> None:
-    """It does not register again in time; what it had goes to the others."""
+    """A member that died with the coordinator does not register again in time; others get its partitions."""
     world = started()
     world.depose(world.coordinators[0])
     world.kill("m0")
@@ -117,7 +117,7 @@ def test_a_member_that_died_with_the_coordinator_is_found() -> None:
 
 
 def test_without_a_coordinator_members_stop_after_a_session_time_out() -> None:
-    """Not earlier; and look for one from then on."""
+    """Members stop work after a session timeout, not earlier, and from then on they look for a coordinator."""
     world = started()
     world.depose(world.coordinators[0])
     world.run(3_500)
@@ -130,7 +130,7 @@ def test_without_a_coordinator_members_stop_after_a_session_time_out() -> None:
 
 
 def test_two_coordinators_at_once_end_with_the_newer() -> None:
-    """Members follow the larger epoch; the older one hears of it, and what it says counts for nothing."""
+    """Members follow the larger epoch; the older coordinator learns of it from them, and its messages are ignored."""
     world = started()
     old, new = world.coordinators[0], world.elect()
     world.run(10_000)
@@ -143,7 +143,7 @@ def test_two_coordinators_at_once_end_with_the_newer() -> None:
 
 
 def test_partitions_that_are_added_are_worked_on() -> None:
-    """As are topics that appear and match what a member takes."""
+    """New topics that match a member's pattern are assigned too."""
     world = started(2)
     world.topics["orders"] = 30
     world.until(world.is_even, 5_000)
@@ -158,7 +158,7 @@ def test_partitions_that_are_added_are_worked_on() -> None:
 
 @pytest.mark.parametrize("phase", ["stopping", "starting"])
 def test_what_changes_during_a_rebalance_is_not_forgotten(phase: str) -> None:
-    """Partitions that are added while members stop, or while one starts, are assigned after it."""
+    """Partitions that are added while members stop, or while one starts, are assigned after the rebalance."""
     world = started()
     for worker in world.workers.values():
         worker.stops_in_ms = 1_000 if phase == "stopping" else 10
@@ -171,7 +171,7 @@ def test_what_changes_during_a_rebalance_is_not_forgotten(phase: str) -> None:
 
 
 def test_a_member_of_a_fixed_name_that_restarts_causes_no_rebalance() -> None:
-    """It comes back within the session time-out and has what it had."""
+    """A static member that comes back within the session timeout keeps its partitions."""
     world = World()
     world.elect()
     for name in ("a", "b", "c"):
@@ -188,7 +188,7 @@ def test_a_member_of_a_fixed_name_that_restarts_causes_no_rebalance() -> None:
 
 
 def test_a_process_whose_fixed_name_another_has_taken_does_not_take_it_back() -> None:
-    """It is refused, however often it asks; its successor keeps what it had."""
+    """A superseded process is refused, however often it registers; its successor keeps its partitions."""
     world = World()
     world.elect()
     old = world.join("a", is_static=True)
@@ -213,7 +213,7 @@ def test_a_process_whose_fixed_name_another_has_taken_does_not_take_it_back() ->
     ],
 )
 def test_a_registration_that_cannot_be_is_refused(fields: dict[str, object], error: str) -> None:
-    """With what is wrong; the others go on."""
+    """The refusal names what is wrong."""
     world = started()
     if error == "duplicate_id":
         second = world.join("m9")
@@ -226,7 +226,10 @@ def test_a_registration_that_cannot_be_is_refused(fields: dict[str, object], err
 
 
 def test_a_share_says_what_of_it_came_last() -> None:
-    """Whoever looks sees what moved; of a member that only gave something up it says what it was given before."""
+    """A share lists the partitions that its member gained last, so readers can see what moved.
+
+    The share of a member that only lost partitions lists those that it still has of its last gain.
+    """
     world = started()
 
     def gained() -> dict[str, frozenset[DataPartitionId]]:
@@ -246,7 +249,7 @@ def test_a_share_says_what_of_it_came_last() -> None:
 
 
 def test_one_that_does_not_stop_is_tried_again_and_told_of() -> None:
-    """The rebalance is given up after some tries, each with a pause before it; the others work on."""
+    """The rebalance is given up after some retries, each after a pause; the other members continue."""
     world = started()
     for worker in world.workers.values():
         worker.stops_in_ms = 1e9
@@ -256,7 +259,7 @@ def test_one_that_does_not_stop_is_tried_again_and_told_of() -> None:
 
 
 def test_those_who_come_together_are_shared_out_to_once() -> None:
-    """A rebalance begins when nobody has come for a moment."""
+    """A rebalance starts when no member has joined for a moment."""
     world = World()
     world.elect()
     world.run(2_000)
@@ -269,7 +272,7 @@ def test_those_who_come_together_are_shared_out_to_once() -> None:
 
 
 def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
-    """Where members come and come, the work of those who are there begins within ten such moments."""
+    """If members keep joining, the rebalance starts after at most ten times `gather_ms`."""
     world = World()
     world.elect()
     world.run(2_000)
@@ -282,7 +285,7 @@ def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
 
 
 def test_words_that_have_waited_are_all_heard_before_anything_is_worked_out() -> None:
-    """However long ago the first of them came: working it out takes long where there are thousands."""
+    """Messages that arrived while a computation took long are all processed before the next computation starts."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     leader.update_topics({"orders": 4}, 0)
     for number in range(4):
@@ -294,7 +297,7 @@ def test_words_that_have_waited_are_all_heard_before_anything_is_worked_out() ->
 
 
 def test_those_who_keep_coming_do_not_hold_up_those_before_them() -> None:
-    """Each waits for the rebalance under way, which goes on: nobody that is in it has changed."""
+    """New members wait for the current rebalance, which continues because none of its members changed."""
     world = started()
     for worker in world.workers.values():
         worker.stops_in_ms = 300
@@ -306,7 +309,7 @@ def test_those_who_keep_coming_do_not_hold_up_those_before_them() -> None:
 
 @pytest.mark.thorough
 def weighed(weights: dict[int, float], members: int = 2) -> World:
-    """Begin a world of so many partitions with these weights, in which all is settled."""
+    """Return a world of partitions with these weights, whose members have joined and have their partitions."""
     world = World(
         strategy=weighted_assignment,
         topics={"orders": len(weights)},
@@ -321,13 +324,13 @@ def weighed(weights: dict[int, float], members: int = 2) -> World:
 
 
 def test_weights_are_spread() -> None:
-    """One heavy partition is as much as five light ones."""
+    """One heavy partition counts as much as five light ones."""
     world = weighed({0: 500.0, **dict.fromkeys(range(1, 6), 100.0)})
     assert sorted(len(worker.membership.places) for worker in world.workers.values()) == [1, 5]
 
 
 def test_work_moves_once_its_weight_has_changed_much() -> None:
-    """A little changes nothing."""
+    """A small change of weights moves nothing."""
     world = weighed(dict.fromkeys(range(12), 100.0))
     before = world.owners()
     world.weights = {("orders", number): 100.0 + number for number in range(12)}
@@ -342,7 +345,7 @@ def test_work_moves_once_its_weight_has_changed_much() -> None:
 
 
 def test_who_joins_many_gets_a_share_by_weight() -> None:
-    """Though the fullest has hardly more than it would have to."""
+    """A new member gets a full share by weight, though each other member exceeds the new average only slightly."""
     world = weighed(dict.fromkeys(range(110), 100.0), members=10)
     world.join("m10")
     world.run(8_000)
@@ -350,7 +353,7 @@ def test_who_joins_many_gets_a_share_by_weight() -> None:
 
 
 def test_nothing_moves_before_it_is_weighed() -> None:
-    """A coordinator that takes over does not level by number first."""
+    """A new coordinator does not rebalance by number of partitions before it has the weights."""
     world = weighed({0: 500.0, **dict.fromkeys(range(1, 6), 100.0)})
     before, weights = world.owners(), world.weights
     world.depose(world.coordinators[0])
@@ -365,7 +368,7 @@ def test_nothing_moves_before_it_is_weighed() -> None:
 
 
 def test_weights_that_cannot_be_found_out_hold_up_nobody() -> None:
-    """Then each partition is as good as another."""
+    """If no weights can be found, all partitions have the same weight."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(weighted_assignment, weighs=True), 0.0)
     leader.update_topics({"orders": 4}, 0.0)
     leader.update_weights(leader.topics_wanted(), None)
@@ -380,7 +383,7 @@ def test_weights_that_cannot_be_found_out_hold_up_nobody() -> None:
 
 
 def test_how_far_a_member_says_that_it_got_counts_where_it_works() -> None:
-    """Of what others have it knows nothing."""
+    """A position that a member reports counts only for partitions that are assigned to it."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0.0)
     leader.update_topics({"orders": 2}, 0.0)
     for name in ("a", "b"):
@@ -394,7 +397,7 @@ def test_how_far_a_member_says_that_it_got_counts_where_it_works() -> None:
 
 
 def test_five_thousand_members_share_fifty_thousand_partitions() -> None:
-    """They all come at once; later a tenth of them dies, and within ten seconds others work on what those had."""
+    """All members join at once; later a tenth dies, and others take over its partitions within ten seconds."""
     world = World(topics={"orders": 50_000}, overhears=False)
     world.elect()
     for number in range(5_000):
@@ -411,7 +414,7 @@ def test_five_thousand_members_share_fifty_thousand_partitions() -> None:
 
 
 def test_members_that_commit_by_themselves_wait_for_one_more_ping() -> None:
-    """So that the offsets of their last answer have arrived before they go."""
+    """The offsets of the member's last pong must have arrived before it leaves."""
     world = World()
     world.elect()
     world.join("a", auto_commit=True)
@@ -424,7 +427,7 @@ def test_members_that_commit_by_themselves_wait_for_one_more_ping() -> None:
 
 
 def test_who_gave_all_up_and_comes_back_in_time_is_told_again() -> None:
-    """Its last pings were lost, so it stopped; the coordinator had not yet taken it for dead."""
+    """A member lost its last pings and stopped its work before the coordinator removed it; it gets its share again."""
     world = started()
     worker = world.workers["m0"]
     world._do(worker, worker.membership.tick(world.now_ms + world.session_ms))
@@ -433,7 +436,7 @@ def test_who_gave_all_up_and_comes_back_in_time_is_told_again() -> None:
 
 
 def test_what_was_stopped_for_a_rebalance_that_failed_is_begun_with_again() -> None:
-    """Members have stopped for one that leaves before it gets anything."""
+    """Members stopped partitions for a new member that leaves before it gets any; they start them again."""
     world = started()
     for worker in world.workers.values():
         worker.stops_in_ms = 1_000
@@ -445,7 +448,7 @@ def test_what_was_stopped_for_a_rebalance_that_failed_is_begun_with_again() -> N
 
 
 def test_an_order_that_was_overtaken_counts_for_nothing() -> None:
-    """A share, and a stop, of an older rebalance that come late; but a later coordinator counts anew."""
+    """A late share or stop of an older rebalance is ignored; one of a later epoch counts, whatever its generation."""
     register = Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000)
     member = Membership(register, 0)
     share = StartFetcher(group=GROUP, member="a", tenure="t", epoch=3, generation=7, places={"orders": [1, 2]})
@@ -459,7 +462,7 @@ def test_an_order_that_was_overtaken_counts_for_nothing() -> None:
 
 
 def test_a_coordinator_that_was_stopped_takes_nobody_for_dead() -> None:
-    """The answers to its last ping are there, yet unread; who does not answer from then on is found as ever."""
+    """The pongs to its last ping have arrived but are unread; a member that then stays silent is still removed."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     leader.receive(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
     assert [order.kind for order in leader.tick(10)] == ["ping"]
@@ -471,7 +474,7 @@ def test_a_coordinator_that_was_stopped_takes_nobody_for_dead() -> None:
 
 
 def test_a_coordinator_that_hears_nobody_for_a_while_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members hear it and work on; when it hears them again, each has what it had."""
+    """Members still read its messages and continue; when it can read theirs again, each keeps its partitions."""
     world = started()
     before = world.owners()
     with monkeypatch.context() as deaf:
@@ -484,7 +487,7 @@ def test_a_coordinator_that_hears_nobody_for_a_while_moves_nothing(monkeypatch: 
 
 
 def test_who_wants_to_leave_and_is_not_known_any_more_is_gone() -> None:
-    """It does not register again: nobody would ever tell it to leave."""
+    """The member does not register again: no coordinator would ever confirm that it left."""
     register = Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000, auto_commit=True)
     member = Membership(register, 0)
     answer = Registered(group=GROUP, member="a", epoch=1, tenure="t")
@@ -495,7 +498,7 @@ def test_who_wants_to_leave_and_is_not_known_any_more_is_gone() -> None:
 
 
 def test_who_was_refused_its_name_has_it_once_it_is_free() -> None:
-    """As a process has that was started again before its first one was found dead."""
+    """A process may have been restarted before its predecessor was found dead."""
     world = started()
     world.kill("m0")
     second = world.join("m0")
@@ -505,7 +508,7 @@ def test_who_was_refused_its_name_has_it_once_it_is_free() -> None:
 
 
 def test_who_was_refused_its_fixed_name_does_not_take_it_from_another_by_asking() -> None:
-    """Not even when a new coordinator does not know who came first."""
+    """Repeated registration does not take a static name from its newer owner, even after the coordinator changed."""
     world = World()
     world.elect()
     old = world.join("a", is_static=True)
@@ -520,7 +523,7 @@ def test_who_was_refused_its_fixed_name_does_not_take_it_from_another_by_asking(
 
 
 def test_a_coordinator_that_does_not_know_the_topics_yet_takes_nothing_from_anybody() -> None:
-    """Those who register with what they have go on."""
+    """Members that register with partitions continue to work on them."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     register = Register(
         group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000, topics=["orders"], holds={"orders": [0]}
@@ -531,7 +534,7 @@ def test_a_coordinator_that_does_not_know_the_topics_yet_takes_nothing_from_anyb
 
 
 def test_whom_no_coordinator_heard_of_again_is_told_of_once() -> None:
-    """So that what it was told can be struck, and the next coordinator does not wait for it."""
+    """The failed member is reported once, so its share is deleted and the next coordinator does not wait for it."""
     world = started()
     world.depose(world.coordinators[0])
     world.kill("m0")
@@ -544,7 +547,7 @@ def test_whom_no_coordinator_heard_of_again_is_told_of_once() -> None:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_after_a_rebalance_was_given_up_what_changes_is_followed_at_once(leaves: bool) -> None:
-    """The long pause ends when one that was waited for has stopped at last, or somebody goes."""
+    """The long pause ends when a member that was waited for has stopped, or when a member leaves."""
     world = started()
     for worker in world.workers.values():
         worker.stops_in_ms = 30_000 if not leaves else 1e9
@@ -561,7 +564,7 @@ def test_after_a_rebalance_was_given_up_what_changes_is_followed_at_once(leaves:
 
 
 def test_members_follow_a_coordinator_of_topics_that_were_made_anew() -> None:
-    """Its epoch is smaller than any they knew; they find it after a session time-out."""
+    """The new coordinator's epoch is smaller than any that members know; they find it after a session timeout."""
     world = World()
     world.terms = 1_000
     world.elect()
@@ -582,15 +585,15 @@ def test_members_follow_a_coordinator_of_topics_that_were_made_anew() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_befalls_them_the_work_is_shared_in_the_end(seed: int) -> None:
-    """Records lost, late and repeated, members that flap, sleep and die, coordinators that come and overlap.
+    """Records are lost, late and repeated; members and coordinators come, go, sleep and overlap.
 
-    Once all that stops, each partition is worked on within a bounded time, and evenly.
+    Once these faults stop, each partition is worked on within a bounded time, and evenly.
     """
     inject_fault(seed)
 
 
 def test_what_others_gave_up_waits_for_nobody_who_does_not_stop() -> None:
-    """A member that answers pings and never stops keeps what it has; all else is with somebody soon."""
+    """A member that answers pings but never stops keeps its partitions; all others soon have an owner."""
     world = started(3)
     world.workers["m0"].stops_in_ms = 10**9
     world.join("m3")
@@ -608,7 +611,7 @@ def test_what_others_gave_up_waits_for_nobody_who_does_not_stop() -> None:
 
 
 def test_an_answer_that_comes_late_counts_for_nothing() -> None:
-    """Or again: who has answered later pings lives."""
+    """A late or repeated pong to an old ping is ignored, so a member that answered later pings stays alive."""
     leader, now_ms = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0), 0.0
     leader.receive(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
     late: Pong | None = None
@@ -626,7 +629,7 @@ def test_an_answer_that_comes_late_counts_for_nothing() -> None:
 
 @pytest.mark.parametrize("generation", [NUMBERS_BELOW - 1, 2**40])
 def test_a_share_of_a_generation_that_cannot_be_stops_no_coordinator(generation: int) -> None:
-    """Whoever wrote it: groups go on counting as far as a record can carry."""
+    """Groups can count generations up to the largest number that a record can carry."""
     share = StartFetcher(group=GROUP, member="z", tenure="z", epoch=1, generation=generation, places={"orders": [1]})
     assert parse_coordinator_message(render(share)) == share
     leader = GroupCoordinator(GROUP, 2, GroupRules(sticky_assignment), 0, kept=[share])
@@ -639,7 +642,7 @@ def test_a_share_of_a_generation_that_cannot_be_stops_no_coordinator(generation:
 
 
 def test_a_stranger_deposes_nobody() -> None:
-    """Only who is in the group, or registers, can have heard of a later coordinator."""
+    """Only a member of the group, or one that registers, can have heard from a later coordinator."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0, is_later_epoch=lambda _: True)
     leader.receive(Pong(group=GROUP, member="z", epoch=NUMBERS_BELOW - 1, tenure="z", round=1), 0)
     assert leader.events == []
@@ -648,7 +651,7 @@ def test_a_stranger_deposes_nobody() -> None:
 
 
 def test_an_epoch_is_believed_only_where_the_election_shows_it() -> None:
-    """Members may report any epoch, again and again: no term ends by that, and the coordinator continues to lead."""
+    """Epochs that members report end no term, however often they come: the coordinator continues to lead."""
     leader = GroupCoordinator(GROUP, 7, GroupRules(sticky_assignment), 0, is_later_epoch=lambda epoch: epoch == 9)
     member = {"group": GROUP, "member": "a", "tenure": "t"}
     register = Register.model_validate({**member, "epoch": 0, "session_timeout_ms": 6_000, "topics": ["orders"]})
@@ -667,7 +670,7 @@ def test_an_epoch_is_believed_only_where_the_election_shows_it() -> None:
 
 
 def test_an_answer_to_a_ping_that_was_not_sent_counts_for_nothing() -> None:
-    """Else a member that answers every ping would count as dead after one forged answer."""
+    """Otherwise a member that answers every ping would count as dead after one forged pong."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     leader.receive(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
     for now_ms in range(0, 60_000, 500):
@@ -680,7 +683,7 @@ def test_an_answer_to_a_ping_that_was_not_sent_counts_for_nothing() -> None:
 
 @pytest.mark.parametrize(("session_ms", "waits_ms"), [(30_000, 30_000), (3_000, 10_000), (3_600_000, 60_000)])
 def test_a_new_coordinator_waits_for_members_as_long_as_their_sessions_last(session_ms: int, waits_ms: int) -> None:
-    """So a member of a fixed name may restart while coordinators change; up to a minute."""
+    """A static member may restart while coordinators change; the wait is at most a minute."""
     before = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     before.update_topics({"orders": 4}, 0)
     for name in ("a", "b"):
@@ -718,7 +721,7 @@ def test_a_new_coordinator_waits_for_members_as_long_as_their_sessions_last(sess
     ],
 )
 def test_rules_that_cannot_be_are_refused(fields: dict[str, float]) -> None:
-    """With what to give instead."""
+    """The error shows which values are accepted."""
     with pytest.raises(ConfigurationError, match=f"{next(iter(fields))}.*; give "):
         GroupRules(sticky_assignment, **fields)  # type: ignore[arg-type]
 
@@ -757,7 +760,7 @@ records = st.fixed_dictionaries(
 @given(st.lists(st.one_of(records.map(json.dumps), st.text(max_size=20)), max_size=30))
 @settings(max_examples=300, deadline=None)
 def test_whatever_is_written_nobody_ends_by_it(values: list[str]) -> None:
-    """Neither a coordinator, nor the next one that reads what it kept, nor a member."""
+    """Arbitrary records crash neither a coordinator, nor its successor that reads the kept shares, nor a member."""
     leader = GroupCoordinator(GROUP, 1, GroupRules(sticky_assignment), 0)
     leader.update_topics({"orders": 3}, 0)
     register = Register(group=GROUP, member="a", epoch=0, tenure="a", topics=["orders"], session_timeout_ms=6_000)

@@ -1,4 +1,4 @@
-"""A member in a process: what it does when its work, or the client for Kafka, fails it."""
+"""Check how a member in a process handles failures of its work and of its Kafka client."""
 
 import itertools
 import queue
@@ -28,7 +28,7 @@ PLACES = {("orders", number) for number in range(4)}
 
 
 class Hub:
-    """A coordinator that members' readers and writers reach in memory."""
+    """An in-memory coordinator for the members' readers and writers."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -42,21 +42,21 @@ class Hub:
 
     @property
     def now_ms(self) -> float:
-        """The time."""
+        """Return the present time."""
         return time.monotonic() * 1_000
 
     @property
     def happened(self) -> list[GroupEventKind]:
-        """What the coordinator told of."""
+        """Return the kinds of the coordinator's events."""
         return [event.happening for event in self.leader.events]
 
     def send_message(self, message: MemberMessage) -> None:
-        """Have the coordinator hear a word."""
+        """Pass a message to the coordinator."""
         with self.lock:
             self._send(self.leader.receive(message, self.now_ms))
 
     def tick(self) -> None:
-        """Let time pass."""
+        """Let the coordinator act on the time that passed."""
         with self.lock:
             self._send(self.leader.tick(self.now_ms))
 
@@ -67,7 +67,7 @@ class Hub:
 
 
 class Reader:
-    """Reads what the hub's coordinator orders."""
+    """A reader of the hub's coordinator."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -75,38 +75,38 @@ class Reader:
         hub.made += 1
 
     def follow(self, _: object) -> None:
-        """Read from now on."""
+        """Start to read."""
         self._hub.readers.append(self._values)
 
     def read(self, timeout_s: float) -> Iterator[ReceivedRecord]:
-        """Give one order, if there is one in time."""
+        """Yield one order if it arrives in time."""
         with suppress(queue.Empty):
             yield ReceivedRecord(0, 0, b"", self._values.get(timeout=timeout_s), 0)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._hub.readers.remove(self._values)
 
 
 class Writer:
-    """Writes to the hub's coordinator."""
+    """A writer to the hub's coordinator."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self.send_to_coordinator = hub.send_message
 
     def poll(self) -> None:
-        """Fail, if that is due."""
+        """Raise the next planned error, if any."""
         if self._hub.fatal:
             raise self._hub.fatal.pop()
 
     def close(self) -> None:
-        """Write no more."""
+        """Close nothing: the writer has no resources."""
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Give a hub that the members' clients end in."""
+    """Yield a hub to which the members' clients connect."""
     hub = Hub()
     monkeypatch.setattr(client, "Reader", lambda *_: Reader(hub))
     monkeypatch.setattr(client, "Writer", lambda *_: Writer(hub))
@@ -128,7 +128,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 class Work:
-    """What a member works on."""
+    """The work of a member."""
 
     def __init__(self) -> None:
         self.on: set[DataPartitionId] = set()
@@ -138,12 +138,12 @@ class Work:
         """What the next calls raise."""
 
     def start(self, places: frozenset[DataPartitionId]) -> None:
-        """Begin."""
+        """Start work on these partitions."""
         self._call()
         self.on |= places
 
     def stop(self, places: frozenset[DataPartitionId]) -> None:
-        """End."""
+        """Stop work on these partitions."""
         time.sleep(self.stop_takes_s)
         self.on -= places
         self._call()
@@ -154,8 +154,8 @@ class Work:
             raise self.fails.pop()
 
 
-def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: ANN401 - what a member takes
-    """Make a member of the hub's group."""
+def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: ANN401 - the options of a member
+    """Return a member of the hub's group."""
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
     return CoordinatedMember(
         connection,
@@ -170,7 +170,7 @@ def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: 
 
 
 def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
-    """It is not taken for dead, though that takes longer than its session time-out."""
+    """Stopping takes longer than the session timeout, but the member does not count as dead."""
     one, other = Work(), Work()
     with member(one, "a"):
         wait_until(lambda: one.on == PLACES, "the member has all partitions")
@@ -182,7 +182,7 @@ def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
 
 
 def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
-    """The member goes on with another one, with what it had."""
+    """The member continues with a new client and keeps its partitions."""
     work = Work()
     with member(work, "a") as found:
         wait_until(lambda: work.on == PLACES, "the member has all partitions")
@@ -195,7 +195,7 @@ def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
 
 @pytest.mark.parametrize("in_stop", [False, True])
 def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: bool) -> None:
-    """Others have its share meanwhile; nobody is left with work that nobody does."""
+    """Other members get its share meanwhile, so no partition stays without a worker."""
     one, other = Work(), Work()
     with member(one, "a"):
         wait_until(lambda: one.on == PLACES, "the first member has all partitions")
@@ -213,7 +213,7 @@ def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: 
 
 
 def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
-    """Else another would begin with what it still works on."""
+    """Otherwise another member would start work that this one has not stopped."""
     work = Work()
     with member(work, "a") as found:
         wait_until(lambda: work.on == PLACES, "the member has all partitions")
@@ -224,7 +224,7 @@ def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
 
 
 def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
-    """At each ping; what it cannot find out, it does not say."""
+    """Offsets are reported at each ping; an offset that is unknown is left out."""
     work, times = Work(), itertools.count()
 
     def offsets() -> dict[DataPartitionId, int]:
@@ -238,7 +238,7 @@ def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest
 
 
 def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
-    """With another client; it is told of."""
+    """After any error in its thread the member continues with a new client, and logs the error."""
     work = Work()
     with member(work, "a") as found:
         wait_until(lambda: work.on == PLACES, "the member has all partitions")
@@ -251,7 +251,7 @@ def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: py
 def test_leaving_waits_for_a_session_and_says_so_when_that_is_not_enough(
     hub: Hub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who commits by itself waits for two pings, and then for its work to stop."""
+    """A member that commits by itself waits for two pings, and then for its work to stop."""
     del hub
     monkeypatch.setattr(client, "_STOP_WITHIN_S", 0.1)
     work = Work()

@@ -1,4 +1,4 @@
-"""The judges of coordinated groups under faults: each doctored journal or log is caught."""
+"""Check the judges of coordinated groups under faults: they find the fault in each doctored journal or log."""
 
 import pytest
 
@@ -12,27 +12,27 @@ HOME = coordination_partition(TOPIC, 2)
 
 
 def log(*texts: str) -> list[Record]:
-    """Give records of the topic's coordination partition, a tenth of a second apart."""
+    """Return records of the topic's coordination partition, a tenth of a second apart."""
     return [(HOME, offset, 1_000 + 100 * offset, text.encode()) for offset, text in enumerate(texts)]
 
 
 def claiming(instance: str) -> str:
-    """Claim partition 0."""
+    """Return a claim of partition 0."""
     return f"ClaimingPartition/1/7/{instance}/client/{GROUP}/{TOPIC}/0"
 
 
 def beat(instance: str, offset: int) -> str:
-    """Commit an offset of partition 0."""
+    """Return a heartbeat that commits an offset of partition 0."""
     return f"Heartbeat/1/7/{instance}/client/{GROUP}/{TOPIC}/0/{offset}"
 
 
 def releasing(instance: str, offset: int) -> str:
-    """Release partition 0."""
+    """Return a release of partition 0."""
     return f"ReleasingPartition/1/7/{instance}/client/{GROUP}/{TOPIC}/0/{offset}"
 
 
 def line(did: Did, at_ms: float, instance: str, epoch: int, offset: int) -> Line:
-    """Give a line about partition 0."""
+    """Return a journal line about partition 0."""
     return Line(at_ms, did, TOPIC, 0, instance, epoch, offset)
 
 
@@ -50,12 +50,12 @@ B = [line(Did.WORKS, 50, "b.1", 4, 1), line(Did.COMMITTED, 60, "b.1", 4, 2)]
 
 
 def broken(records: list[Record], a: list[Line], b: list[Line]) -> set[str]:
-    """Give the promises that are found broken."""
+    """Return the guarantees that the judges find broken."""
     return {violation.promise for violation in judge(GROUP, 2, records, {"a": a, "b": b}).violations}
 
 
 def test_a_good_run_passes() -> None:
-    """Two owners one after another, whose commits are in the log."""
+    """Two owners work one after the other, and the log has their commits."""
     assert broken(GOOD_LOG, A, B) == set()
 
 
@@ -69,12 +69,12 @@ def test_a_good_run_passes() -> None:
     ],
 )
 def test_a_doctored_journal_is_caught(a: list[Line], b: list[Line], promise: str) -> None:
-    """By the promise that it breaks."""
+    """Each fault is found as a breach of the guarantee that it breaks."""
     assert promise in broken(GOOD_LOG, a, b)
 
 
 def test_uneven_and_homeless_partitions_are_told() -> None:
-    """As are those whose owner is none of the living."""
+    """Uneven shares, partitions without an owner and partitions of a dead owner are reported."""
     places = [(TOPIC, number) for number in range(4)]
     owners = {place: ("a" if number < 2 else "b", number) for number, place in enumerate(places)}
     assert Ownership(owners).what_is_wrong(places, ["a", "b"]) is None
@@ -83,7 +83,7 @@ def test_uneven_and_homeless_partitions_are_told() -> None:
 
 
 def test_a_stop_of_what_stays_is_needless() -> None:
-    """One of what moved is not, nor one from before."""
+    """A stop is needless if the partition stays; one of a partition that moved, or an earlier stop, is not."""
     journals = {"a": [Line(at_ms, Did.STOPS, TOPIC, number) for at_ms, number in ((1, 0), (5, 0), (5, 1))]}
     after = Ownership({(TOPIC, 0): ("a", 9), (TOPIC, 1): ("b", 9)})
     assert needless_stops(journals, 2, after) == [f"a: {journals['a'][1]}"]
@@ -91,7 +91,7 @@ def test_a_stop_of_what_stays_is_needless() -> None:
 
 
 def test_a_time_without_a_coordinator_is_found() -> None:
-    """Between one that ended to lead and the next, or until now."""
+    """A gap lies between the end of one coordinator's term and the next term, or the present."""
     one = [Line(at_ms, did) for at_ms, did in ((1, Did.LEADS), (10, Did.FOLLOWS))]
     assert gap_ms({"a": one, "b": [Line(14, Did.LEADS)]}, 5, 20) == 4
     assert gap_ms({"a": one, "b": []}, 5, 20) == 10
@@ -99,5 +99,5 @@ def test_a_time_without_a_coordinator_is_found() -> None:
 
 
 def test_each_kind_of_fault_is_first_in_some_run() -> None:
-    """In as many seeds one after another as there are kinds."""
+    """Any run of consecutive seeds as long as the list of faults begins with each kind of fault once."""
     assert [scenario(seed).faults[0].kind for seed in range(len(KINDS))] == list(KINDS)

@@ -1,4 +1,4 @@
-"""How a coordinator's process is, and what it measures, without a broker."""
+"""Check the health and the metrics of a coordinator's process, without a broker."""
 
 import itertools
 import json
@@ -55,7 +55,7 @@ from tests.conditions import wait_until
 
 @pytest.fixture
 def coordinator() -> Iterator[Coordinator]:
-    """One that has not begun; its brokers are away, and topics of elsewhere can be looked up."""
+    """Yield a coordinator that is not started; its brokers are unreachable, but the lookup of data topics works."""
     found = Coordinator(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=0.1), look=lambda: {"t": 2})
     yield found
     found._helpers.shutdown()
@@ -63,7 +63,10 @@ def coordinator() -> Iterator[Coordinator]:
 
 @dataclass
 class Ends:
-    """Stands for an elector, a reader and a writer; `fails` is what the reader raises, `words` what it reads."""
+    """A stand-in for an elector, a reader and a writer.
+
+    `fails` is the error that the reader raises, `messages` are what it reads.
+    """
 
     failure: MarshalError | None = None
     fails: Exception | None = None
@@ -76,33 +79,33 @@ class Ends:
     revoked: list[CoordinatorMessage] = field(default_factory=list)
 
     def leads(self, *_: object) -> bool:
-        """Tell whether every term holds."""
+        """Return whether every term holds."""
         return not self.is_deposed
 
     def read(self, *_: object) -> list[ReceivedRecord]:
-        """Give what there is, once."""
+        """Return the messages, once."""
         if self.fails is not None:
             raise self.fails
         messages, self.messages = self.messages, []
         return [ReceivedRecord(0, 0, b"", render(message), 0) for message in messages]
 
     def send_to_member(self, order: CoordinatorMessage) -> None:
-        """Keep it."""
+        """Keep the message."""
         self.orders.append(order)
 
     def revoke(self, message: CoordinatorMessage) -> None:
-        """Keep it."""
+        """Keep the revoked message."""
         self.revoked.append(message)
 
     def nothing(self, *_: object) -> None:
-        """Do it."""
+        """Do nothing."""
 
     def may_have_successor(self, fence: int, **_: object) -> bool:
-        """Return whether another's beat is there."""
+        """Return whether another coordinator's heartbeat was seen."""
         return fence in self.rival_fences
 
     def give_up(self, _: object, reason: str, __: int) -> None:
-        """Keep why."""
+        """Keep the reason."""
         self.given_up.append(reason)
 
     leave = follow = poll = close = forget = nothing
@@ -110,26 +113,26 @@ class Ends:
 
 @pytest.fixture
 def ends(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Ends:
-    """Of a coordinator that leads one partition, and asks no brokers."""
+    """Return the stand-in of a coordinator that leads one partition and queries no brokers."""
     monkeypatch.setattr(service, "_AGAIN_AFTER_S", 0.0)
     coordinator._shards[0] = service._Shard(Term(1, "id"))
     coordinator._topic_lookup.next_ms = coordinator._topic_check.next_ms = float("inf")
     return Ends()
 
 
-def turn(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one for three
-    """Have it take one turn."""
+def turn(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one object in three roles
+    """Let the coordinator take one turn."""
     coordinator._turn(ends, ends, ends)
 
 
-def lead(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one for three
-    """Have it lead until a client fails."""
+def lead(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one object in three roles
+    """Let the coordinator lead until a client fails."""
     coordinator._lead_with(ends, ends, ends)
 
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
-    """What is measured."""
+    """Yield the reader of the metrics."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     monkeypatch.setattr(api, "get_meter_provider", lambda: provider)
@@ -139,7 +142,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
 
 
 def values(reader: InMemoryMetricReader) -> dict[str, dict[str, float]]:
-    """Give what each instrument has come to, by the values of its attributes."""
+    """Return the value of each instrument, by the values of its attributes."""
     data = reader.get_metrics_data()
     assert data is not None
     return {
@@ -152,7 +155,7 @@ def values(reader: InMemoryMetricReader) -> dict[str, dict[str, float]]:
 
 
 def test_a_coordinator_that_stands_by_is_healthy(coordinator: Coordinator) -> None:
-    """It leads nothing."""
+    """A coordinator that leads no partition is a healthy standby."""
     told = coordinator.health()
     assert told.pop("idle_s") < 5
     assert told == {
@@ -167,7 +170,7 @@ def test_a_coordinator_that_stands_by_is_healthy(coordinator: Coordinator) -> No
 
 
 def test_a_coordinator_that_hangs_is_not(coordinator: Coordinator) -> None:
-    """Its thread has done nothing for longer than any wait of its own takes."""
+    """A coordinator is unhealthy if its thread was idle for longer than any of its own waits."""
     coordinator._alive_at_s = time.monotonic() - IDLE_AFTER_S + 5
     assert coordinator.health()["healthy"]
     coordinator._alive_at_s -= 10
@@ -175,7 +178,7 @@ def test_a_coordinator_that_hangs_is_not(coordinator: Coordinator) -> None:
 
 
 def test_a_coordinator_that_fails_is_given_time(coordinator: Coordinator) -> None:
-    """Until it has succeeded for a while."""
+    """A failure makes it unhealthy only after some time, and is forgotten after a period of success."""
     coordinator._note(UnavailableError("away"))
     coordinator._failures.from_s -= 40
     coordinator._note(UnavailableError("still away"))
@@ -189,7 +192,7 @@ def test_a_coordinator_that_fails_is_given_time(coordinator: Coordinator) -> Non
 
 
 def test_a_client_that_fails_again_and_again_is_not_well(coordinator: Coordinator, ends: Ends) -> None:
-    """However well it begins each time."""
+    """Successful turns between the failures do not make the coordinator healthy."""
     for _ in range(3):
         ends.fails = None
         turn(coordinator, ends)
@@ -201,7 +204,7 @@ def test_a_client_that_fails_again_and_again_is_not_well(coordinator: Coordinato
 
 
 def test_a_coordinator_that_can_take_nothing_over_is_not_well(coordinator: Coordinator, ends: Ends) -> None:
-    """Term after term: what was told before cannot be read."""
+    """In each term, the messages of earlier terms cannot be read, so the coordinator takes over no partition."""
     for fence in range(3):
         found: Future[Any] = Future()
         found.set_exception(UnavailableError("cannot be read"))
@@ -214,7 +217,7 @@ def test_a_coordinator_that_can_take_nothing_over_is_not_well(coordinator: Coord
 
 @pytest.mark.parametrize("name", ["election", "_topic_lookup", "_topic_check"])
 def test_whatever_keeps_it_from_leading_is_told(coordinator: Coordinator, ends: Ends, name: str) -> None:
-    """It cannot stand for election, nor look up what there is to work on, nor use its own topics."""
+    """The health shows a failed election, a failed lookup of the data topics and unusable coordinator topics."""
     failing: Any = ends if name == "election" else getattr(coordinator, name)
     failing.failure = UnavailableError(name)
     turn(coordinator, ends)
@@ -222,7 +225,7 @@ def test_whatever_keeps_it_from_leading_is_told(coordinator: Coordinator, ends: 
 
 
 def test_a_failure_is_kept_while_a_term_begins(coordinator: Coordinator) -> None:
-    """Reading what was told before may fail again, and take longer than failures are kept otherwise."""
+    """Reading the earlier messages may fail again, and may take longer than failures are usually kept."""
     coordinator._beginning[1] = Term(1, "id"), Future()
     coordinator._note(UnavailableError("cannot be read"))
     coordinator._failures.last_s -= service._CALM_S + 1
@@ -235,7 +238,7 @@ def test_its_own_brokers_are_looked_at_too(
     ends: Ends,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the topics to work on are on others, which answer; again and again."""
+    """The coordinator's own brokers are checked again and again, even if the data topics are on other brokers."""
     coordinator._topic_lookup.next_ms = coordinator._topic_check.next_ms = 0.0
 
     def takes_a_turn_and_fails() -> bool:
@@ -255,7 +258,7 @@ def test_its_own_brokers_are_looked_at_too(
 
 
 def test_it_answers_over_http(coordinator: Coordinator) -> None:
-    """With status 200, and 503 once it hangs."""
+    """The health server answers with status 200, and with 503 once the coordinator hangs."""
     with HealthServer(coordinator.health) as server:
         with urllib.request.urlopen(f"http://{server.address}/health", timeout=5) as answer:
             assert (answer.status, json.load(answer)["role"]) == (200, "standby")
@@ -271,7 +274,7 @@ def test_a_group_that_is_led_is_measured(
     ends: Ends,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A member joins, gets both partitions, and answers no more; at the end nothing is led."""
+    """A member joins, gets both partitions and stops answering; the metrics follow."""
     now_ms = 0.0
     monkeypatch.setattr(coordinator, "_clock", SimpleNamespace(lease_ms=lambda: now_ms))
     monkeypatch.setattr(coordinator._known, "counts", {"t": 2})
@@ -301,7 +304,7 @@ def test_a_group_that_is_led_is_measured(
 
 
 def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None:
-    """Rebalances by what came of them, partitions that moved, members that failed."""
+    """Rebalances are counted by outcome; moved partitions and failed members are counted too."""
     measuring = GroupMetrics()
     measuring.record("etl", GroupEvent(GroupEventKind.REBALANCED, moved=7))
     measuring.record("etl", GroupEvent(GroupEventKind.REBALANCED, moved=2))
@@ -316,7 +319,7 @@ def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None
 
 
 def test_how_groups_stand_is_noted(reader: InMemoryMetricReader) -> None:
-    """A group that another process leads now has nothing here."""
+    """A group that another process leads now has the value 0."""
     measuring = GroupMetrics()
     measuring.update({"etl": {"a": frozenset({("t", 0), ("t", 1)}), "b": frozenset({("t", 2)})}, "other": {}})
     assert values(reader) == {
@@ -340,7 +343,7 @@ def test_at_its_end_nothing_is_led(
     ends: Ends,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And that is handed over."""
+    """When the coordinator ends, it exports that it leads nothing."""
     monkeypatch.setattr(CoordinatorTopics, "partitions", lambda *_: 1)
     monkeypatch.setattr(service, "Elector", lambda *_, **__: nullcontext(ends))
     monkeypatch.setattr(service, "Reader", lambda *_: ends)
@@ -350,7 +353,7 @@ def test_at_its_end_nothing_is_led(
 
 
 def test_without_opentelemetry_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor asked for."""
+    """Without OpenTelemetry no instruments are created."""
     monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
     measuring = GroupMetrics()
     measuring.record("etl", GroupEvent(GroupEventKind.REBALANCED, moved=7))
@@ -360,7 +363,7 @@ def test_without_opentelemetry_nothing_is_measured(monkeypatch: pytest.MonkeyPat
 
 
 def test_kinds_of_metrics_do_not_push_each_other_out(reader: InMemoryMetricReader) -> None:
-    """One process may have all: each is made once."""
+    """A process may use all kinds of metrics; each is created once."""
     kinds = (metrics.metrics, metrics.outbox_metrics, metrics.coordinator_metrics)
     made = [kind() for kind in kinds]
     assert None not in made
@@ -369,14 +372,14 @@ def test_kinds_of_metrics_do_not_push_each_other_out(reader: InMemoryMetricReade
 
 
 def registers(group: str, member: str = "a", **fields: Any) -> Register:  # noqa: ANN401 - a record's fields
-    """Give a registration."""
+    """Return a registration."""
     said = {"topics": ["t"], "session_timeout_ms": 60_000, **fields}
     return Register.model_validate({"group": group, "member": member, "epoch": 0, "tenure": member, **said})
 
 
 @pytest.fixture
 def clock(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A clock that the test sets."""
+    """Return a clock that the test sets."""
     found = SimpleNamespace(now_ms=0.0)
     monkeypatch.setattr(coordinator, "_clock", SimpleNamespace(lease_ms=lambda: found.now_ms))
     monkeypatch.setattr(coordinator._known, "counts", {"t": 2})
@@ -384,7 +387,7 @@ def clock(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def shares(ends: Ends) -> dict[str, list[Any]]:
-    """Give what members were told to work on, by group."""
+    """Return the partitions that were assigned to members, by group."""
     found: dict[str, list[Any]] = {}
     for order in ends.orders:
         if isinstance(order, StartFetcher):
@@ -402,7 +405,10 @@ def turns(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, count: i
 def test_a_group_that_goes_wrong_disturbs_no_other(
     coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by a strategy that raises: it is led anew after a rest, with what its members have; health tells."""
+    """If a group's strategy raises, other groups continue and the health shows the error.
+
+    After a pause the coordinator leads the group again, with the partitions that its members hold.
+    """
     fails = True
 
     def strategy(board: AssignmentInput) -> Any:  # noqa: ANN401 - an assignment
@@ -426,7 +432,7 @@ def test_a_group_that_goes_wrong_disturbs_no_other(
 
 
 def test_one_that_leads_no_more_writes_nothing(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
-    """Though it has words to answer, as one that was stopped in the middle of a turn."""
+    """A coordinator that lost its term during a turn does not send the answers that it still had."""
     ends.messages = [registers("etl")]
     turns(coordinator, ends, clock)
     assert ends.orders
@@ -441,7 +447,7 @@ def test_one_that_leads_no_more_writes_nothing(coordinator: Coordinator, ends: E
 def test_no_member_ends_a_term_by_an_epoch_of_its_own(
     coordinator: Coordinator, ends: Ends, clock: SimpleNamespace
 ) -> None:
-    """Not even once a second, as any member could; if the election shows another's beat, the term ends."""
+    """Members' epochs alone end no term, even once a second; if the election shows another heartbeat, the term ends."""
     coordinator._shards[0] = service._Shard(Term(1, "id"), ends.may_have_successor)
     for second in range(10):
         ends.messages = [registers("etl", epoch=2**60 + second), registers("etl", epoch=second % 2 * 10)]
@@ -456,7 +462,7 @@ def test_no_member_ends_a_term_by_an_epoch_of_its_own(
 
 
 def test_only_who_registers_makes_a_group(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
-    """Other words for a group that is not there, and words in a partition that is not theirs, make none."""
+    """Other messages create no group, nor do registrations in a partition that is not the group's."""
     ends.messages = [Pong(group=f"g{number}", member="a", epoch=1, tenure="a", round=1) for number in range(100)]
     turns(coordinator, ends, clock)
     assert (coordinator._shards[0].groups, ends.orders) == ({}, [])
@@ -472,7 +478,7 @@ def test_only_who_registers_makes_a_group(coordinator: Coordinator, ends: Ends, 
 
 
 def test_a_group_that_all_have_left_is_forgotten(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
-    """And goes on counting when somebody comes back, who has heard of its generations."""
+    """A member that comes back knows earlier generations, so the group continues to count from there."""
     ends.messages = [registers("etl")]
     turns(coordinator, ends, clock)
     first = coordinator._shards[0].groups["etl"].generation
@@ -487,7 +493,7 @@ def test_a_group_that_all_have_left_is_forgotten(coordinator: Coordinator, ends:
 
 @pytest.fixture
 def weighs(coordinator: Coordinator) -> dict[str, Any]:
-    """Has it weigh groups: by name, what is found, or raised, or called."""
+    """Let the coordinator weigh groups; the values by group name are weights, errors, or functions to call."""
     found: dict[str, Any] = {}
 
     def weigh(name: str, *_: object) -> Any:  # noqa: ANN401 - weights
@@ -502,7 +508,7 @@ def weighs(coordinator: Coordinator) -> dict[str, Any]:
 
 
 def until_weighed(coordinator: Coordinator, ends: Ends, group: str) -> None:
-    """Take turns until a group waits for no weights."""
+    """Take turns until the group has its weights."""
 
     def is_weighed() -> bool:
         groups = coordinator._shards[0].groups
@@ -511,13 +517,13 @@ def until_weighed(coordinator: Coordinator, ends: Ends, group: str) -> None:
         turn(coordinator, ends)
         return False
 
-    wait_until(is_weighed, f"{group} waits for no weights")
+    wait_until(is_weighed, f"{group} has its weights")
 
 
 def test_a_weighing_that_fails_is_done_again(
     coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, weighs: dict[str, Any]
 ) -> None:
-    """Whatever it raises; meanwhile the group is led without."""
+    """After any error the group is weighed again; meanwhile it is led without weights."""
     weigher = coordinator._weigher
     assert weigher is not None
     weighs["etl"] = [KafkaException("away"), RuntimeError("odd"), {("t", 0): 5.0}]
@@ -528,7 +534,7 @@ def test_a_weighing_that_fails_is_done_again(
     for left in (1, 0):
         clock.now_ms += lag_weights._WEIGH_EACH_MS + 1
         turn(coordinator, ends)
-        wait_until(lambda left=left: len(weighs["etl"]) == left, "the weights were asked for", 10)  # type: ignore[misc]
+        wait_until(lambda left=left: len(weighs["etl"]) == left, "the weights were requested", 10)  # type: ignore[misc]
         wait_until(
             lambda: all(weighing.found.done() for weighing in weigher._weighings.values()), "the weights are found", 10
         )
@@ -539,7 +545,7 @@ def test_a_weighing_that_fails_is_done_again(
 def test_a_weighing_that_hangs_holds_up_no_other_group(
     coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, weighs: dict[str, Any]
 ) -> None:
-    """Nor its own for ever."""
+    """Other groups continue, and the group itself waits only for a limited time."""
     goes_on = threading.Event()
     weighs.update(stuck=lambda: goes_on.wait(30) and {}, free={})
     ends.messages = [registers("stuck"), registers("free")]
@@ -553,7 +559,7 @@ def test_a_weighing_that_hangs_holds_up_no_other_group(
 
 
 def test_topics_that_are_gone_are_believed_at_the_second_look() -> None:
-    """A broker that has just started may not know of all; what is new counts at once."""
+    """A broker that has just started may not list all topics; new topics count at once."""
     known = service._KnownTopics()
     for looked, counts in (
         ({"a": 4, "b": 2}, {"a": 4, "b": 2}),
@@ -565,7 +571,7 @@ def test_topics_that_are_gone_are_believed_at_the_second_look() -> None:
 
 
 def test_what_an_older_coordinator_writes_late_does_not_count() -> None:
-    """Where it is read later: a share, or a ping, behind that of a newer one. What is struck is gone."""
+    """A share or ping at a higher offset, but of an older epoch, does not count; a tombstone deletes the message."""
     found: dict[tuple[int, bytes], tuple[CoordinatorMessage, ReceivedRecord]] = {}
 
     def came(offset: int, epoch: int | None) -> ReceivedRecord:
@@ -589,7 +595,7 @@ def test_what_an_older_coordinator_writes_late_does_not_count() -> None:
 
 @pytest.mark.parametrize("key", [b"", b"x", b"etl/a/stop", b"etl/b/start", b"other/a/start"])
 def test_a_message_under_another_key_than_a_coordinators_does_not_count(key: bytes) -> None:
-    """No message that a coordinator writes would ever replace it."""
+    """A message under a wrong key does not count, because no coordinator's message would ever replace it."""
     found: dict[tuple[int, bytes], tuple[CoordinatorMessage, ReceivedRecord]] = {}
     share = StartFetcher(group="etl", member="a", tenure="a", epoch=2**61, generation=1, places={"t": [0]})
     keep_newest(found, ReceivedRecord(0, 0, key, render(share), 0))
@@ -602,7 +608,7 @@ def test_a_message_under_another_key_than_a_coordinators_does_not_count(key: byt
 def test_a_message_with_an_impossible_epoch_is_deleted(
     coordinator: Coordinator, ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Readers would prefer it to any real one; its member is waited for all the same."""
+    """Readers would prefer its epoch to any real one; the coordinator still waits for the member that it names."""
     coordinator._partitions = 1
     del coordinator._shards[0]
     share = StartFetcher(group="etl", member="a", tenure="a", epoch=5, generation=1, places={"t": [0]})
@@ -617,7 +623,7 @@ def test_a_message_with_an_impossible_epoch_is_deleted(
 
 
 class Producer:
-    """Stands for the client's."""
+    """A stand-in for the client's producer."""
 
     def __init__(self) -> None:
         self.reports: list[Any] = []
@@ -625,7 +631,7 @@ class Producer:
         self.keys: list[bytes] = []
 
     def produce(self, _: str, __: object, key: bytes, *___: object, on_delivery: Any) -> None:  # noqa: ANN401 - a callback
-        """Keep whom to report to."""
+        """Keep the callback."""
         if self.fails:
             raise self.fails
         self.keys.append(key)
@@ -633,7 +639,7 @@ class Producer:
 
 
 def test_refusals_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The topic keeps one record a key, and those who were refused come under ever new names."""
+    """All refusals have one key: the topic keeps a record for each key, and refused members often have new names."""
     producer = Producer()
     monkeypatch.setattr(clients, "producer", lambda *_, **__: (producer, None))
     writer = transport.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
@@ -643,7 +649,7 @@ def test_refusals_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Once in a while: too large, refused at once, or not delivered."""
+    """A message that is too large, refused at once or not delivered is logged, at a limited rate."""
     producer = Producer()
     monkeypatch.setattr(clients, "producer", lambda *_, **__: (producer, None))
     writer = transport.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
@@ -672,13 +678,13 @@ def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
 
 @pytest.mark.parametrize("recovery_ms", [-5, math.nan, math.inf])
 def test_a_recovery_that_cannot_be_is_refused(recovery_ms: float) -> None:
-    """With what to give instead."""
+    """The error shows which values are accepted."""
     with pytest.raises(ConfigurationError, match=r"recovery_ms: .*; give 0 or more"):
         CoordinatorOptions(recovery_ms=recovery_ms)
 
 
 class BusyReader:
-    """A reader of two partitions: the second one gets ever more records, and the first one's broker is away."""
+    """A reader of two partitions: the second gets more and more records, the first has no broker."""
 
     def __init__(self) -> None:
         self.ends: dict[int, int] = {}
@@ -688,12 +694,12 @@ class BusyReader:
         """Return a record of the second partition."""
         assert timeout_s < 1
         offset = next(self.offsets)
-        assert offset < 10_000, "it reads for ever"
+        assert offset < 10_000, "it reads without a limit"
         time.sleep(0.001)
         return [ReceivedRecord(1, offset, b"", None, 0)]
 
 
 def test_reading_up_to_an_end_does_not_wait_for_ever_beside_a_busy_partition() -> None:
-    """What comes of a partition after its end is no progress."""
+    """Records of a partition after its end are no progress, so the reading times out."""
     with pytest.raises(UnavailableError, match=r"not read to their ends: nothing arrived within 0.2 s"):
         list(_read_up_to(cast("Reader", BusyReader()), {0: 5, 1: 3}, 0.2))

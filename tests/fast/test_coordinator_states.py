@@ -55,7 +55,7 @@ def transitions() -> Iterator[Any]:
 def test_each_event_in_each_state_is_legal_or_refused(
     table: Transitions[Enum, Enum], state: Enum, event: Enum, following: str
 ) -> None:
-    """A legal one leads to the state that is written here; another changes nothing and raises."""
+    """A legal event leads to the state in the table above; an illegal one raises and changes nothing."""
     machine = StateMachine(table, state)
     if following == "-":
         with pytest.raises(IllegalTransitionError, match=f"{event} is not legal in state {state}"):
@@ -67,14 +67,14 @@ def test_each_event_in_each_state_is_legal_or_refused(
 
 
 def test_a_state_changes_by_the_table_only() -> None:
-    """It cannot be assigned."""
+    """Code cannot assign the state."""
     machine = StateMachine(rebalance.TRANSITIONS, RebalanceState.STABLE)
     with pytest.raises(AttributeError):
         machine.state = RebalanceState.STARTING  # type: ignore[misc]
 
 
 def test_each_legal_transition_of_a_rebalance_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In groups that suffer faults; so no entry of the table is dead."""
+    """Simulated groups under faults pass through each transition, so the table has no unused entry."""
     seen, apply = set(), StateMachine[Any, Any].apply
 
     def note(machine: StateMachine[Any, Any], event: Enum) -> None:

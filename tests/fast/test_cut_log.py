@@ -1,9 +1,9 @@
-"""A coordination log that is cut, loses records or is made anew, at each moment of each step.
+"""Cut or re-create a coordination log, or let it lose records, at each moment of each step.
 
 See protocol.md, sections 5 and 6.
 
-Whatever happens, the errors are the library's, nothing is held of a log that is another one or can only be observed,
-and nothing is told of it as if it were certain.
+In each case only the library's errors are raised. A member holds no claim and reports no result if the log was replaced
+or can only be observed.
 """
 
 import logging
@@ -37,31 +37,34 @@ Member = Claimer | RangeClaimer | SettingsChanger
 
 
 class MomentLog(MemoryLog):
-    """Lets a cut happen at one of its moments: at a question, just before or after a record, while records are read."""
+    """A log in which a cut happens at a chosen moment.
+
+    The moments are: a query, before and after each append, and before each record that is read.
+    """
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker)
         self._cut: Callable[[], None] | None = None
         self._moments_left = 0
         self.has_told = False
-        """Whether it has acknowledged a record where it had given another before: it must have lost that."""
+        """Whether it acknowledged an offset that a reader had already passed, so it must have lost that record."""
 
     def cut_at(self, moment: int, cut: Callable[[], None]) -> None:
-        """Let `cut` happen after so many moments more."""
+        """Let `cut` happen after this number of further moments."""
         self._moments_left, self._cut = moment, cut
 
     @property
     def is_cut(self) -> bool:
-        """Whether it has happened."""
+        """Whether the cut has happened."""
         return self._cut is None
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
-        """Tell the bounds."""
+        """Return the bounds."""
         self._pass_a_moment()
         return super().bounds(partitions)
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:  # noqa: ARG002 - never waits
-        """Give record by record."""
+        """Yield one record at a time."""
         self.identity()
         for partition, end in ends.items():
             while self._positions[partition] < end:
@@ -90,13 +93,13 @@ class MomentLog(MemoryLog):
 
 
 def marks(site: Site, records: int) -> None:
-    """Append what says nothing."""
+    """Append records without meaning."""
     for _ in range(records):
         site.broker.append(site.home, MARK)
 
 
 def lose(newest: int, then: int = 0) -> Cut:
-    """Lose the newest records, and let others be appended in their place."""
+    """Return a cut that loses the newest records and then appends others at their offsets."""
 
     def cut(site: Site) -> None:
         site.broker.truncate(site.home, max(0, site.broker.bounds(site.home).end - newest))
@@ -106,12 +109,12 @@ def lose(newest: int, then: int = 0) -> Cut:
 
 
 def keep(newest: int) -> Cut:
-    """Let retention delete all but the newest records."""
+    """Return a cut in which retention deletes all but the newest records."""
     return lambda site: site.broker.retain_from(site.home, max(0, site.broker.bounds(site.home).end - newest))
 
 
 def overtake(site: Site) -> None:
-    """Let retention overtake every reader, and the log go on."""
+    """Let retention overtake every reader, and append more records."""
     site.overtake()
     marks(site, 3)
 
@@ -133,16 +136,16 @@ CUTS: dict[str, Cut] = {
     "all deleted": keep(0),
     "all but 1 deleted": keep(1),
     "overtaken": Site.overtake,
-    "overtaken, going on": overtake,
+    "overtaken, then appended to": overtake,
     "overtaken everywhere": overtake_everywhere,
-    "made anew": lambda site: site.broker.recreate(),
+    "re-created": lambda site: site.broker.recreate(),
     "gone": lambda site: site.broker.delete(),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is done in one go, `do`, by a member that `open_one` has prepared, under `settings`."""
+    """One operation, `do`, of a member that `open_one` prepares, under `settings`."""
 
     open_one: Callable[[Site, MomentLog, "Step"], Member]
     do: Callable[..., object]
@@ -151,7 +154,7 @@ class Step:
 
 
 def owner(site: Site, log: MomentLog, step: Step) -> Claimer:
-    """Open who owns partitions 0 and 1; another owns 5."""
+    """Return a member that owns partitions 0 and 1; another member owns 5."""
     site.owner_of(5, settings=step.settings)
     member = site.owner_of(0, 1, settings=step.settings, log=FaultyLog(log))
     if step.plans:
@@ -160,7 +163,7 @@ def owner(site: Site, log: MomentLog, step: Step) -> Claimer:
 
 
 def holder(site: Site, log: MomentLog, step: Step) -> RangeClaimer:
-    """Open who holds ranges of partitions 0 and 1."""
+    """Return a member that holds ranges of partitions 0 and 1."""
     site.begin(0, 1, 2, settings=step.settings)
     member = site.range_claimer(log=FaultyLog(log), settings=step.settings)
     assert len(member.claim({0: (0, 5), 1: (0, 5)})) == 2
@@ -170,7 +173,7 @@ def holder(site: Site, log: MomentLog, step: Step) -> RangeClaimer:
 
 
 def pausing_owner(site: Site, log: MomentLog, step: Step) -> Claimer:
-    """Open who has paused the group and then claimed partitions 0, 1 and 4."""
+    """Return a member that has paused the group and then claimed partitions 0, 1 and 4."""
     site.owner_of(0, 1, settings=step.settings).release()
     member = site.member(log=FaultyLog(log), settings=step.settings)
     site.pause(5_000, member.member.instance)
@@ -180,7 +183,7 @@ def pausing_owner(site: Site, log: MomentLog, step: Step) -> Claimer:
 
 
 def operator(site: Site, log: MomentLog, step: Step) -> SettingsChanger:
-    """Open an operator of a group in which nobody is at work."""
+    """Return an operator of a group without active members."""
     site.owner_of(0, 1, settings=step.settings).release()
     if step.settings is RANGES:
         site.holder_of({0: (0, 5), 1: (0, 5)}, plans=True).release([1])
@@ -222,12 +225,12 @@ STEPS = {
 
 
 def from_the_start(_: GroupSettings) -> Site:
-    """Make an empty log."""
+    """Return a site with an empty log."""
     return Site()
 
 
 def from_a_snapshot(settings: GroupSettings) -> Site:
-    """Make a log of some 30 records, of which retention has left 10, and a snapshot with which every reader begins."""
+    """Return a log of which retention has left 10 of some 30 records, with a snapshot from which readers start."""
     site = Site(snapshot_topic=MemorySnapshotTopic())
     assert site.snapshot_topic is not None
     site.begin(0, 1, 2, 3, 5, settings=settings)
@@ -243,7 +246,7 @@ def from_a_snapshot(settings: GroupSettings) -> Site:
 def test_a_log_that_is_cut_at_any_moment_of_a_step(
     step: str, cut: str, begin: Callable[[GroupSettings], Site], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It does what it says or fails by an error of the library's; what is not sure is neither held nor told."""
+    """The step succeeds or raises the library's error; an uncertain result is neither held nor reported."""
     caplog.set_level(logging.CRITICAL)
     for moment in count():
         if not cut_at(moment, begin(STEPS[step].settings), STEPS[step], CUTS[cut]):
@@ -252,7 +255,7 @@ def test_a_log_that_is_cut_at_any_moment_of_a_step(
 
 
 def cut_at(moment: int, site: Site, step: Step, cut: Cut) -> bool:
-    """Take `step`, with `cut` at one of its moments, and look at what comes of it; tell whether it had as many."""
+    """Carry out `step` with `cut` at one of its moments and check the result; return false if it has fewer moments."""
     log = MomentLog(site.broker)
     member = step.open_one(site, log, step)
     log.cut_at(moment, lambda: cut(site))

@@ -1,6 +1,6 @@
-"""What people are told, and what is done, when the log is cut while they look at what was shown.
+"""Check what operators see and what is done if the log is cut while a command waits for confirmation.
 
-Between what is shown and what is done lies a question to a person: by then the log may be another one.
+When the operator answers, the log may already be another one.
 """
 
 import logging
@@ -25,17 +25,17 @@ from tests.members import GROUP, OTHER_TOPIC_ID, TOPIC, TOPIC_ID, Site, about
 
 @pytest.fixture
 def site() -> Site:
-    """A coordination topic of its own."""
+    """Return a coordination topic for one test."""
     return Site()
 
 
 def operator(site: Site, log: FaultyLog | None = None) -> GroupAdmin:
-    """Open an operator."""
+    """Return an operator's access to the group."""
     return GroupAdmin(Rationalizer(log or site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
 
 
 def repositioning(site: Site) -> PositionResetter:
-    """Open what sets positions for people."""
+    """Return the operator's position reset."""
     topics: Any = FakeTopics()
     return PositionResetter(
         lambda _: Rationalizer(site.log(), clock=site.clock), topics, GROUP, TOPIC, "ops", site.clock
@@ -46,12 +46,12 @@ def repositioning(site: Site) -> PositionResetter:
 
 
 def revoking(site: Site) -> ClaimRevoker:
-    """Open what revokes for people."""
+    """Return the operator's revocation."""
     return ClaimRevoker(lambda _: Rationalizer(site.log(), clock=site.clock), GROUP, TOPIC, "ops", site.clock)
 
 
 def test_who_revokes_takes_nothing_in_a_log_made_anew(site: Site) -> None:
-    """Another owner has the epoch that was shown."""
+    """In the new log, another owner has the epoch that was shown."""
     site.owner_of(0, 1)
     work = revoking(site)
     shown = work.look()
@@ -65,7 +65,7 @@ def test_who_revokes_takes_nothing_in_a_log_made_anew(site: Site) -> None:
 
 
 def test_who_revokes_takes_nothing_from_an_owner_that_was_not_shown(site: Site) -> None:
-    """The log has lost what was shown, and another has claimed: the offset of its record is the same number."""
+    """The log lost the claims that were shown, and another member's claims have the same offsets."""
     dead = site.owner_of(0, 1)
     work = revoking(site)
     shown = work.look()
@@ -82,7 +82,7 @@ def test_who_revokes_takes_nothing_from_an_owner_that_was_not_shown(site: Site) 
 def test_who_revokes_hears_that_the_log_can_only_be_observed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Retention has deleted it while the person was asked."""
+    """Retention deletes the log while the operator is asked to confirm."""
     site = site_now()
     monkeypatch.setattr(revoke, "ClaimRevoker", partial(ClaimRevoker, clock=site.clock))
     at_work_on(site, monkeypatch, revoke)
@@ -105,7 +105,7 @@ def test_who_revokes_hears_that_the_log_can_only_be_observed(
 def test_position_set_does_not_say_that_it_set_what_it_did_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Keys that are only observed have generation 0: that is no new generation."""
+    """Keys that can only be observed have generation 0, which is no new generation."""
     site = site_now()
     at_work_on(site, monkeypatch, position, topics=FakeTopics())
     monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
@@ -126,7 +126,7 @@ def test_position_set_does_not_say_that_it_set_what_it_did_not(
 
 
 def test_what_was_set_in_a_log_that_is_only_observed_is_not_known(site: Site) -> None:
-    """Nobody says that it was."""
+    """The log can only be observed, so the positions are not reported as set."""
     site.owner_of(0, at=10).release()
     operator(site).set_positions(TOPIC, {0: 50}, TOPIC_ID, wait_ms=0)
     owner = site.owner_of(0, at=50)
@@ -140,7 +140,7 @@ def test_what_was_set_in_a_log_that_is_only_observed_is_not_known(site: Site) ->
 
 
 def test_who_reprocesses_blames_nobody_for_what_retention_did(site: Site) -> None:
-    """The log can only be observed since the position was set back: that is no position that another has set."""
+    """The log can only be observed since the position was set back; no other operator is named as the cause."""
     site.owner_of(0, at=50).release()
     reprocessing = RangeReprocessor(repositioning(site))
     redo = reprocessing.look(0, 30, 40)
@@ -157,7 +157,10 @@ def test_who_reprocesses_blames_nobody_for_what_retention_did(site: Site) -> Non
 def test_positions_that_were_set_are_not_told_as_not_set(
     site: Site, moment: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log does not answer from some call on: what is set by then is not known, and not said to be nothing."""
+    """From some call on, the log does not answer.
+
+    A position that may have been set by then is not reported as unset.
+    """
     caplog.set_level(logging.WARNING)
     site.owner_of(0, 1).release()
     log = site.log()
@@ -181,12 +184,15 @@ def test_positions_that_were_set_are_not_told_as_not_set(
 @pytest.mark.parametrize(
     ("fault", "topic_id", "stands_at"),
     [(Fault.FAILED, OTHER_TOPIC_ID, None), (Fault.LOST_ACK, TOPIC_ID, 9)],
-    ids=["another data topic was named, which takes the offset, and no more was written", "it is in the log each time"],
+    ids=[
+        "another data topic was named, which removes the offset, and the release was not written",
+        "each record is in the log",
+    ],
 )
 def test_what_may_have_become_of_a_position_is_told(
     site: Site, fault: Fault, topic_id: str, stands_at: int | None
 ) -> None:
-    """The release that sets it was not acknowledged: the offset may be gone, or the new one."""
+    """The release that sets the position was not acknowledged: the offset may be removed, or be the new one."""
     site.owner_of(0, at=50).release()
     log = site.log()
     log.fail(fault, of_type("ReleasingPartition"))

@@ -1,4 +1,4 @@
-"""The jobs by which a person acts on a group, on a coordination log in memory."""
+"""Check the jobs with which an operator acts on a group, with a coordination log in memory."""
 
 import re
 import time
@@ -61,7 +61,7 @@ JOBS = {
 
 @dataclass(slots=True)
 class Stand:
-    """A group that stands at 50 in two partitions, and a Dagster that acts on it."""
+    """A group with the position 50 in two partitions, and a Dagster instance that acts on it."""
 
     instance: dg.DagsterInstance
     site: Site = field(default_factory=site_now)
@@ -69,10 +69,10 @@ class Stand:
     intervals: list[int] = field(default_factory=list)
     asked_for_rights: int = 0
     configured: dict[str, Any] = field(default_factory=dict)
-    """What the claimer is configured with beside its group."""
+    """Settings of the claimer in addition to its group."""
 
     def claimer(self) -> ClaimerResource:
-        """Give a claimer whose log and data topics are these."""
+        """Return a claimer that uses this site's log and data topics."""
         stand = self
 
         class SceneClaimer(ClaimerResource):
@@ -90,7 +90,7 @@ class Stand:
             connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP, **stand.configured
         )
 
-    def run(self, name: str, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - the config's
+    def run(self, name: str, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - fields of the config
         """Run a job."""
         build, config_class = JOBS[name]
         return build().execute_in_process(
@@ -101,16 +101,16 @@ class Stand:
         )
 
     def is_paused(self) -> set[bool]:
-        """Tell whether the group is paused, over all coordination partitions."""
+        """Return whether the group is paused, as a set over all coordination partitions."""
         groups = [world.groups.get(GROUP) for world in self.site.world().partitions.values()]
         return {group is not None and group.is_paused(self.site.clock.wall_ms()) for group in groups}
 
     def offsets(self) -> list[int | None]:
-        """Give where the group stands."""
+        """Return the group's positions."""
         return [self.site.key(number).offset for number in range(3)]
 
     def lines(self, result: dg.ExecuteInProcessResult) -> str:
-        """Give what was logged in a run."""
+        """Return the lines that a run logged."""
         return "\n".join(
             entry.user_message for entry in self.instance.all_logs(result.run_id) if not entry.is_dagster_event
         )
@@ -118,14 +118,14 @@ class Stand:
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    """One Dagster for all tests here."""
+    """Yield one Dagster instance for all tests of this module."""
     with dg.DagsterInstance.ephemeral() as instance:
         yield instance
 
 
 @pytest.fixture
 def stand(instance: dg.DagsterInstance) -> Stand:
-    """A group that has begun."""
+    """Return a group that has positions."""
     stand = Stand(instance)
     stand.site.owner_of(0, 1, at=50).release()
     return stand
@@ -133,35 +133,35 @@ def stand(instance: dg.DagsterInstance) -> Stand:
 
 @pytest.fixture
 def empty(instance: dg.DagsterInstance) -> Stand:
-    """A coordination topic without records."""
+    """Return a group whose coordination topic is empty."""
     return Stand(instance)
 
 
 def shown(result: dg.ExecuteInProcessResult) -> list[dict[str, Any]]:
-    """Give the rows of the table of before and after."""
+    """Return the rows of the table "before and after"."""
     assert result.success
     (event,) = [all_node_event for all_node_event in result.all_node_events if all_node_event.is_successful_output]
     return rows(event.step_output_data.metadata["before_and_after"])
 
 
 def error_of(result: dg.ExecuteInProcessResult) -> str:
-    """Return why the op failed."""
+    """Return the reason why the op failed."""
     return str(failure(result).step_failure_data.error) + str(failure(result).step_failure_data.user_failure_data)
 
 
 def rows(table: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a metadata value
-    """Give a table's rows."""
+    """Return a table's rows."""
     return [record.data for record in table.records]
 
 
 def failure(result: dg.ExecuteInProcessResult) -> dg.DagsterEvent:
-    """Give the event by which the op failed."""
+    """Return the event of the failed op."""
     (event,) = [all_node_event for all_node_event in result.all_node_events if all_node_event.is_step_failure]
     return event
 
 
 def test_a_group_is_paused_and_resumed_from_the_launchpad(stand: Stand) -> None:
-    """Before and after stand in the metadata, for each coordination partition."""
+    """The metadata show the state before and after, for each coordination partition."""
     before_s = int(time.time())
     (row,) = shown(stand.run("pause_group", duration="2h"))
     assert stand.is_paused() == {True}
@@ -176,7 +176,7 @@ def test_a_group_is_paused_and_resumed_from_the_launchpad(stand: Stand) -> None:
 
 
 def test_a_pause_of_some_coordination_partitions_is_told_as_such(stand: Stand) -> None:
-    """Those that are alike share a row."""
+    """Coordination partitions with the same state share a row."""
     site = stand.site
     site.log().append([Append(1, f"ReleaseGroup/0/1/x.1/x/{GROUP}//0/4102444800".encode())])
     first, second = shown(stand.run("resume_group", dry_run=True))
@@ -186,7 +186,7 @@ def test_a_pause_of_some_coordination_partitions_is_told_as_such(stand: Stand) -
 
 @pytest.mark.parametrize("until_s", [10**12, 10**18])
 def test_a_pause_beyond_the_calendar_is_ended(stand: Stand, until_s: int) -> None:
-    """Its end is shown as the number that stands in the log."""
+    """The pause's end is shown as the number that the log has."""
     records = [Append(number, f"ReleaseGroup/0/1/x.1/x/{GROUP}//0/{until_s}".encode()) for number in range(4)]
     stand.site.log().append(records)
     (row,) = shown(stand.run("resume_group"))
@@ -195,21 +195,21 @@ def test_a_pause_beyond_the_calendar_is_ended(stand: Stand, until_s: int) -> Non
 
 
 def test_the_launchpad_of_a_pause_opens_with_its_length() -> None:
-    """Launched as it opens it does what it says."""
+    """A job that is launched with the launchpad's initial config pauses the group for an hour."""
     assert build_pause_job(name="pause").run_config == {
         "ops": {"pause_op": {"config": {"duration": "1h", "dry_run": False}}}
     }
 
 
 def test_an_operators_run_is_tagged_with_the_group(stand: Stand) -> None:
-    """As the runs of its batches are, so that the list of runs can be filtered."""
+    """Runs of batches have the same tag, so the list of runs can be filtered by group."""
     run = stand.instance.get_run_by_id(stand.run("resume_group").run_id)
     assert run
     assert run.tags[GROUP_TAG] == GROUP
 
 
 def test_a_pause_ends_at_a_time(stand: Stand) -> None:
-    """As it is written, in its zone."""
+    """The end of a pause may be given in any time zone."""
     (row,) = shown(stand.run("pause_group", until="2100-01-01T01:00:00+01:00"))
     assert row["after"].startswith("paused until 2100-01-01T00:00:00Z by ")
 
@@ -225,7 +225,7 @@ def test_a_pause_ends_at_a_time(stand: Stand) -> None:
     ids=str,
 )
 def test_a_pause_that_cannot_be_fails_the_run(stand: Stand, config: dict[str, str], says: str) -> None:
-    """Nothing is written."""
+    """The run fails and writes nothing."""
     before = stand.site.values()
     result = stand.run("pause_group", **config)
     assert says in str(failure(result).step_failure_data.error)
@@ -233,7 +233,10 @@ def test_a_pause_that_cannot_be_fails_the_run(stand: Stand, config: dict[str, st
 
 
 def test_what_is_not_paused_is_resumed_all_the_same(stand: Stand) -> None:
-    """That mends a pause that was written by halves; the log says that there was none."""
+    """This also repairs a pause that was written to some coordination partitions only.
+
+    The run logs that the group is not paused.
+    """
     assert "group 'etl' is not paused" in stand.lines(stand.run("resume_group"))
 
 
@@ -247,7 +250,7 @@ def test_what_is_not_paused_is_resumed_all_the_same(stand: Stand) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_dry_run_from_the_launchpad_writes_nothing(stand: Stand, name: str, config: dict[str, Any]) -> None:
-    """It shows what would be."""
+    """A dry run shows the result that the job would have."""
     before = stand.site.values()
     result = stand.run(name, dry_run=True, **config)
     assert len(shown(result)) == (3 if name == "set_position" else 1)
@@ -256,7 +259,7 @@ def test_a_dry_run_from_the_launchpad_writes_nothing(stand: Stand, name: str, co
 
 
 def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
-    """Before and after stand in the metadata; the group goes on, and Kafka's own offsets follow."""
+    """The metadata show the positions before and after; the group continues, and the offsets in Kafka are set too."""
     table = shown(stand.run("set_position", topic=TOPIC, to_offset="0=30,2=40"))
     assert [(row["partition"], row["before"], row["after"], row["set"]) for row in table] == [
         (0, 50, 30, True),
@@ -277,7 +280,7 @@ def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
 def test_a_sink_that_is_named_in_the_config_is_asked(
     stand: Stand, capfd: pytest.CaptureFixture[str], name: str, config: dict[str, Any]
 ) -> None:
-    """What it answers is a warning of the run; one that cannot be imported fails it."""
+    """The sink's objection is a warning of the run; a sink that cannot be imported fails the run."""
     sink = f"{__name__}:{Unable.__name__.lower()}"
     assert stand.run(name, **config, dry_run=True, sink=sink).success
     assert "the sink would reject the records that are read again: not 1" in capfd.readouterr().err
@@ -286,10 +289,10 @@ def test_a_sink_that_is_named_in_the_config_is_asked(
 
 
 class Unable:
-    """An output that replaces nothing."""
+    """A sink that can replace no rows."""
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str:
-        """Say how many it cannot."""
+        """Return how many ranges it cannot replace."""
         return f"not {len(ranges)}"
 
 
@@ -309,7 +312,7 @@ unable = Unable()
 def test_each_way_to_name_a_position_is_in_the_config(
     stand: Stand, config: dict[str, Any], after: list[int | None]
 ) -> None:
-    """As on the command line."""
+    """The config has the same ways to specify a position as the command line."""
     assert stand.run("set_position", topic=TOPIC, **config).success
     assert stand.offsets() == after
 
@@ -325,14 +328,14 @@ def test_each_way_to_name_a_position_is_in_the_config(
     ids=str,
 )
 def test_a_position_that_cannot_be_fails_the_run(stand: Stand, config: dict[str, Any], says: str) -> None:
-    """Nothing is written."""
+    """The run fails and writes nothing."""
     before = stand.site.values()
     assert says in str(failure(stand.run("set_position", topic=TOPIC, **config)).step_failure_data.error)
     assert stand.site.values() == before
 
 
 def test_members_that_stay_fail_the_run(stand: Stand) -> None:
-    """Nothing was set, and the metadata of the failure says so."""
+    """No position is set, and the failure's metadata show that."""
     stand.site.owner_of(0, at=50)
     result = stand.run("set_position", topic=TOPIC, to_offset="30", partitions="0,1", wait_s=0)
     data = failure(result).step_failure_data
@@ -344,7 +347,7 @@ def test_members_that_stay_fail_the_run(stand: Stand) -> None:
 
 
 def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what the log shows."""
+    """After an error in the middle, the failure's metadata show which positions the log has."""
     set_positions = GroupAdmin.set_positions
 
     def half(self: GroupAdmin, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
@@ -360,7 +363,7 @@ def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: 
 
 
 def test_what_a_run_holds_that_is_over_is_not_waited_for(stand: Stand) -> None:
-    """Dagster knows it."""
+    """Dagster knows that the run is over, so its claims do not have to expire first."""
     over = stand.run("resume_group")
     claimer = stand.site.claimer(instance=f"{over.run_id}.0")
     claimer.ensure_group_settings()
@@ -370,7 +373,7 @@ def test_what_a_run_holds_that_is_over_is_not_waited_for(stand: Stand) -> None:
 
 
 def test_offsets_that_kafka_does_not_take_are_a_warning(stand: Stand) -> None:
-    """Only lag tools read them."""
+    """Only lag tools read these offsets, so an error with them is a warning."""
     stand.topics.problem = "READ is missing"
     result = stand.run("set_position", topic=TOPIC, to_offset="0=30")
     assert result.success
@@ -378,7 +381,10 @@ def test_offsets_that_kafka_does_not_take_are_a_warning(stand: Stand) -> None:
 
 
 def test_first_positions_are_adopted_from_the_launchpad(stand: Stand) -> None:
-    """Where the group has none; with a dry run they are shown, and one at work is told of."""
+    """Positions are imported where the group has none.
+
+    A dry run shows them. Running consumers are a failure of the run, and a warning of a dry run.
+    """
     stand.topics.committed = {0: 30, 1: 40, 2: 45}
     before = stand.site.values()
     stand.topics.has_consumers_of = {"loader"}
@@ -395,7 +401,7 @@ def test_first_positions_are_adopted_from_the_launchpad(stand: Stand) -> None:
 
 
 def test_a_checkpoint_is_adopted_from_the_launchpad(stand: Stand, tmp_path: Path) -> None:
-    """Other partitions begin at the start."""
+    """Partitions without a checkpointed offset start at the beginning."""
     write_batch(tmp_path, 0, {TOPIC: {0: 33}})
     assert stand.run("adopt_positions", topic=TOPIC, checkpoint=str(tmp_path), partitions="2").success
     assert stand.offsets() == [50, 50, START]
@@ -412,7 +418,7 @@ def test_a_checkpoint_is_adopted_from_the_launchpad(stand: Stand, tmp_path: Path
     ids=str,
 )
 def test_an_adoption_that_cannot_be_fails_the_run(stand: Stand, config: dict[str, Any], says: str) -> None:
-    """Nothing is written."""
+    """The run fails and writes nothing."""
     stand.topics.committed = {0: 30, 1: 40, 2: 45}
     before = stand.site.values()
     assert says in str(failure(stand.run("adopt_positions", topic=TOPIC, **config)).step_failure_data.error)
@@ -420,7 +426,7 @@ def test_an_adoption_that_cannot_be_fails_the_run(stand: Stand, config: dict[str
 
 
 def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the group's members; where it stood and where it goes on stands in the metadata."""
+    """The group's members process the range again; the metadata show the old position and where the group continues."""
     again = {"topic": TOPIC, "partition": 0, "start": 30, "end": 40}
     (row,) = shown(stand.run("reprocess_range", **again, dry_run=True))
     assert (row["before"], row["reached"], row["after"]) == (50, None, None)
@@ -441,7 +447,7 @@ def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pyt
 
 
 def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
-    """The group goes on where it stood."""
+    """The group continues at its old position."""
     result = stand.run("reprocess_range", topic=TOPIC, partition=0, start=30, end=40, within_s=0.1)
     data = failure(result).step_failure_data.user_failure_data
     assert data is not None
@@ -455,7 +461,7 @@ def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
 
 
 def test_exhausted_plans_are_tried_again_from_the_launchpad(stand: Stand) -> None:
-    """Their positions stay where they are and the plans end; without such a plan the run fails."""
+    """The plans end and the positions do not change; a run without an exhausted plan fails."""
     owner = stand.site.owner_of(0, 1, at=50)
     owner.plan({0: 60, 1: 80})
     owner.release()
@@ -476,7 +482,7 @@ def test_exhausted_plans_are_tried_again_from_the_launchpad(stand: Stand) -> Non
 
 
 def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:
-    """What was taken stands in the metadata; with a dry run what would be."""
+    """The metadata show the claims that were revoked; a dry run shows those that would be."""
     dead = stand.site.owner_of(0, 1, at=50)
     before = stand.site.values()
     table = shown(stand.run("revoke_claims", topic=TOPIC, instance=dead.member.instance, dry_run=True))
@@ -490,18 +496,18 @@ def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:
 
 
 def test_a_revocation_of_nothing_fails_the_run(stand: Stand) -> None:
-    """It names who does hold something."""
+    """The failure names the instance that does hold a claim."""
     owner = stand.site.owner_of(0)
     before = stand.site.values()
-    data = failure(stand.run("revoke_claims", topic=TOPIC, instance="nobody")).step_failure_data
+    data = failure(stand.run("revoke_claims", topic=TOPIC, instance="no-member")).step_failure_data
     assert data.user_failure_data is not None
-    assert "'nobody' has no claim of topic 'orders'" in (data.user_failure_data.description or "")
+    assert "'no-member' has no claim of topic 'orders'" in (data.user_failure_data.description or "")
     assert owner.member.instance in (data.user_failure_data.description or "")
     assert stand.site.values() == before
 
 
 def test_what_changed_hands_fails_the_run(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metadata of the failure say what was taken."""
+    """The failure's metadata show which claims were revoked."""
     dead = stand.site.owner_of(0, 1, at=50)
     carry_out = ClaimRevoker.carry_out
 
@@ -517,7 +523,7 @@ def test_what_changed_hands_fails_the_run(stand: Stand, monkeypatch: pytest.Monk
 
 
 def test_another_resource_is_refused(stand: Stand) -> None:
-    """Only a claimer says of which group."""
+    """The resource must be a claimer, because that defines the group."""
     job = build_resume_job(claimer_key="other")
     with pytest.raises(ConfigurationError, match="resource 'other' is of type "):
         job.execute_in_process(
@@ -533,7 +539,7 @@ def test_the_launchpad_explains_every_field(config_class: type[dg.Config]) -> No
 
 @pytest.mark.parametrize("name", JOBS)
 def test_an_operators_job_can_be_named_and_tagged(name: str) -> None:
-    """One for each group of a deployment."""
+    """A deployment needs such a job for each group."""
     job = JOBS[name][0](name="mine", tags={"team": "a"})
     assert (job.name, job.tags["team"]) == ("mine", "a")
     assert JOBS[name][0]().name == name
@@ -543,7 +549,7 @@ def test_an_operators_job_can_be_named_and_tagged(name: str) -> None:
     ("name", "config"), [("set_position", {"to_latest": True}), ("revoke_claims", {"instance": "i"})]
 )
 def test_a_topic_that_cannot_be_is_refused(stand: Stand, name: str, config: dict[str, Any]) -> None:
-    """A name that would inject fields into a record fails the run before anything is asked for."""
+    """A topic name that would add fields to a record fails the run before the log is read."""
     error = failure(stand.run(name, topic="orders/0", **config)).step_failure_data.error
     assert error is not None
     assert error.cause is not None
@@ -552,7 +558,7 @@ def test_a_topic_that_cannot_be_is_refused(stand: Stand, name: str, config: dict
 
 
 def test_only_what_writes_needs_the_right_to(stand: Stand) -> None:
-    """A dry run asks for no right; the same job without it does, first."""
+    """A dry run needs no authorization; the same job checks it first if it writes."""
     assert stand.run("pause_group", duration="1h", dry_run=True).success
     assert stand.asked_for_rights == 0
     assert stand.run("pause_group", duration="1h").success
@@ -560,11 +566,11 @@ def test_only_what_writes_needs_the_right_to(stand: Stand) -> None:
     assert stand.asked_for_rights == 2
 
 
-# Groups without settings, and those that Go consumers share
+# Groups without settings, and groups that Go consumers share
 
 
 def test_a_group_without_settings_gets_the_claimers_before_it_is_paused(empty: Stand) -> None:
-    """Without them members would not know the pause for one of this library."""
+    """Without settings, the members would not recognise the pause as one of this library."""
     assert empty.run("pause_group", duration="1h", dry_run=True).success
     assert empty.site.values() == []
     assert empty.run("pause_group", duration="1h").success
@@ -573,7 +579,7 @@ def test_a_group_without_settings_gets_the_claimers_before_it_is_paused(empty: S
 
 
 def test_a_group_without_settings_gets_the_claimers_before_its_positions_are_set(empty: Stand) -> None:
-    """So it is with first positions that are adopted."""
+    """The same is true for imported positions."""
     empty.topics.committed = {0: 30, 1: 40, 2: 45}
     assert empty.run("adopt_positions", topic=TOPIC, consumer_group="loader").success
     assert empty.offsets() == [30, 40, 45]
@@ -591,7 +597,7 @@ def test_a_group_without_settings_gets_the_claimers_before_its_positions_are_set
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_where_go_consumers_are_a_job_needs_a_persons_word(empty: Stand, name: str, config: dict[str, Any]) -> None:
-    """With it nothing else is asked; another group's name there is a mistake."""
+    """With the operator's confirmation the job runs; a confirmation that names another group is an error."""
     go_left(empty.site, 0)
     before = empty.site.values()
     assert f"--go-consumers-stopped {GROUP}" in error_of(empty.run(name, **config))
@@ -602,7 +608,7 @@ def test_where_go_consumers_are_a_job_needs_a_persons_word(empty: Stand, name: s
 
 @pytest.mark.parametrize("rule_set", ["go", "native"])
 def test_positions_of_a_go_group_are_set_by_records_that_go_knows(empty: Stand, rule_set: str) -> None:
-    """Whatever the claimer is configured with: a person has said who shares the group."""
+    """This holds whatever the claimer's settings are, because the operator confirmed who uses the group."""
     empty.configured = {"rule_set": "go", "heartbeat_interval_s": 60} if rule_set == "go" else {}
     go_left(empty.site, 0)
     assert empty.run("set_position", topic=TOPIC, to_offset="0=30", go_consumers_stopped=GROUP).success
@@ -611,7 +617,10 @@ def test_positions_of_a_go_group_are_set_by_records_that_go_knows(empty: Stand, 
 
 
 def test_a_group_is_given_its_claimers_settings(stand: Stand) -> None:
-    """In a pause; what was and what is stands in the metadata, and a dry run writes nothing."""
+    """The settings change during a pause.
+
+    The metadata show the old and the new settings; a dry run writes nothing.
+    """
     stand.configured = {"heartbeat_interval_s": 20.0, "delivery": "effectively_once"}
     before = stand.site.values()
     (row,) = shown(stand.run("set_settings", dry_run=True))
@@ -630,7 +639,10 @@ def test_a_group_is_given_its_claimers_settings(stand: Stand) -> None:
 
 
 def test_a_dead_go_owner_is_freed_from_the_launchpad(empty: Stand) -> None:
-    """Without a revocation; what has no offset is not, and the run says so."""
+    """The partitions are released without a revocation.
+
+    A partition without an offset cannot be released this way, so the run fails.
+    """
     instance = go_owner(empty.site, 0)
     result = empty.run("revoke_claims", topic=TOPIC, instance=instance)
     assert result.success

@@ -1,4 +1,4 @@
-"""The checks of an asset of claimed batches, each passed and failed."""
+"""Let each check of an asset of claimed batches pass and fail."""
 
 import time
 import uuid
@@ -42,8 +42,8 @@ __all__ = ["instance", "own_instance", "shop", "stand"]
 PASSED = dict.fromkeys(ClaimCheck, True)
 
 
-def evaluate(shop: Shop, **settings: Any) -> dict[str, dg.AssetCheckEvaluation]:  # noqa: ANN401 - of the checks
-    """Carry all checks out; give what each came to."""
+def evaluate(shop: Shop, **settings: Any) -> dict[str, dg.AssetCheckEvaluation]:  # noqa: ANN401 - settings of the checks
+    """Run all checks and return their evaluations by name."""
     checks = build_claim_checks(shop.asset, **{"max_lag": 0, **settings})
     result = dg.materialize(
         [checks],
@@ -54,15 +54,15 @@ def evaluate(shop: Shop, **settings: Any) -> dict[str, dg.AssetCheckEvaluation]:
     return {one.check_name: one for one in result.get_asset_check_evaluations()}
 
 
-def failed(shop: Shop, **settings: Any) -> dict[str, str]:  # noqa: ANN401 - of the checks
-    """Give what each check that failed says."""
+def failed(shop: Shop, **settings: Any) -> dict[str, str]:  # noqa: ANN401 - settings of the checks
+    """Return the descriptions of the checks that failed."""
     found = evaluate(shop, **settings)
     assert set(found) == {each.value for each in ClaimCheck}
     return {name: one.description or "" for name, one in found.items() if not one.passed}
 
 
 def test_after_good_runs_all_pass(shop: Shop) -> None:
-    """Whatever the batches were."""
+    """All checks pass after successful runs with batches of various sizes."""
     for _ in range(3):
         assert shop.run(max_records=7, max_batches=2).success
     shop.stand.scene.data.append(0, 4)
@@ -71,7 +71,7 @@ def test_after_good_runs_all_pass(shop: Shop) -> None:
 
 
 def test_what_a_dead_member_left_is_told(shop: Shop) -> None:
-    """By partition; the claim of a live one is nothing."""
+    """Claims of a dead member are listed by partition; a live claim is no problem."""
     shop.run()
     scene = shop.stand.scene
     scene.clock.advance(time.time_ns() // 1_000_000 - 10 * HI_MS - scene.clock.wall_ms())
@@ -91,7 +91,10 @@ def _exhaust(scene: Scene, stand: Stand) -> None:
 
 
 def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Shop) -> None:
-    """The run that finds nothing else fails before its checks begin, and evaluates this one; the others are skipped."""
+    """A run that finds only exhausted plans fails before its checks start.
+
+    It evaluates this check itself, and the others are skipped.
+    """
     shop.run()
     shop.stand.scene.data.append(1, 4)
     _exhaust(shop.stand.scene, shop.stand)
@@ -111,7 +114,7 @@ def test_exhausted_plans_fail_their_check_by_the_run_itself_and_by_hand(shop: Sh
 
 
 def test_a_failed_check_is_seen_after_many_that_were_only_planned() -> None:
-    """Each run that fails before its checks begin leaves one."""
+    """Each run that fails before its checks start leaves a planned check without a result."""
     key = dg.AssetKey("work")
     planned = dg.DagsterEvent(
         dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED.value,
@@ -130,7 +133,7 @@ def test_a_failed_check_is_seen_after_many_that_were_only_planned() -> None:
 
 
 def test_the_checks_of_an_op_belong_to_the_asset_of_its_batches() -> None:
-    """The asset of its own name, or the one that it was given."""
+    """Checks of an op belong to the asset with the op's name, or to its `asset_key`."""
     own = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
     other = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, asset_key=dg.AssetKey(["a", "b"]))
     for op, key in ((own, ["work"]), (other, ["a", "b"])):
@@ -139,14 +142,14 @@ def test_the_checks_of_an_op_belong_to_the_asset_of_its_batches() -> None:
 
 
 def test_too_much_lag_is_told(shop: Shop) -> None:
-    """More than is allowed; as much as is allowed is not."""
+    """The check fails above the limit, not at the limit."""
     shop.run(partitions=[0])
     assert failed(shop, max_lag=20) == {}
     assert failed(shop, max_lag=19) == {"lag": "20 offsets are unread; 19 are allowed"}
 
 
 def test_what_nobody_recorded_is_told(shop: Shop) -> None:
-    """Another member of the group worked in between."""
+    """Another member processed offsets between two runs, and no run recorded them."""
     scene = shop.stand.scene
     shop.run(partitions=[0], max_records=3, max_batches=1)
     scene.work(scene.delivery(shop.stand.mode), partitions=(0,), max_records=2)
@@ -162,7 +165,10 @@ def test_what_nobody_recorded_is_told(shop: Shop) -> None:
 
 
 def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a group that claims ranges later ones may be done first; once it is committed somebody has to record it."""
+    """In a group with range claims, later ranges may be done first.
+
+    Once an earlier range is committed without a record, it is a gap.
+    """
     scene = shop.stand.scene
     monkeypatch.setattr(Scene, "delivery", partialmethod(Scene.delivery, ranges=True))
 
@@ -189,14 +195,14 @@ def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.Mon
 
 
 def test_what_retention_deleted_unread_is_told(shop: Shop) -> None:
-    """As soon as it is so, before a run comes."""
+    """The check reports the deleted offsets at once, before the next run."""
     shop.run(max_records=6, max_batches=1)
     shop.stand.scene.data.retain_from(1, 8)
     assert failed(shop, max_lag=100) == {"gaps": "6 offsets in 1 ranges: retention deleted them before they were read"}
 
 
 def test_a_position_set_back_is_told(shop: Shop) -> None:
-    """And is no double commit: it is a new generation. Ahead it leaves a gap."""
+    """A position that was set back is a new generation, so nothing is a double commit; one set forward leaves a gap."""
     scene = shop.stand.scene
     shop.run()
     topic_id = scene.data.describe(TOPIC).topic_id
@@ -212,7 +218,7 @@ def test_a_position_set_back_is_told(shop: Shop) -> None:
 
 
 def _record(shop: Shop, generation: int, start: int, end: int) -> None:
-    """Record a batch of partition 0 by hand."""
+    """Record a batch of partition 0 as a run would."""
     row = dg.TableRecord(
         {"topic": TOPIC, "partition": 0, "generation": generation, "start": start, "end": end, "state": "done"}
     )
@@ -222,7 +228,7 @@ def _record(shop: Shop, generation: int, start: int, end: int) -> None:
 
 
 def test_a_log_that_knows_the_group_no_more_is_no_rewind(shop: Shop) -> None:
-    """Its first generation there has a lower number than the one before; what is really read again is told."""
+    """In a new log the generation starts at a lower number; only offsets that are read again are reported."""
     _record(shop, 57, 0, 6)
     _record(shop, 0, 6, 8)
     assert failed(shop, max_lag=100) == {}
@@ -231,7 +237,7 @@ def test_a_log_that_knows_the_group_no_more_is_no_rewind(shop: Shop) -> None:
 
 
 def test_a_double_commit_is_an_error(shop: Shop) -> None:
-    """Two batches of one generation say that they committed the same offsets; older batches do not count any more."""
+    """Two batches of one generation report the same committed offsets; older batches are not checked again."""
     shop.run(partitions=[0])
     (before,) = shop.instance.fetch_materializations(shop.key, limit=1).records
     again = before.asset_materialization
@@ -250,7 +256,7 @@ def test_a_double_commit_is_an_error(shop: Shop) -> None:
 
 
 def test_what_was_done_of_another_topic_before_is_passed_over(stand: Stand, own_instance: dg.DagsterInstance) -> None:
-    """The asset keeps its name, its partitions are others."""
+    """Records of a topic that the asset used before are ignored."""
     stand.mode, stand.process, stand.instance = AT_LEAST_ONCE, lambda *_: None, own_instance
     stand.scene.data.make("orders_v2", messages=7)
     before, now = (Shop(stand, own_instance, topic=topic) for topic in (TOPIC, "orders_v2"))
@@ -260,7 +266,10 @@ def test_what_was_done_of_another_topic_before_is_passed_over(stand: Stand, own_
 
 
 def test_what_was_perhaps_committed_may_be_committed_by_another(shop: Shop) -> None:
-    """At most once says so of a range when its commit was not acknowledged and cannot be read; it is no gap either."""
+    """An at-most-once run reports a range as possibly dropped if it cannot learn whether its commit was written.
+
+    Such a range is neither a double commit nor a gap.
+    """
     shop.run(partitions=[0], max_records=4, max_batches=1)
     shop.run(partitions=[0], max_records=4, max_batches=1)
     again, _ = (
@@ -278,7 +287,7 @@ def test_what_was_perhaps_committed_may_be_committed_by_another(shop: Shop) -> N
 
 
 def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
-    """One that only warns does not."""
+    """A failed check that only warns does not stop downstream assets."""
     shop.run(partitions=[0], max_records=3, max_batches=1)
     shop.stand.scene.work(shop.stand.scene.delivery(shop.stand.mode), partitions=(0,), max_records=2)
 
@@ -286,7 +295,7 @@ def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
     def after() -> None:
         pass
 
-    def ran(**settings: Any) -> bool:  # noqa: ANN401 - of the checks
+    def ran(**settings: Any) -> bool:  # noqa: ANN401 - settings of the checks
         shop.stand.scene.data.append(0, 1)
         checks = build_claim_checks(shop.asset, **settings)
         result = dg.materialize(
@@ -299,7 +308,7 @@ def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
 
 
 def test_checks_go_with_a_prefix_that_dagster_adds_to_keys(shop: Shop) -> None:
-    """Of asset and checks alike."""
+    """The prefix applies to the asset and its checks."""
     module = ModuleType("sales")
     vars(module).update(work=shop.asset, checks=build_claim_checks(shop.asset))
     (asset,) = dg.load_assets_from_modules([module], key_prefix="eu")
@@ -313,7 +322,7 @@ def test_checks_go_with_a_prefix_that_dagster_adds_to_keys(shop: Shop) -> None:
 
 
 def test_what_makes_no_sense_is_refused(shop: Shop) -> None:
-    """At definition, with what to do."""
+    """Wrong arguments are refused at definition, with what to do."""
 
     @dg.asset
     def other() -> None:
@@ -332,17 +341,17 @@ def test_what_makes_no_sense_is_refused(shop: Shop) -> None:
 
 
 def test_as_many_as_are_allowed_can_be_read(own_instance: dg.DagsterInstance) -> None:
-    """Dagster refuses to give more."""
+    """The largest `last` is within the number of records that Dagster returns."""
     assert recorded_ranges(own_instance, dg.AssetKey("work"), GROUP, TOPIC, MOST_LAST) == []
 
 
-# Judgements
+# Judgements of recorded ranges
 
 cuts = st.lists(st.integers(1, 60), unique=True, max_size=8).map(sorted)
 
 
 def cut(ends: Sequence[int]) -> list[RecordedRange]:
-    """Give ranges of partition 0 that follow on one another, from 0 up to the last of `ends`."""
+    """Return consecutive ranges of partition 0, from 0 up to the last of `ends`."""
     return [
         RecordedRange(0, 1, start, end, f"b{end}") for start, end in zip([0, *ends], ends, strict=False) if start < end
     ]
@@ -350,15 +359,15 @@ def cut(ends: Sequence[int]) -> list[RecordedRange]:
 
 @given(cuts, st.randoms())
 def test_ranges_that_follow_on_one_another_are_well_in_any_order(ends: list[int], chance: Any) -> None:  # noqa: ANN401 - a Random
-    """Nothing to say, in whatever order they were recorded."""
+    """Consecutive ranges are correct in whatever order they were recorded."""
     ranges = cut(ends)
     chance.shuffle(ranges)
     assert gaps(ranges) == rewinds(ranges) == double_commits(ranges) == []
 
 
 @given(cuts.filter(lambda ends: len(ends) > 2), st.data())
-def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: Any) -> None:  # noqa: ANN401 - of hypothesis
-    """Exactly that range, whichever it is."""
+def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: Any) -> None:  # noqa: ANN401 - a type of hypothesis
+    """The checks report exactly the range that is missing or recorded twice."""
     ranges = cut(ends)
     one = data.draw(st.sampled_from(ranges[1:-1]))
     without = [each for each in ranges if each is not one]
@@ -370,6 +379,6 @@ def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: An
 
 
 def test_a_table_has_what_is_read_back() -> None:
-    """The names of the columns are those that the checks read."""
+    """The table's columns have the names that the checks read."""
     names = {column.name for column in ranges_table([]).schema.columns}
     assert {"partition", "generation", "start", "end", "state"} <= names

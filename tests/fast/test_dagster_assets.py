@@ -1,4 +1,4 @@
-"""Assets of claimed batches and of data topics, on a coordination log and data topics in memory."""
+"""Check assets of claimed batches and of data topics, with a coordination log and data topics in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,37 +40,37 @@ TOPIC_KEY = dg.AssetKey(["kafka", TOPIC])
 
 
 class Eager(DagsterMarshalTranslator):
-    """Assets that are worked on when there is something new."""
+    """A translator whose assets are materialized when their topic has new messages."""
 
     def get_asset_spec(self, asset: ClaimedAsset) -> dg.AssetSpec:
-        """Add the condition."""
+        """Add the automation condition."""
         return super().get_asset_spec(asset).replace_attributes(automation_condition=dg.AutomationCondition.eager())
 
 
 class Renamed(DagsterMarshalTranslator):
-    """Keys and all that belongs to a platform of one's own."""
+    """A translator with other keys, groups and owners."""
 
     def get_topic_spec(self, topic: str) -> dg.AssetSpec:
-        """Give the topic another key."""
+        """Return a spec with another key."""
         return super().get_topic_spec(topic).replace_attributes(key=["events", topic])
 
     def get_asset_spec(self, asset: ClaimedAsset) -> dg.AssetSpec:
-        """Give the asset another key, a group and an owner."""
+        """Return a spec with another key, a group and an owner."""
         spec = super().get_asset_spec(asset)
         return spec.replace_attributes(key=["shop", asset.name], group_name="sales", owners=["team:data"])
 
 
 @pytest.fixture
 def own_instance() -> Iterator[dg.DagsterInstance]:
-    """A Dagster that has seen nothing."""
+    """Yield a Dagster instance without history."""
     with dg.DagsterInstance.ephemeral() as instance:
         yield instance
 
 
 class Shop:
-    """An asset and its topic's, whose resources stand in for Kafka and Spark."""
+    """An asset and the asset of its topic, with stand-ins for Kafka and Spark."""
 
-    def __init__(self, stand: Stand, instance: dg.DagsterInstance, **settings: Any) -> None:  # noqa: ANN401 - the asset's
+    def __init__(self, stand: Stand, instance: dg.DagsterInstance, **settings: Any) -> None:  # noqa: ANN401 - settings of the asset
         self.stand, self.instance = stand, instance
         translator, per_partition = settings.get("translator"), settings.get("per_partition", False)
         sink = stand.scene.sink if stand.mode is not AT_LEAST_ONCE else None
@@ -85,11 +85,11 @@ class Shop:
         self.key = self.asset.key
 
     def resources(self) -> dict[str, Any]:
-        """Give the stand-ins; they look at the scene's log."""
+        """Return the stand-ins, which use the scene's log."""
         scene = self.stand.scene
         claimer = self.stand.claimer()
 
-        class Looking(type(claimer)):  # type: ignore[misc] # the stand's own
+        class Looking(type(claimer)):  # type: ignore[misc] # the class of the stand's claimer
             def open_data(self) -> Any:  # noqa: ANN401 - a stand-in
                 return scene.data
 
@@ -100,10 +100,10 @@ class Shop:
         return {"claimer": Looking(**claimer.model_dump()), "spark": self.stand.spark()}
 
     def definitions(self) -> dg.Definitions:
-        """Give both assets, as a deployment has them."""
+        """Return the definitions of both assets, as in a deployment."""
         return dg.Definitions(assets=[self.asset, self.topic], resources=self.resources())
 
-    def run(self, partition_key: str | None = None, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - as asked
+    def run(self, partition_key: str | None = None, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - any option of the config
         """Materialize the asset."""
         return dg.materialize(
             [self.asset],
@@ -115,13 +115,13 @@ class Shop:
         )
 
     def observe(self) -> dict[str | None, dict[str, Any]]:
-        """Observe the topic; give the metadata by partition."""
+        """Observe the topic and return the metadata by partition."""
         result = observe([self.topic], instance=self.instance, resources=self.resources())
         seen = self.stand.observations(cast("Any", result))
         return {one.partition: {name: value.value for name, value in one.metadata.items()} for one in seen}
 
     def tick(self, *, allow_missing_topic: bool = False) -> dg.SensorResult:
-        """Evaluate the topic's sensor, and store what it gives as the daemon does."""
+        """Evaluate the topic's sensor and store its result as the daemon does."""
         sensor = build_topic_sensor(
             TOPIC, per_partition=self.asset.partitions_def is not None, allow_missing_topic=allow_missing_topic
         )
@@ -136,7 +136,7 @@ class Shop:
         return result
 
     def recorded(self, result: dg.ExecuteInProcessResult) -> list[tuple[str | None, dict[str, Any]]]:
-        """Give partition and metadata of each materialization of a run, as Dagster stored them."""
+        """Return the partition and the metadata of each materialization of a run, as Dagster stored them."""
         entries = self.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
         found = [entry.asset_materialization for entry in entries if entry.asset_materialization is not None]
         assert {one.asset_key for one in found} <= {self.key}
@@ -145,7 +145,7 @@ class Shop:
 
 @pytest.fixture
 def shop(stand: Stand, own_instance: dg.DagsterInstance) -> Shop:
-    """A topic of three partitions with ten messages each, and an asset of them."""
+    """Return a topic of three partitions with ten messages each, and an asset of it."""
     stand.instance = own_instance
     return Shop(stand, own_instance)
 
@@ -154,7 +154,7 @@ def shop(stand: Stand, own_instance: dg.DagsterInstance) -> Shop:
 
 
 def test_each_batch_is_one_materialization(shop: Shop) -> None:
-    """The last one, the step's own output, also says how the run ended."""
+    """The last materialization is the step's own output; it also shows why the run ended."""
     result = shop.run(max_records=12)
     assert result.success
     batches = [metadata for _, metadata in shop.recorded(result)]
@@ -166,7 +166,7 @@ def test_each_batch_is_one_materialization(shop: Shop) -> None:
 
 
 def test_with_nothing_to_do_nothing_is_materialized(shop: Shop) -> None:
-    """The run succeeds, what depends on the asset is skipped, an observation of the asset says why."""
+    """The run succeeds and downstream assets are skipped; an observation of the asset shows why."""
     assert shop.run().success
 
     @dg.asset(deps=[shop.asset])
@@ -182,7 +182,7 @@ def test_with_nothing_to_do_nothing_is_materialized(shop: Shop) -> None:
 
 
 def test_a_run_that_fails_has_recorded_what_it_committed(shop: Shop) -> None:
-    """What was done before the failure is there; what failed is not."""
+    """Batches before the failure are recorded; the batch that failed is not."""
     calls = iter((None, RuntimeError("a bad message")))
 
     def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
@@ -197,7 +197,7 @@ def test_a_run_that_fails_has_recorded_what_it_committed(shop: Shop) -> None:
 
 
 def test_metadata_of_the_function_does_not_hide_what_a_batch_recorded(shop: Shop) -> None:
-    """It is added to the run's last materialization."""
+    """Metadata of the user's function are added to the run's last materialization."""
 
     def process(context: Any, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
         context.add_output_metadata({"shops": len(frame), "group": "large", "ranges": "none"})
@@ -211,7 +211,7 @@ def test_metadata_of_the_function_does_not_hide_what_a_batch_recorded(shop: Shop
 
 
 def test_a_batch_is_recorded_also_when_the_next_cannot_be_claimed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data cluster goes away between two batches."""
+    """The data cluster becomes unavailable between two batches."""
     data = shop.stand.scene.data
 
     def go_down(*_: object) -> None:
@@ -226,7 +226,7 @@ def test_a_batch_is_recorded_also_when_the_next_cannot_be_claimed(shop: Shop, mo
 def test_a_batch_is_recorded_also_when_the_run_cannot_be_tagged_behind_it(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster's storage does not answer for a moment."""
+    """Dagster's storage is unavailable for a moment after the batch."""
     add_run_tags = shop.instance.add_run_tags
 
     def fail_at_the_end(run_id: str, tags: dict[str, str]) -> None:
@@ -243,7 +243,10 @@ def test_a_batch_is_recorded_also_when_the_run_cannot_be_tagged_behind_it(
 def test_an_asset_that_is_tried_again_is_materialized_though_nothing_is_left(
     stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attempt that failed had done all: the retry materializes the asset without recording a batch twice."""
+    """The failed attempt had completed all batches.
+
+    The retry materializes the asset without recording a batch twice.
+    """
     stand.instance = own_instance
     shop = Shop(stand, own_instance, retry_policy=dg.RetryPolicy(max_retries=1), max_records=12)
     add_run_tags, left = own_instance.add_run_tags, [RuntimeError("the database is locked")]
@@ -267,7 +270,10 @@ def test_an_asset_that_is_tried_again_is_materialized_though_nothing_is_left(
 def test_an_interrupt_stays_one_though_dagsters_storage_fails(
     stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends the run, whose last batch cannot be recorded; an error would only fail the step, and others go on."""
+    """An interrupt ends the run although its last batch cannot be recorded.
+
+    An error would only fail the step, and other steps would continue.
+    """
     stand.instance = own_instance
     shop = Shop(stand, own_instance)
     add_run_tags, log_event = own_instance.add_run_tags, dg.OpExecutionContext.log_event
@@ -277,7 +283,7 @@ def test_an_interrupt_stays_one_though_dagsters_storage_fails(
             raise KeyboardInterrupt
         add_run_tags(run_id, tags)
 
-    def fail(context: dg.OpExecutionContext, event: Any) -> None:  # noqa: ANN401 - Dagster's
+    def fail(context: dg.OpExecutionContext, event: Any) -> None:  # noqa: ANN401 - a type of Dagster
         if type(event) is dg.AssetMaterialization:
             raise RuntimeError("the database is locked")
         log_event(context, event)
@@ -291,7 +297,7 @@ def test_an_interrupt_stays_one_though_dagsters_storage_fails(
 
 
 def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterInstance) -> None:
-    """Keys, group and owners are its; so is the key of the topic on which the asset depends."""
+    """The translator sets keys, group and owners, and the key of the topic on which the asset depends."""
     stand.instance = own_instance
     shop = Shop(stand, own_instance, translator=Renamed(), name="work")
     (spec,) = shop.asset.specs
@@ -304,7 +310,7 @@ def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterIn
 
 
 def test_a_prefix_that_dagster_adds_to_keys_is_kept_to(shop: Shop) -> None:
-    """Both are recorded under the keys that they have in the deployment."""
+    """Both assets are recorded under the keys that they have in the deployment."""
     module = ModuleType("sales")
     vars(module).update(work=shop.asset, topic=shop.topic)
     assets = [
@@ -324,7 +330,7 @@ def test_a_prefix_that_dagster_adds_to_keys_is_kept_to(shop: Shop) -> None:
 
 
 def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_instance: dg.DagsterInstance) -> None:
-    """A run claims its own partition alone, and materializes that."""
+    """A run claims only its own partition, and materializes that one."""
     stand.instance = own_instance
     shop = Shop(stand, own_instance, per_partition=True)
     shop.observe()
@@ -339,7 +345,7 @@ def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_insta
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    """At definition, with what to do."""
+    """Arguments that contradict each other are refused at definition, with what to do."""
     with pytest.raises(ConfigurationError, match="a run claims one partition"):
         marshal_asset(topic=TOPIC, per_partition=True, claim_entire_topic=True)
     with pytest.raises(ConfigurationError, match="not a name that Kafka allows"):
@@ -352,7 +358,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 
 def test_the_sensor_asks_for_what_a_dead_run_left_of_an_asset(shop: Shop) -> None:
-    """The job that it asks for takes over the open plan, and materializes the asset."""
+    """The job that the sensor requests takes over the open plan and materializes the asset."""
     scene = shop.stand.scene
     dying = scene.delivery(shop.stand.mode, log=KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages")))
     with pytest.raises(KilledError):
@@ -380,7 +386,10 @@ def test_the_sensor_asks_for_what_a_dead_run_left_of_an_asset(shop: Shop) -> Non
 
 
 def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
-    """Its config, its schedule; an asset that knows no topic, or has partitions of its own, is refused."""
+    """An asset's job has a config and a schedule.
+
+    An asset without a topic, or with Dagster partitions, is refused.
+    """
     work = build_claimed_batch_job(shop.asset, config=ClaimedBatchConfig(max_batches=1, max_records=7))
     schedule = build_claimed_batch_schedule(work)
     assert (work.name, schedule.name, schedule.job_name) == ("work_job", "work_job_schedule", "work_job")
@@ -399,7 +408,7 @@ def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
 
 
 def test_what_asks_for_runs_without_a_partition_is_refused_a_job_whose_runs_need_one() -> None:
-    """Each of them would fail; the job itself is for backfills."""
+    """Runs without a partition would fail, so such a job is only for backfills."""
     asset = marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None)
     job = build_claimed_batch_job(asset)
     with pytest.raises(ConfigurationError, match="'parts_job' need a Dagster partition"):
@@ -411,7 +420,7 @@ def test_what_asks_for_runs_without_a_partition_is_refused_a_job_whose_runs_need
 
 
 def test_a_function_needs_no_docstring() -> None:
-    """Its jobs are without a description of their own."""
+    """Without a docstring the asset's job has no description."""
     asset = marshal_asset(topic=TOPIC, name="terse")(lambda *_: None)
     assert build_claimed_batch_job(asset).description is None
     assert build_reprocess_job(asset).name == "reprocess_terse"
@@ -421,7 +430,7 @@ def test_a_function_needs_no_docstring() -> None:
 
 
 def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
-    """Lag, ends, and how fast it grew since the last time."""
+    """An observation has the lag, the end offsets, and how fast the topic grew since the last observation."""
     first = shop.observe()[None]
     assert (first["lag"], first["offsets"], first["end_offsets"]) == (30, 30, {"0": 10, "1": 10, "2": 10})
     assert "offsets_per_s" not in first
@@ -433,7 +442,7 @@ def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
 
 
 def test_a_topic_made_anew_is_unread_wherever_the_group_stood_before(shop: Shop) -> None:
-    """Its members claim nothing there until somebody sets the position."""
+    """Members claim nothing in the new topic until an operator sets the position."""
     shop.run()
     scene = shop.stand.scene
     scene.data.delete()
@@ -443,13 +452,13 @@ def test_a_topic_made_anew_is_unread_wherever_the_group_stood_before(shop: Shop)
 
 
 def test_what_is_done_ahead_of_the_position_is_not_left_to_read() -> None:
-    """By members that claim ranges; of what retention deleted it no more than is still there."""
+    """Ranges that are done above the position are not part of the lag, except for offsets that retention deleted."""
     ranges = (Range(0, 2, Phase.DONE), Range(4, 6, Phase.PLANNED), Range(6, 9, Phase.DONE), Range(9, 12, Phase.PLANNED))
     assert PartitionProgress(0, 1, 10, Key(offset=0, ranges=ranges)).lag == 9 - 1 - 3
 
 
 def test_topics_whose_names_differ_in_dots_and_dashes_go_together(shop: Shop) -> None:
-    """What observes them, and what says that something of them is given up, has a name of its own for each."""
+    """The observation and the check for exhausted plans have different names for each topic."""
     names = ("a.b", "a-b", "a_b")
     topics = [build_topic_asset(name) for name in names]
     checks = [build_exhausted_plans_check(name, group=GROUP) for name in names]
@@ -468,14 +477,14 @@ def look(shop: Shop, how: str) -> None:
 
 
 class Automation:
-    """What Dagster's automation asks for, evaluation by evaluation."""
+    """The requests of Dagster's automation, one evaluation after another."""
 
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
         self.cursor: Any = None
 
     def asked(self) -> set[str | None]:
-        """Give the partitions of the asset that are asked for now; None where it has none."""
+        """Return the partitions of the asset that are requested now; None for an asset without partitions."""
         shop = self.shop
         found = dg.evaluate_automation_conditions(shop.definitions(), shop.instance, cursor=self.cursor)
         self.cursor = found.cursor
@@ -484,11 +493,11 @@ class Automation:
         return keys
 
 
-@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")  # of Dagster's own evaluation
+@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")  # from Dagster's own evaluation
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.thorough
 def test_new_messages_start_what_is_eager(stand: Stand, own_instance: dg.DagsterInstance, how: str) -> None:
-    """An observation of new ends does, once; what a run tells of nothing to do does not."""
+    """An observation of new end offsets requests a run once; a run that finds nothing to do requests none."""
     stand.instance = own_instance
     shop = Shop(stand, own_instance, translator=Eager())
     automation = Automation(shop)
@@ -512,7 +521,10 @@ def test_new_messages_start_what_is_eager(stand: Stand, own_instance: dg.Dagster
 def test_new_messages_start_the_partitions_that_have_them(
     stand: Stand, own_instance: dg.DagsterInstance, how: str
 ) -> None:
-    """With a Dagster partition for each, none of the others is asked for; a new one comes by itself."""
+    """With a Dagster partition for each Kafka partition, only those with new messages are requested.
+
+    A new Kafka partition is added and requested without further steps.
+    """
     stand.instance = own_instance
     shop = Shop(stand, own_instance, translator=Eager(), per_partition=True)
     automation = Automation(shop)
@@ -541,7 +553,7 @@ def test_new_messages_start_the_partitions_that_have_them(
 def test_a_tick_that_finds_nothing_new_tells_nothing(
     stand: Stand, own_instance: dg.DagsterInstance, *, per_partition: bool
 ) -> None:
-    """The second still tells that nothing is added any more; new messages, and a batch done, are told."""
+    """The second tick still reports that no message is added any more; later ones report new messages and batches."""
     stand.instance = own_instance
     shop = Shop(stand, own_instance, per_partition=per_partition)
     everything = 3 if per_partition else 1
@@ -557,7 +569,10 @@ def test_a_tick_that_finds_nothing_new_tells_nothing(
 
 
 def test_a_run_of_one_partition_observes_that_one(stand: Stand, own_instance: dg.DagsterInstance) -> None:
-    """A backfill of a thousand would else make a million observations. New partitions are added all the same."""
+    """Otherwise a backfill of a thousand partitions would make a million observations.
+
+    New partitions are added nevertheless.
+    """
     stand.instance = own_instance
     shop = Shop(stand, own_instance, per_partition=True)
     shop.observe()
@@ -570,7 +585,7 @@ def test_a_run_of_one_partition_observes_that_one(stand: Stand, own_instance: dg
 def test_a_tick_asks_dagster_once_for_each_partition(
     stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For its last observation; Dagster gives a tick 60 s for a thousand of them."""
+    """The tick looks up each partition's last observation once: it has 60 s for a thousand partitions."""
     stand.instance = own_instance
     shop = Shop(stand, own_instance, per_partition=True)
     shop.tick()
@@ -579,7 +594,7 @@ def test_a_tick_asks_dagster_once_for_each_partition(
     def count(name: str) -> None:
         ask = getattr(own_instance, name)
 
-        def counted(*of: Any, **how: Any) -> Any:  # noqa: ANN401 - Dagster's
+        def counted(*of: Any, **how: Any) -> Any:  # noqa: ANN401 - a type of Dagster
             asked.append(name)
             return ask(*of, **how)
 
@@ -592,14 +607,14 @@ def test_a_tick_asks_dagster_once_for_each_partition(
 
 
 def test_a_tick_of_a_topic_whose_cluster_is_down_fails_with_one_line(shop: Shop) -> None:
-    """And tells nothing that is not known."""
+    """The tick fails and reports nothing that is not known."""
     shop.stand.scene.data.is_down = True
     with pytest.raises(UnavailableError, match="does not answer"):
         shop.tick()
 
 
 def test_a_tick_of_a_topic_that_is_not_there_says_so(shop: Shop) -> None:
-    """It may be misspelt, so the tick fails; an option allows a topic that is created later."""
+    """The topic's name may be wrong, so the tick fails; an option allows a topic that is created later."""
     shop.stand.scene.data.delete()
     with pytest.raises(TopicNotFoundError, match=f"topic {TOPIC!r} does not exist"):
         shop.tick()
@@ -611,7 +626,7 @@ def test_a_tick_of_a_topic_that_is_not_there_says_so(shop: Shop) -> None:
 
 
 def test_of_many_partitions_those_with_the_most_lag_are_shown() -> None:
-    """In their order; all count."""
+    """The partitions with the most lag are listed by number; the total covers all partitions."""
     some = tuple(PartitionProgress(number, 0, number % 7, None) for number in range(1_000))
     found = TopicProgress("id", some)
     rows = [record.data for record in found.table().records]
@@ -620,5 +635,5 @@ def test_of_many_partitions_those_with_the_most_lag_are_shown() -> None:
 
 
 def test_partitions_are_named_by_their_topic() -> None:
-    """Two topics' partitions do not mix."""
+    """Partitions of two topics do not mix."""
     assert kafka_partitions_def("a").name != kafka_partitions_def("b").name

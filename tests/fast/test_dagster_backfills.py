@@ -1,4 +1,4 @@
-"""Backfills of assets with a Dagster partition for each Kafka partition, by Dagster's own daemon code."""
+"""Check backfills of assets with a Dagster partition for each Kafka partition, with Dagster's own daemon code."""
 
 import logging
 import time
@@ -23,16 +23,16 @@ from tests.fast.test_dagster_ops import Stand, instance, stand
 __all__ = ["instance", "stand"]
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Dagster's own code
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from Dagster's own code
     pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # files that it leaves open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Dagster leaves files open
 ]
 MOST_ITERATIONS = 12
 
 
 @pytest.fixture
 def launching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    """A Dagster that runs what it launches at once, in this process."""
+    """Yield a Dagster instance that runs launched jobs at once, in this process."""
     home = str(tmp_path_factory.mktemp("dagster"))
     launcher = {"module": "dagster._core.launcher.sync_in_memory_run_launcher", "class": "SyncInMemoryRunLauncher"}
     coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
@@ -42,7 +42,7 @@ def launching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterIn
 
 
 def backfill(shop: Shop, partitions: list[str], monkeypatch: pytest.MonkeyPatch) -> PartitionBackfill:
-    """Backfill these partitions of the shop's asset until the backfill is over, or no longer moves."""
+    """Backfill these partitions of the shop's asset; stop when the backfill is over or makes no progress."""
     here = dg.Definitions(assets=[shop.asset, shop.topic], resources=shop.resources(), executor=dg.in_process_executor)
     monkeypatch.setattr(backfill_location, "DEFINITIONS", here)
     target = LoadableTargetOrigin(module_name=backfill_location.__name__, attribute="definitions")
@@ -79,7 +79,7 @@ def backfill(shop: Shop, partitions: list[str], monkeypatch: pytest.MonkeyPatch)
 def test_a_backfill_with_an_idle_partition_succeeds(
     stand: Stand, launching: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The partition without messages is materialized, so that the backfill does not wait for it."""
+    """The partition without messages is materialized; otherwise the backfill would wait for it."""
     stand.instance = launching
     shop = Shop(stand, launching, per_partition=True)
     shop.observe()
@@ -101,7 +101,7 @@ def test_a_backfill_with_an_idle_partition_succeeds(
 def test_a_backfill_of_a_paused_group_fails_and_says_why(
     stand: Stand, launching: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Partitions of a paused group are not shown as done; the backfill ends."""
+    """Partitions of a paused group are not shown as materialized, and the backfill ends."""
     stand.instance = launching
     shop = Shop(stand, launching, per_partition=True)
     shop.observe()
@@ -113,7 +113,7 @@ def test_a_backfill_of_a_paused_group_fails_and_says_why(
 def test_outside_of_a_backfill_an_idle_partition_is_not_materialized(
     stand: Stand, launching: dg.DagsterInstance
 ) -> None:
-    """What depends on it is skipped."""
+    """Assets downstream of the partition are skipped."""
     stand.instance = launching
     shop = Shop(stand, launching, per_partition=True)
     shop.observe()

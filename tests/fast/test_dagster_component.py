@@ -1,4 +1,4 @@
-"""The component: what a `defs.yaml` comes to, and what is wrong with one."""
+"""Check the component: the definitions that a `defs.yaml` creates, and the errors of a wrong one."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel, _ClaimedTopicScaffolder
 from marshal_dagster.resources.claimer import ClaimerResource
 
-pytestmark = [  # of Dagster's own loader
+pytestmark = [  # from Dagster's own loader
     pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20"),
     pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning"),
 ]
@@ -31,7 +31,7 @@ sink = object()
 '''
 
 
-def built(**attributes: Any) -> dg.Definitions:  # noqa: ANN401 - what stands in the file
+def built(**attributes: Any) -> dg.Definitions:  # noqa: ANN401 - the attributes in the file
     """Load a project with one such file."""
     given = {name: value for name, value in (ATTRIBUTES | attributes).items() if value is not None}
     with create_defs_folder_sandbox() as sandbox:
@@ -46,12 +46,12 @@ def built(**attributes: Any) -> dg.Definitions:  # noqa: ANN401 - what stands in
 
 
 def names(found: Any) -> set[str]:  # noqa: ANN401 - jobs, schedules or sensors
-    """Give the names."""
+    """Return the names of these definitions."""
     return {each.name for each in found or ()}
 
 
 def test_all_that_belongs_to_a_topic_is_there() -> None:
-    """Its asset, the function's, jobs, schedule, checks, sensors, resources of its own."""
+    """The component creates both assets, jobs, schedule, checks, sensors and its own resources."""
     found = built(schedule="*/5 * * * *", max_lag=10)
     graph = found.resolve_asset_graph()
     count, topic = dg.AssetKey("count"), dg.AssetKey(["kafka", "orders"])
@@ -78,7 +78,10 @@ def test_all_that_belongs_to_a_topic_is_there() -> None:
 
 
 def test_what_is_not_wanted_is_left_out() -> None:
-    """No schedule without a time, no sensor that is not named, no topic's asset without its sensor."""
+    """Without a cron string there is no schedule; sensors that are not listed are left out.
+
+    The topic's asset exists only with its sensor.
+    """
     found = built(sensors=[], running=False, name="other")
     assert names(found.schedules) == names(found.sensors) == set()
     assert names(found.jobs) == {"other_job", "reprocess_other"}
@@ -107,8 +110,11 @@ def test_what_is_not_wanted_is_left_out() -> None:
     ],
 )
 def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
-    """When the definitions are loaded, not when a run begins; Dagster tells where, and the cause says what."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - Dagster's, of several kinds
+    """The error is raised when the definitions are loaded, not in a run.
+
+    Dagster shows where it is, and the cause shows what is wrong.
+    """
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Dagster raises several types
         built(**wrong)
     told, error = "", cast("BaseException | None", caught.value)
     while error is not None:
@@ -119,7 +125,7 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("folder", ["orders", "2024-orders.eu", "class"])
 def test_what_is_scaffolded_can_be_loaded(folder: str, tmp_path: Path) -> None:
-    """Whatever the folder is called; that is the topic's name too."""
+    """The folder's name may be any topic name; the scaffolded topic has that name."""
     path = tmp_path / folder
     path.mkdir()
     request = dg.ScaffoldRequest[Any](TYPE, path, "yaml", None, None)
@@ -131,7 +137,7 @@ def test_what_is_scaffolded_can_be_loaded(folder: str, tmp_path: Path) -> None:
 
 
 def test_secrets_are_named_by_their_variable() -> None:
-    """And are not in what Dagster stores."""
+    """A secret is referred to by its environment variable, so Dagster does not store its value."""
     connection = ConnectionModel(
         bootstrap_servers="127.0.0.1:1",
         security_protocol="SASL_PLAINTEXT",
@@ -144,7 +150,7 @@ def test_secrets_are_named_by_their_variable() -> None:
 
 
 def test_the_example_is_the_deployment_of_definitions_py() -> None:
-    """In 20 lines, with the same topic, group, promise, limits and times."""
+    """The example has at most 20 lines, with the same topic, group, delivery mode, limits and schedule."""
     from definitions import defs
     from jobs import flights, settings
 

@@ -1,4 +1,4 @@
-"""The deployable code location: what it holds, and that loading it needs no service."""
+"""Check the deployable code location: its definitions, and that loading them needs no service."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def _validate(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess
 
 @pytest.mark.thorough
 def test_the_code_location_loads_without_kafka_and_java(tmp_path: Path) -> None:
-    """`dagster definitions validate` succeeds where neither is there, and starts neither."""
+    """`dagster definitions validate` succeeds without Kafka and Java, and starts neither."""
     told = _validate(tmp_path, MARSHAL_BOOTSTRAP_SERVERS="127.0.0.1:9")
     assert told.returncode == 0, told.stderr
     assert "All code locations passed validation" in told.stderr + told.stdout
@@ -36,17 +36,17 @@ def test_the_code_location_loads_without_kafka_and_java(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_wrong_variable_is_named_when_the_location_is_loaded(tmp_path: Path) -> None:
-    """A setting of the environment that makes no sense is told by its name, with what would be right."""
+    """The error names the wrong environment variable and shows which values are accepted."""
     told = _validate(tmp_path, MARSHAL_MAX_RECORDS="many")
     assert told.returncode != 0
     assert "MARSHAL_MAX_RECORDS is 'many'; it must be a whole number of at least 1" in told.stderr + told.stdout
 
 
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster warns when it copies a sensor
 def test_the_deployment_is_a_schedule_a_sensor_and_jobs() -> None:
-    """The scheduled job runs each minute; the sensor watches every 5 s and asks for the reprocessing job.
+    """The job runs each minute by schedule; the sensor runs every 5 s and requests the reprocessing job.
 
-    A person pauses, resumes and repositions the group, and revokes what the dead hold.
+    Other jobs pause, resume and reposition the group, and revoke the claims of dead runs.
     """
     repository = definitions.defs.get_repository_def()
     assert {job.name for job in repository.get_all_jobs()} >= {
@@ -72,7 +72,7 @@ def test_the_deployment_is_a_schedule_a_sensor_and_jobs() -> None:
 
 
 def test_both_resources_are_of_one_cluster_and_log() -> None:
-    """The sensor looks at the very log to which the runs write."""
+    """The sensor reads the coordination log to which the runs write."""
     assert definitions.defs.resources is not None
     claimer, rationalizer = (definitions.defs.resources[name] for name in ("claimer", "rationalizer"))
     assert claimer.coordination_topic == rationalizer.coordination_topic

@@ -1,4 +1,4 @@
-"""A deployment as a member of a coordinated group: its sensor, its memberships, and what its runs may claim."""
+"""Check a deployment as a member of a coordinated group: its sensor, its membership, and what its runs may claim."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ job = build_claimed_batch_job(op)
 
 @dataclass
 class Member:
-    """What a `CoordinatedMember` shows."""
+    """The attributes of a `CoordinatedMember`."""
 
     places: frozenset[tuple[str, int]] = frozenset()
     state: MemberState = MemberState.REGISTERED
@@ -40,19 +40,19 @@ class Member:
     is_over: bool = False
 
     def __exit__(self, *_: object) -> None:
-        """Leave."""
+        """End the membership."""
         self.is_over = True
 
 
 @dataclass
 class Joined:
-    """The memberships that were begun."""
+    """The memberships that were started."""
 
     members: list[Member] = field(default_factory=list)
     interests: list[group_membership.Subscription] = field(default_factory=list)
 
-    def join(self, _: object, __: object, ___: str, interest: group_membership.Subscription) -> Any:  # noqa: ANN401 - its stand-in
-        """Begin one."""
+    def join(self, _: object, __: object, ___: str, interest: group_membership.Subscription) -> Any:  # noqa: ANN401 - a stand-in
+        """Start a membership."""
         self.interests.append(interest)
         self.members.append(Member())
         return self.members[-1]
@@ -60,7 +60,7 @@ class Joined:
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Joined]:
-    """Memberships that need no Kafka."""
+    """Yield memberships that need no Kafka."""
     made = Joined()
     monkeypatch.setattr(group_membership, "_join", made.join)
     yield made
@@ -69,7 +69,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Joined]:
 
 
 def claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - any field
-    """Give a claimer of member `east`."""
+    """Return a claimer of the member `east`."""
     connection = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1")
     return ClaimerResource(**{"connection": connection, "group": "parcels", "member": "east", **fields})
 
@@ -83,7 +83,7 @@ def tick(sensor: dg.SensorDefinition, cursor: str | None = None, **fields: Any) 
 
 
 def view(**shares: list[int]) -> GroupAssignments:
-    """Give a group that was heard a second ago."""
+    """Return a group whose coordinator was heard a second ago."""
     made = {
         name: MemberAssignment(name, "t", 4, 2, frozenset(("parcels", number) for number in numbers))
         for name, numbers in shares.items()
@@ -92,7 +92,7 @@ def view(**shares: list[int]) -> GroupAssignments:
 
 
 def test_the_sensor_keeps_one_membership_and_asks_for_runs_of_what_is_new(joined: Joined) -> None:
-    """A run is asked for when partitions come, none when they go or stay."""
+    """The sensor requests a run when the member gains partitions, not when it keeps or loses them."""
     sensor = build_group_member_sensor(job, capacity=2)
     first = tick(sensor)
     assert joined.interests == [group_membership.Subscription(("parcels",), None, 2)]
@@ -110,11 +110,11 @@ def test_the_sensor_keeps_one_membership_and_asks_for_runs_of_what_is_new(joined
 
 
 def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick that waits for a broker holds up only the ticks of its own membership."""
+    """A tick that waits for a broker blocks only the ticks of its own membership."""
     interest = group_membership.Subscription(("parcels",), None, 1)
     waits, may_go_on = threading.Event(), threading.Event()
 
-    def join(of: ClaimerResource, *rest: Any) -> Any:  # noqa: ANN401 - its stand-in
+    def join(of: ClaimerResource, *rest: Any) -> Any:  # noqa: ANN401 - a stand-in
         if of.group == "slow":
             waits.set()
             assert may_go_on.wait(60)
@@ -142,7 +142,7 @@ def test_schedules_alone_may_start_runs(joined: Joined) -> None:
 
 
 def test_a_member_whose_sensor_is_off_leaves(joined: Joined) -> None:
-    """Ticks that stay away end the membership, and one that comes later begins another."""
+    """The membership ends if ticks stop; a later tick starts another membership."""
     interest = group_membership.Subscription(("parcels",), None, 1)
     process_member(claimer(), interest, 1)
     process_member(claimer(), interest, 60)
@@ -163,7 +163,7 @@ def test_a_member_whose_sensor_is_off_leaves(joined: Joined) -> None:
     ],
 )
 def test_a_refusal_is_told_with_what_to_do(joined: Joined, error: str, said: str, joins: int) -> None:
-    """One that may pass is followed by another registration at the next tick."""
+    """After a refusal that may be temporary, the next tick registers again."""
     sensor = build_group_member_sensor(job)
     tick(sensor)
     joined.members[0].error = error
@@ -180,7 +180,7 @@ def test_a_refusal_is_told_with_what_to_do(joined: Joined, error: str, said: str
 
 
 def test_what_cannot_be_is_refused(joined: Joined) -> None:
-    """A claimer that names no member; a capacity of nothing; a name that no record could carry."""
+    """A claimer without a member name, a capacity of 0 and a name that no record can carry are refused."""
     with pytest.raises(ConfigurationError, match=r"resource 'claimer' has no member"):
         tick(build_group_member_sensor(job), member=None)
     with pytest.raises(ConfigurationError, match="capacity is 0"):
@@ -206,7 +206,7 @@ def test_what_cannot_be_is_refused(joined: Joined) -> None:
 def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
     of: GroupAssignments, now_ms: int, expected: tuple[set[int], str] | None
 ) -> None:
-    """A coordinator silent for two session time-outs, or one that leads nobody, limits nobody."""
+    """There is no limit if the coordinator was silent for two session timeouts, or leads no members."""
     found = assigned_partitions(of, "east", "parcels", SESSION_MS, now_ms)
     if expected is None:
         assert found is None
@@ -217,7 +217,7 @@ def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
 
 
 def test_it_is_told_what_came_to_a_member_last() -> None:
-    """With its time, so that a batch's metadata show moves."""
+    """The text shows when the member last gained partitions, so a batch's metadata show rebalances."""
     gained = frozenset({("parcels", 1), ("other", 2)})
     share = MemberAssignment(
         "east", "t", 2, 1, frozenset({("parcels", 0), *gained}), SESSION_MS, gained, 1_795_438_800_000
@@ -231,7 +231,7 @@ def test_it_is_told_what_came_to_a_member_last() -> None:
 
 @pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63), 1_795_438_800_000_000_000])
 def test_a_time_beyond_the_calendar_stops_no_reader(at_ms: int) -> None:
-    """Such as a time in nanoseconds: it is shown as a number."""
+    """A time outside of the calendar, such as one in nanoseconds, is shown as a number."""
     place = frozenset({("parcels", 1)})
     share = MemberAssignment("east", "t", 2, 1, place, SESSION_MS, place, at_ms)
     found = assigned_partitions(
@@ -242,7 +242,7 @@ def test_a_time_beyond_the_calendar_stops_no_reader(at_ms: int) -> None:
 
 
 def test_a_coordinator_heard_in_the_future_limits_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """A clock is wrong then, and nobody can tell for how long it has been silent; a little ahead it may be."""
+    """One clock is wrong then, so nothing is known about the coordinator's silence; a small difference is accepted."""
     ahead = GroupAssignments("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS + 1)
     assert assigned_partitions(ahead, "east", "parcels", SESSION_MS, NOW_MS) is None
     assert "heard 6 s in the future" in caplog.text
@@ -251,7 +251,7 @@ def test_a_coordinator_heard_in_the_future_limits_nobody(caplog: pytest.LogCaptu
 
 
 def reads(*views: GroupAssignments | Exception) -> tuple[list[int], Callable[..., GroupAssignments]]:
-    """Give a reader of these, and where it counts how often it was asked."""
+    """Return a reader of these views, with its count of calls."""
     left, count = list(views), [0]
 
     def read(*_: object) -> GroupAssignments:
@@ -265,7 +265,7 @@ def reads(*views: GroupAssignments | Exception) -> tuple[list[int], Callable[...
 
 
 def test_what_cannot_be_read_limits_nobody() -> None:
-    """It is asked for again by the next batch; what was read serves for some seconds."""
+    """The next batch reads the assignment again; a successful read is used for some seconds."""
     recent = GroupAssignments("parcels", 2, view(east=[1]).shares, round(time.time() * 1_000))
     count, read = reads(UnavailableError("no broker"), recent)
     adviser = AssignmentReader(CONNECTION, CoordinatorTopics(), "parcels", "east", SESSION_MS, read)
@@ -278,7 +278,10 @@ def test_what_cannot_be_read_limits_nobody() -> None:
 
 
 def test_what_was_read_last_counts_while_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For as long as a coordinator may be silent: a moment without brokers has nobody claim what is another's."""
+    """The last assignment counts as long as a coordinator may be silent.
+
+    So during a short outage of the brokers, a member does not claim partitions of other members.
+    """
     monkeypatch.setattr(assignment_reader, "_OLD_S", 0.0)
     recent = GroupAssignments("parcels", 2, view(east=[1]).shares, round(time.time() * 1_000))
     count, read = reads(recent, UnavailableError("no broker"), UnavailableError("no broker"))

@@ -1,4 +1,4 @@
-"""The package's names, and what importing it brings with it."""
+"""Check the package's public names, and which packages its import loads."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ HEAVY = ("dagster", "dagster_pyspark", "confluent_kafka", "pyspark", "psycopg", 
 
 
 def _loaded_by(code: str) -> set[str]:
-    """Tell which of the heavy packages a fresh interpreter has loaded after `code`."""
+    """Return the heavy packages that a fresh interpreter has loaded after `code`."""
     told = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(*(set({HEAVY!r}) & sys.modules.keys()))"],
         capture_output=True,
@@ -29,33 +29,33 @@ def test_importing_the_package_alone_brings_nothing_heavy() -> None:
 
 
 def test_a_process_that_only_claims_never_imports_dagster() -> None:
-    """The delivery floor comes without Dagster and, until a session is used, without Spark."""
+    """Code that only claims batches needs no Dagster, and no Spark until it uses a session."""
     assert _loaded_by("from marshal_dagster import BatchSession, BatchRequest, FileSink") == set()
 
 
 @pytest.mark.thorough
 def test_the_dagster_floor_brings_no_kafka_client_and_no_spark() -> None:
-    """Building ops, jobs, sensors and resources imports Dagster alone."""
+    """Building ops, jobs, sensors and resources imports Dagster, but no Kafka client and no Spark."""
     names = "ClaimerResource, build_set_position_job, build_stale_claim_sensor"
     assert _loaded_by(f"from marshal_dagster import {names}") == {"dagster"}
 
 
 @pytest.mark.parametrize("name", marshal_dagster.__all__)
 def test_every_public_name_is_there(name: str) -> None:
-    """Each name of `__all__` can be had, is documented, and is listed by `dir`."""
+    """Each name of `__all__` exists, has documentation, and is listed by `dir`."""
     assert getattr(marshal_dagster, name).__doc__
     assert name in dir(marshal_dagster)
 
 
 def test_a_name_that_is_not_public_is_an_error() -> None:
-    """An unknown name is an AttributeError that names it, not an import of something."""
+    """An unknown name is an AttributeError that names it; nothing is imported."""
     name = "transitions"
     with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
         getattr(marshal_dagster, name)
 
 
 def test_type_checkers_see_each_public_name_and_no_other() -> None:
-    """The imports for type checkers name what the mapping names, each from the same module."""
+    """The imports for type checkers have the same names and modules as the mapping of public names."""
     tree = ast.parse(Path(marshal_dagster.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]

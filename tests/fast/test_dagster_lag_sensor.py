@@ -1,4 +1,4 @@
-"""The lag sensor on a coordination log and a data topic in memory: when it asks, for how many runs, what it says."""
+"""Check the lag sensor on in-memory topics: when it requests runs, how many, and what its ticks report."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,23 +37,23 @@ def _now_ms() -> int:
 
 
 class StampedTopics(DataTopics):
-    """Data topics whose messages were all written long ago, but for those from a partition's offset in `young` on."""
+    """Data topics with old messages only, except those of a partition from its offset in `young` on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.young: dict[int, int] = {}
         self.future: dict[int, int] = {}
-        """By partition, the first record whose time lies far in the future."""
+        """By partition, the first record with a time far in the future."""
         self.written_ms = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to let go of."""
+        """Release nothing."""
 
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
-        """Look up the first offset of that time or later."""
+        """Return the first offset with this time or a later one."""
         self.describe(topic)
         if at_ms <= self.written_ms:
             return dict.fromkeys(partitions, 0)
@@ -65,7 +65,7 @@ class StampedTopics(DataTopics):
 
 @dataclass(slots=True)
 class Watch:
-    """A scene with a lag sensor that looks at it."""
+    """A scene with a lag sensor on it."""
 
     scene: Scene
     data: StampedTopics
@@ -74,7 +74,7 @@ class Watch:
     cursor: str | None = None
 
     def tick(self) -> dg.SensorResult:
-        """Evaluate the sensor once, with the cursor of the last time."""
+        """Evaluate the sensor once, with the cursor of the last evaluation."""
         rationalizer, data = Rationalizer(self.scene.log(), clock=self.scene.clock), self.data
 
         class InMemory(RationalizerResource):
@@ -96,23 +96,23 @@ class Watch:
         return result
 
     def requests(self) -> Sequence[dg.RunRequest]:
-        """Evaluate the sensor once and give what it asked for."""
+        """Evaluate the sensor once and return the runs that it requests."""
         return self.tick().run_requests or ()
 
     def skipped(self) -> str:
-        """Evaluate the sensor once and give why it asked for nothing."""
+        """Evaluate the sensor once and return why it requests no run."""
         result = self.tick()
         assert not result.run_requests
         assert result.skip_reason is not None
         return str(result.skip_reason.skip_message)
 
     def was_asked(self, request: dg.RunRequest, status: dg.DagsterRunStatus, *, ago_s: int = 0) -> str:
-        """Let the run that was asked for, `ago_s` seconds ago, be in `status`, and give its id."""
+        """Store the requested run with the status `status`, as requested `ago_s` seconds ago, and return its id."""
         tags = {**request.tags, "marshal/asked_at": str(int(time.time()) - ago_s)}
         return self.run(status, tags)
 
     def run(self, status: dg.DagsterRunStatus, tags: dict[str, str] | None = None) -> str:
-        """Let Dagster know a run of the job, and give its id."""
+        """Store a run of the job in Dagster and return its id."""
         location = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file="of_a_test.py"))
         origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "all"), JOB.name)
         return self.instance.create_run_for_job(JOB, tags=tags, status=status, remote_job_origin=origin).run_id
@@ -126,7 +126,7 @@ class Watch:
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """A topic of three partitions with ten messages each, its log's clock at the present."""
+    """Yield a topic of three partitions with ten messages each; the log's clock shows the present time."""
     data = StampedTopics()
     scene = Scene(clock=ManualClock(_now_ms()), data=data)
     data.make(messages=10)
@@ -134,11 +134,11 @@ def watch() -> Iterator[Watch]:
         yield Watch(scene, data, instance)
 
 
-# When it asks
+# Requests for runs
 
 
 def test_more_unread_records_than_the_threshold_are_asked_for(watch: Watch) -> None:
-    """One record above it is; at the threshold itself nothing is, and the tick says what it saw."""
+    """One record more than the limit causes a request; at the limit, the tick reports the lag."""
     watch.settings = {"max_lag_records": 30}
     told = "30 records are unread, 30 of them in 3 unheld partitions; the limit is 30"
     assert watch.skipped() == told
@@ -147,11 +147,11 @@ def test_more_unread_records_than_the_threshold_are_asked_for(watch: Watch) -> N
     assert request.job_name == "go_on"
     named = {name: request.tags[name] for name in ("marshal/group", "marshal/topic", "marshal/reason")}
     assert named == {"marshal/group": GROUP, "marshal/topic": TOPIC, "marshal/reason": "lag"}
-    assert request.run_config == {}, "the job's own"
+    assert request.run_config == {}, "the run has the job's own config"
 
 
 def test_what_was_read_counts_no_more(watch: Watch) -> None:
-    """Unread is what lies between the group's offset and the end, as far as retention has left it."""
+    """Unread records are those between the group's offset and the end, except those that retention deleted."""
     watch.settings = {"max_lag_records": 0}
     watch.scene.work(watch.scene.delivery(), max_records=6)
     watch.data.retain_from(0, 7)
@@ -166,7 +166,7 @@ def test_what_was_read_counts_no_more(watch: Watch) -> None:
 
 
 def test_an_open_transaction_is_not_waited_for(watch: Watch) -> None:
-    """What a transaction holds back cannot be read yet, so it counts for nothing."""
+    """Records of an open transaction cannot be read yet, so they do not count as lag."""
     for partition in range(3):
         watch.data.hold(partition, 0)
     watch.settings = {"max_lag_records": 0, "max_lag_age_s": 1}
@@ -174,7 +174,7 @@ def test_an_open_transaction_is_not_waited_for(watch: Watch) -> None:
 
 
 def test_an_old_unread_record_is_asked_for(watch: Watch) -> None:
-    """However few they are: its age is looked up at the broker, by the first offset that is young enough."""
+    """One old record is enough. The broker returns the first offset with a recent time; records before it are old."""
     watch.settings = {"max_lag_age_s": 600}
     watch.data.young = dict.fromkeys(range(3), 4)
     watch.scene.work(watch.scene.delivery(), max_records=12)
@@ -184,11 +184,11 @@ def test_an_old_unread_record_is_asked_for(watch: Watch) -> None:
     assert len(watch.requests()) == 1
     watch.cursor = None
     watch.data.young = {0: 4, 2: 4}
-    assert len(watch.requests()) == 1, "of partition 1 no record is young: all are old"
+    assert len(watch.requests()) == 1, "partition 1 has no recent record, so all are old"
 
 
 def test_the_age_is_counted_back_from_now(watch: Watch) -> None:
-    """Ten seconds more of tolerance than the records' age, and nothing is old."""
+    """No record is older than a limit ten seconds above the records' age."""
     watch.data.written_ms = _now_ms() - 60_000
     watch.settings = {"max_lag_age_s": 70}
     assert "0 partitions have an unread record older than 70 s" in watch.skipped()
@@ -197,11 +197,14 @@ def test_the_age_is_counted_back_from_now(watch: Watch) -> None:
 
 
 def test_a_time_in_the_future_hides_no_old_record(watch: Watch) -> None:
-    """The age of later records is unknown: they count as old, and the record is named with partition and offset."""
+    """After a record with a time in the future, the age of the records is unknown.
+
+    They count as old, and the tick names that record's partition and offset.
+    """
     watch.settings = {"max_lag_age_s": 600}
     watch.scene.work(watch.scene.delivery(), max_records=12)
     watch.data.young = {0: 4, 1: 2, 2: 4}
-    assert "0 partitions" in watch.skipped(), "those that are read up to 4 have nothing that is old"
+    assert "0 partitions" in watch.skipped(), "partitions read up to offset 4 have no old record"
     watch.data.future = {1: 2, 2: 7}
     assert len(watch.requests()) == 1
     watch.hold((0, 1, 2))
@@ -212,7 +215,7 @@ def test_a_time_in_the_future_hides_no_old_record(watch: Watch) -> None:
 
 @pytest.mark.parametrize("start", [0, 3])
 def test_old_records_before_one_with_a_time_in_the_future_are_found(watch: Watch, start: int) -> None:
-    """The age of unread records before it is known."""
+    """The age of unread records at lower offsets is known."""
     watch.settings = {"max_lag_age_s": 600}
     if start:
         watch.scene.work(watch.scene.delivery(), max_records=9)
@@ -221,7 +224,7 @@ def test_old_records_before_one_with_a_time_in_the_future_are_found(watch: Watch
 
 
 def test_a_missing_topic_fails_the_tick_unless_allowed(watch: Watch) -> None:
-    """It may be misspelt, and then no run would ever be requested; an option allows a topic that is created later."""
+    """If the name is wrong, no run would ever be requested. An option allows a topic that is created later."""
     watch.data.delete()
     with pytest.raises(TopicNotFoundError, match=f"topic '{TOPIC}' does not exist"):
         watch.skipped()
@@ -230,7 +233,7 @@ def test_a_missing_topic_fails_the_tick_unless_allowed(watch: Watch) -> None:
 
 
 def test_a_data_cluster_that_is_down_fails_the_tick(watch: Watch) -> None:
-    """The error goes through, and the cursor is not touched."""
+    """The tick fails with the error and keeps its cursor."""
     watch.data.is_down = True
     with pytest.raises(UnavailableError, match="the data cluster does not answer"):
         watch.tick()
@@ -238,7 +241,7 @@ def test_a_data_cluster_that_is_down_fails_the_tick(watch: Watch) -> None:
 
 
 def test_a_topic_that_was_made_anew_is_not_counted(watch: Watch) -> None:
-    """Runs would only fail until somebody sets the position: they are named instead."""
+    """Runs would fail until an operator sets the position, so the tick names the partitions instead."""
     watch.settings = {"max_lag_records": 0}
     watch.scene.work(watch.scene.delivery())
     watch.data.make(messages=5)
@@ -249,28 +252,28 @@ def test_a_topic_that_was_made_anew_is_not_counted(watch: Watch) -> None:
 
 
 def test_once_above_it_asks_until_the_lag_is_at_the_lower_threshold(watch: Watch) -> None:
-    """Between the two a sensor that has fired goes on and one that has not is silent."""
+    """Between the two limits, a sensor that has fired continues, and one that has not fired requests nothing."""
     watch.settings = {"max_lag_records": 20, "rearm_records": 5}
     watch.scene.work(watch.scene.delivery(), max_records=12)
-    assert watch.skipped().endswith("the limit is 20"), "18 are unread"
+    assert watch.skipped().endswith("the limit is 20"), "18 records are unread"
     for partition in range(3):
         watch.data.append(partition, 1)
     (first,) = watch.requests()
     watch.was_asked(first, SUCCESS)
     watch.scene.work(watch.scene.delivery(), max_records=12)
     (second,) = watch.requests()
-    assert second.run_key != first.run_key, "9 are unread"
+    assert second.run_key != first.run_key, "9 records are unread"
     watch.was_asked(second, SUCCESS)
     watch.scene.work(watch.scene.delivery(), max_records=4)
-    assert watch.skipped().endswith("the limit is 5"), "5 are unread"
+    assert watch.skipped().endswith("the limit is 5"), "5 records are unread"
     watch.data.append(0, 15)
-    assert watch.skipped().endswith("the limit is 20"), "20 are unread, and it is armed again"
+    assert watch.skipped().endswith("the limit is 20"), "20 records are unread, and the sensor is armed again"
     watch.data.append(0, 1)
     assert len(watch.requests()) == 1
 
 
 def test_the_lower_threshold_is_half_if_none_is_given(watch: Watch) -> None:
-    """Of records and of age."""
+    """This is true for the number of records and for their age."""
     watch.settings = {"max_lag_records": 20, "max_lag_age_s": 600}
     watch.data.written_ms = _now_ms() - 1_000
     assert len(watch.requests()) == 1
@@ -281,20 +284,23 @@ def test_the_lower_threshold_is_half_if_none_is_given(watch: Watch) -> None:
 
 
 def test_either_threshold_is_enough_and_both_must_be_met_again(watch: Watch) -> None:
-    """Many young records or one old one."""
+    """Many recent records or one old record cause a request.
+
+    The sensor is armed again when neither limit is exceeded.
+    """
     watch.settings = {"max_lag_records": 29, "max_lag_age_s": 600}
     watch.data.written_ms = _now_ms()
     assert len(watch.requests()) == 1
     watch.data.written_ms = 0
     watch.scene.work(watch.scene.delivery(), max_records=27)
-    assert len(watch.requests()) == 1, "3 are unread, and old"
+    assert len(watch.requests()) == 1, "3 records are unread, and old"
     watch.scene.drain(watch.scene.delivery())
     assert watch.skipped().startswith("0 records are unread")
     assert LagCursor.read(watch.cursor) == LagCursor()
 
 
 def test_while_others_are_at_work_nothing_is_armed_again(watch: Watch) -> None:
-    """What is held is still unread: a sensor that fired goes on when it is let go unread."""
+    """Held partitions are still unread, so a sensor that has fired continues if they are released unread."""
     watch.settings = {"max_lag_records": 29, "rearm_records": 0}
     assert len(watch.requests()) == 1
     watch.hold((0, 1, 2))
@@ -305,11 +311,11 @@ def test_while_others_are_at_work_nothing_is_armed_again(watch: Watch) -> None:
     assert len(watch.requests()) == 1
 
 
-# How many runs
+# The number of runs
 
 
 def test_what_others_hold_is_not_asked_for(watch: Watch) -> None:
-    """Of a partition that is held, its owner will read the rest."""
+    """The owner of a held partition will read the rest of it."""
     watch.hold((0, 1))
     assert watch.skipped().startswith("30 records are unread, 10 of them in 1 unheld partitions")
     watch.settings = {"max_lag_records": 9, "max_runs_per_tick": 5}
@@ -317,7 +323,7 @@ def test_what_others_hold_is_not_asked_for(watch: Watch) -> None:
 
 
 def test_never_more_runs_than_unclaimed_partitions(watch: Watch) -> None:
-    """Nor more than are allowed; each has a key of its own."""
+    """The limit `max_runs_per_tick` holds too; each request has its own run key."""
     watch.settings = {"max_lag_records": 5, "max_runs_per_tick": 10}
     keys = [request.run_key for request in watch.requests()]
     assert (len(keys), len(set(keys))) == (3, 3)
@@ -329,7 +335,10 @@ def test_never_more_runs_than_unclaimed_partitions(watch: Watch) -> None:
 
 @pytest.mark.parametrize("status", [STARTED, QUEUED, dg.DagsterRunStatus.NOT_STARTED])
 def test_runs_that_hold_nothing_yet_are_counted(watch: Watch, status: dg.DagsterRunStatus) -> None:
-    """Whoever asked for them: they may still claim what is unread. Those that hold something are counted by that."""
+    """Runs that hold nothing may still claim unread partitions, whether the sensor requested them or not.
+
+    Runs that hold partitions count by these.
+    """
     watch.settings = {"max_lag_records": 5, "max_runs_per_tick": 3}
     (request, *_) = watch.requests()
     run_id = watch.was_asked(request, status)
@@ -346,7 +355,7 @@ def test_runs_that_hold_nothing_yet_are_counted(watch: Watch, status: dg.Dagster
 
 
 def test_a_run_that_vanished_blocks_for_a_bounded_time(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that Dagster says has started and that holds nothing is given up after a while; one in the queue waits."""
+    """A started run that holds nothing is ignored after a while; a queued run is waited for."""
     (request,) = watch.requests()
     watch.was_asked(request, STARTED)
     assert "in progress" in watch.skipped()
@@ -359,7 +368,7 @@ def test_a_run_that_vanished_blocks_for_a_bounded_time(watch: Watch, monkeypatch
 
 @pytest.mark.parametrize("status", [SUCCESS, FAILURE])
 def test_after_runs_that_moved_nothing_it_waits(watch: Watch, status: dg.DagsterRunStatus) -> None:
-    """The pause is doubled each time; when a position moved there is none."""
+    """The pause doubles each time; there is none if a position has moved."""
     for ago_s in (1_000, 61):
         (request,) = watch.requests()
         watch.was_asked(request, status, ago_s=ago_s)
@@ -371,21 +380,21 @@ def test_after_runs_that_moved_nothing_it_waits(watch: Watch, status: dg.Dagster
     assert len(watch.requests()) == 1
 
 
-# What it leaves alone
+# What the sensor skips
 
 
 def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
-    """While the group is paused nothing is asked for; the tick says by whom and for how long."""
+    """The tick shows which member paused the group, and for how long."""
     assert len(watch.requests()) == 1
     watch.scene.pause(100, "ops.7")
     told = watch.skipped()
     assert told.startswith(f"group '{GROUP}' is paused by 'ops.7', for ")
     assert 90 <= int(told.split("for ")[1].split(" s")[0]) <= 101
-    assert LagCursor.read(watch.cursor).is_draining, "it goes on after the pause"
+    assert LagCursor.read(watch.cursor).is_draining, "it continues after the pause"
 
 
 def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None:
-    """When retention has cut the log nobody can claim, so nothing is asked for."""
+    """No member can claim after retention has cut the log, so no run is requested."""
     watch.scene.work(watch.scene.delivery(), max_records=3)
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
@@ -393,7 +402,7 @@ def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None
 
 
 def test_plans_that_were_tried_too_often_are_left_to_a_person(watch: Watch) -> None:
-    """Runs would leave them alone, so they are named and not counted."""
+    """Runs skip these plans, so the tick names them and does not count them."""
     watch.settings = {"max_lag_records": 20, "max_attempts": 2}
     for _ in range(3):
         watch.hold((0,), max_records=3)
@@ -404,7 +413,7 @@ def test_plans_that_were_tried_too_often_are_left_to_a_person(watch: Watch) -> N
 
 
 def test_ranges_that_are_done_ahead_or_worn_out_are_not_unread(watch: Watch) -> None:
-    """The first unread offset lies behind those that touch the group's offset."""
+    """The first unread offset comes after the ranges that are adjacent to the group's offset."""
     planned = Range(0, 2, Phase.PLANNED, attempts=5)
     key = Key(offset=0, ranges=(planned, Range(2, 4, Phase.DONE), Range(7, 9, Phase.DONE)))
     positions = GroupPositions({0: _position(key, is_claimed=False, max_attempts=5)}, ())
@@ -417,7 +426,7 @@ def test_ranges_that_are_done_ahead_or_worn_out_are_not_unread(watch: Watch) -> 
 
 @pytest.mark.parametrize("deleted", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
 def test_deleted_runs_bring_no_key_back(watch: Watch, deleted: list[int]) -> None:
-    """Dagster deletes old runs, and never starts one with the key of a run that it still has."""
+    """Dagster deletes old runs, and never starts a run with the run key of a run that it still has."""
     runs: list[tuple[str, str | None]] = []
     for ago_s in (9_000, 8_000, 7_000):
         (request,) = watch.requests()
@@ -444,7 +453,10 @@ def test_deleted_runs_bring_no_key_back(watch: Watch, deleted: list[int]) -> Non
     ],
 )
 def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) -> None:
-    """An older, newer or damaged one stops nothing: the same key while the run is not there, then none."""
+    """An older, newer or damaged cursor stops nothing.
+
+    The sensor repeats the run key until the run exists, and then requests nothing.
+    """
     (request,) = watch.requests()
     watch.cursor = text
     assert [each.run_key for each in watch.requests()] == [request.run_key]
@@ -454,7 +466,7 @@ def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) ->
     assert LagCursor.read(watch.cursor) == LagCursor(is_draining=True)
 
 
-# Building
+# Building and its errors
 
 
 @dg.job
@@ -475,13 +487,13 @@ def _nothing() -> None: ...
     ],
 )
 def test_settings_that_make_no_sensor_are_refused(settings: dict[str, Any], told: str) -> None:
-    """A wrong setting is an error when the sensor is built, naming it and what would be right."""
+    """The error is raised when the sensor is built; it names the setting and shows which values are accepted."""
     with pytest.raises(ConfigurationError, match=told):
         build_lag_sensor(**{"job": JOB, "group": GROUP, **settings})
 
 
 def test_the_modes_make_no_difference(watch: Watch) -> None:
-    """What an at-most-once group has committed is read."""
+    """Records that an at-most-once group has committed count as read."""
     watch.settings = {"max_lag_records": 0}
     watch.scene.drain(watch.scene.delivery(DeliveryMode.AT_MOST_ONCE))
     assert watch.skipped().startswith("0 records are unread")

@@ -1,4 +1,4 @@
-"""The claimed-batch op on a coordination log and data topics in memory; what stands for Spark hands over a list."""
+"""Check the claimed-batch op with in-memory topics; the stand-in for Spark returns lists."""
 
 import threading
 from collections import Counter
@@ -52,7 +52,7 @@ AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
 
 @dataclass(slots=True)
 class Stand:
-    """A scene with Dagster on top: an instance, and an op whose resources stand in for Kafka and Spark."""
+    """A scene with a Dagster instance, and an op whose resources are stand-ins for Kafka and Spark."""
 
     scene: Scene
     instance: dg.DagsterInstance
@@ -63,15 +63,15 @@ class Stand:
     ranges: bool = False
     """Whether the group claims ranges."""
     log: FaultyLog | None = None
-    """The log of the op's delivery, if it is to fail."""
+    """The log of the op's batch session; None for one without faults."""
     seen: list[Any] = field(default_factory=list)
 
     def claimer(self) -> ClaimerResource:
-        """Give a claimer resource whose deliveries are the scene's."""
+        """Return a claimer resource whose batch sessions use the scene."""
         stand = self
 
         class SceneClaimer(ClaimerResource):
-            def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - of an op or an asset
+            def open_delivery(self, context: Any) -> BatchSession:  # noqa: ANN401 - the context of an op or an asset
                 opened = self._open.get("delivery")
                 if opened is None:
                     stack = ExitStack()
@@ -86,7 +86,7 @@ class Stand:
         )
 
     def spark(self) -> dg.ResourceDefinition:
-        """Give a resource that notes when its session is asked for."""
+        """Return a resource that records when its session is requested."""
         stand = self
 
         class Session:
@@ -98,15 +98,15 @@ class Stand:
 
         return dg.ResourceDefinition.hardcoded_resource(Session())
 
-    def run(self, config: ClaimedBatchConfig | None = None, **settings: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - the op's
-        """Run the op, with an op behind it that takes its output."""
+    def run(self, config: ClaimedBatchConfig | None = None, **settings: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - settings of the op
+        """Run the op, followed by an op that takes its output."""
         run_config = dg.RunConfig(ops={"work": config} if config else {})
         return self.job(**settings).execute_in_process(
             run_config=run_config, instance=self.instance, raise_on_error=False
         )
 
-    def job(self, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - the op's
-        """Give the job of both."""
+    def job(self, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - settings of the op
+        """Return the job of both ops."""
 
         def process(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
             self.seen.append(frame)
@@ -130,49 +130,49 @@ class Stand:
         return both
 
     def observations(self, result: dg.ExecuteInProcessResult) -> list[dg.AssetObservation]:
-        """Give what a run observed."""
+        """Return a run's observations."""
         kind = dg.DagsterEventType.ASSET_OBSERVATION
         return [
             event.asset_observation_data.asset_observation for event in result.all_events if event.event_type == kind
         ]
 
     def recorded_observations(self, result: dg.ExecuteInProcessResult) -> list[dg.AssetObservation]:
-        """Give what a run observed, also in a step that failed."""
+        """Return a run's observations, those of a failed step included."""
         entries = self.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
         events = [entry.dagster_event for entry in entries if entry.dagster_event is not None]
         return [event.asset_observation_data.asset_observation for event in events]
 
     def materializations(self, result: dg.ExecuteInProcessResult) -> list[dg.AssetMaterialization]:
-        """Give what a run recorded of its batches, in all attempts of its step."""
+        """Return the materializations of a run's batches, in all attempts of its step."""
         entries = self.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
         return [entry.asset_materialization for entry in entries if entry.asset_materialization is not None]
 
     def tags(self, result: dg.ExecuteInProcessResult) -> dict[str, str]:
-        """Give a run's tags."""
+        """Return a run's tags."""
         run = self.instance.get_run_by_id(result.run_id)
         assert run is not None
         return dict(run.tags)
 
     def lines(self, result: dg.ExecuteInProcessResult) -> list[str]:
-        """Give the lines that were logged in a run."""
+        """Return the lines that a run logged."""
         return [entry.user_message for entry in self.instance.all_logs(result.run_id) if not entry.is_dagster_event]
 
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    """One Dagster for all tests here: each looks at its own runs alone."""
+    """Yield one Dagster instance for all tests; each test reads only its own runs."""
     with dg.DagsterInstance.ephemeral() as instance:
         yield instance
 
 
 class Frame(list[Any]):
-    """A stand-in for a frame: a list of places, with the columns that a run checks."""
+    """A stand-in for a data frame: a list of partitions and offsets, with the columns that a run checks."""
 
-    columns = ["partition", "offset"]  # noqa: RUF012 - as a DataFrame's
+    columns = ["partition", "offset"]  # noqa: RUF012 - like a DataFrame's
 
 
 def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
-    """Have batches read lists of the scene's messages."""
+    """Let batches read lists of the scene's messages."""
 
     def read_ranges(
         _spark: object, _options: object, topic: str, ranges: dict[int, tuple[int, int]], **_: object
@@ -194,7 +194,7 @@ def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
 
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> Stand:
-    """A topic of three partitions with ten messages each, and an op that hands on what it was given."""
+    """Return a topic of three partitions with ten messages each, and an op that returns its messages."""
     scene = Scene()
     scene.data.make(messages=10)
 
@@ -210,7 +210,7 @@ def _error(result: dg.ExecuteInProcessResult) -> str:
 
 
 def test_one_run_works_batch_after_batch_in_one_session(stand: Stand) -> None:
-    """Batches of at most `max_records` offsets follow each other until the topic is drained; one session serves all."""
+    """Batches of at most `max_records` offsets follow each other until the topic is drained, in one Spark session."""
     result = stand.run(max_records=12)
     assert result.success
     assert stand.sessions == 1
@@ -221,7 +221,7 @@ def test_one_run_works_batch_after_batch_in_one_session(stand: Stand) -> None:
 
 
 def test_each_batch_is_recorded_with_its_ranges_and_numbers(stand: Stand) -> None:
-    """A batch is a materialization with a table of its ranges, plotted numbers, the mode and the batch id."""
+    """Each batch is a materialization with a table of its ranges, plotted numbers, delivery mode and batch id."""
     result = stand.run(max_records=12)
     first, *_ = records = stand.materializations(result)
     assert [record.metadata["offsets"].value for record in records] == [12, 12, 6]
@@ -259,7 +259,7 @@ def _claim(stand: Stand, partition: int) -> str:
 
 
 def test_records_are_told_apart_from_offsets_where_they_are_counted(stand: Stand) -> None:
-    """Offsets without a record (compacted, aborted, a marker) are in the width of a range, not in its records."""
+    """Offsets without a record (compacted, aborted, markers) count in a range's width, not in its records."""
     stand.scene.data._topics[TOPIC].partitions[1].messages = [0, 3, 4, 6, 7, 8, 9]
     result = stand.run(max_records=15, count_records=True)
     records = stand.materializations(result)
@@ -289,14 +289,17 @@ def test_records_are_told_apart_from_offsets_where_they_are_counted(stand: Stand
 def test_a_limit_in_bytes_is_one_in_offsets(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, mean: float | None, limits: dict[str, Any], offsets: list[int]
 ) -> None:
-    """By the mean size of a sample; the smaller limit holds, and a batch has at least one offset."""
+    """The bytes are converted by the mean size of a sample.
+
+    The smaller limit holds; a batch has at least one offset.
+    """
     monkeypatch.setattr(record_size, "bytes_per_offset", lambda *_: mean)
     result = stand.run(**limits)
     assert [each.metadata["offsets"].value for each in stand.materializations(result)] == offsets
 
 
 def test_what_retention_deleted_is_told_with_its_range(stand: Stand) -> None:
-    """At least once goes on behind it, and says which offsets nobody read."""
+    """An at-least-once run continues after deleted offsets, and reports which offsets were not read."""
     stand.mode, stand.process = AT_LEAST_ONCE, lambda *_: None
     stand.run(max_batches=1, max_records=6)
     stand.scene.data.retain_from(1, 7)
@@ -311,7 +314,7 @@ def test_what_retention_deleted_is_told_with_its_range(stand: Stand) -> None:
 
 
 def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
-    """The op's output carries the sums, the lag that is left, all ranges and why it ended."""
+    """The op's output has the sums, the remaining lag, all ranges and the reason why the run ended."""
     result = stand.run(max_records=12, max_batches=2)
     metadata = _output(result).metadata
     assert {name: metadata[name].value for name in ("batches", "offsets", "lag", "ended")} == {
@@ -325,7 +328,7 @@ def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
 
 @pytest.mark.parametrize(("mode", "plan"), [(AT_LEAST_ONCE, 10), (EFFECTIVELY_ONCE, None)])
 def test_the_claim_comes_before_the_session(stand: Stand, mode: DeliveryMode, plan: int | None) -> None:
-    """The partitions are held when the session starts; a batch with a sink is planned before the sink is called."""
+    """The partitions are held when the session starts; a batch is planned before its sink is called."""
     stand.mode = mode
     held: list[tuple[bool, int | None]] = []
 
@@ -343,20 +346,20 @@ def test_the_claim_comes_before_the_session(stand: Stand, mode: DeliveryMode, pl
 
 
 def test_the_run_is_tagged_with_group_and_topic(stand: Stand) -> None:
-    """Runs can be found by group, topic and what they came to."""
+    """Runs can be found by group, topic and outcome."""
     tags = stand.tags(stand.run())
     assert {tags[f"marshal/{name}"] for name in ("group", "topic", "outcome")} == {GROUP, TOPIC, "done"}
 
 
 def test_run_config_limits_what_is_taken(stand: Stand) -> None:
-    """Partitions and limits of the run config win over those that the op was built with."""
+    """Partitions and limits in the run config override those of the op."""
     config = ClaimedBatchConfig(partitions=[1], max_records=3, max_batches=1)
     assert stand.run(config, max_records=12).output_for_node("work").offsets == 3
     assert [stand.scene.key(n).offset for n in range(3)] == [0, 3, 0]
 
 
 def test_an_op_reads_in_as_many_tasks_as_it_is_told(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`min_partitions` comes through to the reading of each batch; none is refused when the op is built."""
+    """`min_partitions` reaches the read of each batch; 0 is refused when the op is built."""
     asked: list[int | None] = []
 
     def read_ranges(*_: object, min_partitions: int | None, **__: object) -> list[object]:
@@ -371,7 +374,7 @@ def test_an_op_reads_in_as_many_tasks_as_it_is_told(stand: Stand, monkeypatch: p
 
 
 def test_progress_is_logged_while_spark_works(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the function works, lines in the run's log say how far Spark is; an unchanged state is not repeated."""
+    """While the function works, the run logs Spark's progress; an unchanged state is not logged again."""
     told = threading.Event()
     asked = iter(range(10**6))
     monkeypatch.setattr("marshal_dagster.ops.spark_monitor.PROGRESS_EVERY_S", 0.001)
@@ -382,7 +385,7 @@ def test_progress_is_logged_while_spark_works(stand: Stand, monkeypatch: pytest.
 
 
 def test_the_lag_counts_partitions_that_got_no_part(stand: Stand) -> None:
-    """Where one partition's lag takes the whole batch, what the others still hold is part of the lag."""
+    """If one partition fills the batch, the lag still includes the other partitions."""
     stand.scene.data.append(0, 90)
     result = stand.run(max_records=50, max_batches=1)
     (record,) = stand.materializations(result)
@@ -391,7 +394,7 @@ def test_the_lag_counts_partitions_that_got_no_part(stand: Stand) -> None:
 
 
 def test_an_op_for_the_entire_topic_redoes_all_of_it(stand: Stand) -> None:
-    """Asked for some partitions, an op that takes a topic whole or not at all takes it whole."""
+    """An op that claims the entire topic does so even if its config names some partitions."""
     result = stand.run(ClaimedBatchConfig(partitions=[1]), claim_entire_topic=True)
     assert result.output_for_node("work").offsets == 30
 
@@ -435,7 +438,7 @@ IDLE = {
 
 @pytest.mark.parametrize("state", IDLE)
 def test_nothing_to_do_is_said_and_skips_what_depends_on_it(stand: Stand, state: str) -> None:
-    """The run succeeds without Spark, its log and an observation of the topic say why, and the next op is skipped."""
+    """The run succeeds without Spark; its log and an observation show the reason, and the next op is skipped."""
     prepare, text = IDLE[state]
     prepare(stand)
     result = stand.run(max_attempts=2, allow_missing_topic=True)
@@ -452,7 +455,7 @@ def test_nothing_to_do_is_said_and_skips_what_depends_on_it(stand: Stand, state:
 
 @pytest.mark.parametrize("state", IDLE)
 def test_nothing_to_do_fails_the_run_if_asked_for(stand: Stand, state: str) -> None:
-    """With `on_idle: fail` the run fails with the same words."""
+    """With `on_idle: fail` the run fails with the same text."""
     prepare, text = IDLE[state]
     prepare(stand)
     result = stand.run(ClaimedBatchConfig(on_idle="fail"), max_attempts=2)
@@ -461,7 +464,10 @@ def test_nothing_to_do_fails_the_run_if_asked_for(stand: Stand, state: str) -> N
 
 
 def test_a_missing_data_topic_fails_the_run_without_retries(stand: Stand) -> None:
-    """It may be misspelt: the run fails with its name and the option that allows it, and an observation says so."""
+    """The name may be wrong: the error has it, and the option that allows a missing topic.
+
+    An observation shows the state.
+    """
     stand.scene.data.delete()
     result = stand.run(retry_policy=dg.RetryPolicy(max_retries=2))
     assert not result.success
@@ -486,7 +492,10 @@ def _evaluations(stand: Stand, result: dg.ExecuteInProcessResult) -> list[dg.Ass
 
 
 def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: Stand) -> None:
-    """Six red runs, then a seventh that reads nothing: it names ranges, last error and command, and is not retried."""
+    """After six failed runs, the seventh reads nothing and is not retried.
+
+    Its error has the ranges, the last error and the command that retries them.
+    """
     good = stand.process
     stand.process = _fail
     failed = [stand.run() for _ in range(6)]
@@ -513,7 +522,7 @@ def test_a_run_that_finds_only_exhausted_plans_fails_and_says_what_to_do(stand: 
 
 
 def test_a_run_that_did_other_work_beside_exhausted_plans_warns_and_fails_its_check(stand: Stand) -> None:
-    """The run succeeds; what is given up is a warning in its log and a failed check."""
+    """The run succeeds; the exhausted plans are a warning in its log and a failed check."""
     for _ in range(3):
         with (
             pytest.raises(ZeroDivisionError),
@@ -530,7 +539,7 @@ def test_a_run_that_did_other_work_beside_exhausted_plans_warns_and_fails_its_ch
 
 
 def _bad_records_in(*bad: int) -> Callable[[dg.OpExecutionContext, ClaimedBatch, Any], Any]:
-    """Give a function that fails at any message of these partitions."""
+    """Return a function that fails if there is a message of these partitions."""
 
     def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
         if found := sorted({partition for partition, _ in frame} & set(bad)):
@@ -541,7 +550,7 @@ def _bad_records_in(*bad: int) -> Callable[[dg.OpExecutionContext, ClaimedBatch,
 
 
 def _counting_but(bad: tuple[int, int], rows: Counter[Any], mode: DeliveryMode) -> Callable[..., Any]:
-    """Give a function that counts its messages in `rows`, and fails at the one of this partition and offset."""
+    """Return a function that counts its messages in `rows`, and fails at this partition and offset."""
 
     def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
         if bad in frame:
@@ -557,7 +566,7 @@ def _offsets(stand: Stand, partitions: int = 4) -> list[int | None]:
 
 
 def _attempts(stand: Stand, partitions: int = 4) -> list[int | None]:
-    """Give the attempts at each open plan."""
+    """Return the number of attempts of each open plan."""
     keys = [stand.scene.key(n) for n in range(partitions)]
     return [None if key.plan_end is None else key.plan_attempts for key in keys]
 
@@ -566,7 +575,7 @@ def _attempts(stand: Stand, partitions: int = 4) -> list[int | None]:
 def test_what_failed_twice_is_tried_in_halves_until_only_the_bad_partition_is_left(
     stand: Stand, mode: DeliveryMode
 ) -> None:
-    """One bad record in one of four partitions: three are done by schedule alone, one is given up."""
+    """One of four partitions has a bad record: scheduled runs process the other three, and its plan is exhausted."""
     stand.mode = mode
     stand.scene.data.make(partitions=4, messages=10)
     fail = _bad_records_in(2)
@@ -601,7 +610,7 @@ def test_what_failed_twice_is_tried_in_halves_until_only_the_bad_partition_is_le
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: DeliveryMode) -> None:
-    """One bad record in a range: all other ranges are done, of its own partition too, and that one is given up."""
+    """One range has a bad record: all others are processed, in its partition too, and its plan is exhausted."""
     stand.mode, stand.ranges = mode, True
     stand.scene.data.make(partitions=4, messages=10)
     rows: Counter[Any] = Counter()
@@ -626,7 +635,7 @@ def test_ranges_that_failed_twice_are_tried_in_halves_too(stand: Stand, mode: De
 
 
 def test_a_range_that_is_given_up_keeps_no_other_of_its_partition_from_being_tried_by_itself(stand: Stand) -> None:
-    """A second range of the partition fails too: it is tried in parts of its own, and given up by itself."""
+    """A second range of the partition fails too: it is also tried alone, and its own plan is exhausted."""
     stand.mode, stand.ranges = AT_LEAST_ONCE, True
     stand.scene.data.make(partitions=2, messages=10)
 
@@ -644,7 +653,7 @@ def test_a_range_that_is_given_up_keeps_no_other_of_its_partition_from_being_tri
 
 
 def _range_attempts(stand: Stand, partitions: int = 4) -> list[list[int]]:
-    """Give the attempts at each open plan of a range, by partition."""
+    """Return the number of attempts of each open plan of a range, by partition."""
     keys = [stand.scene.key(n) for n in range(partitions)]
     return [[range_.attempts for range_ in key.ranges if range_.phase is Phase.PLANNED] for key in keys]
 
@@ -653,7 +662,10 @@ def _range_attempts(stand: Stand, partitions: int = 4) -> list[list[int]]:
 def test_the_record_that_fails_is_in_the_runs_error(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, mode: DeliveryMode
 ) -> None:
-    """It is looked for while the claims are held, but not in at most once; a run that gives up names it too."""
+    """The record is searched while the claims are held, except in at most once.
+
+    A run that finds the plans exhausted names the record too.
+    """
     owners: list[bool] = []
 
     def find(error: Exception, frame: Any, *_: object, **__: object) -> FailingRecordError:  # noqa: ANN401 - a stand-in
@@ -673,7 +685,7 @@ def test_the_record_that_fails_is_in_the_runs_error(
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
 def test_one_message_is_skipped_by_the_steps_of_the_docs(stand: Stand, mode: DeliveryMode) -> None:
-    """End the plan, have done what comes before the message, set the position past it (docs/reprocess.md)."""
+    """The steps are: end the plan, process what precedes the message, set the position past it (docs/reprocess.md)."""
     stand.mode = mode
     rows: Counter[Any] = Counter()
     stand.process = _counting_but((1, 4), rows, mode)
@@ -693,7 +705,7 @@ def test_one_message_is_skipped_by_the_steps_of_the_docs(stand: Stand, mode: Del
 
 
 def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:
-    """A plan with too many attempts is carried out when a person asks for it, exactly as it was."""
+    """With `retry_exhausted`, the run carries out the exhausted plan exactly as it was."""
     _given_up(stand)
     result = stand.run(ClaimedBatchConfig(retry_exhausted=True), max_attempts=2)
     tables = [cast("dg.TableMetadataValue", one.metadata["ranges"]) for one in stand.materializations(result)]
@@ -702,7 +714,7 @@ def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:
 
 
 def test_a_missing_coordination_topic_is_no_reason_to_skip(stand: Stand) -> None:
-    """Without the coordination topic nothing can be known: the run fails naming it."""
+    """Without the coordination topic nothing is known, so the run fails and names the topic."""
     stand.scene.broker.delete()
     result = stand.run()
     assert not result.success
@@ -711,7 +723,7 @@ def test_a_missing_coordination_topic_is_no_reason_to_skip(stand: Stand) -> None
 
 
 def _die_in_the_run_of_the_next(stand: Stand) -> None:
-    """Leave what a dead process of the very run holds that the next member of the scene works for."""
+    """Leave claims of a dead process, in the run that the scene's next member will have."""
     dead = stand.scene.delivery(stand.mode)
     dead.run_id = f"run{stand.scene._members + 1}"
     batch = stand.scene.batch(dead)
@@ -720,7 +732,7 @@ def _die_in_the_run_of_the_next(stand: Stand) -> None:
 
 
 def test_what_a_dead_process_of_the_same_run_held_is_waited_for(stand: Stand) -> None:
-    """A step that is tried again finds its own claims: it waits until they are stale, and works."""
+    """A retried step finds the run's own claims: it waits until they are stale, and then works."""
     _die_in_the_run_of_the_next(stand)
     began_ms = stand.scene.clock.wall_ms()
     result = stand.run()
@@ -732,7 +744,7 @@ def test_what_a_dead_process_of_the_same_run_held_is_waited_for(stand: Stand) ->
 
 
 def test_what_the_same_run_works_on_is_held(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another step of the run that goes on sending heartbeats is a holder like any other."""
+    """Another step of the run that still sends heartbeats holds its claims like any member."""
     _die_in_the_run_of_the_next(stand)
     sleep_ms = stand.scene.clock.sleep_ms
 
@@ -752,7 +764,7 @@ def test_what_the_same_run_works_on_is_held(stand: Stand, monkeypatch: pytest.Mo
 
 
 def test_a_run_that_may_not_wait_for_its_own_claims_fails(stand: Stand) -> None:
-    """Where the time budget is shorter than the wait, the step fails, to be tried again, instead of succeeding."""
+    """If the time budget is shorter than the wait, the step fails so that it is retried, instead of succeeding."""
     _die_in_the_run_of_the_next(stand)
     result = stand.run(ClaimedBatchConfig(time_budget_s=5))
     assert (result.success, stand.tags(result)["marshal/outcome"]) == (False, "held")
@@ -760,13 +772,13 @@ def test_a_run_that_may_not_wait_for_its_own_claims_fails(stand: Stand) -> None:
     assert "This same run holds some of it (instance 'run2." in _error(result)
 
 
-# Steps that are tried again
+# Retried steps
 
 RETRIES = dg.RetryPolicy(max_retries=3)
 
 
 def _fail_at(stand: Stand, *calls: int, error: type[BaseException] = ZeroDivisionError) -> None:
-    """Let the user's function fail when it is called for the so-manieth time, counted from 1."""
+    """Let the user's function fail in these calls, counted from 1."""
     counted = iter(range(1, 10**6))
 
     def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
@@ -778,7 +790,7 @@ def _fail_at(stand: Stand, *calls: int, error: type[BaseException] = ZeroDivisio
 
 
 def test_a_step_that_is_tried_again_gives_what_all_of_its_attempts_did(stand: Stand) -> None:
-    """The first attempt does one batch and fails in the second: what depends on the step gets all three."""
+    """The first attempt processes one batch and fails in the second; the step's output covers all three."""
     _fail_at(stand, 2)
     result = stand.run(max_records=12, retry_policy=RETRIES)
     done = result.output_for_node("after")
@@ -797,7 +809,7 @@ def test_a_step_that_is_tried_again_gives_what_all_of_its_attempts_did(stand: St
 
 
 def test_what_earlier_attempts_in_a_run_did_counts_for_its_number_of_batches(stand: Stand) -> None:
-    """A retry does what is left of it."""
+    """A retry processes only the remaining batches."""
     _fail_at(stand, 2)
     result = stand.run(max_records=5, max_batches=3, retry_policy=RETRIES)
     assert len(result.output_for_node("after").batch_ids) == len(stand.materializations(result)) == 3
@@ -806,7 +818,7 @@ def test_what_earlier_attempts_in_a_run_did_counts_for_its_number_of_batches(sta
 def test_a_run_that_failed_behind_its_last_batch_is_not_given_another(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its retry hands on what was done, and claims nothing."""
+    """Its retry returns the batch of the first attempt, and claims nothing."""
     monkeypatch.setattr(stand.instance, "add_run_tags", stand.instance.add_run_tags)
     _fail_behind_the_work(stand, 1)
     result = stand.run(max_records=5, max_batches=1, retry_policy=RETRIES)
@@ -824,7 +836,7 @@ def _output(result: dg.ExecuteInProcessResult) -> Any:  # noqa: ANN401 - Dagster
 
 
 def _fail_behind_the_work(stand: Stand, times: int) -> None:
-    """Let the run's last tag fail, so that a step fails that has drained the topic."""
+    """Let tagging the outcome fail this number of times, so that the step fails after it drained the topic."""
     add_run_tags, left = stand.instance.add_run_tags, iter(range(times))
 
     def fail(run_id: str, tags: dict[str, str]) -> None:
@@ -841,7 +853,7 @@ def test_a_step_that_failed_behind_its_work_hands_it_on_when_tried_again(
     on_idle: Literal["skip", "fail"],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The retries find nothing left to do: what depends on the step gets what the first attempt did, once."""
+    """The retries find nothing to do; the step's output has the batch of the first attempt, once."""
     monkeypatch.setattr(stand.instance, "add_run_tags", stand.instance.add_run_tags)
     _fail_behind_the_work(stand, 2)
     result = stand.run(ClaimedBatchConfig(on_idle=on_idle), retry_policy=RETRIES)
@@ -857,7 +869,7 @@ def test_a_step_that_failed_behind_its_work_hands_it_on_when_tried_again(
 def test_a_retry_that_finds_nothing_done_before_says_that_there_is_nothing(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another run did is not this step's: what depends on it is skipped."""
+    """Batches of another run are not part of this step's output, so downstream steps are skipped."""
     assert stand.run().success
     monkeypatch.setattr(stand.instance, "add_run_tags", stand.instance.add_run_tags)
     _fail_behind_the_work(stand, 1)
@@ -869,7 +881,7 @@ def test_a_retry_that_finds_nothing_done_before_says_that_there_is_nothing(
 def test_a_run_whose_worker_is_started_anew_gives_what_its_first_one_did(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster's run monitoring resumes the same run, in which the step begins as if for the first time."""
+    """Dagster's run monitoring resumes the same run, in which the step starts as if for the first time."""
     monkeypatch.setattr(stand.instance, "run_will_resume", lambda _: True)
     _fail_at(stand, 2, error=KeyboardInterrupt)
     run = stand.instance.get_run_by_id(stand.run(max_records=12).run_id)
@@ -894,7 +906,10 @@ def test_a_run_whose_worker_is_started_anew_gives_what_its_first_one_did(
 def test_a_step_of_a_run_that_is_canceled_is_not_tried_again(
     stand: Stand, interrupt: BaseException, policy: dg.RetryPolicy | None
 ) -> None:
-    """Though a retry policy or the function asks for it: nothing is claimed again, and the run ends as canceled."""
+    """This holds even if a retry policy or the function requests a retry.
+
+    Nothing is claimed again, and the run ends as canceled.
+    """
     calls = _cancel_in_the_work(stand, interrupt)
     result = stand.run(retry_policy=policy)
     assert calls == [0]
@@ -904,18 +919,20 @@ def test_a_step_of_a_run_that_is_canceled_is_not_tried_again(
 
 
 def test_a_step_that_begins_in_a_canceled_run_claims_nothing(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cancellation came after the attempt had failed."""
+    """The cancellation came after the first attempt had failed."""
     monkeypatch.setattr(BatchExecution, "_forbid_retries", lambda *_: None)
     calls = _cancel_in_the_work(stand, ZeroDivisionError())
     result = stand.run(retry_policy=RETRIES)
     assert calls == [0]
     assert _status(stand, result) is dg.DagsterRunStatus.CANCELED
     assert "no batch was started: Dagster reports that run" in _error(result)
-    assert sum(value.startswith("ClaimingPartition/") for value in stand.scene.values()) == 3, "one for each partition"
+    assert sum(value.startswith("ClaimingPartition/") for value in stand.scene.values()) == 3, (
+        "one claim for each partition"
+    )
 
 
 def _cancel_in_the_work(stand: Stand, error: BaseException) -> list[int]:
-    """Let Dagster be told in the user's function that the run is to be canceled; give the attempts that came there."""
+    """Let the user's function cancel its run; return the numbers of the attempts that called it."""
     calls: list[int] = []
 
     def cancel(context: dg.OpExecutionContext, *_: object) -> None:
@@ -933,11 +950,11 @@ def _status(stand: Stand, result: dg.ExecuteInProcessResult) -> dg.DagsterRunSta
     return run.status
 
 
-# Trouble
+# Failures
 
 
 def test_a_failing_function_commits_nothing_and_releases(stand: Stand) -> None:
-    """An error of the user's function fails the run; the plan stays open and nobody holds it."""
+    """An error of the user's function fails the run; the plan stays open, without an owner."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("of the user")
@@ -950,7 +967,7 @@ def test_a_failing_function_commits_nothing_and_releases(stand: Stand) -> None:
 
 
 def test_an_interrupt_releases_at_once(stand: Stand) -> None:
-    """Cancellation, which is not an ordinary exception, releases the batch without a commit; it is not an attempt."""
+    """An interrupt, such as a cancellation, releases the batch without a commit and does not count as an attempt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -962,7 +979,7 @@ def test_an_interrupt_releases_at_once(stand: Stand) -> None:
 
 
 def test_a_lost_claim_fails_the_run_naming_the_holder(stand: Stand) -> None:
-    """A claim that another took over while the function worked fails the run at its commit, and says who has it."""
+    """If another member takes over the claim while the function works, the run's commit fails and names that member."""
 
     def lose(*_: object) -> None:
         owner = stand.scene.key().owner
@@ -980,7 +997,7 @@ def test_a_lost_claim_fails_the_run_naming_the_holder(stand: Stand) -> None:
 
 
 def test_rows_without_a_sink_are_refused_before_the_commit(stand: Stand) -> None:
-    """A function that returns rows where no sink takes them fails the run: they would be lost."""
+    """If the function returns rows but there is no sink, the rows would be lost: the run fails."""
     stand.mode = AT_LEAST_ONCE
     result = stand.run()
     assert "but the op has no sink" in _error(result)
@@ -988,7 +1005,7 @@ def test_rows_without_a_sink_are_refused_before_the_commit(stand: Stand) -> None
 
 
 class _Totals(list[Any]):
-    columns = ["carrier", "flights"]  # noqa: RUF012 - as a DataFrame's
+    columns = ["carrier", "flights"]  # noqa: RUF012 - like a DataFrame's
 
 
 _MISTAKES = {
@@ -1002,12 +1019,15 @@ _MISTAKES = {
 def test_a_result_that_no_sink_can_take_is_no_attempt(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
-    """One line names the function, before any Spark job; once it is fixed after many runs, all is done at once."""
+    """One line names the function, before any Spark job.
+
+    Once the function is fixed, even after many failed runs, one run processes all.
+    """
     result, text = _MISTAKES[mistake]
     stand.process = lambda *_: result
 
     def no_job(_: object) -> None:
-        raise AssertionError("a Spark job")
+        raise AssertionError("a Spark job was started")
 
     with monkeypatch.context() as patched:
         patched.setattr(reader, "count_records", no_job)
@@ -1024,7 +1044,7 @@ def test_a_result_that_no_sink_can_take_is_no_attempt(
 
 
 def test_a_function_that_hands_the_sink_its_rows_itself_returns_none(stand: Stand) -> None:
-    """Then there is nothing left to check or to write."""
+    """There is nothing left to check or to write."""
 
     def write(_context: object, batch: ClaimedBatch, frame: Any) -> None:  # noqa: ANN401 - a stand-in
         batch.write(frame)
@@ -1036,7 +1056,7 @@ def test_a_function_that_hands_the_sink_its_rows_itself_returns_none(stand: Stan
 
 
 def test_a_group_paused_while_the_function_works_is_no_failure(stand: Stand) -> None:
-    """Nothing is planned, so nothing has failed: the run ends as one that finds the group paused."""
+    """Nothing is planned, so nothing has failed: the run ends as it would in a paused group."""
 
     def pause(_context: object, _batch: ClaimedBatch, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
         stand.scene.pause(60)
@@ -1081,8 +1101,8 @@ async def _waits(_context: object, _batch: object, _frame: object) -> None: ...
         ("rows", "'rows' is not a function"),
     ],
 )
-def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
-    """For an op and for an asset; so is a sink that no run can make."""
+def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text: str) -> None:  # noqa: ANN401 - wrong on purpose
+    """Such a function is refused for an op and for an asset."""
     with pytest.raises(ConfigurationError, match=text):
         build_claimed_batch_op(function, name="work", topic=TOPIC)
     with pytest.raises(ConfigurationError, match=text):
@@ -1093,21 +1113,21 @@ def test_a_function_that_no_run_can_call_is_refused_at_load(function: Any, text:
     ("sink", "text"),
     [(lambda: None, r"but a run calls it with \(context\)"), (MemorySink, "sink is the class MemorySink")],
 )
-def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) -> None:  # noqa: ANN401 - wrong ones
-    """A function without the argument that it gets, and a class."""
+def test_a_sink_that_no_run_can_make_is_refused_at_load(sink: Any, text: str) -> None:  # noqa: ANN401 - wrong on purpose
+    """A function without the argument `context` is refused, and so is a class."""
     with pytest.raises(ConfigurationError, match=text):
         build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, sink=sink)
 
 
 def test_a_function_that_makes_no_sink_is_named(stand: Stand) -> None:
-    """The function has no return: one line says so, before anything is claimed."""
+    """The function returns no sink: one line states that, before anything is claimed."""
     error = _error(stand.run(sink=lambda _: None))
     assert "which must return the sink, returned None" in error
     assert "ClaimingPartition" not in "".join(stand.scene.values())
 
 
 def test_ranges_that_the_sink_has_are_committed_without_spark(stand: Stand) -> None:
-    """When a dead run had written but not committed, the next one commits without reading anything."""
+    """If a dead run had written its ranges but not committed them, the next run commits without reading."""
     with suppress(ZeroDivisionError), stand.scene.batch(stand.scene.delivery(stand.mode)) as batch:
         stand.scene.process(batch)
         raise ZeroDivisionError
@@ -1123,7 +1143,7 @@ def test_ranges_that_the_sink_has_are_committed_without_spark(stand: Stand) -> N
 
 
 def test_at_most_once_announces_before_it_commits(stand: Stand) -> None:
-    """The ranges stand in the run's events when the offsets move, and the session is there before."""
+    """The Spark session starts first; the run's events have the ranges before the offsets move."""
     stand.mode = AT_MOST_ONCE
     offsets = []
     stand.on_session = lambda: offsets.append(stand.scene.key().offset)
@@ -1135,7 +1155,7 @@ def test_at_most_once_announces_before_it_commits(stand: Stand) -> None:
 
 
 def test_a_failing_at_most_once_run_says_what_it_dropped(stand: Stand) -> None:
-    """After the commit nothing is redone: the run's log names the offsets that were possibly not processed."""
+    """Nothing is repeated after the commit: the run's log names the offsets that were possibly not processed."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError
@@ -1150,7 +1170,7 @@ def test_a_failing_at_most_once_run_says_what_it_dropped(stand: Stand) -> None:
 
 
 def _told_dropped(stand: Stand, result: dg.ExecuteInProcessResult) -> list[tuple[object, ...]]:
-    """Give what a run observed to be dropped, after checking that it told of it once."""
+    """Return the ranges that a run reported as dropped, after checking that it reported them at most once."""
     events = stand.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
     observed = [event.dagster_event.asset_observation_data.asset_observation for event in events if event.dagster_event]
     told = [each.metadata for each in observed if "dropped" in each.metadata]
@@ -1163,7 +1183,7 @@ def _told_dropped(stand: Stand, result: dg.ExecuteInProcessResult) -> list[tuple
 
 @pytest.mark.parametrize("interrupt", [InterruptError(), KeyboardInterrupt()], ids=repr)
 def test_a_drop_is_told_when_the_commit_is_interrupted(stand: Stand, interrupt: BaseException) -> None:
-    """An interrupt between the commit and the processing: the offsets moved, nothing was processed, the run says so."""
+    """The interrupt comes after the commit: offsets have moved, nothing was processed, and the run reports that."""
     stand.mode = AT_MOST_ONCE
     log = FaultyLog(stand.scene.log())
     stand.log = log
@@ -1183,7 +1203,7 @@ def test_a_drop_is_told_when_the_commit_is_interrupted(stand: Stand, interrupt: 
 
 
 def test_a_drop_is_told_when_the_frame_cannot_be_made(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Committed, then reading fails: nothing was processed."""
+    """After the commit, the read fails: nothing was processed, and the run reports that."""
     stand.mode = AT_MOST_ONCE
     monkeypatch.setattr(reader, "read_ranges", lambda *_, **__: 1 / 0)
     result = stand.run()
@@ -1192,7 +1212,7 @@ def test_a_drop_is_told_when_the_frame_cannot_be_made(stand: Stand, monkeypatch:
 
 
 def test_a_drop_is_told_when_the_run_goes_on(stand: Stand) -> None:
-    """One partition's acknowledgement is lost: the others are processed, and the run succeeds with both told."""
+    """One partition's acknowledgement is lost: the run processes the others, succeeds, and reports both."""
     stand.mode = AT_MOST_ONCE
     stand.process = lambda *_: None
     log = FaultyLog(stand.scene.log())
@@ -1208,7 +1228,7 @@ def test_a_drop_is_told_when_the_run_goes_on(stand: Stand) -> None:
 
 
 def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
-    """An at-most-once run that ends well, and one whose session does not start."""
+    """A successful at-most-once run reports no drops, nor does one whose session fails to start."""
     stand.mode = AT_MOST_ONCE
     stand.process = lambda *_: None
     stand.on_session = lambda: 1 / 0
@@ -1218,7 +1238,7 @@ def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
     assert len(stand.seen) == 1
 
 
-# Building
+# Building and its errors
 
 
 @pytest.mark.parametrize(
@@ -1232,13 +1252,13 @@ def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
     ],
 )
 def test_settings_that_no_batch_could_keep_to_are_refused(settings: dict[str, Any], told: str) -> None:
-    """A wrong setting is an error when the op is built, naming it and what would be right."""
+    """The error is raised when the op is built; it names the setting and shows which values are accepted."""
     with pytest.raises(ConfigurationError, match=told):
         build_claimed_batch_op(lambda *_: None, **{"name": "work", "topic": TOPIC, **settings})
 
 
 def test_a_wrong_limit_in_run_config_is_refused_by_name(stand: Stand) -> None:
-    """A limit that makes no sense fails the step before anything is claimed."""
+    """A wrong limit fails the step before anything is claimed."""
     result = stand.run(ClaimedBatchConfig.model_construct(max_records=0))
     assert "max_records" in _error(result)
     assert "greater than or equal to 1" in _error(result)
@@ -1246,7 +1266,7 @@ def test_a_wrong_limit_in_run_config_is_refused_by_name(stand: Stand) -> None:
 
 
 def test_jobs_are_of_one_op_and_tagged_with_its_topic() -> None:
-    """The scheduled and the reprocess job share the op; the latter takes one batch unless told otherwise."""
+    """The scheduled job and the reprocess job share the op; the latter processes one batch by default."""
     op = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
     scheduled, reprocess = build_claimed_batch_job(op, tags={"team": "flights"}), build_reprocess_job(op)
     assert [(job.name, job.tags["marshal/topic"]) for job in (scheduled, reprocess)] == [
@@ -1260,7 +1280,7 @@ def test_jobs_are_of_one_op_and_tagged_with_its_topic() -> None:
 
 
 def test_a_jobs_launchpad_is_filled_with_the_limits_of_its_op() -> None:
-    """A job without a config of its own leaves the launchpad the schema's defaults, which an empty one would hide."""
+    """A job without its own config leaves the schema's defaults in the launchpad; an empty config would hide them."""
     job = build_claimed_batch_job(build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, max_records=7))
     snapshot = job.get_job_snapshot()
     schema = snapshot.config_schema_snapshot
@@ -1271,7 +1291,7 @@ def test_a_jobs_launchpad_is_filled_with_the_limits_of_its_op() -> None:
 
 
 def test_a_job_of_another_op_is_refused() -> None:
-    """Only an op made by the factory knows its topic."""
+    """Only an op of the factory has a topic."""
 
     @dg.op
     def other() -> None: ...
@@ -1281,7 +1301,7 @@ def test_a_job_of_another_op_is_refused() -> None:
 
 
 def test_what_the_sensor_saw_is_in_the_metadata(stand: Stand) -> None:
-    """A reprocessing run shows what it was asked for beside what it did."""
+    """The metadata of a reprocessing run show the state that its request expected, next to what it did."""
     seen = ExpectedKeyState(partition=2, generation=0, offset=4, epoch=17, instance="dead.1")
     result = stand.run(ClaimedBatchConfig(partitions=[2], seen=[seen]))
     (output,) = [event for event in result.all_events if event.event_type == dg.DagsterEventType.STEP_OUTPUT][:1]
@@ -1290,13 +1310,13 @@ def test_what_the_sensor_saw_is_in_the_metadata(stand: Stand) -> None:
 
 
 def test_a_resource_of_another_kind_is_an_error_that_names_it(stand: Stand) -> None:
-    """A claimer key that leads to something else is told at once."""
+    """A claimer key of another resource is an error at once."""
     result = stand.run(claimer_key="spark")
     assert "resource 'spark' is of type Session; it must be ClaimerResource" in _error(result)
 
 
 def test_what_a_reader_of_the_output_should_know_is_recorded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a sink notes of a batch stands in its metadata; a sink that notes nothing adds nothing."""
+    """A sink's note about a batch is part of the metadata; a sink without a note adds nothing."""
     assert "output" not in stand.materializations(stand.run(max_records=12, max_batches=1))[0].metadata
     write = MemorySink.write
     monkeypatch.setattr(MemorySink, "write", lambda *given: replace(write(*given), note="read what is committed"))
@@ -1305,7 +1325,7 @@ def test_what_a_reader_of_the_output_should_know_is_recorded(stand: Stand, monke
 
 
 def test_a_sink_may_be_made_for_each_run(stand: Stand) -> None:
-    """A function of the context gives the sink, for one that needs the run's resources."""
+    """A function of the context may return the sink, so that the sink can use the run's resources."""
     made: list[MemorySink] = []
 
     def make(context: dg.OpExecutionContext) -> MemorySink:
@@ -1331,7 +1351,7 @@ def test_a_sink_may_be_made_for_each_run(stand: Stand) -> None:
 def test_an_outage_or_a_mistake_ends_the_run_before_other_parts_lose_an_attempt(
     stand: Stand, error: Exception, tried: list[int]
 ) -> None:
-    """A run continues only past errors that may come from the records; an outage of the sink would fail every part."""
+    """A run continues only after errors that may come from the records; if the sink is down, every part would fail."""
     stand.mode = AT_LEAST_ONCE
 
     def fail(*_: object) -> None:
@@ -1346,7 +1366,7 @@ def test_an_outage_or_a_mistake_ends_the_run_before_other_parts_lose_an_attempt(
 
 
 def test_parts_count_as_one_batch_and_keep_to_the_time_budget(stand: Stand) -> None:
-    """Together they are what one batch left; no part begins after the budget."""
+    """Together, the parts of a batch count as one batch; no part starts after the time budget."""
     good = stand.process
     stand.process = _fail
     for _ in range(2):
@@ -1362,25 +1382,28 @@ def test_parts_count_as_one_batch_and_keep_to_the_time_budget(stand: Stand) -> N
 def test_a_partition_that_the_sink_refuses_keeps_no_other_from_being_done(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sink may refuse ranges before they are read, with no plan yet: that is an attempt, so parts are tried."""
+    """A sink may refuse ranges before they are read and planned.
+
+    That counts as an attempt, so the parts are tried.
+    """
     stand.mode = EFFECTIVELY_ONCE
     stand.scene.data.make(partitions=4, messages=10)
     verdicts = stand.scene.sink.verdicts
 
     def refuse(ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
         if any(range_.partition == 2 for range_ in ranges):
-            raise SinkRejectedError("the output is ahead of the log")
+            raise SinkRejectedError("the output has offsets past the end of the log")
         return verdicts(ranges)
 
     monkeypatch.setattr(stand.scene.sink, "verdicts", refuse)
     for _ in range(6):
-        assert "the output is ahead of the log" in _error(stand.run())
+        assert "the output has offsets past the end of the log" in _error(stand.run())
     assert _offsets(stand) == [10, 10, 0, 10]
     assert f"{TOPIC}/2 [0, 10) of group '{GROUP}' was tried 6 times" in _error(stand.run())
 
 
 def test_parts_that_are_not_tried_count_as_no_batch(stand: Stand) -> None:
-    """In a paused group a run for one batch ends as paused, not as if its batch were done."""
+    """In a paused group, a run for one batch ends as paused, not as if it had processed a batch."""
     stand.process = _fail
     for _ in range(2):
         stand.run()

@@ -1,4 +1,4 @@
-"""An outbox in Dagster: the sensor, the check and the resource, with a backlog that stands in for the database's."""
+"""Check the outbox in Dagster: the sensor, the check and the resource, with a fake backlog."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,31 +32,31 @@ DRAIN = build_outbox_drain_job()
 
 
 class FakeOutbox(OutboxResource):
-    """An outbox with so many rows waiting, the oldest for so long, and so many set aside."""
+    """An outbox with a number of waiting rows, the age of the oldest, and a number of parked rows."""
 
     rows: int = 0
     age_s: float = 0.0
     parked: int = 0
 
     def status(self) -> OutboxStatus:
-        """Give what was said."""
+        """Return the fake status."""
         registration = OutboxRegistration("outbox", "uid", 1, 3, "host")
         return OutboxStatus(registration, self.rows, self.age_s if self.rows else None, self.parked, None)
 
 
-def outbox(**fields: Any) -> FakeOutbox:  # noqa: ANN401 - as the class
-    """Make one."""
+def outbox(**fields: Any) -> FakeOutbox:  # noqa: ANN401 - the fields of the class
+    """Return an outbox."""
     return FakeOutbox(connection=KAFKA, dsn="postgresql://localhost/db", **fields)
 
 
 @pytest.fixture
 def instance() -> Iterator[DagsterInstance]:
-    """An instance of its own."""
+    """Yield a Dagster instance for one test."""
     with DagsterInstance.ephemeral() as instance:
         yield instance
 
 
-def tick(instance: DagsterInstance, box: OutboxResource, **options: Any) -> SensorResult | SkipReason:  # noqa: ANN401 - the sensor's
+def tick(instance: DagsterInstance, box: OutboxResource, **options: Any) -> SensorResult | SkipReason:  # noqa: ANN401 - options of the sensor
     """Evaluate the sensor once."""
     sensor = build_outbox_backlog_sensor(DRAIN, **options)
     result = sensor(build_sensor_context(instance, resources={"outbox": box}))
@@ -79,7 +79,7 @@ def tick(instance: DagsterInstance, box: OutboxResource, **options: Any) -> Sens
 def test_the_sensor_asks_beyond_its_thresholds(
     instance: DagsterInstance, rows: int, age_s: float, options: dict[str, Any], asks: bool
 ) -> None:
-    """More rows than allowed, or one that is older; an empty outbox never."""
+    """More rows than allowed, or an older one, cause a request; an empty outbox never does."""
     result = tick(instance, outbox(rows=rows, age_s=age_s), **options)
 
     if asks:
@@ -99,13 +99,13 @@ def test_the_sensor_asks_beyond_its_thresholds(
     ],
 )
 def test_one_run_at_a_time(instance: DagsterInstance, status: DagsterRunStatus, asks: bool) -> None:
-    """While a run of the job is under way no other is asked for."""
+    """While a run of the job is in progress, the sensor requests no other."""
     instance.create_run_for_job(DRAIN, status=status)
     assert isinstance(tick(instance, outbox(rows=5)), SensorResult) is asks
 
 
 def test_thresholds_that_cannot_be_are_refused() -> None:
-    """Below 0 nothing is."""
+    """A limit must be 0 or more."""
     with pytest.raises(ConfigurationError, match="max_backlog_rows is -1"):
         build_outbox_backlog_sensor(DRAIN, max_backlog_rows=-1)
     with pytest.raises(ConfigurationError, match="max_age_s is -1"):
@@ -127,7 +127,7 @@ def delays() -> None:
     ],
 )
 def test_the_check_tells_of_old_and_parked_rows(box: dict[str, Any], passes: bool, says: str) -> None:
-    """It says what is wrong and what to do; the numbers are its metadata."""
+    """The check describes the problem and what to do; its metadata have the numbers."""
     checked = build_outbox_check(delays)
     result: Any = checked(build_asset_check_context(resources={"outbox": outbox(**box)}))
 
@@ -136,9 +136,9 @@ def test_the_check_tells_of_old_and_parked_rows(box: dict[str, Any], passes: boo
     assert result.metadata["rows waiting"].value == box.get("rows", 0)
 
 
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster warns when it copies a sensor
 def test_all_of_it_makes_definitions() -> None:
-    """Job, sensor, check and resource stand together in a code location."""
+    """Job, sensor, check and resource form a valid code location."""
     definitions = Definitions(
         assets=[delays],
         asset_checks=[build_outbox_check(delays, blocking=True)],
@@ -151,7 +151,7 @@ def test_all_of_it_makes_definitions() -> None:
 
 
 def test_a_password_in_the_code_is_refused() -> None:
-    """Dagster stores and shows what is written down in the definitions."""
+    """Dagster would store and show a password that is part of the definitions."""
     for dsn in ("postgresql://me:hunter2@localhost/db", "host=localhost password=hunter2"):
         with pytest.raises(ConfigurationError, match="dsn is written in the code") as raised:
             OutboxResource(connection=KAFKA, dsn=dsn).get_resource_definition()
@@ -159,7 +159,7 @@ def test_a_password_in_the_code_is_refused() -> None:
 
 
 def test_a_script_can_use_what_names_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside of a run the variable is looked up when it is needed; a missing one is named."""
+    """Outside of a run, the variable is read when it is needed; a missing variable is an error that names it."""
     outbox = OutboxResource(connection=KAFKA, dsn=EnvVar("OUTBOX_DSN"))
     with pytest.raises(ConfigurationError, match="variable OUTBOX_DSN is not set"):
         outbox.tables()
@@ -168,7 +168,7 @@ def test_a_script_can_use_what_names_a_variable(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_resources_harvester_works_as_it_says() -> None:
-    """Its limits, and the partitioner, which must be that of the other harvesters."""
+    """The harvester has the resource's limits and partitioner; the latter must be that of the other harvesters."""
     box = outbox(max_in_flight_records=7, max_attempts=2, topic_patience_s=9.0, partitioner="fnv1a")
     limits = HarvestLimits(7, max_attempts=2, topic_patience_s=9)
     assert box.harvester()._options == HarvesterOptions(limits, partitioner="fnv1a")
@@ -177,7 +177,7 @@ def test_the_resources_harvester_works_as_it_says() -> None:
 
 
 def test_another_resource_in_its_place_is_told() -> None:
-    """The key names something else."""
+    """If the key names another kind of resource, the error shows that."""
     sensor = build_outbox_backlog_sensor(DRAIN)
     with pytest.raises(ConfigurationError, match="it must be OutboxResource"):
         sensor(build_sensor_context(resources={"outbox": "no"}))

@@ -1,4 +1,4 @@
-"""The resources: their settings, their secrets, and what they learn from Dagster."""
+"""Check the resources: their settings, their secrets, and what they learn from Dagster."""
 
 import logging
 import uuid
@@ -34,15 +34,17 @@ from marshal_dagster.runs.names import run_of
 from marshal_dagster.runs.status import EndedRunDetector, run_is_over, run_worker_ended
 
 CANARY = "canary-7b1e"
-STATUSES = [status for status in dg.DagsterRunStatus if status is not dg.DagsterRunStatus.QUEUED]  # needs a daemon
+STATUSES = [
+    status for status in dg.DagsterRunStatus if status is not dg.DagsterRunStatus.QUEUED
+]  # a queued run needs a daemon
 SASL = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "username": "etl"}
 
 
-def _connection(**fields: Any) -> KafkaConnectionConfig:  # noqa: ANN401 - of any field
+def _connection(**fields: Any) -> KafkaConnectionConfig:  # noqa: ANN401 - any field
     return KafkaConnectionConfig(**{"bootstrap_servers": "127.0.0.1:1", **fields})
 
 
-def _claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - of any field
+def _claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - any field
     return ClaimerResource(**{"connection": _connection(), "group": "etl", **fields})
 
 
@@ -59,13 +61,13 @@ def _claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - of any field
     ],
 )
 def test_a_connection_that_cannot_be_is_refused_where_it_is_written(fields: dict[str, Any], told: str) -> None:
-    """A wrong connection is an error when the resource is made, naming the field and what would be right."""
+    """The error is raised when the resource is created; it names the field and shows which values are accepted."""
     with pytest.raises(ConfigurationError, match=told):
         _connection(**fields)
 
 
 def test_a_key_with_a_password_is_taken() -> None:
-    """Whether the two go together is seen when the key's file is; without a file for it a password is refused."""
+    """Whether key and password match is checked later, with the key's file; a password without one is refused."""
     fields = {"security_protocol": "SSL", "ssl_key_password": CANARY}
     assert _connection(**fields, ssl_certificate_location="c.pem", ssl_key_location="k.pem").ssl_key_password == CANARY
     with pytest.raises(ConfigurationError, match="ssl_key_password needs ssl_key_location"):
@@ -92,14 +94,14 @@ def test_a_key_with_a_password_is_taken() -> None:
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(fields: dict[str, Any], told: str) -> None:
-    """A wrong setting of the claimer is an error of one line that names the field and what would be right."""
+    """The error is one line that names the field and shows which values are accepted."""
     with pytest.raises(ConfigurationError, match=told) as refused:
         _claimer(**fields)
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_the_longest_names_leave_room_for_the_longest_record() -> None:
-    """What the resource takes can be written, whatever else a record has to carry."""
+    """Names that the resource accepts leave enough space for every record."""
     names = {"group": "\N{DROPLET}" * 255, "client": "\N{DROPLET}" * 145}
     about = {**names, "instance": f"revoking-{uuid.uuid4()}.{'f' * 12}", "topic": "t" * 249, "time_s": 10**12}
     for record in (
@@ -112,19 +114,19 @@ def test_the_longest_names_leave_room_for_the_longest_record() -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "a\nb", "a\ud800", "a" * 250, "", ".."])
 def test_a_topic_that_cannot_be_is_refused_before_anything_is_opened(name: str) -> None:
-    """A batch of it is a configuration error, whatever the brokers are."""
+    """The topic's name is checked first, whether the brokers are available or not."""
     with pytest.raises(ConfigurationError, match="not a name that Kafka allows"):
         _claimer().claimed_batch(cast("dg.OpExecutionContext", None), topic=name)
 
 
 def test_the_resource_says_what_its_group_must_agree_on() -> None:
-    """Interval, rule set and delivery become the group's settings; the enums' members may be given."""
+    """Interval, rule set and delivery mode become the group's settings; members of the enums are accepted too."""
     claimer = _claimer(heartbeat_interval_s=2.5, delivery=DeliveryMode.AT_MOST_ONCE, rule_set=RuleSet.NATIVE)
     assert claimer.settings == GroupSettings(2_500, RuleSet.NATIVE, DeliveryMode.AT_MOST_ONCE)
 
 
 def test_the_batch_options_are_those_of_a_batch_request() -> None:
-    """`claimed_batch` takes by name exactly what a `BatchRequest` has."""
+    """`claimed_batch` has exactly the parameters of a `BatchRequest`."""
     assert BatchOptions.__annotations__.keys() == {each.name for each in fields(BatchRequest)}
 
 
@@ -139,7 +141,7 @@ def test_every_setting_is_explained_in_the_launchpad() -> None:
 
 @pytest.mark.parametrize("field", ["connection", "coordination_connection"])
 def test_a_secret_in_the_code_is_refused(field: str) -> None:
-    """A password that is written down is refused when definitions are built, without being repeated."""
+    """A literal password is refused when definitions are built; the error does not repeat it."""
     wrong = _connection(**SASL, password=CANARY)
     claimer = _claimer(**{field: wrong})
     with pytest.raises(ConfigurationError, match=rf"{field}.password is written in the code.*=EnvVar") as refused:
@@ -162,7 +164,7 @@ def test_a_secret_in_the_code_is_refused(field: str) -> None:
     ],
 )
 def test_an_error_about_settings_shows_no_secret(make: Callable[[], object]) -> None:
-    """Neither the error nor one that it carries has the value, whichever setting is wrong."""
+    """Neither the error nor its causes contain the secret, whichever setting is wrong."""
     with pytest.raises(ConfigurationError) as refused:
         make()
     error: BaseException | None = refused.value
@@ -172,7 +174,7 @@ def test_an_error_about_settings_shows_no_secret(make: Callable[[], object]) -> 
 
 
 def test_a_secret_of_the_environment_reaches_the_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A password given as EnvVar is there when the op connects, and in no event, config or text on the way."""
+    """A password given as EnvVar reaches the connection in the op, but no event, config or text."""
     monkeypatch.setenv("KAFKA_PASSWORD", CANARY)
     seen = []
 
@@ -203,7 +205,7 @@ def test_a_secret_of_the_environment_reaches_the_connection_alone(monkeypatch: p
 def test_what_the_launchpad_fills_in_starts_a_run(
     connection: KafkaConnectionConfig, password: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The config that a job's launchpad opens with means what the definitions say, secrets too."""
+    """The launchpad's default config means the same as the definitions, secrets included."""
     monkeypatch.setenv("KAFKA_PASSWORD", CANARY)
     seen = []
 
@@ -226,7 +228,7 @@ def test_what_the_launchpad_fills_in_starts_a_run(
 
 
 def test_from_environment_keeps_secrets_there() -> None:
-    """What is no secret is read at once; a secret is only named."""
+    """Settings that are not secret are read at once; a secret is only referred to by its variable."""
     environment = {
         "MARSHAL_BOOTSTRAP_SERVERS": "kafka:9092",
         "MARSHAL_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
@@ -242,7 +244,7 @@ def test_from_environment_keeps_secrets_there() -> None:
         KafkaConnectionConfig.from_environment({})
 
 
-# What Dagster knows
+# What the resources learn from Dagster
 
 
 def _owner(run_id: str) -> Owner:
@@ -259,7 +261,7 @@ def _run(instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> str:
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_an_owner_is_dead_when_its_run_is_over(status: dg.DagsterRunStatus) -> None:
-    """Success, failure and cancellation make a run's claims dead; nothing else does."""
+    """Claims are dead after success, failure or cancellation of their run, and in no other status."""
     with dg.DagsterInstance.ephemeral() as instance:
         is_dead = EndedRunDetector(instance)(_owner(_run(instance, status)))
     finished = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
@@ -268,20 +270,20 @@ def test_an_owner_is_dead_when_its_run_is_over(status: dg.DagsterRunStatus) -> N
 
 @pytest.mark.parametrize("instance_id", ["a-run-of-elsewhere.5f3a", "no-dot", ".5f3a", ""])
 def test_an_owner_whose_run_is_not_known_is_not_dead(instance_id: str) -> None:
-    """An instance id without a run that this Dagster knows is nobody's death certificate."""
+    """An instance id without a known run is not reported as dead."""
     with dg.DagsterInstance.ephemeral() as instance:
         assert not EndedRunDetector(instance)(Owner(instance_id, "client", 1))
 
 
 class CountingInstance:
-    """Counts the questions about runs; raises when it has no answer."""
+    """An instance that counts look-ups of runs, and can fail them."""
 
     def __init__(self, run: object) -> None:
         self.run = run
         self.asked = 0
 
     def get_run_by_id(self, run_id: str) -> object:
-        """Answer, or fail as a storage that is down does."""
+        """Return the run, or fail as an unavailable storage does."""
         assert run_id == "run"
         self.asked += 1
         if isinstance(self.run, Exception):
@@ -290,7 +292,7 @@ class CountingInstance:
 
 
 def test_a_storage_that_does_not_answer_knows_of_nobody() -> None:
-    """An error of Dagster's storage makes no owner dead, stops no work, and is not asked for again at once."""
+    """An error of Dagster's storage makes no owner dead and stops no work; the storage is not queried again at once."""
     down = CountingInstance(OSError("no such host"))
     dead = EndedRunDetector(cast("dg.DagsterInstance", down))
     assert not any(dead(_owner("run")) for _ in range(1_000))
@@ -300,7 +302,7 @@ def test_a_storage_that_does_not_answer_knows_of_nobody() -> None:
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_work_stops_when_dagster_says_that_its_run_is_over(status: dg.DagsterRunStatus) -> None:
-    """A run that is over or being canceled is a reason to stop, which names the run."""
+    """If the run is over or being canceled, that is a reason to stop, which names the run."""
     ends = {"SUCCESS", "FAILURE", "CANCELED", "CANCELING"}
     with dg.DagsterInstance.ephemeral() as instance:
         run_id = _run(instance, status)
@@ -316,7 +318,7 @@ def test_a_run_worker_watches_no_parent() -> None:
 
 @pytest.mark.parametrize(("instance_id", "run_id"), [("a.b.c", "a.b"), ("run.1", "run"), ("run", ""), ("", "")])
 def test_the_run_id_stands_before_the_last_dot(instance_id: str, run_id: str) -> None:
-    """What comes before an instance id's last dot is its run id."""
+    """The part of an instance id before its last dot is the run id."""
     assert run_of(instance_id) == run_id
 
 
@@ -328,7 +330,7 @@ def _range(partition: int, start: int = 0, end: int = 5) -> ClaimedRange:
 
 
 def test_an_announcement_can_be_read_from_the_run() -> None:
-    """What is announced stands in the run's events before `announce` returns, range by range."""
+    """The run's events have each announced range before `announce` returns."""
     found: list[AnnouncedRange] = []
 
     @dg.op
@@ -346,7 +348,7 @@ def test_an_announcement_can_be_read_from_the_run() -> None:
 
 
 def test_an_announcement_that_is_not_stored_stops_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the event cannot be read back the batch is aborted before anything is committed."""
+    """If the event cannot be read back, the batch is aborted before anything is committed."""
     log_event = dg.OpExecutionContext.log_event
 
     @dg.op
@@ -368,7 +370,7 @@ def test_an_announcement_that_is_not_stored_stops_the_batch(monkeypatch: pytest.
 
 
 def test_an_announcement_is_read_back_without_all_that_were_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of thousands of batches takes no longer for its last one; what other steps write meanwhile is passed."""
+    """The last batch of a run with thousands takes no longer than the first; events of other steps are skipped."""
     read = 0
 
     @dg.op
@@ -378,7 +380,7 @@ def test_an_announcement_is_read_back_without_all_that_were_before(monkeypatch: 
         monkeypatch.setattr("marshal_dagster.runs.announcements.rows_in", count)
         log_event = context.log_event
 
-        def log_among_others(event: Any) -> None:  # noqa: ANN401 - Dagster's
+        def log_among_others(event: Any) -> None:  # noqa: ANN401 - a type of Dagster
             log_event(event)
             for _ in range(5):
                 log_event(dg.AssetObservation("another"))
@@ -403,7 +405,7 @@ def test_an_announcement_is_read_back_without_all_that_were_before(monkeypatch: 
 
 
 def test_the_librarys_warnings_are_in_the_runs_log() -> None:
-    """A warning logged anywhere in the library while an op works is a line of the run, once; afterwards no more."""
+    """While an op works, each warning of the library is logged once in the run; afterwards no more."""
     ours = logging.getLogger("marshal_dagster.coordination.claimer")
 
     @dg.op
@@ -435,6 +437,6 @@ STRANGE: dict[str, Any] = {"heartbeat": 5}
     ],
 )
 def test_a_field_that_is_not_there_is_refused(make: Callable[[], object]) -> None:
-    """A misspelled one would be left out without a word; the error lists those that there are."""
+    """A misspelled field would be ignored silently; the error lists the existing fields."""
     with pytest.raises(ConfigurationError, match="has no field heartbeat; it has "):
         make()

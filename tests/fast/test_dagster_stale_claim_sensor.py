@@ -1,4 +1,7 @@
-"""The stale-claim sensor on a coordination log in memory: what it asks for, what it leaves alone, what it says."""
+"""Check the stale-claim sensor and the run-failure sensors with a coordination log in memory.
+
+The tests cover the runs that a sensor requests, the claims that it leaves alone, and its reports.
+"""
 
 import re
 import subprocess
@@ -66,7 +69,7 @@ def _now_ms() -> int:
 
 @dataclass(slots=True)
 class Watch:
-    """A scene with a sensor that looks at it."""
+    """A scene with a stale-claim sensor on it."""
 
     scene: Scene
     instance: dg.DagsterInstance
@@ -75,7 +78,7 @@ class Watch:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def tick(self) -> dg.SensorResult:
-        """Evaluate the sensor once, with the cursor of the last time."""
+        """Evaluate the sensor once, with the cursor of the last evaluation."""
         rationalizer = Rationalizer(self.scene.log(), clock=self.scene.clock)
 
         class InMemory(RationalizerResource):
@@ -94,7 +97,7 @@ class Watch:
         return result
 
     def skipped(self) -> str:
-        """Evaluate the sensor once and give why it asked for nothing."""
+        """Evaluate the sensor once and return why it requests no run."""
         result = self.tick()
         assert not result.run_requests
         assert result.skip_reason is not None
@@ -102,11 +105,11 @@ class Watch:
         return result.skip_reason.skip_message
 
     def requests(self) -> Sequence[dg.RunRequest]:
-        """Evaluate the sensor once and give what it asked for."""
+        """Evaluate the sensor once and return the runs that it requests."""
         return self.tick().run_requests or ()
 
     def die(self, run_id: str = "a-dead-run", *, before_plan: bool = False, **limits: Any) -> BatchSession:  # noqa: ANN401
-        """Let a member claim, plan and fall silent for longer than 2 heartbeat intervals."""
+        """Let a member claim, plan, and then be silent for longer than 2 heartbeat intervals."""
         delivery = self.scene.delivery(self.mode)
         delivery.run_id = run_id
         batch = self.scene.batch(delivery, **limits)
@@ -118,13 +121,13 @@ class Watch:
         return delivery
 
     def silence(self, batch: ClaimedBatch) -> None:
-        """End the heartbeats of a batch and nothing else."""
+        """Stop the heartbeats of a batch; do nothing else."""
         batch._guard.stack.close()
 
     def was_asked(
         self, request: dg.RunRequest, status: dg.DagsterRunStatus, outcome: str | None = None, *, ago_s: int = 0
     ) -> str:
-        """Let the run that was asked for, `ago_s` seconds ago, be in `status`, and give its id."""
+        """Store the requested run with the status `status`, as requested `ago_s` seconds ago, and return its id."""
         tags = {**request.tags, "marshal/asked_at": str(int(time.time()) - ago_s)}
         if outcome:
             tags["marshal/outcome"] = outcome
@@ -133,14 +136,14 @@ class Watch:
 
 
 class RefusingLog(MemoryLog):
-    """A log that takes nothing: `refused` more appends are not acknowledged, and written as `written` says."""
+    """A log that does not acknowledge the next `refused` appends; it writes them if `written` is true."""
 
     refused = 0
     written = False
     appended = 0
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
-        """Append, or not."""
+        """Append, unless the append is to be refused."""
         RefusingLog.appended += 1
         if RefusingLog.refused == 0:
             return super().append(records)
@@ -158,7 +161,7 @@ class DeadRunWatch:
     timeout_s: float = 5
 
     def react(self, mode: DeliveryMode = DeliveryMode.AT_LEAST_ONCE) -> dg.SensorResult | dg.SkipReason:
-        """Let the sensor see that the run `RUN` failed."""
+        """Let the sensor process the failure of the run `RUN`."""
         instance = self.watch.instance
         run = cast("dg.DagsterRun", instance.get_run_by_id(RUN))
         sensor, _ = build_run_failure_sensors(group=GROUP)
@@ -170,18 +173,18 @@ class DeadRunWatch:
             return cast("dg.SensorResult | dg.SkipReason", sensor(context))
 
     def claimer(self, mode: DeliveryMode = DeliveryMode.AT_LEAST_ONCE) -> ClaimerResource:
-        """Give a claimer of the group."""
+        """Return a claimer of the group."""
         connection = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9", timeout_s=self.timeout_s)
         return ClaimerResource(connection=connection, group=GROUP, delivery=mode.value)
 
     def evaluate(self, sensor: dg.SensorDefinition, cursor: str | None = None) -> SensorExecutionData:
-        """Evaluate a sensor as Dagster does, with what it remembers."""
+        """Evaluate a sensor as Dagster does, with its cursor."""
         instance, resources = self.watch.instance, {"claimer": self.claimer()}
         with dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources) as context:
             return sensor.evaluate_tick(context)
 
     def told(self) -> str:
-        """Let the sensor see it and give what it says."""
+        """Let the sensor process the failure and return its report."""
         result = self.react()
         reason = result if isinstance(result, dg.SkipReason) else result.skip_reason
         return str(reason and reason.skip_message)
@@ -189,7 +192,7 @@ class DeadRunWatch:
 
 @pytest.fixture
 def dead_runs(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> DeadRunWatch:
-    """Reads and writes the log of the scene instead of Kafka's."""
+    """Return a sensor for failed runs that uses the scene's log instead of Kafka's."""
     shared = Rationalizer(watch.scene.log(), clock=watch.scene.clock)
     monkeypatch.setattr("marshal_dagster.coordination.rationalizer_cache.shared_rationalizer", lambda *_: shared)
     monkeypatch.setattr("marshal_dagster.coordination.kafka_log.KafkaLog", lambda *_: RefusingLog(watch.scene.broker))
@@ -201,7 +204,7 @@ def dead_runs(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> DeadRunWatch:
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """A topic of three partitions with ten messages each, its log's clock at the present."""
+    """Yield a topic of three partitions with ten messages each; the log's clock is a minute late."""
     scene = Scene(clock=ManualClock(_now_ms() - 60_000))
     scene.data.make(messages=10)
     with dg.DagsterInstance.ephemeral() as instance:
@@ -213,11 +216,11 @@ def _config(request: dg.RunRequest) -> dict[str, Any]:
     return config
 
 
-# What is asked for
+# Requests for runs
 
 
 def test_nothing_is_asked_for_while_nobody_is_stale(watch: Watch) -> None:
-    """An empty log, a drained group and a live owner with an open plan give no run."""
+    """An empty log, a drained group and a live owner with an open plan cause no request."""
     assert watch.skipped() == "nothing to redo"
     watch.scene.clock.advance(60_000)
     watch.scene.work(watch.scene.delivery(), max_records=6)
@@ -227,7 +230,7 @@ def test_nothing_is_asked_for_while_nobody_is_stale(watch: Watch) -> None:
 
 
 def test_a_stale_owner_is_asked_for_in_one_run(watch: Watch) -> None:
-    """All partitions of a topic whose owner went stale are asked for together, with what was seen of each."""
+    """One request covers all stale partitions of a topic, with the state that the sensor saw of each."""
     watch.die(max_records=12)
     (request,) = watch.requests()
     assert request.job_name == "redo"
@@ -250,7 +253,10 @@ def test_a_stale_owner_is_asked_for_in_one_run(watch: Watch) -> None:
 
 
 def test_stale_means_silent_for_more_than_two_intervals(watch: Watch) -> None:
-    """At exactly 2 heartbeat intervals of silence an owner is live, one millisecond later it is stale, by any clock."""
+    """After exactly 2 heartbeat intervals an owner is live, a millisecond later it is stale.
+
+    The interval is measured by the log's times: the sensor's clock does not matter.
+    """
     watch.scene.clock = ManualClock(_now_ms() + 3_600_000)
     watch.scene.broker.now_ms = watch.scene.clock.wall_ms
     watch.die()
@@ -263,7 +269,7 @@ def test_stale_means_silent_for_more_than_two_intervals(watch: Watch) -> None:
 
 
 def test_an_open_plan_that_nobody_holds_is_asked_for(watch: Watch) -> None:
-    """A run that failed released its claim and left its plan: it is redone at once, without waiting."""
+    """A failed run released its claim and left its plan, which is repeated at once."""
     watch.scene.clock.advance(60_000)
     with pytest.raises(ZeroDivisionError), watch.scene.batch(watch.scene.delivery(), partitions=(1,)):
         _ = 1 / 0
@@ -273,7 +279,7 @@ def test_an_open_plan_that_nobody_holds_is_asked_for(watch: Watch) -> None:
 
 
 def test_a_stale_claim_without_a_plan_is_asked_for(watch: Watch) -> None:
-    """A member that died between its claim and its plan is found too."""
+    """The claim of a member that died before it planned is found too."""
     watch.scene.work(watch.scene.delivery(), max_records=6)
     watch.scene.about(ClaimingPartition, "dead.1", partition=1)
     watch.scene.wait_until_stale()
@@ -284,7 +290,7 @@ def test_a_stale_claim_without_a_plan_is_asked_for(watch: Watch) -> None:
 
 
 def test_partitions_can_be_asked_for_one_by_one(watch: Watch) -> None:
-    """Grouped by partition each gets a run of its own, at most so many a tick; the others are asked for later."""
+    """Grouped by partition, each partition gets its own run. A tick has a limit; the next tick requests the rest."""
     watch.settings = {"grouping": Grouping.PARTITION, "max_runs_per_tick": 2}
     watch.die()
     first = watch.requests()
@@ -298,7 +304,7 @@ def test_partitions_can_be_asked_for_one_by_one(watch: Watch) -> None:
 
 
 def test_the_run_key_names_partition_generation_offset_and_attempt(watch: Watch) -> None:
-    """Group, topic, partition, generation, offset and attempt number make the key; asked again it is the same."""
+    """Group, topic, partition, generation, offset and attempt make up the run key, which the next tick repeats."""
     watch.settings = {"grouping": "partition"}
     watch.scene.work(watch.scene.delivery(), max_records=6)
     watch.die(partitions=(2,))
@@ -309,7 +315,7 @@ def test_the_run_key_names_partition_generation_offset_and_attempt(watch: Watch)
 
 @pytest.mark.parametrize("status", UNDER_WAY)
 def test_a_run_that_is_under_way_is_not_asked_for_again(watch: Watch, status: dg.DagsterRunStatus) -> None:
-    """While a run that was asked for is queued or at work its partitions are left to it."""
+    """While a requested run is queued or in progress, no other run is requested for its partitions."""
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, status)
@@ -318,14 +324,14 @@ def test_a_run_that_is_under_way_is_not_asked_for_again(watch: Watch, status: dg
 
 @pytest.mark.parametrize("before_plan", [False, True])
 def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch, before_plan: bool) -> None:
-    """When the stale owner is of the very run that was asked for, another is asked for, boundedly."""
+    """If the stale owner belongs to the requested run itself, another run is requested, up to a limit."""
     watch.settings = {"max_attempts": 3}
     watch.scene.clock.advance(-600_000)
 
     def die(run_id: str) -> None:
         if before_plan:
             watch.scene.about(ClaimingPartition, f"{run_id}.1")
-            watch.scene.clock.advance(130_000)  # no settings yet: the interval is a minute
+            watch.scene.clock.advance(130_000)  # without settings, the interval is a minute
         else:
             watch.die(run_id, partitions=(0,))
 
@@ -346,7 +352,7 @@ def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch
 def test_a_run_under_way_does_not_hide_a_later_death(
     watch: Watch, status: dg.DagsterRunStatus, bundles: list[list[int]]
 ) -> None:
-    """A run that saw an earlier state blocks nothing; one that was not even launched has not failed either."""
+    """A run that was requested for an earlier state blocks nothing; a run that was not even launched has not failed."""
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, status)
@@ -355,7 +361,10 @@ def test_a_run_under_way_does_not_hide_a_later_death(
 
 
 def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that died before it claimed, and that Dagster says has started, is given up; one in the queue waits."""
+    """Dagster shows the run as started, but it died before it claimed.
+
+    After a while it is ignored; a queued run is not.
+    """
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, dg.DagsterRunStatus.STARTED)
@@ -368,7 +377,7 @@ def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeyp
 
 @pytest.mark.thorough
 def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> None:
-    """Dagster compares run keys with all of its history: after 201 runs for other partitions the count goes on."""
+    """Dagster compares run keys with its whole history, so the count continues after 201 runs for other partitions."""
     watch.die(partitions=(2,))
     (first,) = watch.requests()
     watch.was_asked(first, dg.DagsterRunStatus.FAILURE)
@@ -380,7 +389,7 @@ def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> N
         watch.instance.create_run_for_job(JOB, run_config=config, tags=tags, status=dg.DagsterRunStatus.SUCCESS)
     (third,) = watch.requests()
     assert third.run_key not in {first.run_key, None}
-    assert third.run_key == second.run_key, "the second was never run"
+    assert third.run_key == second.run_key, "the second request was never run"
     watch.settings = {"max_attempts": 1}
     assert "no more runs after 1 runs" in watch.skipped()
 
@@ -388,7 +397,7 @@ def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> N
 @pytest.mark.parametrize("deleted", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("grouping", ["partition", "topic"])
 def test_deleted_runs_bring_no_key_back(watch: Watch, grouping: str, deleted: list[int]) -> None:
-    """Dagster deletes old runs, and never starts one with the key of a run that it still has."""
+    """Dagster deletes old runs, and never starts a run with the run key of a run that it still has."""
     watch.settings = {"grouping": grouping, "retry_wait_s": 0, "max_attempts": 9}
     watch.die(partitions=(0, 1) if grouping == "topic" else (0,))
     runs: list[tuple[str, str | None]] = []
@@ -403,7 +412,7 @@ def test_deleted_runs_bring_no_key_back(watch: Watch, grouping: str, deleted: li
 
 @pytest.mark.thorough
 def test_the_run_key_of_a_bundle_never_repeats(watch: Watch) -> None:
-    """A bundle whose earlier runs are no longer looked at is asked for under another key too."""
+    """The run key changes even if the bundle's earlier runs are too old to be looked up."""
     watch.die()
     (first,) = watch.requests()
     watch.was_asked(first, dg.DagsterRunStatus.FAILURE)
@@ -416,7 +425,7 @@ def test_the_run_key_of_a_bundle_never_repeats(watch: Watch) -> None:
 
 
 def test_after_a_fruitless_bundle_its_partitions_are_asked_for_one_by_one(watch: Watch) -> None:
-    """One poison message wears out its own partition; what shares the bundle with it is redone alone."""
+    """A message that always fails then affects only its own partition; other partitions are repeated alone."""
     watch.die()
     (bundle,) = watch.requests()
     assert _config(bundle)["partitions"] == [0, 1, 2]
@@ -433,7 +442,7 @@ def test_after_a_fruitless_bundle_its_partitions_are_asked_for_one_by_one(watch:
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED])
 def test_after_a_failure_it_is_asked_for_again_under_another_key(watch: Watch, status: dg.DagsterRunStatus) -> None:
-    """A run that ended without success, even before it claimed anything, is followed by another."""
+    """A run that failed or was canceled, even before it claimed, is followed by another."""
     watch.die(partitions=(0,))
     keys = set()
     for _ in range(3):
@@ -444,7 +453,7 @@ def test_after_a_failure_it_is_asked_for_again_under_another_key(watch: Watch, s
 
 
 def test_an_attempt_by_anybody_makes_another_key(watch: Watch) -> None:
-    """When a scheduled run took the plan and died too, the plan is asked for under another key."""
+    """A scheduled run took over the plan and died too, so the next request has another run key."""
     watch.die(partitions=(0,))
     (first,) = watch.requests()
     watch.was_asked(first, dg.DagsterRunStatus.SUCCESS, "held")
@@ -455,7 +464,7 @@ def test_an_attempt_by_anybody_makes_another_key(watch: Watch) -> None:
 
 
 def test_a_claim_with_nothing_behind_it_is_asked_for_once(watch: Watch) -> None:
-    """A run that found nothing to redo settles it, though the dead owner still stands in the log."""
+    """A run that found nothing to repeat settles the claim, although the log still has the dead owner."""
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, "drained")
@@ -464,7 +473,7 @@ def test_a_claim_with_nothing_behind_it_is_asked_for_once(watch: Watch) -> None:
 
 @pytest.mark.parametrize("outcome", ["done", "given_up", "topic_missing"])
 def test_a_run_that_did_not_take_it_is_followed_by_another(watch: Watch, outcome: str) -> None:
-    """A run that took others only, or changed nothing, is followed by another, boundedly."""
+    """A run that only took other partitions, or changed nothing, is followed by another, up to a limit."""
     watch.settings = {"max_attempts": 3}
     watch.die(partitions=(0,))
     for _ in range(3):
@@ -475,7 +484,7 @@ def test_a_run_that_did_not_take_it_is_followed_by_another(watch: Watch, outcome
 
 @pytest.mark.parametrize("outcome", ["paused", "held"])
 def test_a_run_that_could_not_try_wears_nothing_out(watch: Watch, outcome: str) -> None:
-    """A run that found the owner live after all, or the group paused, is no failure: this clock may be ahead."""
+    """A run that found the group paused, or the owner live, has not failed: the sensor's clock may be wrong."""
     watch.settings = {"max_attempts": 2, "retry_wait_s": 30}
     watch.die()
     (request,) = watch.requests()
@@ -489,7 +498,7 @@ def test_a_run_that_could_not_try_wears_nothing_out(watch: Watch, outcome: str) 
 
 
 def test_a_success_elsewhere_does_not_hide_a_new_death(watch: Watch) -> None:
-    """After the offset moved, a claim that goes stale at the new offset is asked for."""
+    """A claim that becomes stale at a later offset is requested again."""
     watch.die(max_records=6)
     (request,) = watch.requests()
     watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, "done")
@@ -499,11 +508,11 @@ def test_a_success_elsewhere_does_not_hide_a_new_death(watch: Watch) -> None:
     assert len(watch.requests()) == 1
 
 
-# What is left alone
+# What the sensors skip
 
 
 def test_a_plan_that_was_tried_too_often_is_left_alone_and_named(watch: Watch) -> None:
-    """Nothing is asked for it; the tick says which range and what a person can do."""
+    """The tick names the range and shows what an operator can do."""
     watch.settings = {"max_attempts": 2}
     for number in range(3):
         watch.die(f"dead-{number}", partitions=(0,))
@@ -513,7 +522,7 @@ def test_a_plan_that_was_tried_too_often_is_left_alone_and_named(watch: Watch) -
 
 
 def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
-    """A run that cannot even start (no Java, say) is not asked for without end."""
+    """Runs that cannot even start, for example without Java, are requested only up to a limit."""
     watch.settings = {"max_attempts": 2}
     watch.die()
     for _ in range(2):
@@ -523,7 +532,7 @@ def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
 
 
 def _wear_out(watch: Watch, tries: int = 2, partitions: tuple[int, ...] = (0,)) -> None:
-    """Let partitions be left by a dead run, and as many runs that were asked for them fail."""
+    """Let a dead run leave partitions, and let as many requested runs as `tries` fail."""
     watch.settings["max_attempts"] = tries
     watch.die(partitions=partitions)
     for _ in range(tries):
@@ -536,7 +545,7 @@ def _checks(result: dg.SensorResult) -> list[dg.AssetCheckEvaluation]:
 
 
 def test_after_each_failure_it_is_asked_for_later(watch: Watch) -> None:
-    """The pause before the next run is doubled each time; no other partition waits for it."""
+    """The pause before the next run doubles each time; other partitions do not wait."""
     watch.settings = {"retry_wait_s": 100, "max_attempts": 9, "grouping": "partition"}
     watch.die(partitions=(0,))
     for ago_s in (1_000, 150):
@@ -550,7 +559,7 @@ def test_after_each_failure_it_is_asked_for_later(watch: Watch) -> None:
 
 
 def test_the_pause_after_a_failure_counts_from_the_runs_end(watch: Watch) -> None:
-    """A run that worked for long before it failed is followed by the same pause as one that failed at once."""
+    """The pause is the same for a run that failed after a long time and for one that failed at once."""
     watch.settings = {"retry_wait_s": 100}
     watch.die(partitions=(0,))
     (request,) = watch.requests()
@@ -560,12 +569,12 @@ def test_the_pause_after_a_failure_counts_from_the_runs_end(watch: Watch) -> Non
 
 
 def test_the_pause_has_a_limit() -> None:
-    """However many runs were in vain, an hour later there is another."""
+    """After any number of failures, the next run comes within an hour."""
     assert [retry_backoff_s(30, times) for times in (1, 2, 3, 8, 5_000)] == [30, 60, 120, 3_600, 3_600]
 
 
 def test_what_is_given_up_fails_a_check_once_and_passes_it_when_it_is_mended(watch: Watch) -> None:
-    """The check is evaluated when its state changes and not at every tick; it names partition, offset and last run."""
+    """The check is evaluated when its state changes, not at every tick; it shows partition, offset and last run."""
     (first,) = _checks(watch.tick())
     assert (first.asset_key, first.check_name, first.passed) == (topic_asset_key(TOPIC), "nothing_given_up_etl", True)
     _wear_out(watch)
@@ -585,7 +594,7 @@ def test_what_is_given_up_fails_a_check_once_and_passes_it_when_it_is_mended(wat
 
 
 def test_the_check_reaches_dagsters_storage(watch: Watch) -> None:
-    """The instance takes the failed evaluation as the daemon would hand it over, and gives it back."""
+    """The instance stores the failed evaluation as the daemon sends it."""
     _wear_out(watch)
     for event in watch.tick().asset_events:
         handed_over = deserialize_value(serialize_value(event), type(event))
@@ -600,7 +609,7 @@ def test_the_check_reaches_dagsters_storage(watch: Watch) -> None:
 def _run_check(
     instance: dg.DagsterInstance, translator: DagsterMarshalTranslator | None = None
 ) -> dg.AssetCheckEvaluation:
-    """Run the check by hand and give what it said."""
+    """Run the check as a user would and return its result."""
     check = build_exhausted_plans_check(TOPIC, group=GROUP, translator=translator)
     job = dg.define_asset_job("by_hand", selection=dg.AssetSelection.checks(check))
     defs = dg.Definitions(asset_checks=[check], jobs=[job])
@@ -609,8 +618,8 @@ def _run_check(
 
 
 def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch) -> None:
-    """So that Dagster shows it: run by hand it says the same again, however often, until the sensor says otherwise."""
-    assert _run_check(watch.instance).passed, "nobody has said anything yet"
+    """A check that is run by hand has the sensor's last result, so that Dagster shows it."""
+    assert _run_check(watch.instance).passed, "the sensor has not evaluated the check yet"
     _wear_out(watch)
     for event in watch.tick().asset_events:
         watch.instance.report_runless_asset_event(event)
@@ -629,15 +638,15 @@ def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch
 
 
 class Renamed(DagsterMarshalTranslator):
-    """Gives the topic another asset key."""
+    """A translator that gives the topic another asset key."""
 
     def get_topic_spec(self, topic: str) -> dg.AssetSpec:
-        """Put it elsewhere."""
+        """Return a spec with another key."""
         return super().get_topic_spec(topic).replace_attributes(key=["events", topic])
 
 
 def test_the_check_belongs_to_the_asset_that_a_translator_makes_of_the_topic(watch: Watch) -> None:
-    """What was told under another key is told again under this one."""
+    """A result that was reported under another key is reported again under the new one."""
     _wear_out(watch)
     assert [one.asset_key for one in _checks(watch.tick())] == [topic_asset_key(TOPIC)]
     watch.settings = {**watch.settings, "translator": Renamed()}
@@ -649,7 +658,7 @@ def test_the_check_belongs_to_the_asset_that_a_translator_makes_of_the_topic(wat
 
 
 def test_groups_whose_names_differ_in_dots_and_dashes_have_checks_of_their_own() -> None:
-    """In one asset, and in one deployment; a name that Dagster allows stays as it is."""
+    """The checks differ in one asset and in one deployment; a name that Dagster allows is kept."""
     groups = ("a.b", "a-b", "a_b", "ä b")
     checks = [build_exhausted_plans_check(TOPIC, group=group) for group in groups]
     assert len({key for check in checks for key in check.check_keys}) == len(groups)
@@ -658,7 +667,7 @@ def test_groups_whose_names_differ_in_dots_and_dashes_have_checks_of_their_own()
 
 
 def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> None:
-    """It gets what is new, with the runs that failed; what it was told before counts in the total only."""
+    """The hook gets new places with the runs that failed; places of earlier calls count only in the total."""
     told: list[ExhaustedPlans] = []
     watch.settings = {"on_exhausted_plans": told.append, "grouping": "partition"}
     _wear_out(watch)
@@ -675,11 +684,11 @@ def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> N
     assert told[1].total == 2
     watch.scene.work(watch.scene.delivery(), partitions=(0,))
     watch.tick()
-    assert len(told) == 2, "nobody is woken because something was mended"
+    assert len(told) == 2, "the hook is not called for a repaired partition"
 
 
 def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> None:
-    """The tick goes on: other partitions are asked for and the check fails; the hook is called until it takes it."""
+    """The tick still requests other partitions and the check fails; the hook is called until it succeeds."""
     calls: list[ExhaustedPlans] = []
 
     def hook(found: ExhaustedPlans) -> None:
@@ -704,7 +713,7 @@ def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> No
 
 
 def test_a_hook_that_is_added_later_is_told_of_what_was_given_up_before(watch: Watch) -> None:
-    """Whoever sets up an alert hears of what needs it now."""
+    """A new hook is called for all places that need attention at that time."""
     _wear_out(watch)
     watch.tick()
     told: list[ExhaustedPlans] = []
@@ -714,7 +723,7 @@ def test_a_hook_that_is_added_later_is_told_of_what_was_given_up_before(watch: W
 
 
 def test_what_is_given_up_is_remembered_through_a_pause(watch: Watch) -> None:
-    """While the group is paused nothing is looked at, so nothing passes, and nothing is told again afterwards."""
+    """In a paused group nothing is evaluated: the check does not pass, and nothing is reported again afterwards."""
     told: list[ExhaustedPlans] = []
     watch.settings["on_exhausted_plans"] = told.append
     _wear_out(watch)
@@ -727,7 +736,7 @@ def test_what_is_given_up_is_remembered_through_a_pause(watch: Watch) -> None:
 
 
 def test_a_settled_claim_is_not_given_up(watch: Watch) -> None:
-    """A run that found nothing to redo has not failed, even where one failure is the limit."""
+    """A run that found nothing to repeat has not failed, even if one failure is the limit."""
     watch.settings = {"max_attempts": 1}
     watch.die()
     (request,) = watch.requests()
@@ -738,7 +747,7 @@ def test_a_settled_claim_is_not_given_up(watch: Watch) -> None:
 
 @pytest.mark.thorough
 def test_thousands_that_are_given_up_are_told_once_and_shortly(watch: Watch) -> None:
-    """The check shows a hundred, the hook gets a thousand and the number of all, the cursor stays bounded."""
+    """The check lists a hundred places; the hook gets a thousand and the total; the cursor's size is limited."""
     told: list[ExhaustedPlans] = []
     watch.settings = {"on_exhausted_plans": told.append}
     watch.scene.data.make(partitions=1_200, messages=1)
@@ -762,7 +771,7 @@ def test_thousands_that_are_given_up_are_told_once_and_shortly(watch: Watch) -> 
     ],
 )
 def test_what_another_version_told_its_runs_is_passed_over(watch: Watch, seen: Any) -> None:  # noqa: ANN401
-    """A run config that is not of this form stops no tick; the run counts for nothing."""
+    """A run config of another form does not fail the tick; its run is ignored."""
     watch.die()
     (request,) = watch.requests()
     config = {"ops": {"work": {"config": {**_config(request), "seen": seen}}}}
@@ -773,7 +782,7 @@ def test_what_another_version_told_its_runs_is_passed_over(watch: Watch, seen: A
 
 
 def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
-    """While the group is paused nothing is asked for; the tick says by whom and for how long."""
+    """The tick shows which member paused the group, and for how long."""
     watch.die()
     watch.scene.pause((_now_ms() - watch.scene.clock.wall_ms()) // 1_000 + 100, "ops.7")
     told = watch.skipped()
@@ -782,7 +791,7 @@ def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
 
 
 def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None:
-    """When retention has cut the log nobody can claim, so nothing is asked for."""
+    """No member can claim after retention has cut the log, so no run is requested."""
     watch.die()
     for partition in range(4):
         watch.scene.broker.retain_from(partition, 1)
@@ -790,7 +799,7 @@ def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None
 
 
 def test_another_groups_claims_are_not_this_sensors(watch: Watch) -> None:
-    """A sensor looks at its own group alone."""
+    """A sensor evaluates only its own group."""
     watch.die()
     watch.settings = {"group": "other"}
     assert watch.skipped() == "nothing to redo"
@@ -808,24 +817,24 @@ TAGGED = {"marshal/group": GROUP, "marshal/topic": TOPIC}
 def _run(
     watch: Watch, run_id: str = RUN, status: dg.DagsterRunStatus = FAILURE, tags: dict[str, str] | None = None
 ) -> None:
-    """Let Dagster know a run, by default a failed one of a claimed-batch op."""
+    """Store a run in Dagster, by default a failed run of a claimed-batch op."""
     watch.instance.create_run_for_job(JOB, run_id=run_id, status=status, tags=TAGGED if tags is None else tags)
 
 
-def _event(watch: Watch, run_id: str, kind: dg.DagsterEventType, data: Any) -> None:  # noqa: ANN401 - of any event
+def _event(watch: Watch, run_id: str, kind: dg.DagsterEventType, data: Any) -> None:  # noqa: ANN401 - the data of any event
     event = dg.DagsterEvent(kind.value, JOB.name, event_specific_data=data)
     watch.instance.report_dagster_event(event, run_id)
 
 
 def _announce(watch: Watch, epochs: dict[int, int], end: int = 10, *, start: int = 0, run_id: str = RUN) -> None:
-    """Let the run have announced these partitions."""
+    """Record that the run announced these partitions."""
     table = announcement_table([AnnouncedRange(GROUP, TOPIC, n, epoch, start, end) for n, epoch in epochs.items()])
     observation = dg.AssetObservation(announcements_key(TOPIC), metadata={"announced": table})
     _event(watch, run_id, dg.DagsterEventType.ASSET_OBSERVATION, AssetObservationData(observation))
 
 
 def _finish(watch: Watch, epochs: dict[int, int], state: str = "done", *, run_id: str = RUN) -> None:
-    """Let the run have recorded these partitions as processed, as a claimed-batch op does."""
+    """Record that the run processed these partitions, as a claimed-batch op does."""
     schema = dg.TableSchema([dg.TableColumn("topic"), dg.TableColumn("state")])
     rows = [dg.TableRecord({"topic": TOPIC, "partition": n, "epoch": e, "state": state}) for n, e in epochs.items()]
     table = dg.MetadataValue.table(rows, schema)
@@ -852,7 +861,7 @@ def _partitions(result: dg.SensorResult) -> list[object]:
 
 
 def _die_at_most_once(watch: Watch, status: dg.DagsterRunStatus = FAILURE, tags: dict[str, str] | None = None) -> None:
-    """Let a run commit all ten messages of each partition, and die before it processed them."""
+    """Let a run commit all ten messages of each partition, and die before it processes them."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die(RUN)
     _run(watch, status=status, tags=tags)
@@ -860,7 +869,7 @@ def _die_at_most_once(watch: Watch, status: dg.DagsterRunStatus = FAILURE, tags:
 
 
 def _take_over(watch: Watch) -> None:
-    """Let the next scheduled run take the partitions, before any tick."""
+    """Let the next scheduled run claim the partitions, before any tick."""
     for partition in range(3):
         watch.scene.data.append(partition, 1)
     watch.scene.work(watch.scene.delivery(watch.mode))
@@ -868,7 +877,7 @@ def _take_over(watch: Watch) -> None:
 
 @pytest.mark.parametrize("status", [STARTED, FAILURE])
 def test_what_a_dead_at_most_once_run_dropped_is_reported_once(watch: Watch, status: dg.DagsterRunStatus) -> None:
-    """The ranges that it announced and committed are told and observed, once, and nothing is asked for."""
+    """Ranges that the run announced and committed are reported and observed once; no run is requested."""
     _die_at_most_once(watch, status)
     result = watch.tick()
     assert not result.run_requests
@@ -885,7 +894,7 @@ def test_what_a_dead_at_most_once_run_dropped_is_reported_once(watch: Watch, sta
 def test_drops_are_reported_though_others_took_the_partitions_over(
     watch: Watch, status: dg.DagsterRunStatus, tags: dict[str, str]
 ) -> None:
-    """Whoever holds the partitions by the time of the tick, what the dead run announced and did not finish is told."""
+    """Ranges that the dead run announced and did not finish are reported, whichever member holds the partitions now."""
     _die_at_most_once(watch, status, tags)
     _take_over(watch)
     assert _dropped(watch.tick()) == [10, 10, 10]
@@ -895,7 +904,10 @@ def test_drops_are_reported_though_others_took_the_partitions_over(
 def test_drops_of_a_run_that_vanished_are_reported_though_it_lost_its_claims(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of which Dagster says STARTED and that holds nothing is given time to record its batch, then reported."""
+    """Dagster shows the run as STARTED and it holds nothing.
+
+    The sensor gives it time to record its batch, and then reports the drops.
+    """
     _die_at_most_once(watch, STARTED)
     _take_over(watch)
     assert _dropped(watch.tick()) == []
@@ -905,7 +917,7 @@ def test_drops_of_a_run_that_vanished_are_reported_though_it_lost_its_claims(
 
 
 def test_a_run_at_work_has_dropped_nothing_yet(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a run holds a live claim nothing of it is told, whatever Dagster says; it is when its claim is stale."""
+    """Nothing is reported while the run holds a live claim, whatever Dagster shows, but once the claim is stale."""
     monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.TIME_TO_RECORD_S", 0)
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.scene.clock.advance(60_000)
@@ -927,7 +939,7 @@ def test_a_run_at_work_has_dropped_nothing_yet(watch: Watch, monkeypatch: pytest
 
 @pytest.mark.parametrize("status", [FAILURE, SUCCESS])
 def test_what_a_run_finished_was_not_dropped(watch: Watch, status: dg.DagsterRunStatus) -> None:
-    """Of a run that failed later, or had a step that was retried, only the ranges without a record are told."""
+    """If a run failed later, or retried a step, only its ranges without a record are reported."""
     _die_at_most_once(watch, status)
     epochs = _epochs(watch)
     _take_over(watch)
@@ -938,7 +950,7 @@ def test_what_a_run_finished_was_not_dropped(watch: Watch, status: dg.DagsterRun
 
 
 def test_a_plan_that_a_successor_replayed_was_not_dropped(watch: Watch) -> None:
-    """Announced and never committed: a later owner announced the same offsets, so they were processed by it."""
+    """A later owner announced the same offsets, so the plan was not committed, and that owner processed them."""
     _die_at_most_once(watch)
     _run(watch, REPLAY, SUCCESS)
     _announce(watch, {n: epoch + 100 for n, epoch in _epochs(watch).items() if n != 2}, run_id=REPLAY)
@@ -949,7 +961,7 @@ def test_a_plan_that_a_successor_replayed_was_not_dropped(watch: Watch) -> None:
 
 
 def test_what_was_announced_and_not_committed_was_not_dropped(watch: Watch) -> None:
-    """A range beyond the group's offset was never committed: the next owner replays it."""
+    """A range above the group's offset was not committed: the next owner repeats it."""
     _die_at_most_once(watch)
     _take_over(watch)
     _run(watch, UNCOMMITTED)
@@ -958,7 +970,10 @@ def test_what_was_announced_and_not_committed_was_not_dropped(watch: Watch) -> N
 
 
 def test_an_op_of_ones_own_is_told_by_its_last_range(watch: Watch) -> None:
-    """A run without records of its batches can only have died in the last of each partition; success drops nothing."""
+    """A run that records no batches can only have dropped its last range of each partition.
+
+    A successful run drops nothing.
+    """
     _die_at_most_once(watch, tags={})
     epochs = _epochs(watch)
     _take_over(watch)
@@ -969,7 +984,7 @@ def test_an_op_of_ones_own_is_told_by_its_last_range(watch: Watch) -> None:
 
 
 def test_what_the_other_sensor_told_is_not_told_again(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """Drops that the sensor for failed runs has observed are known to the one for stale claims."""
+    """The stale-claim sensor does not repeat drops that the sensor for failed runs has observed."""
     _die_at_most_once(watch)
     _take_over(watch)
     told = dead_runs.react(DeliveryMode.AT_MOST_ONCE)
@@ -983,7 +998,7 @@ def test_what_the_other_sensor_told_is_not_told_again(watch: Watch, dead_runs: D
 
 
 def test_what_announced_runs_there_are_is_read_bit_by_bit(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick reads and judges so many and no more; the cursor remembers where it was, and nothing is missed."""
+    """A tick reads and evaluates a limited number; the cursor has the place, so no run is missed."""
     monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.OBSERVATIONS_A_TICK", 4)
     monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.RUNS_A_TICK", 3)
     watch.mode = DeliveryMode.AT_MOST_ONCE
@@ -1003,7 +1018,7 @@ def test_what_announced_runs_there_are_is_read_bit_by_bit(watch: Watch, monkeypa
 
 @pytest.mark.parametrize("also_before", [0, 1])
 def test_runs_that_announce_after_others_were_deleted_are_found(watch: Watch, also_before: int) -> None:
-    """Dagster's storage may give the ids of a deleted run's events to those of later runs."""
+    """Dagster's storage may reuse the ids of a deleted run's events for later runs."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die("of-elsewhere")
     runs = [str(uuid.uuid4()) for _ in range(4)]
@@ -1022,14 +1037,14 @@ def test_runs_that_announce_after_others_were_deleted_are_found(watch: Watch, al
 
 
 def test_a_dead_at_most_once_run_of_elsewhere_is_told(watch: Watch) -> None:
-    """When this Dagster does not know the run it says that it cannot tell what was dropped."""
+    """If this Dagster instance does not have the run, the tick reports that the drops are unknown."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die("of-elsewhere")
     assert "this Dagster instance has no run of-elsewhere" in watch.skipped()
 
 
 def test_an_at_most_once_run_that_died_before_its_commit_dropped_nothing(watch: Watch) -> None:
-    """A stale claim of a known run that announced nothing is told as such."""
+    """A known run with a stale claim, but without an announcement, dropped nothing; the tick reports that."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die(RUN, before_plan=True)
     _run(watch)
@@ -1037,7 +1052,7 @@ def test_an_at_most_once_run_that_died_before_its_commit_dropped_nothing(watch: 
 
 
 def test_an_uncommitted_at_most_once_plan_may_be_run(watch: Watch) -> None:
-    """A plan that was opened and not committed was never processed: it is asked for."""
+    """A plan that was opened but not committed was never processed, so a run is requested."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     delivery = watch.scene.delivery(watch.mode)
 
@@ -1056,7 +1071,7 @@ def test_an_uncommitted_at_most_once_plan_may_be_run(watch: Watch) -> None:
 
 
 def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond so many the oldest is given up, and named; a run that Dagster has deleted is forgotten."""
+    """Above a limit, the oldest run is no longer watched, and named; a run that Dagster deleted is forgotten."""
     monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.MOST_WATCHED", 2)
     monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.TIME_TO_RECORD_S", 0)
     watch.mode = DeliveryMode.AT_MOST_ONCE
@@ -1077,7 +1092,7 @@ def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypat
 def test_what_an_op_records_is_what_the_sensor_compares(
     watch: Watch, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
-    """Of a real run of the op that succeeded nothing is told; of one whose function raised, all that it committed."""
+    """For a successful run of the op nothing is reported; if the function raised, all that the run committed."""
 
     def process(*_: object) -> None:
         if not is_done:
@@ -1097,7 +1112,7 @@ def test_what_an_op_records_is_what_the_sensor_compares(
     assert _dropped(watch.tick()) == ([] if is_done else [10, 10, 10])
 
 
-# What a dead run holds
+# Claims of dead runs
 
 
 def _owners(watch: Watch) -> list[bool]:
@@ -1105,7 +1120,7 @@ def _owners(watch: Watch) -> list[bool]:
 
 
 def test_what_a_failed_run_held_is_revoked(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """All of it, once; of a run that held nothing it says so."""
+    """All claims are revoked, once; if the run held nothing, the tick reports that."""
     watch.die(RUN)
     _run(watch)
     assert dead_runs.told().startswith(f"revoked the claims of run {RUN}: {TOPIC}/0: plan [0, 10)")
@@ -1114,7 +1129,7 @@ def test_what_a_failed_run_held_is_revoked(watch: Watch, dead_runs: DeadRunWatch
 
 
 def test_what_a_failed_run_held_in_a_go_group_is_waited_for(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """Go consumers do not know a revocation: nothing is written, and the tick says when it is free."""
+    """Go consumers do not know revocations: nothing is written, and the tick shows when the claims become stale."""
     _run(watch)
     watch.scene.about(ClaimingPartition, f"{RUN}.1", 0)
     told = dead_runs.told()
@@ -1124,7 +1139,7 @@ def test_what_a_failed_run_held_in_a_go_group_is_waited_for(watch: Watch, dead_r
 
 
 def _hold_each(watch: Watch, statuses: Sequence[dg.DagsterRunStatus]) -> list[str]:
-    """Let a run hold each partition, and Dagster say of each in which status it is."""
+    """Let each run hold a partition, and store each run in Dagster with its status."""
     for number in range(4):
         watch.scene.broker.append(number, render(settings_record(SETTINGS)))
     runs = [str(uuid.uuid4()) for _ in statuses]
@@ -1135,7 +1150,7 @@ def _hold_each(watch: Watch, statuses: Sequence[dg.DagsterRunStatus]) -> list[st
 
 
 def test_all_runs_that_are_over_are_freed_at_once(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """Dagster shows one run a tick: whichever comes first, what the others held is free too, and no live run's."""
+    """Dagster shows one run at a time, so a tick also revokes claims of other ended runs. Live runs keep theirs."""
     _run(watch)
     _hold_each(watch, [FAILURE, STARTED, dg.DagsterRunStatus.CANCELED])
     told = dead_runs.told()
@@ -1148,7 +1163,7 @@ def test_all_runs_that_are_over_are_freed_at_once(watch: Watch, dead_runs: DeadR
 def test_what_others_held_that_cannot_be_revoked_does_not_hide_the_rest(
     watch: Watch, dead_runs: DeadRunWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run that Dagster showed is freed and told, the trouble with the others too."""
+    """The tick reports the revocation for Dagster's run, and the error for the others."""
     watch.die(RUN, partitions=(0,))
     _run(watch)
 
@@ -1162,7 +1177,7 @@ def test_what_others_held_that_cannot_be_revoked_does_not_hide_the_rest(
 
 
 def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """Who pauses waits for what is held to be let go: a sensor that skipped would keep them waiting."""
+    """A pause waits until all claims are released, so the sensor must not skip a paused group."""
     watch.die(RUN)
     _run(watch)
     watch.scene.pause(3_600)
@@ -1175,7 +1190,7 @@ def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, d
 def test_runs_of_other_code_locations_are_watched_if_wanted(
     watch: Watch, dead_runs: DeadRunWatch, status: dg.DagsterRunStatus, watches_all: bool, owners: list[bool]
 ) -> None:
-    """Dagster's own evaluation shows the sensor a run of another location, and only if it is to watch all."""
+    """Dagster shows the sensor a run of another code location only if it monitors all of them."""
     watch.die(RUN)
     location = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file="elsewhere.py"), "elsewhere")
     origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "all"), JOB.name)
@@ -1194,7 +1209,7 @@ def test_runs_of_other_code_locations_are_watched_if_wanted(
 
 @pytest.mark.parametrize("written", [False, True])
 def test_a_revocation_without_an_answer_is_tried_again(watch: Watch, dead_runs: DeadRunWatch, written: bool) -> None:
-    """Dagster tells of a failed run once only, so the sensor itself goes on until the log shows the claims gone."""
+    """Dagster shows a failed run once only, so the sensor retries until the log shows that the claims are gone."""
     watch.die(RUN)
     _run(watch)
     RefusingLog.refused, RefusingLog.written = 2, written
@@ -1204,7 +1219,7 @@ def test_a_revocation_without_an_answer_is_tried_again(watch: Watch, dead_runs: 
 
 
 def test_what_cannot_be_revoked_is_named(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """After a few tries it is said which claims stay, why, and that they go stale by themselves."""
+    """After a few tries the tick names the remaining claims and the reason; they become stale in any case."""
     watch.die(RUN, partitions=(1, 2))
     _run(watch)
     RefusingLog.refused = 100
@@ -1216,7 +1231,7 @@ def test_what_cannot_be_revoked_is_named(watch: Watch, dead_runs: DeadRunWatch) 
 
 
 def test_revoking_ends_within_the_time_out(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """With no time left there is no second try."""
+    """If no time is left, there is no second try."""
     watch.die(RUN)
     _run(watch)
     dead_runs.timeout_s = 0.001
@@ -1226,7 +1241,7 @@ def test_revoking_ends_within_the_time_out(watch: Watch, dead_runs: DeadRunWatch
 
 
 def test_a_claim_that_is_only_observed_is_named(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """If retention has truncated the log, its epochs are unknown: that is reported, and not tried again."""
+    """If retention truncated the log, the claims' epochs are unknown: that is reported, and not tried again."""
     watch.die(RUN)
     _run(watch)
     for partition in range(4):
@@ -1238,7 +1253,7 @@ def test_a_claim_that_is_only_observed_is_named(watch: Watch, dead_runs: DeadRun
 def test_a_log_that_cannot_be_read_fails_the_tick_with_what_to_expect(
     watch: Watch, dead_runs: DeadRunWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When nobody can tell what the run holds, the tick's error says that its claims go stale by themselves."""
+    """If the run's claims are unknown, the tick's error shows that they become stale in any case."""
     watch.die(RUN)
     _run(watch)
     asked = []
@@ -1256,7 +1271,7 @@ def test_a_log_that_cannot_be_read_fails_the_tick_with_what_to_expect(
 def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
     watch: Watch, dead_runs: DeadRunWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the log cannot be read any more for the offsets, what was revoked is told all the same."""
+    """If the offsets cannot be read, the tick still reports what was revoked."""
 
     def down(_: ClaimerResource) -> dict[DataPartitionId, Key]:
         raise UnavailableError("Kafka is down")
@@ -1272,7 +1287,7 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
 
 
 FRESH = StaleClaimCursor(checked={TOPIC: digest(exhausted_plans_check_key(GROUP, TOPIC), ())})
-"""What is remembered after a tick in which nothing was given up."""
+"""The cursor after a tick in which no partition was given up."""
 
 
 @pytest.mark.parametrize(
@@ -1292,7 +1307,7 @@ FRESH = StaleClaimCursor(checked={TOPIC: digest(exhausted_plans_check_key(GROUP,
     ],
 )
 def test_a_cursor_of_another_shape_is_begun_anew(watch: Watch, text: str | None) -> None:
-    """No cursor, an older, a newer and a damaged one do not stop the sensor, and what it writes it can read."""
+    """A missing, older, newer or damaged cursor does not stop the sensor, which then writes a valid one."""
     watch.cursor = text
     watch.die()
     assert len(watch.requests()) == 1
@@ -1301,14 +1316,14 @@ def test_a_cursor_of_another_shape_is_begun_anew(watch: Watch, text: str | None)
 
 
 def test_of_a_cursor_what_is_known_is_kept() -> None:
-    """A field that was added by a newer version is left out, one that became another is begun anew, alone."""
+    """An unknown field of a newer version is left out; a field of another type is reset, and no other."""
     text = '{"version": 1, "reported": {"orders/0": 7}, "watched": ["a"], "alerted": {"a": ["1"]}, "later": {"x": 1}}'
     assert StaleClaimCursor.read(text) == StaleClaimCursor(reported={"orders/0": 7}, alerted={"a": ["1"]})
 
 
 @pytest.mark.parametrize("text", [None, "damaged", '{"version": 9}', '{"checked": 1}'])
 def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) -> None:
-    """What was asked for is known by Dagster's runs; before they are there, by a run key that stays the same."""
+    """Dagster's runs show what was requested; until a run exists, its run key stays the same."""
     watch.die()
     (request,) = watch.requests()
     watch.cursor = text
@@ -1319,7 +1334,7 @@ def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) ->
 
 
 def test_the_cursor_stays_small(watch: Watch) -> None:
-    """However many dead owners were reported, the newest thousand are remembered."""
+    """The cursor holds the newest thousand dead owners, however many were reported."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.scene.data.make(partitions=1_100, messages=1)
     watch.die("of-elsewhere")
@@ -1329,11 +1344,11 @@ def test_the_cursor_stays_small(watch: Watch) -> None:
     assert len(watch.cursor) < 50_000
 
 
-# Trouble
+# Failures
 
 
 def test_a_broker_that_is_down_fails_the_tick_in_one_line(watch: Watch) -> None:
-    """Without a broker the tick fails within the time-out, with one line that says so and what to do."""
+    """Without a broker the tick fails within the timeout; its one line shows the cause and what to do."""
     sensor = build_stale_claim_sensor(JOB, group=GROUP)
     connection = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9", timeout_s=0.5)
     context = dg.build_sensor_context(
@@ -1347,7 +1362,7 @@ def test_a_broker_that_is_down_fails_the_tick_in_one_line(watch: Watch) -> None:
 
 
 def test_a_tick_brings_no_spark() -> None:
-    """Evaluating the sensor imports no pyspark and no pandas, and starts no process."""
+    """Evaluating the sensor imports neither pyspark nor pandas, and starts no process."""
     code = """
 import sys
 from tests.fast.test_dagster_stale_claim_sensor import Scene, Watch, ManualClock, dg, _now_ms
@@ -1365,7 +1380,7 @@ print(len(psutil.Process().children(recursive=True)), *({"pyspark", "py4j", "pan
 
 
 def test_many_partitions_are_asked_for_in_one_run_with_a_short_key(watch: Watch) -> None:
-    """Of 500 partitions the 100 that are stale make one request, whose key is short however many they are."""
+    """Of 500 partitions, the 100 stale ones make one request; its run key is short for any number of them."""
     watch.scene.data.make(partitions=500, messages=1)
     watch.scene.drain(watch.scene.delivery())
     for partition in range(100):
@@ -1376,7 +1391,7 @@ def test_many_partitions_are_asked_for_in_one_run_with_a_short_key(watch: Watch)
     assert len(request.run_key or "") < 100
 
 
-# Building
+# Building and its errors
 
 
 @dg.op
@@ -1401,13 +1416,13 @@ def _other_job() -> None:
     ],
 )
 def test_settings_that_make_no_sensor_are_refused(jobs: Any, settings: dict[str, Any], told: str) -> None:  # noqa: ANN401
-    """A wrong setting is an error when the sensor is built, naming it and what would be right."""
+    """The error is raised when the sensor is built; it names the setting and shows which values are accepted."""
     with pytest.raises(ConfigurationError, match=told):
         build_stale_claim_sensor(jobs, **settings)
 
 
 def test_dead_run_sensors_watch_failures_and_cancellations() -> None:
-    """There is one sensor for each way in which Dagster says that a run is over without success."""
+    """There is a sensor for each status in which a run ends without success."""
     failed, canceled = build_run_failure_sensors(group="etl", monitored_jobs=[JOB])
     assert [failed.name, canceled.name] == ["etl_failed_runs", "etl_canceled_runs"]
     with pytest.raises(ConfigurationError, match="group 'a/b' cannot be a name"):
@@ -1415,7 +1430,7 @@ def test_dead_run_sensors_watch_failures_and_cancellations() -> None:
 
 
 def test_a_dead_run_sensor_refuses_another_groups_claimer(watch: Watch) -> None:
-    """A claimer of another group would revoke nothing, so it is an error that says so."""
+    """A claimer of another group would revoke nothing, so it is an error."""
     sensor, _ = build_run_failure_sensors(group=GROUP)
     other = ClaimerResource(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9"), group="other")
     run = watch.instance.create_run_for_job(JOB, status=dg.DagsterRunStatus.FAILURE)
@@ -1430,16 +1445,16 @@ def test_a_dead_run_sensor_refuses_another_groups_claimer(watch: Watch) -> None:
 
 
 def test_a_groups_name_becomes_one_that_dagster_allows() -> None:
-    """With underscores for what Dagster refuses, and a digest; a name with dashes, or that it allows, without one."""
+    """Characters that Dagster refuses become underscores, and a digest is added unless only dashes were replaced."""
     name = build_stale_claim_sensor(JOB, group="etl.günter 1").name
     assert re.fullmatch("etl_g_nter_1_[0-9a-f]{8}_stale_claims", name)
     assert build_stale_claim_sensor(JOB, group="etl_1").name == "etl_1_stale_claims"
     assert build_stale_claim_sensor(JOB, group="etl-2").name == "etl_2_stale_claims"
 
 
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster warns when it copies a sensor
 def test_groups_whose_names_differ_in_dots_and_dashes_have_sensors_of_their_own() -> None:
-    """In one deployment; topics too."""
+    """All sensors of these groups fit into one deployment; so do those of such topics."""
     groups = ("a.b", "a-b", "a..b")
     sensors = [build_topic_sensor(each) for each in groups]
     for group in groups:
@@ -1454,7 +1469,10 @@ def test_groups_whose_names_differ_in_dots_and_dashes_have_sensors_of_their_own(
 
 
 def test_sensors_of_two_groups_that_get_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """Dagster names but the sensor when they meet; those of one group, built again, are nothing to tell of."""
+    """Dagster's own error only has the sensor's name, so the library logs both groups.
+
+    Building a sensor of one group again is not logged.
+    """
     build_lag_sensor(JOB, group="one-name", max_lag_records=1)
     build_lag_sensor(JOB, group="one-name", max_lag_records=2)
     build_stale_claim_sensor(JOB, group="one_name")
@@ -1466,7 +1484,7 @@ def test_sensors_of_two_groups_that_get_one_name_are_told_of(caplog: pytest.LogC
 
 
 def test_the_interval_is_that_of_the_group(watch: Watch) -> None:
-    """Staleness is judged by the heartbeat interval that the group agreed on, not by a setting of the sensor."""
+    """The heartbeat interval is that of the group's settings, not a setting of the sensor."""
     watch.die()
     assert watch.scene.key().last_beat_ms + 2 * HI_MS < watch.scene.clock.wall_ms()
     assert len(watch.requests()) == 1
@@ -1480,7 +1498,7 @@ def _range_settings(watch: Watch) -> GroupSettings:
 
 
 def _begin_ranges(watch: Watch) -> None:
-    """Let a group that enables ranges have named the topic and begun at 0, just now by the sensor's clock."""
+    """Let a group that enables ranges name the topic and start at 0, at the sensor's present time."""
     scene = watch.scene
     scene.clock.advance(_now_ms() - scene.clock.wall_ms())
     member = Member(GROUP, "first", "first.0")
@@ -1495,7 +1513,7 @@ def _begin_ranges(watch: Watch) -> None:
 
 
 def _hold(watch: Watch, wanted: dict[int, tuple[int, int]], run_id: str = RUN, *, plans: bool = True) -> RangeClaimer:
-    """Let a run hold a range of each of some partitions, by default planned."""
+    """Let a run hold a range of each of some partitions, planned by default."""
     scene, member = watch.scene, Member(GROUP, "c", new_instance_id(run_id))
     rationalizer = Rationalizer(scene.log(), clock=scene.clock)
     claimer = RangeClaimer(rationalizer, member, TOPIC, _range_settings(watch), clock=scene.clock)
@@ -1511,7 +1529,10 @@ def _seen(request: dg.RunRequest) -> list[tuple[int, int, int]]:
 
 
 def test_planned_ranges_without_live_owner_are_asked_for_with_their_bounds(watch: Watch) -> None:
-    """Stale or given up, each once, and two of a partition in two runs: a batch holds one. What is claimed is not."""
+    """Stale and released plans are requested once each; claims without a plan are not.
+
+    Two ranges of a partition need two runs, because a batch holds one of them.
+    """
     _begin_ranges(watch)
     _hold(watch, {0: (0, 3), 1: (0, 4)})
     _hold(watch, {0: (5, 8)})
@@ -1528,7 +1549,10 @@ def test_planned_ranges_without_live_owner_are_asked_for_with_their_bounds(watch
 
 
 def test_a_range_that_was_redone_is_not_asked_for_again(watch: Watch) -> None:
-    """A success makes it done, ahead of the offset too; after a failure it is asked for alone, until it is worn out."""
+    """A successful run makes a range done, even above the group's offset.
+
+    After a failure the range is requested alone.
+    """
     _begin_ranges(watch)
     _hold(watch, {0: (5, 8), 1: (5, 8)}).release()
     (request,) = watch.requests()
@@ -1542,7 +1566,7 @@ def test_a_range_that_was_redone_is_not_asked_for_again(watch: Watch) -> None:
 
 
 def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """All of them, of one partition too, and none that another run holds of the same."""
+    """All ranges of the run are revoked, two of a partition included, but none of another run."""
     _begin_ranges(watch)
     _hold(watch, {0: (0, 3), 1: (0, 4)})
     _hold(watch, {0: (3, 5)}, plans=False)
@@ -1562,7 +1586,7 @@ def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: Dead
 
 
 def test_ranges_that_cannot_be_revoked_are_named(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """Which ones stay is said, with their bounds."""
+    """The report has the bounds of the ranges that remain."""
     _begin_ranges(watch)
     _hold(watch, {1: (5, 8)})
     _run(watch)
@@ -1572,7 +1596,7 @@ def test_ranges_that_cannot_be_revoked_are_named(watch: Watch, dead_runs: DeadRu
 
 
 def _drop_ahead(watch: Watch, status: dg.DagsterRunStatus = FAILURE) -> RangeClaimer:
-    """Let a run commit a range ahead of the offset, at most once, and die before it processed it."""
+    """Let an at-most-once run commit a range above the group's offset, and die before it processes it."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
     _begin_ranges(watch)
     _run(watch, status=status)
@@ -1583,7 +1607,7 @@ def _drop_ahead(watch: Watch, status: dg.DagsterRunStatus = FAILURE) -> RangeCla
 
 
 def test_drops_ahead_of_the_offset_are_reported(watch: Watch) -> None:
-    """What a dead at-most-once run had committed counts, though the offset has not reached it."""
+    """A committed range of a dead at-most-once run counts, although the offset has not reached it."""
     _drop_ahead(watch).release([1])
     watch.scene.pause(3_600)
     result = watch.tick()
@@ -1592,7 +1616,7 @@ def test_drops_ahead_of_the_offset_are_reported(watch: Watch) -> None:
 
 
 def test_drops_are_not_hidden_by_a_later_range_below_them(watch: Watch) -> None:
-    """Who announces a lower range later does not begin the dropped one anew."""
+    """A later announcement of a lower range does not reset the dropped one."""
     _drop_ahead(watch).release([1])
     _run(watch, FINE, SUCCESS)
     later = _hold(watch, {0: (0, 5)}, FINE)
@@ -1603,7 +1627,7 @@ def test_drops_are_not_hidden_by_a_later_range_below_them(watch: Watch) -> None:
 
 
 def test_the_other_sensor_tells_drops_ahead_of_the_offset_too(watch: Watch, dead_runs: DeadRunWatch) -> None:
-    """What the run held is revoked, what it committed is told as possibly dropped."""
+    """The run's claims are revoked, and its committed range is reported as possibly dropped."""
     _drop_ahead(watch)
     result = dead_runs.react(DeliveryMode.AT_MOST_ONCE)
     assert isinstance(result, dg.SensorResult)
@@ -1612,12 +1636,12 @@ def test_the_other_sensor_tells_drops_ahead_of_the_offset_too(watch: Watch, dead
 
 
 def test_a_run_that_holds_a_range_is_at_work(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a run holds a live range it has dropped nothing; once that is stale it is over."""
+    """While a run holds a live range it has dropped nothing; when the range is stale, the run counts as ended."""
     monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.TIME_TO_RECORD_S", 0)
     _drop_ahead(watch, STARTED)
     for _ in range(2):
         assert _dropped(watch.tick()) == []
     monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.TIME_TO_RECORD_S", 3_600)
     watch.scene.wait_until_stale()
-    watch.scene.pause(0)  # anything moves log time
+    watch.scene.pause(0)  # any record advances the log's time
     assert _dropped(watch.tick()) == [3]

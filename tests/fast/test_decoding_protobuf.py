@@ -1,4 +1,4 @@
-"""Protobuf messages in Confluent's frame, read by one descriptor; without Spark, as its workers read them."""
+"""Check the decoding of Protobuf messages in Confluent's wire format, without Spark, as Spark's workers do it."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -24,12 +24,12 @@ def read(value: bytes) -> object:
 
 
 def test_names_of_messages_by_their_place_in_the_file() -> None:
-    """Nested ones too."""
+    """Nested messages have names too."""
     assert NAMES[9] == {(0,): "shop.Other", (1,): "shop.Order", (1, 0): "shop.Order.Line"}
 
 
 def test_a_message_is_read_by_a_newer_descriptor() -> None:
-    """Every kind of field; one that the writer did not know has its default."""
+    """All kinds of fields are read; a field that the writer did not have gets its default."""
     assert read(framed_message(9, [1], PAYLOAD)) == (ORDER, None)
     assert read(framed_message(9, [1], b"")) == ((0, None, [], None, 0, "NEW", 0.0), None)
     assert read(framed_message(9, [1], bytes.fromhex("3007"))) == ((0, None, [], None, 0, "7", 0.0), None)
@@ -50,12 +50,12 @@ def test_a_message_is_read_by_a_newer_descriptor() -> None:
     ],
 )
 def test_another_message_and_a_broken_frame_are_bad(value: bytes, reason: str) -> None:
-    """The reason says which message it is."""
+    """The reason names the message that was found."""
     assert read(value) == (None, reason)
 
 
 def test_a_message_that_is_cut_is_bad_wherever_it_can_be_seen() -> None:
-    """Between two fields it cannot: what is left is a message."""
+    """A message that ends between two fields cannot be recognised as incomplete: what remains is a valid message."""
     whole = {0, 3, 5, 10, 17, 28, 30}
     for length in range(len(PAYLOAD) + 1):
         found = read_message(framed_message(9, [1], PAYLOAD[:length]), READER, "shop.Order", NAMES)
@@ -64,7 +64,7 @@ def test_a_message_that_is_cut_is_bad_wherever_it_can_be_seen() -> None:
 
 @pytest.mark.parametrize("payload", [b"\x0a\x03M\xfcl", b"\x12\x01a\x12\x01\xff", b"\x1a\x06\x0a\x01\xff\x12\x01a"])
 def test_a_proto2_string_that_is_not_utf8_is_bad(payload: bytes) -> None:
-    """In a field, a repeated field, or the key of a map: proto2 checks none of them."""
+    """Proto2 does not check the text of a field, a repeated field or a map's key."""
     pairs = DescriptorProto(
         name="PairsEntry",
         field=[
@@ -92,7 +92,7 @@ def test_a_proto2_string_that_is_not_utf8_is_bad(payload: bytes) -> None:
 
 
 def test_descriptors_that_cannot_be_used_are_refused() -> None:
-    """No such message, a missing import, a message in itself, no descriptors at all."""
+    """The message may be unknown, contain itself or lack an import; or the bytes are no descriptors."""
     with pytest.raises(ConfigurationError, match=r"no message 'shop\.None'"):
         _message(READER, "shop.None")
     lacking = FileDescriptorProto(name="a.proto", syntax="proto3", dependency=["money.proto"])

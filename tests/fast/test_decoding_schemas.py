@@ -1,4 +1,4 @@
-"""Schemas for framed messages: asked of a registry, or read from files, by the driver."""
+"""Check the schemas of framed messages, which the driver requests from a registry or reads from files."""
 
 import contextlib
 import json
@@ -21,13 +21,13 @@ from tests.registry import Registry, running_registry
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    """A registry of the test's own."""
+    """Yield a schema registry for one test."""
     with running_registry() as registry:
         yield registry
 
 
 def test_the_writer_of_the_tests_writes_what_the_specification_shows() -> None:
-    """Its examples: a record, longs, an array, a union with null."""
+    """The examples are a record, longs, an array and a union with null."""
     assert encode(record("test", {"a": "long", "b": "string"}), {"a": 27, "b": "foo"}) == bytes.fromhex("3606666f6f")
     assert [encode("long", each).hex() for each in (0, -1, 1, -64, 64)] == ["00", "01", "02", "7f", "8001"]
     assert encode({"type": "array", "items": "long"}, [3, 27]) == bytes.fromhex("04063600")
@@ -36,7 +36,7 @@ def test_the_writer_of_the_tests_writes_what_the_specification_shows() -> None:
 
 
 def test_a_schema_is_found_by_its_id_and_asked_for_once(registry: Registry) -> None:
-    """What an id means never changes."""
+    """The schema of an id never changes, so it is requested once."""
     number = registry.register("a", '"string"')
     schemas = SchemaRegistry(url=f"{registry.url}/")
     assert [schemas.by_id(number), schemas.by_id(number)] == [Schema(SchemaKind.AVRO, '"string"')] * 2
@@ -44,7 +44,7 @@ def test_a_schema_is_found_by_its_id_and_asked_for_once(registry: Registry) -> N
 
 
 def test_an_id_that_the_registry_does_not_know_is_no_error(registry: Registry) -> None:
-    """It is the record that is bad; it may be registered yet, so it is asked for again."""
+    """The record is bad; as the schema may be registered later, it is requested again."""
     schemas = SchemaRegistry(url=registry.url)
     assert schemas.by_id(7) is None
     assert schemas.by_id(7) is None
@@ -53,12 +53,12 @@ def test_an_id_that_the_registry_does_not_know_is_no_error(registry: Registry) -
 
 @pytest.mark.parametrize("number", [2**31, 2**32 - 1])
 def test_an_id_that_no_registry_can_give_is_not_known(registry: Registry, number: int) -> None:
-    """Four bytes of a broken record may say it; asked for it, Confluent's answers that there is no such path."""
+    """A broken record may have such an id; for it, Confluent's registry answers that the path does not exist."""
     assert SchemaRegistry(url=registry.url).by_id(number) is None
 
 
 def test_the_newest_schema_is_asked_for_each_time(registry: Registry) -> None:
-    """A subject gets new versions."""
+    """A subject may get new versions."""
     schemas = SchemaRegistry(url=registry.url)
     registry.register("s", '"int"')
     assert schemas.latest("s").text == '"int"'
@@ -72,14 +72,14 @@ def test_the_newest_schema_is_asked_for_each_time(registry: Registry) -> None:
 
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_a_registry_that_cannot_answer_is_an_error(registry: Registry, status: int) -> None:
-    """Never a schema that is not known."""
+    """This is an error, not an unknown schema."""
     registry.status = status
     with pytest.raises(UnavailableError, match=str(status)):
         SchemaRegistry(url=registry.url).by_id(1)
 
 
 def test_a_registry_that_is_down_is_an_error() -> None:
-    """Nobody listens."""
+    """No server listens on the port."""
     with running_registry() as registry:
         pass
     with pytest.raises(UnavailableError, match="cannot be reached"):
@@ -87,13 +87,13 @@ def test_a_registry_that_is_down_is_an_error() -> None:
 
 
 def test_another_server_is_no_registry(registry: Registry) -> None:
-    """A path that is not there is no schema that is not there."""
+    """A missing path of another server is not a missing schema."""
     with pytest.raises(ConfigurationError, match="does not answer as a schema registry"):
         SchemaRegistry(url=f"{registry.url}/other").by_id(1)
 
 
 def test_who_logs_in_is_sent_and_shown_nowhere(registry: Registry) -> None:
-    """A wrong password is an error that does not tell it."""
+    """The password is sent to the registry; the error of a wrong password does not show it."""
     registry.login = "etl:hunter2"
     number = registry.register("a", '"string"')
     right = SchemaRegistry(url=registry.url, username="etl", password="hunter2")
@@ -105,7 +105,7 @@ def test_who_logs_in_is_sent_and_shown_nowhere(registry: Registry) -> None:
 
 
 def test_a_login_goes_to_no_other_server(registry: Registry) -> None:
-    """A redirection is not followed."""
+    """A redirect is not followed."""
     with running_registry() as other:
         registry.redirect = other.url
         with pytest.raises(UnavailableError, match="302"):
@@ -119,7 +119,7 @@ def test_a_login_goes_to_no_other_server(registry: Registry) -> None:
     ids=["no HTTP", "cut"],
 )
 def test_an_answer_that_is_cut_or_no_http_is_an_error(answered: bytes) -> None:
-    """Something else listens at that port, or it goes down within an answer."""
+    """Another program may listen on the port, or the registry may stop during an answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -135,7 +135,7 @@ def test_an_answer_that_is_cut_or_no_http_is_an_error(answered: bytes) -> None:
 
 
 def test_an_answer_that_comes_byte_by_byte_is_not_waited_for() -> None:
-    """The time-out is that of the whole request."""
+    """The timeout applies to the whole request."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         over = threading.Event()
 
@@ -156,7 +156,7 @@ def test_an_answer_that_comes_byte_by_byte_is_not_waited_for() -> None:
 
 
 def test_each_id_of_a_batch_is_looked_up_and_what_is_not_known_is_left_out(registry: Registry) -> None:
-    """A thousand of garbage stop no batch; ids above the largest that the registry has given are not asked for."""
+    """A thousand random ids do not fail a batch; ids above the registry's largest id are not requested."""
     number = registry.register("a", '"string"')
     other = registry.register("b", "{}", kind="JSON")
     schemas = SchemaRegistry(url=registry.url, largest_id=other)
@@ -169,7 +169,10 @@ def test_each_id_of_a_batch_is_looked_up_and_what_is_not_known_is_left_out(regis
 
 
 def test_look_ups_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In number before the first, and in time; records of which nothing is known are not bad: the batch fails."""
+    """The number of look-ups and their time are limited.
+
+    Records whose schema could not be looked up are not bad; instead, the batch fails.
+    """
     schemas = SchemaRegistry(url=registry.url)
     with pytest.raises(ConfigurationError, match="set largest_id of the registry"):
         confluent_wire_format.load_schemas(range(confluent_wire_format.MOST_LOOKUPS + 1), schemas, SchemaKind.AVRO)
@@ -198,14 +201,14 @@ def test_look_ups_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
-    """Before anything is asked, and without telling a secret."""
+    """The error comes before any request, and contains no secret."""
     with pytest.raises(ConfigurationError) as caught:
         SchemaRegistry(**settings)
     assert "hunter2" not in str(caught.value)
 
 
 def test_files_know_the_ids_they_were_given(tmp_path: Path) -> None:
-    """And no others; one that cannot be read is an error."""
+    """Other ids are unknown; a file that cannot be read is an error."""
     file = tmp_path / "one.avsc"
     file.write_text('"string"', encoding="utf-8")
     files = SchemaFiles({1: file, 2: tmp_path / "none.avsc"})
@@ -217,7 +220,7 @@ def test_files_know_the_ids_they_were_given(tmp_path: Path) -> None:
 
 
 def test_types_of_references_are_put_in_their_places(registry: Registry) -> None:
-    """At the first use of each, also of references of references, by full and by short names."""
+    """Each type is inserted at its first use, by full or short name; references may have references."""
     money = {"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]}
     line = record("Line", {"price": "Money", "rebate": ["null", "shop.Money"]})
     order = record("Order", {"lines": {"type": "array", "items": "Line"}, "paid": "shop.Money"})
@@ -240,12 +243,12 @@ def test_types_of_references_are_put_in_their_places(registry: Registry) -> None
 
 
 def test_the_error_of_bad_records_names_count_and_first_ones() -> None:
-    """Also once it was sent to another process."""
+    """This is true after pickling too."""
     import pickle
 
     error = DecodeError(12, [BadRecord("orders", number, 7, "empty value") for number in range(7)])
     assert "12 records" in str(error)
     assert "orders/0 offset 7 (empty value)" in str(error)
     assert "orders/5" not in str(error)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - just made
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - pickled by this test
     assert (str(again), again.count, again.first) == (str(error), 12, error.first)

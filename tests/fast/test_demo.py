@@ -1,4 +1,4 @@
-"""The demo's deployment, before anything of it is started."""
+"""Check the demo's deployment before any of its processes starts."""
 
 import sqlite3
 from contextlib import closing, nullcontext
@@ -12,7 +12,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 
 
 def test_dagsters_databases_are_there_before_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made by one process, each has one version; made by several at once, they would have two or none."""
+    """If one process creates a database, it has one version; several at the same time may create two or none."""
     monkeypatch.setattr(deployment, "Topics", lambda _: nullcontext(MagicMock()))
     monkeypatch.setattr(deployment, "create_coordination_topic", MagicMock())
     monkeypatch.setattr(deployment, "create_snapshot_topic", MagicMock())

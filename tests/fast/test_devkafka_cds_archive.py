@@ -1,4 +1,4 @@
-"""The class archive that makes brokers start faster: made once, never needed."""
+"""Check the class archive that makes brokers start faster: it is created once, and is optional."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from marshal_dagster._internal.java import Java
 from marshal_dagster.devkafka.cds_archive import with_archive
 from marshal_dagster.devkafka.launch import Launcher
 
-# What stands for Java: formats a data folder, and as a broker ends at once after it wrote the archive asked for.
+# A fake Java: it formats a data folder; as a broker, it writes the requested archive and ends at once.
 MAKES_ARCHIVE = """
 echo run >> {calls}
 for argument in "$@"; do
@@ -21,40 +21,40 @@ done
 
 
 class FakeJava:
-    """A `java` that behaves as told, and counts how often it is run."""
+    """A fake `java` that runs a given script and counts its runs."""
 
     def __init__(self, folder: Path) -> None:
-        """Set up the script's folder."""
+        """Set the paths of the script and of its counter."""
         self.folder = folder
         self.calls = folder / "calls"
         self.path = folder / "java"
 
     def launcher(self, version: str = "17.0.1") -> Launcher:
-        """Return a launcher with this Java of a version."""
+        """Return a launcher with this Java in the given version."""
         jars = self.folder / "jars"
         jars.mkdir(exist_ok=True)
         return Launcher(Java(self.path, version, 17), (jars / "a.jar", jars / "b.jar"))
 
     def does(self, script: str) -> None:
-        """Let the next runs do that."""
+        """Let the next runs execute this script."""
         self.path.write_text(f"#!/bin/sh\n{script.format(calls=self.calls)}\n", encoding="utf-8")
         self.path.chmod(0o755)
 
     def runs(self) -> int:
-        """Return how often it was run."""
+        """Return the number of runs."""
         return len(self.calls.read_text(encoding="utf-8").splitlines()) if self.calls.exists() else 0
 
 
 @pytest.fixture
 def java(tmp_path: Path) -> FakeJava:
-    """Give a Java that makes archives."""
+    """Return a Java that creates archives."""
     fake = FakeJava(tmp_path)
     fake.does(MAKES_ARCHIVE)
     return fake
 
 
 def test_an_archive_is_made_once_and_used(java: FakeJava) -> None:
-    """The first launcher makes it and says so; later ones use the same file and start nothing."""
+    """The first launcher creates the archive and reports it; later launchers use the file and start nothing."""
     said: list[str] = []
     first = with_archive(java.launcher(), report=said.append)
     runs = java.runs()
@@ -76,7 +76,7 @@ def test_another_java_has_an_archive_of_its_own(java: FakeJava) -> None:
 
 @pytest.mark.parametrize("script", ["echo run >> {calls}; exit 1", "echo run >> {calls}"])
 def test_without_an_archive_brokers_start_as_they_are(java: FakeJava, script: str) -> None:
-    """When it cannot be made the launcher is left as it is, and it is not tried again at each start."""
+    """If the archive cannot be created, the launcher stays as it is, and later starts do not try again."""
     java.does(script)
     launcher = java.launcher()
     assert with_archive(launcher) == launcher
@@ -87,7 +87,7 @@ def test_without_an_archive_brokers_start_as_they_are(java: FakeJava, script: st
 
 
 def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(java: FakeJava) -> None:
-    """Where there is no place for an archive all goes on without."""
+    """If an archive cannot be stored, brokers start without it."""
     launcher = java.launcher()
     (java.folder / "class-archives").write_text("in the way", encoding="utf-8")
     assert with_archive(launcher) == launcher

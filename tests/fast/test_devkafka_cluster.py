@@ -1,4 +1,4 @@
-"""What `KafkaCluster` decides before any broker runs, and what it makes of brokers' words."""
+"""Check what `KafkaCluster` decides before a broker runs, and how it reads the brokers' output."""
 
 import errno
 import json
@@ -35,7 +35,7 @@ from marshal_dagster.errors import ConfigurationError
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """Give a socket that listens on a free port of 127.0.0.1."""
+    """Yield a socket that listens on a free port of 127.0.0.1."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         yield server
 
@@ -54,20 +54,20 @@ def listener() -> Iterator[socket.socket]:
     ],
 )
 def test_a_value_that_cannot_be_is_named_at_once(wrong: dict[str, object], words: str) -> None:
-    """Every argument is checked before anything is started, with its name and what would be right."""
+    """Arguments are checked before a broker starts; the error has the argument's name and the accepted values."""
     with pytest.raises(ConfigurationError) as refused:
         KafkaCluster(**wrong)  # type: ignore[arg-type]
     assert str(refused.value).startswith(words)
 
 
 def test_ports_must_match_the_brokers(tmp_path: Path) -> None:
-    """A list of ports has one for each broker."""
+    """A list of ports has one port for each broker."""
     with pytest.raises(ConfigurationError, match=r"^port: 9092, 9093 for 3 broker\(s\); give one port for each"):
         KafkaCluster(tmp_path, brokers=3, port=[9092, 9093]).up()
 
 
 def test_an_empty_directory_holds_no_cluster(tmp_path: Path) -> None:
-    """Looking and stopping where nothing is are no errors and leave nothing behind."""
+    """`status` and `down` without a cluster are no errors, and create no files."""
     directory = tmp_path / "none"
     cluster = KafkaCluster(directory)
     assert cluster.status() == KafkaStatus(directory, None, ())
@@ -78,7 +78,7 @@ def test_an_empty_directory_holds_no_cluster(tmp_path: Path) -> None:
 
 
 def test_what_needs_a_cluster_says_how_to_get_one(tmp_path: Path) -> None:
-    """Addresses and single brokers of a directory without a cluster are an error that names `kafka up`."""
+    """For a directory without a cluster, the error names `kafka up`."""
     cluster = KafkaCluster(tmp_path)
     for ask in (lambda: cluster.bootstrap_servers, lambda: cluster.kill(1), lambda: cluster.start(1)):
         with pytest.raises(
@@ -89,7 +89,7 @@ def test_what_needs_a_cluster_says_how_to_get_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 99}', '{"version": 1, "cluster_id": "x"}', "\xff"])
 def test_a_cluster_file_that_does_not_read_is_named(tmp_path: Path, text: str) -> None:
-    """Nothing is guessed about processes when `cluster.json` is not what was written."""
+    """If `cluster.json` is damaged, nothing is assumed about processes."""
     (tmp_path / "cluster.json").write_text(text, encoding="latin-1")
     for ask in (KafkaCluster(tmp_path).status, KafkaCluster(tmp_path).up, KafkaCluster(tmp_path).down):
         with pytest.raises(ClusterMismatchError, match=r"cluster\.json cannot be read as the state of a cluster"):
@@ -97,7 +97,7 @@ def test_a_cluster_file_that_does_not_read_is_named(tmp_path: Path, text: str) -
 
 
 def test_without_java_nothing_is_started_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`up` fails before it writes a cluster, so that it can be asked for otherwise afterwards."""
+    """`up` fails before it stores a cluster, so that a later call may have other arguments."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(ConfigurationError, match="no Java found"):
@@ -106,7 +106,7 @@ def test_without_java_nothing_is_started_or_kept(tmp_path: Path, monkeypatch: py
 
 
 def test_a_directory_at_work_is_said_to_be(tmp_path: Path) -> None:
-    """A second command waits for the first, and says so when its time is over."""
+    """A second command waits for the first, and reports it after its timeout."""
     with (
         locked(tmp_path / ".lock", 1.0),
         pytest.raises(ClusterLockedError, match=f"^another command has been using {tmp_path} for 0.1 s"),
@@ -115,7 +115,7 @@ def test_a_directory_at_work_is_said_to_be(tmp_path: Path) -> None:
 
 
 def test_a_lock_whose_file_was_deleted_does_not_count(tmp_path: Path) -> None:
-    """Who waited for a lock that its holder deletes gets the new one, and no two hold it at once."""
+    """If the holder deletes the lock's file, a waiting process gets a new lock. Two never hold it at the same time."""
     path = tmp_path / "lock"
     held = threading.Event()
     let_go = threading.Event()
@@ -145,7 +145,7 @@ def test_a_lock_whose_file_was_deleted_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_named_with_its_user(listener: socket.socket) -> None:
-    """The message names the port, who listens there, and what to do."""
+    """The message has the port, the process that listens there, and what to do."""
     port = listener.getsockname()[1]
     assert not is_free(port)
     with pytest.raises(PortInUseError, match=rf"^port {port} is in use by \S+ \(pid \d+\); stop that process, or give"):
@@ -153,13 +153,13 @@ def test_a_port_in_use_is_named_with_its_user(listener: socket.socket) -> None:
 
 
 def test_a_port_is_in_use_when_taken_on_all_addresses() -> None:
-    """A listener on every address is in the way on 127.0.0.1 too."""
-    with closing(socket.create_server(("0.0.0.0", 0))) as server:  # noqa: S104 - that is the case in question
+    """A listener on all addresses uses the port on 127.0.0.1 too."""
+    with closing(socket.create_server(("0.0.0.0", 0))) as server:  # noqa: S104 - the test needs all addresses
         assert not is_free(server.getsockname()[1])
 
 
 def test_free_ports_are_not_of_those_for_outgoing_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chosen port lies below the system's range, is not one that is taken, and can be listened on."""
+    """A chosen port is below the system's range, is not in use, and accepts a listener."""
     told = tmp_path / "ip_local_port_range"
     told.write_text("21005\t60999\n", encoding="ascii")
     monkeypatch.setattr(ports_module, "_EPHEMERAL_RANGE", told)
@@ -170,20 +170,20 @@ def test_free_ports_are_not_of_those_for_outgoing_connections(tmp_path: Path, mo
 
 
 def test_without_a_told_range_ports_stay_below_linuxs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system does not tell its range, the usual one is kept clear of."""
+    """If the system does not show its range, Linux's default range is avoided."""
     monkeypatch.setattr(ports_module, "_EPHEMERAL_RANGE", tmp_path / "missing")
     assert 20_000 <= free_port() < 32_768
 
 
 def test_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all are taken the message says where it looked."""
+    """The message shows the range of ports."""
     monkeypatch.setattr(ports_module, "_highest", lambda: 20_001)
     with pytest.raises(PortInUseError, match=r"^no port from 20000 to 20001 is free"):
         free_port({20_000, 20_001})
 
 
 def answer_once(listener: socket.socket, answer: bytes) -> None:
-    """Accept one connection, take its request, send `answer` and close."""
+    """Accept one connection, read its request, send `answer` and close."""
     connection, _ = listener.accept()
     with closing(connection):
         (size_bytes,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
@@ -192,7 +192,7 @@ def answer_once(listener: socket.socket, answer: bytes) -> None:
 
 
 def metadata(*brokers: tuple[int, bytes, bytes | None]) -> bytes:
-    """Return a Metadata response (version 1) of brokers by id, host and rack, with its length in front."""
+    """Return a Metadata response (version 1) with brokers by id, host and rack, after its length."""
     body = struct.pack(">ii", 1, len(brokers))
     for broker_id, host, rack in brokers:
         body += struct.pack(">ih", broker_id, len(host)) + host + struct.pack(">i", 9092)
@@ -215,7 +215,7 @@ def metadata(*brokers: tuple[int, bytes, bytes | None]) -> bytes:
     ],
 )
 def test_a_broker_is_asked_whom_it_knows(listener: socket.socket, answer: bytes, brokers: set[int]) -> None:
-    """All brokers of an answer are read; what is cut short, too long or no answer of Kafka's counts as none."""
+    """All brokers of an answer are read; an answer that is cut, too long or not Kafka's counts as empty."""
     server = threading.Thread(target=answer_once, args=(listener, answer))
     server.start()
     assert brokers_known_to(listener.getsockname()[1], timeout_s=5.0) == brokers
@@ -223,7 +223,7 @@ def test_a_broker_is_asked_whom_it_knows(listener: socket.socket, answer: bytes,
 
 
 def test_a_port_that_does_not_answer_knows_nobody(listener: socket.socket) -> None:
-    """Neither silence nor a closed port is waited for beyond the time-out."""
+    """The timeout applies to a silent port and to a closed one."""
     port = listener.getsockname()[1]
     assert brokers_known_to(port, timeout_s=0.1) == frozenset()
     listener.close()
@@ -257,12 +257,12 @@ java.lang.IllegalStateException: on the way out
     ],
 )
 def test_the_first_error_tells_the_reason(text: str, reason: str | None) -> None:
-    """The exception of the first error is shown without its package; warnings and what follows are not."""
+    """The first error's exception is shown without its package; warnings and later errors are not shown."""
     assert reason_in(text.splitlines()) == reason
 
 
 def test_last_words_are_of_this_start_and_name_their_file(tmp_path: Path) -> None:
-    """Errors of an earlier start are not told again, also when the log was rolled over meanwhile."""
+    """Errors of an earlier start are not reported again, even after the log was rotated."""
     folder = BrokerFolder(tmp_path)
     folder.log.write_text(LOG, encoding="utf-8")
     since = folder.sizes()
@@ -280,7 +280,7 @@ def test_last_words_are_of_this_start_and_name_their_file(tmp_path: Path) -> Non
 
 
 def test_a_status_gives_what_clients_take(tmp_path: Path) -> None:
-    """Addresses are listed in order; up means that all answer, running that one lives."""
+    """Addresses are in order; `is_up` means that all brokers answer, `is_running` that one has a process."""
     answering = BrokerStatus(1, 9092, 10, ready=True, log=tmp_path)
     silent = BrokerStatus(2, 9093, None, ready=False, log=tmp_path)
     status = KafkaStatus(tmp_path, "id", (answering, silent))
@@ -291,7 +291,7 @@ def test_a_status_gives_what_clients_take(tmp_path: Path) -> None:
 
 
 def test_folders_follow_the_users_choice() -> None:
-    """This package's variables go first, then the user's folders; relative XDG values are ignored."""
+    """The package's own variables come first, then the user's folders; relative XDG paths are ignored."""
     home = Path.home()
     assert cache_folder({"MARSHAL_CACHE": "/m", "XDG_CACHE_HOME": "/x"}) == Path("/m")
     assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/marshal-dagster")
@@ -302,14 +302,14 @@ def test_folders_follow_the_users_choice() -> None:
 
 
 def test_cluster_ids_are_kafkas() -> None:
-    """22 letters of URL-safe base64, all different, none with a dash in front."""
+    """They are 22 characters of URL-safe base64, all different, and do not start with a dash."""
     ids = {new_cluster_id() for _ in range(500)}
     assert len(ids) == 500
     assert all(len(each) == 22 and not each.startswith("-") and "=" not in each for each in ids)
 
 
 def test_a_cluster_of_another_size_is_not_replaced(tmp_path: Path) -> None:
-    """Asking for three brokers where the data of one is kept is refused, with the way out."""
+    """Three brokers in a directory with the data of one are refused; the error shows how to remove the old cluster."""
     broker = {"id": 1, "port": 9092, "controller_port": 20_001, "pid": None, "birth": None}
     document = {"version": 1, "cluster_id": "x", "brokers": [broker]}
     (tmp_path / "cluster.json").write_text(json.dumps(document), encoding="utf-8")
@@ -324,7 +324,7 @@ def test_a_cluster_of_another_size_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("inner", ["", "broker-1"])
 @pytest.mark.parametrize("act", ["up", "down", "wipe", "start"])
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, inner: str, act: str) -> None:
-    """They could put a link there, through which a file of this user would be overwritten."""
+    """Other users could put a link there, so that a file of this user would be overwritten."""
     directory = tmp_path / "kafka"
     (directory / inner).mkdir(parents=True)
     write_state(directory, ClusterState(new_cluster_id(), (Node(1, 9092, 9093),), {}))
@@ -343,7 +343,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, inner: str
 
 
 def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link to nothing is refused too; only this user may enter a new directory."""
+    """A dangling link is refused too; only this user may enter a new directory."""
     broken = tmp_path / "broken"
     broken.symlink_to(tmp_path / "nowhere")
     assert why_not_own(broken) == f"{broken} is a link to nothing"
@@ -360,7 +360,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyt
 def test_a_folder_that_cannot_be_made_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    """Wherever it happens: at the directory itself, or when a broker's files are written on a full disk."""
+    """This holds for the directory itself, and for a broker's files on a full disk."""
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(error, os.strerror(error), str(tmp_path))

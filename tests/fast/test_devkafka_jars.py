@@ -1,4 +1,4 @@
-"""Fetching Kafka's jars, with a made-up Java in Ivy's place: whole or not at all, once, and said clearly."""
+"""Check the download of Kafka's jars with a fake Ivy: it is complete or fails, runs once, and reports clearly."""
 
 import json
 import os
@@ -23,7 +23,7 @@ NAMES = (
     "log4j-slf4j-impl-2.25.4.jar",
     "slf4j-api-1.7.36.jar",
 )
-# What stands for Java: notes its arguments, then puts the sample jar under each name where Ivy would retrieve to.
+# A fake Java: it records its arguments, then copies the sample jar to each name, where Ivy would put it.
 FETCH = """
 echo "$@" >> {calls}
 while [ "$1" != "-retrieve" ]; do shift; done
@@ -32,10 +32,10 @@ for name in {names}; do cp {sample} "$(dirname "$2")/$name"; done
 
 
 class FakeIvy:
-    """A `java` that behaves as told instead of running Ivy, and counts how often it is run."""
+    """A fake `java` that runs a given script instead of Ivy, and records its runs."""
 
     def __init__(self, folder: Path) -> None:
-        """Set up the script's folder and one small real jar."""
+        """Create the script's folder and one small real jar."""
         folder.mkdir()
         self.calls = folder / "calls"
         self.sample = folder / "sample.jar"
@@ -50,7 +50,7 @@ class FakeIvy:
         return FETCH.format(calls=self.calls, names=" ".join(names), sample=self.sample)
 
     def does(self, script: str) -> None:
-        """Let the next runs do that."""
+        """Let the next runs execute this script."""
         self.launcher.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         self.launcher.chmod(0o755)
 
@@ -61,19 +61,19 @@ class FakeIvy:
 
 @pytest.fixture
 def ivy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeIvy:
-    """Give a fake Java, with an empty cache of its own."""
+    """Return a fake Java with an empty cache."""
     monkeypatch.setenv("MARSHAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MARSHAL_IVY_SETTINGS", raising=False)
     return FakeIvy(tmp_path / "fake")
 
 
 def kafka_folder() -> Path:
-    """Return where the jars end up."""
+    """Return the folder that will contain the jars."""
     return cache_folder() / f"kafka-{KAFKA_VERSION}"
 
 
 def failure(ivy: FakeIvy, timeout_s: float = 60.0) -> str:
-    """Fetch, and return the message of the failure, which is a single line."""
+    """Fetch the jars, and return the message of the failure, which is a single line."""
     with pytest.raises(UnavailableError) as failed:
         ensure_jars(ivy.java, timeout_s=timeout_s)
     message = str(failed.value)
@@ -82,7 +82,7 @@ def failure(ivy: FakeIvy, timeout_s: float = 60.0) -> str:
 
 
 def test_jars_are_fetched_once_and_reported_once(ivy: FakeIvy) -> None:
-    """A second call takes what the first one fetched, starts nothing and says nothing."""
+    """A second call uses the jars of the first one, starts nothing and reports nothing."""
     said: list[str] = []
     first = ensure_jars(ivy.java, report=said.append)
     second = ensure_jars(ivy.java, report=said.append)
@@ -94,7 +94,7 @@ def test_jars_are_fetched_once_and_reported_once(ivy: FakeIvy) -> None:
 
 
 def test_ivy_is_given_coordinates_and_keeps_its_own_cache_out_of_the_users(ivy: FakeIvy) -> None:
-    """The module file names Maven coordinates alone, and Ivy's folders are in the cache and gone afterwards."""
+    """The module file only has Maven coordinates; Ivy's folders are in the cache, and are deleted afterwards."""
     ensure_jars(ivy.java)
     (arguments,) = ivy.runs()
     partial = rf"{cache_folder()}/kafka-{KAFKA_VERSION}\.partial-\w+"
@@ -111,14 +111,14 @@ def test_ivy_is_given_coordinates_and_keeps_its_own_cache_out_of_the_users(ivy: 
 
 
 def test_a_mirror_can_be_named_by_an_ivy_settings_file(ivy: FakeIvy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MARSHAL_IVY_SETTINGS reaches Ivy as it is."""
+    """MARSHAL_IVY_SETTINGS is passed on to Ivy."""
     monkeypatch.setenv("MARSHAL_IVY_SETTINGS", "/etc/mirror.xml")
     ensure_jars(ivy.java)
     assert " -settings /etc/mirror.xml " in ivy.runs()[0]
 
 
 def test_the_manifest_lists_each_jar_with_its_size(ivy: FakeIvy) -> None:
-    """What was fetched can be checked later by name and size."""
+    """The jars can be checked later by name and size."""
     jars = ensure_jars(ivy.java)
     manifest = json.loads((kafka_folder() / "manifest.json").read_text(encoding="utf-8"))
     assert manifest == {"jars": {jar.name: jar.stat().st_size for jar in jars}}
@@ -136,7 +136,7 @@ def test_the_manifest_lists_each_jar_with_its_size(ivy: FakeIvy) -> None:
     ],
 )
 def test_a_damaged_cache_is_said_and_fetched_anew(ivy: FakeIvy, damage: Callable[[Path], object], words: str) -> None:
-    """What no longer fits its manifest is replaced, and the reason is told in one line."""
+    """Jars that do not match the manifest are replaced, and one line reports the reason."""
     ensure_jars(ivy.java)
     damage(kafka_folder())
     said: list[str] = []
@@ -149,7 +149,7 @@ def test_a_damaged_cache_is_said_and_fetched_anew(ivy: FakeIvy, damage: Callable
 
 
 def test_a_damaged_cache_that_cannot_be_fetched_anew_is_an_error(ivy: FakeIvy) -> None:
-    """Damaged jars are never handed out."""
+    """Damaged jars are never returned."""
     ensure_jars(ivy.java)
     (kafka_folder() / "jars" / NAMES[0]).write_bytes(b"PK")
     ivy.does("echo 'java.net.ConnectException: Connection refused'; exit 1")
@@ -157,7 +157,7 @@ def test_a_damaged_cache_that_cannot_be_fetched_anew_is_an_error(ivy: FakeIvy) -
 
 
 def test_a_failing_ivy_is_told_by_its_own_words_and_its_log(ivy: FakeIvy) -> None:
-    """The most telling line is shown, with what to try; nothing stands under the final name."""
+    """The message has the most informative line, and what to try; the final folder does not exist."""
     ivy.does(
         "echo ':: loading settings'; echo '\tmodule not found: org.apache.kafka#kafka_2.13'\n"
         "echo '\tServer access error at url x (java.net.UnknownHostException: x)'; exit 1"
@@ -177,13 +177,13 @@ def test_a_failing_ivy_is_told_by_its_own_words_and_its_log(ivy: FakeIvy) -> Non
     [("exit 3", "Ivy ended with exit code 3"), ("echo one; echo two; exit 1", "two"), ("kill -9 $$", "code -9")],
 )
 def test_an_ivy_that_says_little_still_gives_a_reason(ivy: FakeIvy, script: str, words: str) -> None:
-    """The last line, else the exit code, stands in for a telling one."""
+    """Without an informative line, the message has the last line, or the exit code."""
     ivy.does(script)
     assert words in failure(ivy)
 
 
 def test_a_failed_fetch_can_be_tried_again(ivy: FakeIvy) -> None:
-    """What a failed or killed download leaves behind does not spoil the next one."""
+    """The remains of a failed or killed download do not affect the next one."""
     ivy.does(ivy.fetching(NAMES[:2]) + "exit 1")
     failure(ivy)
     ivy.does(ivy.fetching())
@@ -192,27 +192,27 @@ def test_a_failed_fetch_can_be_tried_again(ivy: FakeIvy) -> None:
 
 
 def test_a_success_without_the_needed_jars_is_not_whole(ivy: FakeIvy) -> None:
-    """Ivy's exit code alone is not believed."""
+    """Ivy's exit code is not enough: all jars must exist."""
     ivy.does(ivy.fetching(NAMES[:2]))
     assert f"the download of Kafka {KAFKA_VERSION} is incomplete ({NAMES[2]} is missing)" in failure(ivy)
     assert not kafka_folder().exists()
 
 
 def test_a_jar_cut_short_is_not_whole(ivy: FakeIvy) -> None:
-    """A jar that is no zip file to its end is refused before it gets its final name."""
+    """An incomplete zip file is refused before it gets its final name."""
     ivy.sample.write_bytes(ivy.sample.read_bytes()[:40])
     assert f"({NAMES[0]} is not a complete jar)" in failure(ivy)
     assert not kafka_folder().exists()
 
 
 def test_a_fetch_that_hangs_ends_at_its_time_out(ivy: FakeIvy) -> None:
-    """A download that does not come to an end is stopped and said so."""
+    """A download that does not end is stopped, and the message shows the timeout."""
     ivy.does("exec sleep 60")
     assert "took more than 0.3 s" in failure(ivy, timeout_s=0.3)
 
 
 def test_many_at_once_fetch_once(ivy: FakeIvy) -> None:
-    """Callers at the same time wait for the one that downloads, in this process and in others."""
+    """Simultaneous calls wait for the one that downloads, in this process and in others."""
     ivy.does("sleep 0.3" + ivy.fetching())
     program = (
         "import sys; from pathlib import Path\n"
@@ -235,20 +235,20 @@ def test_many_at_once_fetch_once(ivy: FakeIvy) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_said(ivy: FakeIvy, tmp_path: Path) -> None:
-    """A file where the cache folder should be is one line, with the variable that moves the cache."""
+    """If a file is in the place of the cache folder, the one-line message has the variable that moves the cache."""
     (tmp_path / "cache").write_text("in the way", encoding="utf-8")
     assert "set MARSHAL_CACHE" in failure(ivy)
 
 
 def test_without_pyspark_the_missing_ivy_is_said(ivy: FakeIvy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names what to install."""
+    """The message shows what to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigurationError, match="install pyspark into this environment"):
         ensure_jars(ivy.java)
 
 
 def test_looking_for_ivy_does_not_import_pyspark() -> None:
-    """PySpark's folder is found without loading any of it."""
+    """PySpark's folder is found without an import."""
     program = (
         "import sys; import marshal_dagster.devkafka\n"
         "from marshal_dagster._internal import jars; print(jars._ivy().name)\n"

@@ -1,4 +1,4 @@
-"""The settings that brokers are given."""
+"""Check the configuration of the brokers."""
 
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -29,7 +29,7 @@ def test_one_broker_stands_alone() -> None:
 
 
 def test_three_brokers_keep_three_replicas() -> None:
-    """Each broker of three names all voters, its own listeners, and survives the loss of one."""
+    """Each of three brokers has all voters and its own listeners; the cluster survives the loss of one broker."""
     settings = server_properties(NODES[1], NODES, Path("/d"), {})
     assert settings["node.id"] == "2"
     assert settings["controller.quorum.voters"] == "1@127.0.0.1:20001,2@127.0.0.1:20002,3@127.0.0.1:20003"
@@ -40,21 +40,21 @@ def test_three_brokers_keep_three_replicas() -> None:
 
 
 def test_all_listening_is_on_loopback() -> None:
-    """No address but 127.0.0.1 is bound or told to clients."""
+    """Brokers bind and advertise no address except 127.0.0.1."""
     settings = server_properties(NODES[0], NODES, Path("/d"), {})
     for name in ("listeners", "advertised.listeners"):
         assert all("://127.0.0.1:" in each for each in settings[name].split(","))
 
 
 def test_what_a_data_team_relies_on_is_left_as_kafka_has_it() -> None:
-    """Topics are not made by accident, and their retention is Kafka's own."""
+    """Topics are not created by accident, and retention is Kafka's default."""
     settings = server_properties(NODES[0], NODES[:1], Path("/d"), {})
     assert settings["auto.create.topics.enable"] == "false"
     assert not [name for name in settings if name.startswith("log.retention") or name == "log.cleanup.policy"]
 
 
 def test_extra_settings_come_on_top() -> None:
-    """A setting that is passed replaces the one of this module, and new ones are added."""
+    """A given setting replaces the default of the module; other settings are added."""
     settings = server_properties(
         NODES[0], NODES[:1], Path("/d"), {"auto.create.topics.enable": "true", "num.partitions": "7"}
     )
@@ -70,21 +70,21 @@ def test_what_the_cluster_decides_itself_cannot_be_set(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("", "x"), ("a\nb", "x"), ("a", "x\nnode.id=9"), ("a", "x\rnode.id=9")])
 def test_a_setting_is_one_line(name: str, value: str) -> None:
-    """No further setting can be slipped in by a line break."""
+    """A line break cannot add another setting."""
     with pytest.raises(ConfigurationError, match="must not contain line breaks"):
         check_settings({name: value})
 
 
 def test_values_are_escaped_as_java_reads_them() -> None:
-    """Backslashes, leading blanks, separators in names and letters beyond ASCII survive Java's property reader."""
+    """Backslashes, leading blanks, separators in names and non-ASCII characters are read correctly by Java."""
     rendered = render_properties({"a": "C:\\x", "b c": " v", "d": "é\U0001f600", "e": "=f:g #h", "i.J:K": "\t"})
     assert rendered == "a=C:\\\\x\nb\\ c=\\ v\nd=\\u00e9\\ud83d\\ude00\ne==f:g #h\ni.J\\:K=\\t\n"
 
 
 def test_logging_is_bounded_and_names_the_file() -> None:
-    """The logging file is well-formed for any folder name and keeps at most two files of 10 MB."""
+    """The logging file is valid for any folder name, and keeps at most two files of 10 MB."""
     log = Path('/x & y/"z"/broker.log')
-    root = ET.fromstring(logging_configuration(log))  # noqa: S314 - text of our own making
+    root = ET.fromstring(logging_configuration(log))  # noqa: S314 - text that the library generates
     appender = root.find("./Appenders/RollingFile")
     assert appender is not None
     assert appender.get("fileName") == str(log)

@@ -1,4 +1,4 @@
-"""What the documentation says of the library is there: public names, commands and their options."""
+"""Check that the documentation matches the library: public names, commands and their options."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
 
 
 def commands() -> list[str]:
-    """Give each call of `marshal-dagster`, in a block of a page or in a line of its text, but for options alone."""
+    """Return each call of `marshal-dagster` in a page's blocks or lines, except calls with options only."""
     text = "\n".join(path.read_text() for path in DOCS.rglob("*.md"))
     in_blocks = re.findall(r"^\$ (?:.+ \| )?marshal-dagster (\w[^|>\n]*)", text, re.MULTILINE)
     in_lines = re.findall(r"`marshal-dagster (\w[^`]*)`", text)
@@ -28,7 +28,7 @@ def commands() -> list[str]:
 
 
 def parse(arguments: list[str]) -> None:
-    """Read a command line as the program does, and carry nothing out."""
+    """Parse a command line as the program does, and execute nothing."""
     command: Any = load_command(arguments.pop(0))
     while arguments and hasattr(command, "commands"):
         command = command.commands[arguments.pop(0)]
@@ -38,12 +38,12 @@ def parse(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("command", commands())
 def test_a_command_in_the_docs_is_one(command: str) -> None:
-    """It has that name, those options and as many arguments; a name alone stands for any call."""
+    """Its name, options and number of arguments are accepted; a name alone refers to any call."""
     parse(shlex.split(command, comments=True))
 
 
 def test_a_command_that_is_none_is_found() -> None:
-    """A wrong name, and a wrong option, are errors."""
+    """A wrong name and a wrong option are errors."""
     with pytest.raises(ModuleNotFoundError):
         parse(["stop"])
     with pytest.raises(Exception, match="No such option"):
@@ -51,14 +51,14 @@ def test_a_command_that_is_none_is_found() -> None:
 
 
 def test_the_tutorial_shows_the_files_that_are_run() -> None:
-    """Each file of the example stands in the page as it is."""
+    """The page contains each file of the example unchanged."""
     page = (DOCS / "tutorial.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert sorted(blocks) == sorted(path.read_text() for path in TUTORIAL.glob("*.py"))
 
 
 def test_the_page_of_sinks_shows_the_example() -> None:
-    """The sink and its test stand in the page as they are."""
+    """The page contains the sink and its test unchanged."""
     page = (DOCS / "sinks.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example = Path(__file__).parents[2] / "examples" / "sqlite_sink"
@@ -69,7 +69,7 @@ def test_the_page_of_sinks_shows_the_example() -> None:
     ("subject", "files"), [("outbox", ["delays.py", "consumer.py"]), ("coordinator", ["parcels.py"])]
 )
 def test_the_page_of_an_example_shows_it(subject: str, files: list[str]) -> None:
-    """The code locations, and a consumer, stand in the page as they are."""
+    """The page contains the code locations and a consumer unchanged."""
     page = (DOCS / f"{subject}-example.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example = Path(__file__).parents[2] / "examples" / subject
@@ -77,7 +77,7 @@ def test_the_page_of_an_example_shows_it(subject: str, files: list[str]) -> None
 
 
 def test_each_instrument_is_in_its_table() -> None:
-    """The page of metrics names all of them, with their kinds and where they are seconds, and none that is not."""
+    """The page lists exactly the existing instruments, with their kinds, and marks those in seconds."""
     page = (DOCS / "metrics.md").read_text()
     provider = MeterProvider(shutdown_on_exit=False)
     meter = provider.get_meter("docs")
@@ -89,14 +89,14 @@ def test_each_instrument_is_in_its_table() -> None:
 
 
 def kind_of(instrument: Any) -> str:  # noqa: ANN401 - what they have in common is private
-    """Say of an instrument what the page does."""
+    """Return an instrument's kind in the form of the page."""
     is_a: dict[Any, str] = {CounterInstrument: "counter", Histogram: "histogram"}
     kind = next((name for each, name in is_a.items() if isinstance(instrument, each)), "gauge")
     return f"{kind}, s" if instrument.unit == "s" else kind
 
 
 def test_each_public_name_is_in_the_reference_once() -> None:
-    """The pages of `docs/api` and the page of errors name all of them, and nothing of that level that is none."""
+    """The pages of `docs/api` and the page of errors list all public names, and no other names of that level."""
     pages = "\n".join(path.read_text() for path in (DOCS / "api").glob("*.md"))
     errors = (DOCS / "reference" / "errors.md").read_text()
     names = re.findall(r"^::: marshal_dagster\.(\w+)$", pages, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What an elector answers between its thread's looks."""
+"""Check what an elector reports between two steps of its thread."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +14,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 
 
 def test_a_term_is_over_with_its_deadline_whether_that_was_looked_at_or_not() -> None:
-    """A process that was stopped knows it with its first question, before its elector's thread has run."""
+    """A process that was stopped learns this from the elector's first answer, before the elector's thread has run."""
     now_ms = 0.0
     clock = cast("Any", SimpleNamespace(lease_ms=lambda: now_ms))
     elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group", clock=clock)
@@ -33,7 +33,7 @@ def test_a_term_is_over_with_its_deadline_whether_that_was_looked_at_or_not() ->
 
 
 def test_an_elector_outlives_what_the_client_makes_of_a_fatal_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Amid callbacks that is a SystemError: it says so, and stands again."""
+    """During callbacks, the client raises a SystemError: the elector reports it and becomes a candidate again."""
     timing = Timing(receive_deadline_ms=100, poll_interval_ms=10)
     elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group", timing=timing)
     stands: list[int] = []
@@ -52,7 +52,7 @@ def test_an_elector_outlives_what_the_client_makes_of_a_fatal_error(monkeypatch:
 
 @pytest.mark.parametrize("error", [BufferError("the queue is full"), TypeError("of a listener")])
 def test_an_elector_stands_again_after_any_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Its thread does not end without a word."""
+    """The thread does not end silently; it keeps the error and becomes a candidate again."""
     timing = Timing(receive_deadline_ms=100, poll_interval_ms=10)
     elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group", timing=timing)
     errors = iter([error])
@@ -68,7 +68,7 @@ def test_an_elector_stands_again_after_any_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_hangs_is_not_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor a moment before it works again."""
+    """It becomes a candidate only when it is reported as alive."""
     monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
     alive = iter([False, False, True])
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
@@ -76,16 +76,16 @@ def test_who_hangs_is_not_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     stands: list[object] = []
 
     def stand() -> None:
-        stands.append(next(alive, "asked thrice before"))
+        stands.append(next(alive, "asked three times before"))
         elector._stop.set()
 
     monkeypatch.setattr(elector, "_stand", stand)
     elector._run()
-    assert stands == ["asked thrice before"]
+    assert stands == ["asked three times before"]
 
 
 def test_a_member_of_the_group_without_a_partition_has_not_failed() -> None:
-    """It hears no beat by which it would know; one with a partition waits for its own."""
+    """Without a partition it reads back no heartbeats, so the failure is over. With one, it waits for its heartbeat."""
     consumer = cast("Any", SimpleNamespace(incremental_assign=lambda _: None))
     elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group")
     elector.failure = UnavailableError("no right to read the group")
@@ -98,7 +98,7 @@ def test_a_member_of_the_group_without_a_partition_has_not_failed() -> None:
 
 
 def test_who_stands_aside_is_out_of_the_group_for_a_while() -> None:
-    """Its term is over at once; it stands again when the time is over."""
+    """Its term ends at once, and it becomes a candidate again after that time."""
     now_ms = 0.0
     clock = cast("Any", SimpleNamespace(lease_ms=lambda: now_ms))
     elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group", clock=clock)

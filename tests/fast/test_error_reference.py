@@ -1,4 +1,4 @@
-"""docs/reference/errors.md describes every public error class, and no error of the library is forgotten."""
+"""Check that docs/reference/errors.md describes every public error class, and that no error is missing."""
 
 import re
 
@@ -69,17 +69,17 @@ class LongSummaryError(Exception):
 
     Action:
         Do this.
-    """  # noqa: D205 - the form that must be refused
+    """  # noqa: D205 - the test needs this form
 
 
 def test_the_page_is_up_to_date() -> None:
-    """docs/reference/errors.md is what the docstrings give; if not: python -m tools.error_reference."""
+    """docs/reference/errors.md is generated from the docstrings; to update it: python -m tools.error_reference."""
     assert error_reference.PAGE.read_text(encoding="utf-8") == error_reference.render()
 
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
 def test_each_public_error_has_meaning_cause_and_action(kind: type[Exception]) -> None:
-    """The page has a section for the class, with the three parts of its docstring."""
+    """The class's section on the page has the three parts of its docstring."""
     page = error_reference.PAGE.read_text(encoding="utf-8")
     (section,) = re.findall(rf"^##+ {kind.__name__}\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)
     entry = error_reference.entry_of(kind)
@@ -95,21 +95,21 @@ def test_every_error_class_of_errors_py_is_exported() -> None:
 
 
 def test_every_error_class_of_the_library_is_public_or_listed_as_internal() -> None:
-    """A class is in the page, or in `INTERNAL` with a reason; an entry without a class is found, too."""
+    """Each class is on the page, or in `INTERNAL` with a reason; `INTERNAL` has no other entries."""
     internal = error_reference.defined_errors() - error_reference.public_errors()
     assert internal == error_reference.INTERNAL.keys()
     assert all(error_reference.INTERNAL.values())
 
 
 def test_every_exception_that_the_library_raises_is_known() -> None:
-    """Each `raise` names a class of the library, or one that is listed with what it is raised for."""
+    """Each `raise` names a class of the library, or a listed class with the reason for raising it."""
     own = {name.rpartition(".")[2] for name in error_reference.defined_errors()}
     listed = {name.rpartition(".")[2] for name in (*error_reference.SHOWN, *error_reference.HIDDEN)}
     assert error_reference.raised_names() - own == listed
 
 
 def test_a_docstring_of_the_right_form_is_read() -> None:
-    """Each part is found, lines included, and links are named for the headings they lead to."""
+    """All parts are read, with their line breaks; links and attributes too."""
     entry = error_reference.entry_of(WellDescribedError)
     assert (entry.summary, entry.meaning, entry.action) == ("Something happened.", "Nothing was lost.", "Do this.")
     assert entry.cause == "A cause with\ntwo lines."
@@ -119,6 +119,6 @@ def test_a_docstring_of_the_right_form_is_read() -> None:
 
 @pytest.mark.parametrize("kind", [NoActionError, EmptyCauseError, LongSummaryError, KeyError])
 def test_a_docstring_of_another_form_is_refused(kind: type[Exception]) -> None:
-    """A missing part, an empty part or a summary of two lines is an error that names the class."""
+    """If a part is missing or empty, or the summary has two lines, the error names the class."""
     with pytest.raises(ValueError, match=kind.__name__):
         error_reference.entry_of(kind)

@@ -1,4 +1,4 @@
-"""The brokers of runs under faults: a repair amid faults of others."""
+"""Check the repair of the brokers while another fault affects them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.fault_harness.cluster import FaultyKafka
 
 
 class Brokers:
-    """What stands for the processes: how often they are started, and which start is met by a kill."""
+    """Stand-ins for the processes of brokers; another fault may kill a broker during the first start."""
 
     def __init__(self, kafka: FaultyKafka) -> None:
         self.kafka = kafka
@@ -19,7 +19,7 @@ class Brokers:
         self.starts = 0
 
     def up(self, *, timeout_s: float) -> None:
-        """Start them; the first time one ends."""
+        """Start the brokers; the first start fails."""
         assert timeout_s > 0
         self.starts += 1
         if self.starts > 1:
@@ -31,7 +31,7 @@ class Brokers:
 
 @pytest.fixture
 def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
-    """Brokers of which each is killed at once, and none is looked for."""
+    """Yield stand-ins for brokers, so that the test starts and kills no processes."""
     kafka = FaultyKafka(tmp_path / "kafka", links=0)
     kafka.proxy.start()
     brokers = Brokers(kafka)
@@ -49,7 +49,7 @@ def test_a_repair_begins_anew_when_another_fault_kills_what_it_starts(brokers: B
 
 
 def test_a_broker_that_ends_by_itself_is_told(brokers: Brokers) -> None:
-    """One that was killed before is no reason to start all again."""
+    """An earlier kill of another broker is no reason for a second start."""
     brokers.is_killed = False
     brokers.kafka.kill(1)
     with pytest.raises(BrokerFailedError, match="broker 2"):

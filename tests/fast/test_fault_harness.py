@@ -1,4 +1,4 @@
-"""The command of runs under faults: results add up, violations are reported, a table is of one state of the code."""
+"""Check the command of the fault runs: it adds up results, reports violations, and prints a table for one commit."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ CODE = ("tests/soak_results.py",)
 
 
 class Kind(StrEnum):
-    """What happens."""
+    """The kinds of faults."""
 
     EVEN = "even seed"
     ODD = "odd seed"
@@ -37,7 +37,7 @@ class Fault(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """A seed's run."""
+    """The run of a seed."""
 
     seed: int
     faults: tuple[Fault, ...]
@@ -46,20 +46,20 @@ class Scenario(NamedTuple):
 
 @dataclass
 class Tally:
-    """What a run came to."""
+    """The result of a run."""
 
     violations: list[ViolationError] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(RunRow):
-    """A row with a field of its own."""
+    """A row with an additional field."""
 
     digit: int
 
 
 class World:
-    """Counts how often services were started and repaired, and which seeds ran in which lane."""
+    """Counts starts and repairs of the services, and records which seeds ran in which lane."""
 
     def __init__(self) -> None:
         self.ran: list[tuple[int, int]] = []
@@ -67,14 +67,14 @@ class World:
 
     @contextmanager
     def services(self, folder: Path, lanes: int) -> Iterator["World"]:
-        """Give the one world."""
+        """Yield this object."""
         assert folder.is_dir()
         assert lanes > 0
         self.starts += 1
         yield self
 
     def run(self, of: Scenario, world: "World", lane: int, folder: Path) -> Tally:
-        """Note the seed: 3 violates something, 4 raises."""
+        """Record the seed; seed 3 violates a promise, seed 4 raises an error."""
         assert world is self
         folder.mkdir()
         self.ran.append((of.seed, lane))
@@ -83,17 +83,17 @@ class World:
         return Tally([ViolationError("it is even", "no")] if of.seed == 3 else [])
 
     def repair(self) -> None:
-        """Count it."""
+        """Count the repair."""
         self.repairs += 1
 
 
 def scenario(seed: int) -> Scenario:
-    """Give the scenario of a seed."""
+    """Return the scenario of a seed."""
     return Scenario(seed, (Fault(Kind.ODD if seed % 2 else Kind.EVEN),), seed % 10)
 
 
 def suite(world: World, lanes: int = 1) -> FaultSuite[Scenario, World, Tally, Row]:
-    """Make the command."""
+    """Return the command."""
     return FaultSuite(
         module="tests.even",
         code=CODE,
@@ -115,7 +115,7 @@ def suite(world: World, lanes: int = 1) -> FaultSuite[Scenario, World, Tally, Ro
 
 
 def row(commit: str, seed: int) -> dict[str, object]:
-    """Give a row as it is in the file."""
+    """Return a row as the file has it."""
     return {"commit": commit, "seed": seed, "faults": ["odd seed"], "violations": ["one"], "seconds": 60.0, "digit": 7}
 
 
@@ -125,7 +125,7 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_in_the_results_is_not_run_again(tmp_path: Path) -> None:
-    """Of the same code: another commit's rows do not count, and stay."""
+    """Only rows of the same commit count; rows of other commits are kept."""
     results, world = tmp_path / "folder" / "results.jsonl", World()
     soak_results.add_row(results, row("of old", 1))
     assert [row.seed for row in suite(world).soak([0, 1], results)] == [0, 1]
@@ -138,7 +138,7 @@ def test_what_is_in_the_results_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_nothing_is_started_when_nothing_is_due(tmp_path: Path) -> None:
-    """Services take long to start."""
+    """Starting the services takes long."""
     results, world = tmp_path / "results.jsonl", World()
     first = suite(world).soak([0], results)
     assert suite(world).soak([0], results) == first
@@ -146,7 +146,7 @@ def test_nothing_is_started_when_nothing_is_due(tmp_path: Path) -> None:
 
 
 def test_runs_that_need_the_services_for_themselves_come_last() -> None:
-    """Each in the first lane that is free, and the services are repaired after it."""
+    """Each uses the first free lane, and the services are repaired after it."""
     world = World()
     rows = suite(world, lanes=2).soak(range(6), None)
     assert sorted(row.seed for row in rows) == list(range(6))
@@ -158,7 +158,10 @@ def test_runs_that_need_the_services_for_themselves_come_last() -> None:
 def test_the_command_reports_what_was_violated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And how to see it again; a run that could not be run is one; the exit code is 1 then."""
+    """The report has the command that repeats the run; a run that raises an error counts as a violation.
+
+    The exit code is 1 in both cases.
+    """
     monkeypatch.setattr(sys, "argv", ["even", "--first", "2", "--seeds", "3"])
     assert suite(World()).main() == 1
     lines = capsys.readouterr().out.splitlines()
@@ -180,7 +183,7 @@ def test_the_command_reports_what_was_violated(
 def test_the_table_is_of_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The newest, unless another is asked for: what other states came to does not count. Nothing is run."""
+    """The table covers the newest commit, or the commit that is requested; no runs are started."""
     world = World()
     for commit, seed in (("of old", 1), ("newest", 1), ("newest", 3)):
         soak_results.add_row(tmp_path / "results", row(commit, seed))
@@ -200,7 +203,7 @@ def test_the_table_is_of_one_commit(
 
 
 def test_a_journal_has_whole_lines_of_several_writers(tmp_path: Path) -> None:
-    """A process that starts again writes on; a journal that is not there has no lines."""
+    """A process that starts again appends to its journal; a missing journal has no lines."""
     lines = TypeAdapter(tuple[int, str])
     for number in range(2):
         Journal(tmp_path / "journal", lines).write((number, "begun"), (number, "ended"))
@@ -210,7 +213,7 @@ def test_a_journal_has_whole_lines_of_several_writers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suite", [claims.SUITE, outbox.SUITE, coordinator.SUITE], ids=lambda suite: suite.module)
 def test_a_row_is_read_back_as_it_was_written(suite: FaultSuite[Any, Any, Any, Any], tmp_path: Path) -> None:
-    """Of a run that came to nothing, too: each field comes from the scenario or the tally, the table shows it."""
+    """Each field comes from the scenario or from the tally, and the table shows it."""
     tally = suite.tally()
     tally.violations.append(ViolationError("it is even", "no"))
     row = suite.row_of(suite.scenario(7), tally, "c", 7, 12.34)

@@ -1,4 +1,4 @@
-"""The judges of the fault runs, on journals made up by hand: an honest one passes, each doctored one is caught."""
+"""Check the judges of the fault runs with handmade journals: a correct one passes, each doctored one fails."""
 
 import asyncio
 import json
@@ -30,12 +30,12 @@ from tests.faults.worker import Orders, Worker
 
 GROUP, TOPIC = "fleet", "orders"
 FIRST, SECOND = Part(0, 0, 0, 0, 3), Part(0, 0, 6, 3, 6)
-"""What two members work on, one after the other; their epochs are the log offsets of their claims."""
+"""The batches of two members, one after the other; their epochs are the log offsets of their claims."""
 NOW_MS = 1_000_000.0
 
 
 def log() -> list[tuple[int, int, int, bytes]]:
-    """Two members claim, plan, commit and release, one after the other."""
+    """Return a log in which two members claim, plan, commit and release, one after the other."""
 
     def records(instance: str, start: int, end: int) -> list[str]:
         return [
@@ -51,7 +51,7 @@ def log() -> list[tuple[int, int, int, bytes]]:
 
 
 def processed(part: Part, instance: str, at_ms: float, lease_ends_ms: float | None = 2 * NOW_MS) -> list[Entry]:
-    """All messages of a part, a millisecond each."""
+    """Return the entries of a part's messages, one for each millisecond."""
     return [
         Processed(at_ms=at_ms + number, instance=instance, part=part, offset=offset, lease_ends_ms=lease_ends_ms)
         for number, offset in enumerate(range(part.start, part.end))
@@ -59,7 +59,7 @@ def processed(part: Part, instance: str, at_ms: float, lease_ends_ms: float | No
 
 
 def work(part: Part, instance: str, at_ms: float) -> list[Entry]:
-    """A batch of one part, from its claim to its end."""
+    """Return the entries of a batch of one part, from its claim to its end."""
     return [
         Claimed(at_ms=at_ms, instance=instance, parts=(part,)),
         *processed(part, instance, at_ms),
@@ -68,7 +68,7 @@ def work(part: Part, instance: str, at_ms: float) -> list[Entry]:
 
 
 def honest(mode: DeliveryMode) -> Evidence:
-    """What two members leave behind that keep all promises."""
+    """Return the evidence of two members that keep all promises."""
     evidence = Evidence(mode, GROUP, TOPIC, 0, 1, 0.0)
     evidence.journals = {
         "run0": work(FIRST, "run0.a", NOW_MS + 45),
@@ -85,20 +85,20 @@ def honest(mode: DeliveryMode) -> Evidence:
 
 
 def promises(evidence: Evidence) -> set[str]:
-    """Which promises the judges find broken."""
+    """Return the promises that the judges find broken."""
     return {violation.promise for violation in Trial(evidence, log()).judge().violations}
 
 
 @pytest.mark.parametrize("mode", DeliveryMode)
 def test_honest_work_passes(mode: DeliveryMode) -> None:
-    """Work as the rules want it violates nothing, and is counted."""
+    """Correct work violates nothing, and is counted."""
     tally = Trial(honest(mode), log()).judge()
     assert tally.violations == []
     assert (tally.lost, tally.twice, tally.dropped, tally.takeovers_ms) == (0, 0, 0, [])
 
 
 def test_a_reader_that_knows_what_the_log_says_passes() -> None:
-    """What it wrote down is compared in every field, at the log offset up to which it has read."""
+    """The judges compare each field that the reader wrote, at the log offset up to which it had read."""
     evidence = honest(DeliveryMode.AT_LEAST_ONCE)
     evidence.journals["run0"].append(known(5, 3))
     assert promises(evidence) == set()
@@ -131,7 +131,7 @@ def _a_message_is_never_processed(evidence: Evidence) -> None:
 
 
 def known(next_offset: int, offset: int, *ranges: tuple[object, ...], data_topic_id: str | None = None) -> Known:
-    """What a reader says of the key, of which nobody holds the whole."""
+    """Return a reader's state of the key, of which no member holds the whole partition."""
     return Known(
         at_ms=NOW_MS,
         instance="run0",
@@ -194,14 +194,14 @@ def _a_deserted_member_blames_the_network(evidence: Evidence) -> None:
     ],
 )
 def test_a_doctored_journal_is_caught(doctor: Callable[[Evidence], None], promise: str) -> None:
-    """Each way to break a promise is seen."""
+    """Each way to break a promise is found."""
     evidence = honest(DeliveryMode.AT_LEAST_ONCE)
     doctor(evidence)
     assert promise in promises(evidence)
 
 
 def test_that_a_log_was_cut_may_be_said() -> None:
-    """Where something did it, that is no false alarm."""
+    """If the log was cut, such an error is no false alarm."""
     evidence = honest(DeliveryMode.AT_LEAST_ONCE)
     _a_false_alarm(evidence)
     evidence.is_log_safe = False
@@ -225,14 +225,14 @@ def _processed_before_the_commit(evidence: Evidence) -> None:
     ],
 )
 def test_a_doctored_journal_is_caught_at_most_once(doctor: Callable[[Evidence], None], promise: str) -> None:
-    """What only at most once promises is seen too."""
+    """Violations of the additional promises of at most once are found too."""
     evidence = honest(DeliveryMode.AT_MOST_ONCE)
     doctor(evidence)
     assert promise in promises(evidence)
 
 
 def test_a_batch_in_hand_may_be_dropped_at_most_once() -> None:
-    """What a killed run had committed and not processed is counted as dropped, not as lost."""
+    """Messages that a killed run had committed but not processed count as dropped, not as lost."""
     evidence = honest(DeliveryMode.AT_MOST_ONCE)
     del evidence.journals["run1"][2:]
     tally = Trial(evidence, log()).judge()
@@ -241,14 +241,14 @@ def test_a_batch_in_hand_may_be_dropped_at_most_once() -> None:
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_an_output_with_a_message_missing_or_twice_is_caught(count: int) -> None:
-    """Effectively once is judged by the rows of the output."""
+    """In effectively once, the output's rows are judged."""
     evidence = honest(DeliveryMode.EFFECTIVELY_ONCE)
     evidence.rows[0, 4] = count
     assert promises(evidence) == {"effectively once"}
 
 
 def test_a_takeover_is_counted_with_its_time() -> None:
-    """A claim that follows on one that was not released is a takeover, timed by the log."""
+    """A claim that follows an unreleased claim is a takeover; its time comes from the log."""
     records = [each for each in log() if not each[3].startswith(b"ReleasingPartition/1/0/run0.a")]
     late = [(p, o, t + (130_000 if o > 4 else 0), value) for p, o, t, value in records]
     tally = Trial(Evidence(DeliveryMode.AT_LEAST_ONCE, GROUP, TOPIC, 0, 1, 0.0), late).judge()
@@ -256,21 +256,27 @@ def test_a_takeover_is_counted_with_its_time() -> None:
 
 
 LOW, HIGH = Part(0, 0, 5, 0, 3), Part(0, 0, 6, 4, 6)
-"""Ranges that two members work on at once; the first claimed up to 4 and planned less, the higher one is done first."""
+"""Ranges that two members process at the same time.
+
+The first claimed up to 4 and planned less; the second range is done first.
+"""
 REST = Part(0, 0, 10, 3, 4)
-"""What the plan of the first left, as the second member has it later."""
+"""The offsets that the first plan left out, as the second member claims them later."""
 AGAIN = Part(0, 0, 11, 0, 3)
-"""The lower one as a third member has it, where the first was never done with it."""
+"""The lower range as a third member claims it if the first member never finished it."""
 DATA_TOPIC = "A" * 22
 
 
 def of_range(kind: str, instance: str, *tail: int) -> str:
-    """A record of a range."""
+    """Return a record about a range."""
     return "/".join([kind, "1/0", instance, f"member/{GROUP}/{TOPIC}/0", *map(str, tail)])
 
 
 def range_log(*more: str, is_done: bool = True, later_ms: int = 0) -> list[tuple[int, int, int, bytes]]:
-    """Two members on one partition: who claimed the lower range `is_done` with it or not; `more` comes `later_ms`."""
+    """Return the log of two members on one partition.
+
+    `is_done` is whether the lower range is finished; the records `more` come `later_ms` afterwards.
+    """
     whole = f"1/0/run0.w/member/{GROUP}/{TOPIC}/0"
     values = [
         f"GroupSettings/1/0/run0.w/member/{GROUP}//0/1000/native/at_least_once/ranges",
@@ -297,7 +303,7 @@ def range_log(*more: str, is_done: bool = True, later_ms: int = 0) -> list[tuple
 
 
 def honest_ranges(mode: DeliveryMode) -> Evidence:
-    """What two members leave behind that work on one partition at once and keep all promises."""
+    """Return the evidence of two members that share a partition and keep all promises."""
     evidence = Evidence(mode, GROUP, TOPIC, 0, 1, 0.0)
     evidence.journals = {
         "run0": range_work(LOW, "run0.a", 82, 120),
@@ -308,7 +314,7 @@ def honest_ranges(mode: DeliveryMode) -> Evidence:
 
 
 def range_work(part: Part, instance: str, began_ms: float, left_ms: float) -> list[Entry]:
-    """A batch of one range: its messages are processed just before it is left."""
+    """Return the entries of a batch of one range; its messages are processed just before its end."""
     return [
         Claimed(at_ms=NOW_MS + began_ms, instance=instance, parts=(part,)),
         *processed(part, instance, NOW_MS + left_ms - 5),
@@ -317,7 +323,7 @@ def range_work(part: Part, instance: str, began_ms: float, left_ms: float) -> li
 
 
 def known_ranges(owner: str) -> Known:
-    """What a reader says once the higher range is done, and `owner` has the lower one."""
+    """Return a reader's state when the higher range is done and `owner` has the lower one."""
     low = (LOW.start, LOW.end, "planned", owner, "member", LOW.epoch, round(NOW_MS) + 50, 0)
     done = (HIGH.start, HIGH.end, "done", None, None, None, None, 0)
     return known(10, 0, low, done, data_topic_id=DATA_TOPIC)
@@ -327,13 +333,16 @@ BY_RANGES = [DeliveryMode.AT_MOST_ONCE, DeliveryMode.AT_LEAST_ONCE]
 
 
 def range_promises(evidence: Evidence, log: list[tuple[int, int, int, bytes]] | None = None) -> set[str]:
-    """Which promises the judges find broken, of members that claim ranges."""
+    """Return the promises that the judges find broken, for members that claim ranges."""
     return {violation.promise for violation in Trial(evidence, log or range_log()).judge().violations}
 
 
 @pytest.mark.parametrize("mode", BY_RANGES)
 def test_honest_work_on_ranges_passes(mode: DeliveryMode) -> None:
-    """Neighbours at once, done in any order, what a plan has left taken by another: nothing of it is a violation."""
+    """Adjacent ranges may be processed at the same time and finished in any order.
+
+    Another member may claim the offsets that a plan left out.
+    """
     evidence = honest_ranges(mode)
     evidence.journals["run0"].append(known_ranges("run0.a"))
     tally = Trial(evidence, range_log()).judge()
@@ -344,7 +353,7 @@ def test_honest_work_on_ranges_passes(mode: DeliveryMode) -> None:
 
 @pytest.mark.parametrize("mode", BY_RANGES)
 def test_members_one_after_another_are_not_together(mode: DeliveryMode) -> None:
-    """The number that shows that ranges were of use counts who worked at the same time."""
+    """`together` counts members that work at the same time, which shows that ranges are useful."""
     evidence = honest_ranges(mode)
     del evidence.journals["run0"]
     assert Trial(evidence, range_log()).judge().together == 1
@@ -396,14 +405,14 @@ def _work_before_the_plan(evidence: Evidence) -> None:
 def test_a_doctored_journal_of_ranges_is_caught(
     mode: DeliveryMode, doctor: Callable[[Evidence], None], promise: str
 ) -> None:
-    """Each way to break a promise by ranges is seen."""
+    """Each way to break a promise with ranges is found."""
     evidence = honest_ranges(mode)
     doctor(evidence)
     assert promise in range_promises(evidence)
 
 
 def test_a_reader_is_asked_for_its_ranges() -> None:
-    """A range that is another's, by what a reader says, is seen."""
+    """A reader that attributes a range to the wrong member is found."""
     evidence = honest_ranges(DeliveryMode.AT_LEAST_ONCE)
     evidence.journals["run0"].append(known_ranges("run2.c"))
     assert range_promises(evidence) == {"readers agree"}
@@ -411,7 +420,7 @@ def test_a_reader_is_asked_for_its_ranges() -> None:
 
 @pytest.mark.parametrize(("mode", "broken"), [(BY_RANGES[0], set()), (BY_RANGES[1], {"no work without a lease"})])
 def test_what_is_done_needs_no_lease_at_most_once(mode: DeliveryMode, broken: set[str]) -> None:
-    """Any other work without a lease is seen."""
+    """In at most once, a range is committed before it is processed; all other work needs a lease."""
     evidence = honest_ranges(mode)
     lines = processed(HIGH, "run1.b", NOW_MS + 170, lease_ends_ms=NOW_MS)
     last = lines[-1].model_copy(update={"at_ms": NOW_MS + 180 + ON_MS})
@@ -420,13 +429,13 @@ def test_what_is_done_needs_no_lease_at_most_once(mode: DeliveryMode, broken: se
 
 
 def taken_over(*before: str) -> list[tuple[int, int, int, bytes]]:
-    """The lower range is taken over from its owner, 2.5 seconds after it was last heard of."""
+    """Return a log in which the lower range is taken over 2.5 seconds after its owner's last record."""
     claim = of_range("ClaimingRange", "run2.c", 0, 3)
     return range_log(*before, claim, is_done=False, later_ms=2_400 - 10 * len(before))
 
 
 def work_on_both_sides(mode: DeliveryMode) -> Evidence:
-    """The former owner works on, under a lease, when the next one does already."""
+    """Return the evidence of a former owner that works under a lease while the next owner works too."""
     evidence = honest_ranges(mode)
     del evidence.journals["run1"][-4:]
     evidence.journals["run0"] = [evidence.journals["run0"][0], *processed(LOW, "run0.a", NOW_MS + 2_700)]
@@ -435,7 +444,7 @@ def work_on_both_sides(mode: DeliveryMode) -> Evidence:
 
 @pytest.mark.parametrize("is_revoked", [False, True])
 def test_work_on_a_range_that_was_taken_over_is_caught(*, is_revoked: bool) -> None:
-    """Where the range was revoked both work for a while, as with a whole partition."""
+    """If the range was revoked, both may work for a while, as with a whole partition."""
     log = taken_over(of_range("RevokingRange", "run2.r", LOW.epoch)) if is_revoked else taken_over()
     again = AGAIN._replace(epoch=log[-1][1])
     evidence = work_on_both_sides(DeliveryMode.AT_LEAST_ONCE)
@@ -454,14 +463,14 @@ def test_work_on_a_range_that_was_taken_over_is_caught(*, is_revoked: bool) -> N
     ],
 )
 def test_a_takeover_of_a_range_is_counted_with_its_time(before: tuple[str, ...], times_ms: list[int]) -> None:
-    """From the last sign of who had it; what was released is nobody's to take over."""
+    """The time counts from the owner's last record; a released range is not taken over."""
     tally = Trial(Evidence(DeliveryMode.AT_LEAST_ONCE, GROUP, TOPIC, 0, 1, 0.0), taken_over(*before)).judge()
     assert tally.takeovers_ms == times_ms
 
 
 @pytest.mark.parametrize(("mode", "is_broken"), [(BY_RANGES[0], True), (BY_RANGES[1], False)])
 def test_a_range_that_another_has_done_counts_but_at_most_once(mode: DeliveryMode, *, is_broken: bool) -> None:
-    """Who did not hear of its own commit may go by what the log says; at most once that permits nothing."""
+    """A member whose own commit was lost may rely on the log's state, except in at most once."""
     done = (of_range("ClaimingRange", "run2.c", 0, 3), of_range("RangeDone", "run2.c", AGAIN.epoch))
     evidence = Evidence(mode, GROUP, TOPIC, 0, 1, 0.0)
     evidence.journals = {"run0": [Left(at_ms=NOW_MS + 3_000, instance="run0.a", committed=(LOW,), dropped=())]}
@@ -491,14 +500,14 @@ def _range_never_processed(evidence: Evidence) -> None:
     ],
 )
 def test_a_doctored_journal_of_ranges_is_caught_at_most_once(doctor: Callable[[Evidence], None], promise: str) -> None:
-    """What only at most once promises is seen too."""
+    """Violations of the additional promises of at most once are found too."""
     evidence = honest_ranges(DeliveryMode.AT_MOST_ONCE)
     doctor(evidence)
     assert promise in range_promises(evidence)
 
 
 def test_ranges_that_overlap_are_caught_at_least_once() -> None:
-    """What is repeated is a whole plan, never another cut of it; nor is anything left out."""
+    """Only a whole plan may be repeated, never a part or a combination of plans; nothing may be left out."""
     evidence = honest_ranges(DeliveryMode.AT_LEAST_ONCE)
     evidence.journals["run2"] = processed(Part(0, 0, 9, 2, 4), "run2.c", NOW_MS + 190)
     assert "repeats are one uncommitted batch" in range_promises(evidence)
@@ -508,7 +517,7 @@ def test_ranges_that_overlap_are_caught_at_least_once() -> None:
 
 
 def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """Every kind of line comes back equal."""
+    """All kinds of entries are read as they were written."""
     entries = [*work(FIRST, "run0.a", NOW_MS), known(5, 3, (5, 9, Phase.PLANNED, "run1.b", "member", 7, 9, 1))]
     journal = Journal(tmp_path / "run0.jsonl", ENTRY)
     for entry in entries:
@@ -517,7 +526,7 @@ def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_what_a_worker_tells_of_ranges_is_what_the_log_says(tmp_path: Path) -> None:
-    """One that is held and one that is done, through the journal: the judges compare them with the log as they are."""
+    """A held range and a finished one go through the journal; the judges compare them with the log."""
     scene = Scene()
     scene.data.make(partitions=1, messages=35)
     first, second = (scene.delivery(ranges=True) for _ in range(2))
@@ -540,13 +549,13 @@ def test_what_a_worker_tells_of_ranges_is_what_the_log_says(tmp_path: Path) -> N
 
 
 def test_seeds_have_every_fault_in_turn() -> None:
-    """As many seeds one after another as there are kinds have each of them, and a seed is always the same run."""
+    """Consecutive seeds, as many as there are kinds, begin with each kind once; a seed always gives the same run."""
     assert {scenario(seed).faults[0].kind for seed in range(100, 100 + len(KINDS))} == set(FaultKind)
     assert scenario(7) == scenario(7)
 
 
 def test_a_part_of_the_groups_claims_ranges() -> None:
-    """In every mode, and their members are killed at the steps of ranges; the others are as they would be anyway."""
+    """Ranges occur in all modes, with kills at their steps; the other runs do not change."""
     chosen = [scenario(seed) for seed in range(400)]
     by_ranges = [of for of in chosen if of.ranges is not None]
     assert 70 < len(by_ranges) < 130
@@ -556,15 +565,15 @@ def test_a_part_of_the_groups_claims_ranges() -> None:
     assert steps[1] == {*RANGE_APPENDS, *APPENDS}
 
 
-def row_of(faults: tuple[str, ...], **fields: Any) -> Row:  # noqa: ANN401 - as the fields are
-    """Give a row of a run that came to nothing but `fields`."""
+def row_of(faults: tuple[str, ...], **fields: Any) -> Row:  # noqa: ANN401 - the fields of the row
+    """Return a row of a run without results, except `fields`."""
     counts = ("records", "refused_commits", "lost", "dropped", "twice")
     common = {"commit": "c", "seed": 1, "violations": (), "seconds": 8.0, "mode": "at_least_once", "repeated": 3}
     return Row(faults=faults, **{**common, **dict.fromkeys(counts, 0), "takeovers_ms": (), **fields})
 
 
 def test_the_table_counts_a_run_in_each_of_its_faults(tmp_path: Path) -> None:
-    """Rows come back from the file, and into the lines of their faults."""
+    """Rows that are read from the file appear in the lines of their faults."""
     row = row_of(
         ("link cut", "member killed"), takeovers_ms=(2_100,), refused_commits=1, claims_ranges=True, together=3
     )
@@ -584,7 +593,7 @@ def test_the_table_counts_a_run_in_each_of_its_faults(tmp_path: Path) -> None:
 
 
 def test_rows_of_before_ranges_are_read(tmp_path: Path) -> None:
-    """A results file outlives the fields that came later."""
+    """Files of results stay readable when fields are added."""
     row = asdict(row_of(("link cut",)))
     path = tmp_path / "faults.jsonl"
     path.write_text(json.dumps({name: row[name] for name in row if name not in {"claims_ranges", "together"}}) + "\n")
@@ -639,5 +648,8 @@ async def _link_states() -> None:
 
 
 def test_a_link_fails_in_each_way() -> None:
-    """Bytes pass, are held one way and come late, vanish with their connection, and a cut link resets."""
+    """A link passes bytes, holds them in one direction, delivers them late, or loses them with their connection.
+
+    A cut link resets connections.
+    """
     asyncio.run(_link_states())

@@ -1,4 +1,4 @@
-"""Which options and types a file sink accepts, without Spark."""
+"""Check which options and types a file sink accepts, without Spark."""
 
 import pytest
 from pyspark.sql import types as t
@@ -21,7 +21,7 @@ from marshal_dagster.sinks.files.formats import as_nullable, check_writable, los
     ],
 )
 def test_options_that_would_lose_values_are_refused(format_name: str, name: str) -> None:
-    """When the sink is made, with their names as given."""
+    """The error is raised when the sink is created, and has the option's name as given."""
     with pytest.raises(ConfigurationError, match=f"^options: {name}: a file sink sets these itself"):
         FileSink("/nowhere", format_name, {name: "x"})
 
@@ -34,12 +34,12 @@ def test_a_separator_cannot_be_a_quote_or_a_line_break(separator: str) -> None:
 
 
 def test_other_options_are_the_users() -> None:
-    """They reach the writer."""
+    """The writer gets all other options."""
     assert FileSink("/nowhere", "csv", {"header": "true", "sep": ";", "compression": "gzip"}).options["sep"] == ";"
 
 
 def test_a_column_that_a_format_does_not_keep_is_named() -> None:
-    """Where in it does not matter."""
+    """The depth of the type within the column does not matter."""
     kept = t.StructType().add("a", t.ArrayType(t.MapType(t.IntegerType(), t.StringType())))
     schema = t.StructType().add("partition", t.IntegerType()).add("kept", kept)
     with pytest.raises(ConfigurationError, match=r"^column 'kept': it has a map whose keys are of type int"):
@@ -65,13 +65,13 @@ SEEN = t.ArrayType(t.StructType().add("at", t.TimestampType()))
 def test_files_that_may_have_lost_values_are_recognised(
     format_name: str, kind: t.DataType, options: dict[str, str] | None, words: str | None
 ) -> None:
-    """By their format, types, and whether options were kept."""
+    """Format, types and recorded options decide."""
     found = lost_in(format_name, t.StructType().add("x", kind).json(), options)
     assert found is None if words is None else words in str(found)
 
 
 def test_types_are_compared_as_they_are_read() -> None:
-    """Spark's readers allow null anywhere."""
+    """Spark's readers make every type nullable."""
     strict = t.StructType().add("x", t.StructType().add("a", t.ArrayType(t.LongType(), False), False), False)
     loose = t.StructType().add("x", t.StructType().add("a", t.ArrayType(t.LongType())))
     assert as_nullable(strict) == loose

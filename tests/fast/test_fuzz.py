@@ -1,4 +1,4 @@
-"""The fuzzer: its corpus holds everywhere, without atheris; its checks can fail; a soak goes on where it was."""
+"""Check the fuzzer: its corpus passes without atheris, its checks can fail, and a soak continues where it stopped."""
 
 import json
 import random
@@ -33,20 +33,20 @@ from tests.fuzz.targets import CORPUS, TARGETS
 
 
 def run_corpus(target: str) -> int:
-    """Run each file of a target's corpus once; give the number of records."""
+    """Run each file of a target's corpus once, and return the number of records."""
     return sum(TARGETS[target](path.read_bytes()) for path in sorted((CORPUS / target).iterdir()))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_corpus_keeps_every_promise(target: str) -> None:
-    """All that fuzzing has kept, and each input that broke a promise once, is run again."""
+    """The corpus has all inputs that the fuzzer kept, and each input that ever broke a promise."""
     assert run_corpus(target) > 100
 
 
 @pytest.mark.thorough
 def test_the_corpus_reaches_every_verdict() -> None:
-    """The logs of the corpus lead to every refusal, every note, and every way to be invalid."""
+    """The logs of the corpus cause every refusal, every note, and every kind of invalid record."""
     seen: Counter[object] = Counter()
     for path in (CORPUS / "world").iterdir():
         readers = world.Readers(Log(Supply(path.read_bytes())))
@@ -57,7 +57,7 @@ def test_the_corpus_reaches_every_verdict() -> None:
 
 
 def test_a_record_without_value_is_judged_too() -> None:
-    """A null value is no message to either reader."""
+    """A null value is no message for either reader."""
     check_value(None)
 
 
@@ -65,7 +65,7 @@ def test_a_record_without_value_is_judged_too() -> None:
 
 
 def test_a_parser_that_accepts_a_leading_zero_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the plain reader calls invalid must be so."""
+    """A value that the reference reader calls invalid must be invalid."""
     monkeypatch.setattr(messages, "NUMBER", re.compile("[0-9]{1,19}"))
     messages._repeated_number.cache_clear()
     try:
@@ -76,7 +76,7 @@ def test_a_parser_that_accepts_a_leading_zero_is_found(monkeypatch: pytest.Monke
 
 
 def test_a_parser_that_loses_a_byte_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read must be written back."""
+    """A message that was read must be written back unchanged."""
     render = messages.render
     monkeypatch.setattr(messages, "render", lambda message: render(message)[:-1])
     with pytest.raises(PromiseError, match="byte for byte"):
@@ -84,14 +84,14 @@ def test_a_parser_that_loses_a_byte_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_parser_that_raises_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception is never the answer to a value."""
+    """Parsing must never raise."""
     monkeypatch.setattr(messages, "MAX_VALUE_BYTES", None)
     with pytest.raises(TypeError):
         run_corpus("parser")
 
 
 def test_a_world_that_keeps_a_trace_of_a_refused_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that only a refused record named is not there."""
+    """A group that occurs only in a refused record must not exist."""
     judge = PartitionWorld._judge
 
     def keep(self: PartitionWorld, message: Message, *rest: object) -> Verdict:
@@ -104,7 +104,7 @@ def test_a_world_that_keeps_a_trace_of_a_refused_record_is_found(monkeypatch: py
 
 
 def test_a_world_that_remembers_what_it_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what is no part of the state must not grow."""
+    """Memory outside of the state must not grow either."""
     judge = PartitionWorld._judge
 
     def remember(self: PartitionWorld, message: Message, offset: int, log_time_ms: int, value: bytes | None) -> Verdict:
@@ -118,7 +118,7 @@ def test_a_world_that_remembers_what_it_refused_is_found(monkeypatch: pytest.Mon
 
 
 def test_a_world_that_keeps_more_than_a_record_holds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An accepted record grows a reader by so much and no more."""
+    """The growth for an accepted record has a limit."""
 
     def hoard(self: PartitionWorld, value: bytes | None, _: Group, key: Key, __: object) -> None:
         self._beats.clear()
@@ -130,7 +130,7 @@ def test_a_world_that_keeps_more_than_a_record_holds_is_found(monkeypatch: pytes
 
 
 def test_a_world_that_remembers_former_owners_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many owners a key has had, one is remembered."""
+    """However many owners a key has had, only one heartbeat is remembered."""
     remember = PartitionWorld._remember_beat
 
     def keep_all(
@@ -145,7 +145,7 @@ def test_a_world_that_remembers_former_owners_is_found(monkeypatch: pytest.Monke
 
 
 def test_a_lease_that_ends_a_millisecond_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs in which a record falls on the last millisecond of a lease are in the corpus."""
+    """The corpus has logs with a record in the last millisecond of a lease."""
 
     def is_live(self: Group, key: Key, at_ms: int) -> bool:
         return key.owner is not None and at_ms - key.last_beat_ms < 2 * self.settings.heartbeat_interval_ms
@@ -156,7 +156,7 @@ def test_a_lease_that_ends_a_millisecond_early_is_found(monkeypatch: pytest.Monk
 
 
 def test_a_fast_path_that_takes_any_owner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many at once must come to what one by one does."""
+    """Applying many records must have the result of applying one by one."""
     apply_many = PartitionWorld.apply_many
 
     def lose_one(self: PartitionWorld, records: Iterable[tuple[int, int, bytes | None]]) -> None:
@@ -168,7 +168,7 @@ def test_a_fast_path_that_takes_any_owner_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_snapshot_that_forgets_plans_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot in the middle of a log brings back every field."""
+    """A snapshot in the middle of a log must restore every field."""
     read = snapshots._read_key_row
 
     def forget(*row: object) -> Key:
@@ -184,7 +184,7 @@ def test_a_snapshot_that_forgets_plans_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_snapshot_whose_checksum_nobody_looks_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the checksum does not cover is never read."""
+    """Text that does not match the checksum must not be read."""
 
     def text(stored: StoredSnapshot) -> bytes | snapshots.RejectedSnapshot:
         closing = stored.closing
@@ -198,7 +198,7 @@ def test_a_snapshot_whose_checksum_nobody_looks_at_is_found(monkeypatch: pytest.
 
 
 def test_a_name_that_cannot_be_written_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forged snapshot may bring no state that its reader could not write."""
+    """A forged snapshot must not restore a state that its reader could not write."""
     monkeypatch.setattr(messages, "_NOT_IN_NAMES", frozenset({"Cc"}))
     messages.is_name.cache_clear()
     try:
@@ -209,14 +209,14 @@ def test_a_name_that_cannot_be_written_again_is_found(monkeypatch: pytest.Monkey
 
 
 def test_a_note_whose_fields_nobody_looks_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object without rows ended every harvester."""
+    """An object without rows would end every harvester."""
     monkeypatch.setattr(publisher, "_is_run", lambda _: True)
     with pytest.raises((TypeError, ValueError)):
         notes.check(random.Random(0).randbytes(300_000))
 
 
 def test_a_term_that_another_may_begin_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a beat of its own makes a member the leader."""
+    """Only its own heartbeat makes a member the leader."""
     receive = Candidacy.receive
 
     def believe(self: Candidacy, beat: Beat, *rest: float) -> object:
@@ -229,14 +229,14 @@ def test_a_term_that_another_may_begin_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_successor_that_no_beat_shows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fence is the offset of another's beat."""
+    """A fence must be the offset of another member's heartbeat."""
     monkeypatch.setattr(Candidacy, "may_have_successor", lambda *_: True)
     with pytest.raises(PromiseError, match="a successor comes after the own term"):
         run_corpus("election")
 
 
 def test_a_coordinator_that_believes_every_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any member could end its term with one record."""
+    """Otherwise any member could end the coordinator's term with one record."""
 
     def believe(self: GroupCoordinator, _: int) -> list[CoordinatorMessage]:
         self._report(GroupEventKind.SUPERSEDED)
@@ -248,7 +248,7 @@ def test_a_coordinator_that_believes_every_epoch_is_found(monkeypatch: pytest.Mo
 
 
 def test_a_message_under_any_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would count forever."""
+    """Such a message would count forever."""
 
     def keep(found: NewestMessages, record: ReceivedRecord) -> None:
         message = parse_coordinator_message(record.value)
@@ -261,7 +261,7 @@ def test_a_message_under_any_key_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processor's time for a record has a limit."""
+    """The processor time for a record has a limit."""
     assert in_time("nothing", lambda: 7) == 7
     monkeypatch.setattr(promises, "CPU_MS_PER_RECORD", 1)
     with pytest.raises(PromiseError, match="work takes no longer"):
@@ -269,7 +269,7 @@ def test_what_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_input_is_too_slow_only_if_it_is_so_each_time() -> None:
-    """A pause of the machine is no finding; work that is slow again and again is one."""
+    """A pause of the machine is no finding; work that is slow in each repetition is one."""
     slow_runs = [True, True, False]
 
     def sometimes(_: bytes) -> int:
@@ -290,7 +290,7 @@ def test_an_input_is_too_slow_only_if_it_is_so_each_time() -> None:
 
 
 def fake(exit_code: int, *, finding: bool) -> Callable[[str, Path], list[str]]:
-    """Stand in for a fuzzing process that reads 30 records from 20 inputs."""
+    """Return the command of a fake fuzzing process that reads 30 records from 20 inputs."""
     lines = [
         "import sys; from pathlib import Path; from tests.fuzz.counts import Counter",
         "counter = Counter(Path(sys.argv[1]))",
@@ -305,7 +305,7 @@ def fake(exit_code: int, *, finding: bool) -> Callable[[str, Path], list[str]]:
 def test_a_finding_is_shown_with_the_command_that_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What broke, the file and the command are printed; the outcome is not clean."""
+    """The output has the broken promise, the file and the command; the outcome is not clean."""
     monkeypatch.setattr(command_line, "child", fake(77, finding=True))
     outcome = command_line.run(command_line.Stretch("parser", 1, 1, tmp_path))
     assert outcome.count == Count(20, 30)
@@ -317,7 +317,7 @@ def test_a_finding_is_shown_with_the_command_that_shows_it(
 
 
 def test_a_process_that_dies_is_not_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a finding too, an exit code is one."""
+    """An exit code other than 0 is enough, even without a finding."""
     monkeypatch.setattr(command_line, "child", fake(1, finding=False))
     assert not command_line.run(command_line.Stretch("parser", 1, 1, tmp_path)).is_clean
     monkeypatch.setattr(command_line, "child", fake(0, finding=False))
@@ -325,7 +325,7 @@ def test_a_process_that_dies_is_not_clean(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_input_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder of an input tells its target."""
+    """The folder of an input shows its target."""
     path = tmp_path / "parser" / "crash-2"
     path.parent.mkdir()
     path.write_bytes(b"Mark/1/1/a/c/g//0")
@@ -334,7 +334,7 @@ def test_an_input_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sittings on one commit add up, each from a seed of its own; what was found stays found."""
+    """Sittings on one commit add up, each with its own seed; findings are kept."""
     results = tmp_path / "results" / "fuzz.jsonl"
     monkeypatch.setattr(command_line, "code_version", lambda _: "one")
     monkeypatch.setattr(command_line, "BUILD", tmp_path)
@@ -347,7 +347,7 @@ def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(command_line, "run", run)
     assert command_line.soak(100, results, 1, 1, 1)
     before = results.read_text()
-    assert len(before.splitlines()) == 2  # 60 log records a sitting; those of snapshots do not count
+    assert len(before.splitlines()) == 2  # a sitting counts 60 log records; records of snapshots do not count
     assert command_line.soak(130, results, 1, 1, 1)
     assert results.read_text().startswith(before)
     assert sorted(set(seeds)) == [1, 2, 3]
@@ -360,5 +360,5 @@ def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_process_that_never_began_has_counted_nothing(tmp_path: Path) -> None:
-    """No file, no count."""
+    """Without a file, the count is empty."""
     assert read_count(tmp_path / "none") == Count()

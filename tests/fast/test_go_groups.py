@@ -1,4 +1,4 @@
-"""What a person does where Go consumers are at work: positions, pauses, settings, revocation.
+"""Check an operator's actions in groups that Go consumers use: positions, pauses, settings and revocation.
 
 See protocol.md, sections 6 and 7.
 """
@@ -58,13 +58,13 @@ GO_STALE_MS = 121_001
 
 @pytest.fixture
 def topics() -> FakeTopics:
-    """The data topic."""
+    """Return the data topic."""
     return FakeTopics()
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
-    """A coordination topic without records, on which commands work."""
+    """Return a coordination topic without records, on which the commands work."""
     site = site_now()
     at_work_on(site, monkeypatch, position, pause, revoke, settings_command, topics=topics)
     monkeypatch.setattr(position, "SystemClock", lambda: site.clock)
@@ -74,14 +74,14 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
 
 
 def reader_on(site: Site) -> Rationalizer:
-    """Open a reader that has read the log."""
+    """Return a reader that has read the log."""
     reader = Rationalizer(site.log(), clock=site.clock)
     reader.catch_up()
     return reader
 
 
 def operator_on(site: Site) -> SettingsChanger:
-    """Open an operator."""
+    """Return an operator of the group."""
     return SettingsChanger(reader_on(site), GROUP, "ops", clock=site.clock)
 
 
@@ -106,7 +106,7 @@ def others_keys(site: Site) -> None:
 def test_a_position_is_set_in_a_go_group_without_a_pause(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, to: int
 ) -> None:
-    """Lower, equal and higher ones, by records that Go knows, and in Kafka's own group offsets."""
+    """Any position is set by records that Go knows, and in Kafka's own group offsets."""
     go_left(site, 0, 1)
     answer = act(capsys, *SET, "--to-offset", f"0={to}", "--yes", *STOPPED)
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "The positions of partitions 0 were set.")
@@ -118,7 +118,7 @@ def test_a_position_is_set_in_a_go_group_without_a_pause(
 
 
 def test_a_member_dates_its_records_two_seconds_back(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Go takes a time ahead of its own clock for stale."""
+    """A Go consumer treats a record from the future as stale."""
     go_left(site, 0)
     before = len(site.values())
     assert act(capsys, *SET, "--to-offset", "0=30", "--yes", *STOPPED).code == 0
@@ -132,7 +132,7 @@ def test_a_member_dates_its_records_two_seconds_back(site: Site, capsys: pytest.
 def test_in_a_group_without_settings_a_person_says_first_who_shares_it(
     site: Site, capsys: pytest.CaptureFixture[str], has_keys: bool
 ) -> None:
-    """Else nothing is written, and the error names both ways; a dry run is refused too."""
+    """Without the operator's statement nothing is written; the error names both options, for a dry run too."""
     if has_keys:
         go_left(site, 0)
     before = site.values()
@@ -147,7 +147,7 @@ def test_in_a_group_without_settings_a_person_says_first_who_shares_it(
 def test_the_groups_name_confirms_that_its_consumers_are_stopped(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another name there is a mistake, in every command that takes one."""
+    """Each command with this option refuses another group's name."""
     go_left(site, 0)
     before = site.values()
     wrong = ("--go-consumers-stopped", "other")
@@ -164,7 +164,7 @@ def test_the_groups_name_confirms_that_its_consumers_are_stopped(
 
 
 def test_a_group_with_native_settings_keeps_its_way(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is paused, whatever a person says of Go consumers, and a new generation begins."""
+    """The group is paused and starts a new generation, whether the operator mentions Go consumers or not."""
     site.owner_of(0, at=50).release()
     assert act(capsys, *SET, "--to-offset", "0=30", "--yes", *STOPPED).code == 0
     assert "ReleaseGroup" in types(site)
@@ -174,7 +174,7 @@ def test_a_group_with_native_settings_keeps_its_way(site: Site, capsys: pytest.C
 def test_settings_by_which_a_group_is_shared_with_go_are_no_settings_to_pause_by(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An older version wrote such records."""
+    """Older versions wrote such settings records."""
     write_first_settings(site, WITHOUT_SETTINGS)
     go_left(site, 0)
     before = site.values()
@@ -187,7 +187,7 @@ def test_settings_by_which_a_group_is_shared_with_go_are_no_settings_to_pause_by
 def test_half_written_settings_are_completed_before_a_position_is_set(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a person who says that its Go consumers are stopped for good: it has one of their keys without settings."""
+    """The operator must confirm that the Go consumers are stopped, because the group has a key of theirs."""
     go_left(site, 0)
     site.broker.append((site.home + 1) % site.partitions, render(settings_record(SETTINGS)))
     before = site.values()
@@ -201,7 +201,7 @@ def test_half_written_settings_are_completed_before_a_position_is_set(
 
 
 def test_an_open_plan_ends_only_with_another_offset(site: Site) -> None:
-    """A position at the same offset leaves it."""
+    """A position at the present offset does not end the plan."""
     instance = go_owner(site, 0, 1)
     for partition in (0, 1):
         site.say(about(ClaimingMessages, instance, partition, plan_end=60))
@@ -211,7 +211,7 @@ def test_an_open_plan_ends_only_with_another_offset(site: Site) -> None:
 
 
 def test_live_owners_are_waited_for(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is revoked; who stays is named, and nothing was written."""
+    """No claim is revoked; if the owner stays, the error names it, and nothing is written."""
     go_owner(site, 0)
     before = site.values()
     answer = act(capsys, *SET, "--to-offset", "0=30", "--yes", "--wait", "5s", *STOPPED)
@@ -221,7 +221,7 @@ def test_live_owners_are_waited_for(site: Site, capsys: pytest.CaptureFixture[st
 
 
 def test_a_position_that_another_takes_back_is_not_set(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A consumer that was not stopped beats in between."""
+    """A consumer that was not stopped sends a heartbeat before the release."""
     go_left(site, 0)
     log = site.log()
     operator = SettingsChanger(Rationalizer(log, clock=site.clock), GROUP, "ops", clock=site.clock)
@@ -245,7 +245,7 @@ def test_kafkas_own_offsets_must_follow_in_a_go_group(
     monkeypatch: pytest.MonkeyPatch,
     problem: str | None,
 ) -> None:
-    """Go starts at these where it finds offset 0; a commit that is not there when read back is a failure too."""
+    """Go reads these offsets if it finds offset 0, so a commit that cannot be read back is a failure."""
     go_left(site, 0)
     topics.problem = problem
     if problem is None:
@@ -257,7 +257,7 @@ def test_kafkas_own_offsets_must_follow_in_a_go_group(
 
 
 def test_a_paused_go_group_is_not_moved(site: Site) -> None:
-    """An older version paused it: its members would not claim either."""
+    """An older version may have paused the group; then its members would not claim either."""
     go_left(site, 0)
     site.pause(60)
     with pytest.raises(GroupPausedError):
@@ -267,7 +267,7 @@ def test_a_paused_go_group_is_not_moved(site: Site) -> None:
 def test_first_positions_are_adopted_in_a_go_group(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
 ) -> None:
-    """In the same way, when its consumers are stopped."""
+    """The import works in the same way, if the consumers are stopped."""
     topics.committed.update({0: 30, 1: 40, 2: 50})
     adopt = ("position", "import", GROUP, TOPIC, "--consumer-group", "loader", "--yes")
     assert f"--go-consumers-stopped {GROUP}" in act(capsys, *adopt).error
@@ -278,7 +278,10 @@ def test_first_positions_are_adopted_in_a_go_group(
 
 
 def test_who_knows_the_members_settings_gives_them_first(site: Site, topics: FakeTopics) -> None:
-    """Before the group is paused or claimed: without them a late release would count as Go's and move the offset."""
+    """The settings come before the pause and the claims.
+
+    Without them, a late release would count as Go's and move the offset.
+    """
     with_settings = partial(PositionResetter, lambda _: reader_on(site), topics, GROUP, TOPIC, "ops", site.clock)  # type: ignore[arg-type]
     work = with_settings(settings=SETTINGS)
     moves = work.look(ToOffsets(each=30), new_group=True)
@@ -290,7 +293,7 @@ def test_who_knows_the_members_settings_gives_them_first(site: Site, topics: Fak
 
 
 def test_settings_are_not_given_where_go_consumers_are(site: Site, topics: FakeTopics) -> None:
-    """Of this group, or of another one on a topic where no group has settings."""
+    """Go consumers of the group itself prevent this, and those of any group on a topic where no group has settings."""
     others_keys(site)
     before = site.values()
     work = PositionResetter(lambda _: reader_on(site), topics, GROUP, TOPIC, "ops", site.clock, SETTINGS)  # type: ignore[arg-type]
@@ -329,14 +332,14 @@ def test_a_go_group_is_paused_only_when_a_person_allows_it(site: Site, capsys: p
 
 
 def test_a_native_group_is_paused_beside_a_go_group(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its settings are in the log already: a person has allowed records that Go does not know."""
+    """The group's settings are in the log, so an operator has already allowed records that Go does not know."""
     others_keys(site)
     write_first_settings(site)
     assert act(capsys, "pause", GROUP, "--for", "1h").code == 0
 
 
 def test_a_group_gets_its_settings_before_it_is_paused(site: Site) -> None:
-    """Where these are known; not where Go consumers are."""
+    """The settings are written if they are known, and if no Go consumer uses the group."""
     pausing = GroupPauser(reader_on(site), GROUP, "ops", site.clock, SETTINGS)
     pausing.look()
     pausing.preview(site.clock.wall_ms() // 1_000 + 60)
@@ -357,7 +360,7 @@ def test_a_group_gets_its_settings_before_it_is_paused(site: Site) -> None:
 
 
 def test_a_new_group_gets_settings_without_a_pause(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is not named is as a member has it by default."""
+    """Settings that are not given have a member's defaults."""
     set_ = ("settings", "set", GROUP, "--delivery", "effectively_once")
     assert "give --new-group" in act(capsys, *set_, "--yes").error
     answer = act(capsys, *set_, "--new-group", "--yes")
@@ -369,7 +372,7 @@ def test_a_new_group_gets_settings_without_a_pause(site: Site, capsys: pytest.Ca
 
 
 def test_settings_are_changed_in_a_pause(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is not named stays; the pause that was in force is put back, and nobody keeps a position."""
+    """Other settings stay as they are; an earlier pause is restored, and positions do not change."""
     site.owner_of(0, at=50, settings=RANGES).release()
     site.pause(900)
     until_s = site.world().group_of(GROUP, TOPIC).paused_until_s
@@ -380,7 +383,7 @@ def test_settings_are_changed_in_a_pause(site: Site, capsys: pytest.CaptureFixtu
 
 
 def test_a_group_that_was_not_paused_goes_on_after_its_settings_changed(site: Site) -> None:
-    """Members that are configured so can claim."""
+    """Members with the new configuration can claim."""
     site.owner_of(0, at=50).release()
     other = GroupSettings(20_000)
     operator_on(site).set_settings(other, wait_ms=0)
@@ -388,7 +391,7 @@ def test_a_group_that_was_not_paused_goes_on_after_its_settings_changed(site: Si
 
 
 def test_a_dry_run_of_settings_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows what would be; a person who does not agree changes nothing either."""
+    """A dry run shows the new settings."""
     site.owner_of(0, at=50).release()
     before = site.values()
     shown = act(capsys, "settings", "set", GROUP, "--ranges", "--dry-run", "--json").json
@@ -400,7 +403,7 @@ def test_a_dry_run_of_settings_writes_nothing(site: Site, capsys: pytest.Capture
 def test_a_person_is_asked_before_settings_change(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And warned that another delivery begins a new generation."""
+    """Without confirmation nothing changes; the question warns that another delivery mode starts a new generation."""
     site.owner_of(0, at=50).release()
     before = site.values()
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
@@ -410,7 +413,7 @@ def test_a_person_is_asked_before_settings_change(
 
 
 def test_members_that_stay_keep_their_settings(site: Site) -> None:
-    """They are named; the group is not paused afterwards. What is known to be dead is revoked."""
+    """The error names them, and the pause ends; claims of owners that are known to be dead are revoked."""
     owner = site.owner_of(0, at=50)
     with pytest.raises(SettingsNotSetError, match="orders/0 is still claimed"):
         operator_on(site).set_settings(GroupSettings(20_000), wait_ms=HI_MS / 2)
@@ -423,7 +426,7 @@ def test_members_that_stay_keep_their_settings(site: Site) -> None:
 
 
 def test_dead_holders_of_ranges_are_revoked_before_settings_change(site: Site) -> None:
-    """Nobody waits for them."""
+    """The change does not wait for dead owners."""
     site.begin(0)
     site.holder_of({0: (0, 5)})
     operator_on(site).set_settings(GroupSettings(20_000, features=("ranges",)), wait_ms=0, is_dead=lambda _: True)
@@ -431,7 +434,7 @@ def test_dead_holders_of_ranges_are_revoked_before_settings_change(site: Site) -
 
 
 def test_settings_that_were_not_acknowledged_are_completed(site: Site) -> None:
-    """By another try."""
+    """A second call completes the change."""
     site.owner_of(0, at=50).release()
     log = site.log()
     log.fail(Fault.FAILED, of_type("GroupSettings"))
@@ -448,7 +451,7 @@ def test_settings_that_were_not_acknowledged_are_completed(site: Site) -> None:
 def test_where_go_consumers_are_settings_need_a_persons_word(
     site: Site, capsys: pytest.CaptureFixture[str], whose: str
 ) -> None:
-    """That no Go consumer will use the topic again."""
+    """The operator must confirm that no Go consumer will use the topic again."""
     if whose == "another group's":
         others_keys(site)
     else:
@@ -468,7 +471,7 @@ def test_where_go_consumers_are_settings_need_a_persons_word(
 
 
 def test_nothing_is_revoked_in_a_go_group_before_it_gets_settings(site: Site) -> None:
-    """Though it is known that its owner is dead: Go consumers do not know the record."""
+    """Go consumers do not know the record, so even a dead owner's claim is not revoked."""
     go_owner(site, 0)
     with pytest.raises(SettingsNotSetError, match="orders/0 is still claimed"):
         operator_on(site).set_settings(SETTINGS, wait_ms=0, is_dead=lambda _: True)
@@ -476,7 +479,7 @@ def test_nothing_is_revoked_in_a_go_group_before_it_gets_settings(site: Site) ->
 
 
 def test_a_group_goes_back_to_the_rules_of_go(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """With Go's heartbeat interval; a group without settings has them already."""
+    """The heartbeat interval becomes Go's; a group without settings already has these rules."""
     site.owner_of(0, at=50).release()
     assert act(capsys, "settings", "set", GROUP, "--rules", "go", "--yes").code == 0
     assert in_force(site) == {WITHOUT_SETTINGS}
@@ -497,14 +500,14 @@ def test_a_group_goes_back_to_the_rules_of_go(site: Site, capsys: pytest.Capture
 def test_settings_that_no_group_can_have_are_refused(
     site: Site, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
 ) -> None:
-    """Before anything is written."""
+    """Nothing is written."""
     before = site.values()
     answer = act(capsys, "settings", "set", GROUP, "--new-group", *arguments)
     assert (answer.code, says in answer.error, site.values()) == (2, True, before)
 
 
 def test_settings_that_differ_are_completed_by_naming_them_all(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing else says which of them stay."""
+    """Settings that differ cannot be kept, so the operator must give all of them."""
     site.broker.append(site.home, render(settings_record(SETTINGS)))
     other = (site.home + 1) % site.partitions
     site.broker.append(other, render(settings_record(GroupSettings(20_000))))
@@ -515,7 +518,7 @@ def test_settings_that_differ_are_completed_by_naming_them_all(site: Site, capsy
 
 
 def test_who_is_configured_otherwise_reads_how_settings_are_changed(site: Site) -> None:
-    """The error names the command."""
+    """The error names the command that changes settings."""
     site.member()
     with pytest.raises(SettingsMismatchError, match="settings set etl"):
         site.member(settings=GroupSettings(20_000))
@@ -525,7 +528,7 @@ def test_who_is_configured_otherwise_reads_how_settings_are_changed(site: Site) 
 
 
 def test_a_dead_go_owner_is_taken_over_and_released(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """By records that Go knows, at the offset where it is; a key without an offset goes stale by itself."""
+    """Records that Go knows release the partition at its offset; a key without an offset must become stale."""
     instance = go_owner(site, 0, 1)
     site.say(about(ClaimingPartition, instance, 2))
     answer = act(capsys, "revoke", GROUP, TOPIC, "--instance", instance, "--yes")
@@ -541,7 +544,7 @@ def test_a_dead_go_owner_is_taken_over_and_released(site: Site, capsys: pytest.C
 def test_a_live_go_owner_that_is_back_is_no_success(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is reported is what the log shows afterwards."""
+    """The command reports what the log shows afterwards."""
     instance = go_owner(site, 0)
     carry_out = ClaimRevoker.carry_out
 
@@ -560,7 +563,7 @@ def test_a_live_go_owner_that_is_back_is_no_success(
 
 
 def test_records_with_their_senders_timestamp_end_what_a_person_does(site: Site) -> None:
-    """They count for nothing, and none follows."""
+    """A record with the producer's timestamp does not count, and the command writes no further record."""
     site.owner_of(0, at=50).release()
     offset = site.key(0).offset
     operators = [operator_on(site) for _ in range(3)]

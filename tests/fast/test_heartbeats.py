@@ -1,6 +1,7 @@
-"""What keeps claims alive, and what ends the work when they are no longer sure (protocol.md, section 6, "Stay").
+"""Check how heartbeats keep claims alive, and how the work ends when a claim is uncertain.
 
-`step`, `watch` and `ask` are what the threads repeat; most tests call them with a clock that stands still.
+See protocol.md, section 6, "Stay". The threads repeat `step`, `watch` and `ask`; most tests call these with a manual
+clock.
 """
 
 import logging
@@ -30,21 +31,21 @@ from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site, faulty
 
 @pytest.fixture
 def site() -> Site:
-    """A coordination topic of its own."""
+    """Return a coordination topic for one test."""
     return Site()
 
 
 def beats(site: Site) -> int:
-    """Count the heartbeats in the log."""
+    """Return the number of heartbeats in the log."""
     return sum(value.startswith("Heartbeat/") for value in site.values())
 
 
 def ignore(_: MarshalError) -> None:
-    """Do nothing about it."""
+    """Ignore the error."""
 
 
 def work_until_stopped(heartbeats: Heartbeats, site: Site, step: Callable[[], float], most: int = 1_000) -> None:
-    """Repeat `step` as its thread does, with the site's clock, until it ends."""
+    """Repeat `step` as its thread does, with the site's clock, until the heartbeats end."""
     for _ in range(most):
         site.clock.advance(step() * 1_000)
         if heartbeats.error is not None:
@@ -71,7 +72,7 @@ def test_a_heartbeat_whose_reading_failed_ends_the_work_by_what_it_showed(site: 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_heartbeat_comes_before_each_interval_is_over(site: Site, seed: int) -> None:
-    """From one heartbeat to the next pass at most 0.9 intervals, and at least 0.7."""
+    """The time between two heartbeats is 0.7 to 0.9 intervals."""
     heartbeats = Heartbeats(site.owner_of(0), ignore, seed=seed)
     sent_ms: list[float] = [site.clock.lease_ms()]
     for _ in range(100):
@@ -89,7 +90,7 @@ def test_a_heartbeat_comes_before_each_interval_is_over(site: Site, seed: int) -
 
 
 def test_the_time_a_heartbeat_takes_delays_the_next_one_not(site: Site) -> None:
-    """The next heartbeat is due an interval after the last was sent, however long its acknowledgement took."""
+    """The interval counts from the time when the last heartbeat was sent, however long its acknowledgement took."""
     member = site.owner_of(0)
     heartbeats = Heartbeats(member, ignore, seed=1)
     site.clock.advance(0.9 * HI_MS)
@@ -103,7 +104,7 @@ def test_the_time_a_heartbeat_takes_delays_the_next_one_not(site: Site) -> None:
 
 
 def test_a_claim_won_a_while_ago_is_beaten_for_at_once(site: Site) -> None:
-    """When the block begins late, the first heartbeat is not put off by another interval."""
+    """If the block starts late, the first heartbeat is sent without a further wait."""
     member = site.owner_of(0)
     site.clock.advance(0.95 * HI_MS)
     before = beats(site)
@@ -114,7 +115,7 @@ def test_a_claim_won_a_while_ago_is_beaten_for_at_once(site: Site) -> None:
 
 
 def test_a_heartbeat_that_failed_is_followed_by_another_at_once(site: Site) -> None:
-    """After a heartbeat that was not acknowledged the next comes within a fiftieth of the interval."""
+    """After an unacknowledged heartbeat, the next is sent within a fiftieth of the interval."""
     member = site.owner_of(0)
     heartbeats = Heartbeats(member, ignore)
     site.clock.advance(HI_MS)
@@ -131,7 +132,7 @@ def test_a_heartbeat_that_failed_is_followed_by_another_at_once(site: Site) -> N
 
 
 def test_a_lease_that_ended_tells_why_heartbeats_failed(site: Site) -> None:
-    """The error that ends the work has the reason that the last heartbeat failed of: a topic that is gone, say."""
+    """The error that ends the work has the reason of the last failure, for example a missing topic."""
     member = site.owner_of(0)
     heartbeats = Heartbeats(member, ignore)
     faulty(member).is_down = True
@@ -147,7 +148,7 @@ def test_a_lease_that_ended_tells_why_heartbeats_failed(site: Site) -> None:
 
 
 def test_a_lost_claim_ends_the_heartbeats(site: Site) -> None:
-    """A heartbeat that is refused ends them, with the error that says who holds the key."""
+    """A refused heartbeat ends them; the error names the new owner."""
     member = site.owner_of(0)
     heartbeats = Heartbeats(member, ignore)
     successor = site.member()
@@ -159,7 +160,7 @@ def test_a_lost_claim_ends_the_heartbeats(site: Site) -> None:
 
 
 def test_a_log_that_changed_ends_the_heartbeats(site: Site) -> None:
-    """A log made anew ends them."""
+    """The heartbeats end if the log was deleted and re-created."""
     heartbeats = Heartbeats(site.owner_of(0), ignore)
     site.broker.recreate()
     site.clock.advance(HI_MS)
@@ -169,7 +170,7 @@ def test_a_log_that_changed_ends_the_heartbeats(site: Site) -> None:
 
 
 def test_a_reason_to_stop_is_asked_for_often(site: Site) -> None:
-    """That the work has lost its reason to live is noticed within a quarter of the interval."""
+    """The reasons are checked at least four times in each interval."""
     reasons: list[str | None] = [None]
     heartbeats = Heartbeats(site.owner_of(0), ignore, reasons_to_stop=[lambda: reasons[0]])
     assert heartbeats.ask() * 1_000 <= HI_MS / 4
@@ -180,7 +181,7 @@ def test_a_reason_to_stop_is_asked_for_often(site: Site) -> None:
 
 
 def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat() -> None:
-    """Dagster's storage may hang for longer than the lease: the broker is there, so the claim is kept."""
+    """Dagster's storage may hang longer than the lease; as the broker works, the claim is kept."""
     member, log = running_member(500)
     answered = threading.Event()
 
@@ -197,7 +198,7 @@ def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat() -> None:
 
 
 def test_who_cannot_tell_a_reason_stops_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """When it cannot be told whether the run is over, heartbeats go on."""
+    """If a reason cannot be checked, heartbeats continue."""
 
     def broken() -> str | None:
         raise OSError("Dagster's database is away")
@@ -209,7 +210,7 @@ def test_who_cannot_tell_a_reason_stops_nothing(site: Site, caplog: pytest.LogCa
 
 
 def test_an_ended_lease_ends_the_work_once(site: Site) -> None:
-    """When the lease ends the work is told, once, not later than the look after it."""
+    """The callback gets the error once, at the first check after the lease's end."""
     member = site.owner_of(0)
     told: list[MarshalError] = []
     heartbeats = Heartbeats(member, told.append)
@@ -224,7 +225,7 @@ def test_an_ended_lease_ends_the_work_once(site: Site) -> None:
 
 
 def test_the_lease_is_looked_at_from_the_start(site: Site) -> None:
-    """A lease that has ended before the block begins is noticed at once."""
+    """A lease that ended before the block is found at once."""
     member = site.owner_of(0)
     told: list[MarshalError] = []
     heartbeats = Heartbeats(member, told.append)
@@ -236,7 +237,7 @@ def test_the_lease_is_looked_at_from_the_start(site: Site) -> None:
 
 
 def test_without_claims_there_is_nothing_to_watch(site: Site) -> None:
-    """A member that has released all it held is not told that it lost something."""
+    """A member that released all its claims gets no error."""
     member = site.owner_of(0)
     told: list[MarshalError] = []
     heartbeats = Heartbeats(member, told.append)
@@ -255,7 +256,7 @@ def test_without_claims_there_is_nothing_to_watch(site: Site) -> None:
 
 
 def running_member(interval_ms: int) -> tuple[Claimer, FaultyLog]:
-    """Open a member that holds partition 0, under this machine's clocks."""
+    """Return a member that holds partition 0, with the machine's clocks."""
     log = FaultyLog(MemoryLog(MemoryBroker(1)))
     member = Claimer(Rationalizer(log), Member(GROUP, "c", "run1.0"), TOPIC, GroupSettings(interval_ms))
     member.ensure_group_settings()
@@ -266,7 +267,7 @@ def running_member(interval_ms: int) -> tuple[Claimer, FaultyLog]:
 
 
 def test_threads_keep_a_claim_alive() -> None:
-    """While the block runs the claim outlives its lease many times."""
+    """The claim outlives its lease many times while the block runs."""
     member, log = running_member(500)
     with Heartbeats(member, ignore) as heartbeats:
         began = time.monotonic()
@@ -277,7 +278,7 @@ def test_threads_keep_a_claim_alive() -> None:
 
 
 def test_a_hanging_broker_does_not_keep_the_work_going() -> None:
-    """While one thread waits for the broker, the other ends the work when the lease does."""
+    """While one thread waits for the broker, the other ends the work at the lease's end."""
     member, log = running_member(300)
     told = threading.Event()
     goes_on = threading.Event()
@@ -293,7 +294,7 @@ def test_a_hanging_broker_does_not_keep_the_work_going() -> None:
 
 
 def test_after_the_block_no_heartbeat_is_sent() -> None:
-    """Leaving the block ends the threads."""
+    """The threads end with the block."""
     member, log = running_member(100)
     before = threading.active_count()
     with Heartbeats(member, ignore):
@@ -304,7 +305,7 @@ def test_after_the_block_no_heartbeat_is_sent() -> None:
 
 
 def test_a_fault_in_the_heartbeats_ends_the_work() -> None:
-    """An error that nobody foresaw does not leave the work going without heartbeats."""
+    """After an unexpected error, the work does not continue without heartbeats."""
     member, log = running_member(200)
 
     def broken() -> None:
@@ -321,7 +322,7 @@ def test_a_fault_in_the_heartbeats_ends_the_work() -> None:
 
 @pytest.mark.parametrize("how", ["a reason to stop", "a fault"])
 def test_the_work_ends_before_a_line_is_logged(how: str) -> None:
-    """A handler of log lines may hang; the work must not go on until it is through."""
+    """A log handler may block, so the callback is called before any line is logged."""
     member, log = running_member(200)
     told = threading.Event()
     told_first: list[bool] = []
@@ -349,7 +350,7 @@ def test_the_work_ends_before_a_line_is_logged(how: str) -> None:
 
 
 def test_work_that_cannot_be_stopped_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """A callback that fails leaves the error for the block's owner, and a line in the log."""
+    """If the callback fails, the block's owner gets the error, and a line is logged."""
     member, _ = running_member(100)
 
     def cannot(_: MarshalError) -> None:
@@ -362,7 +363,7 @@ def test_work_that_cannot_be_stopped_is_told_of(caplog: pytest.LogCaptureFixture
 
 
 def test_beating_and_committing_at_once() -> None:
-    """Heartbeats and commits from two threads leave the claim held and every commit in place."""
+    """With heartbeats and commits from two threads, the claim is kept and every commit counts."""
     member, log = running_member(200)
     log.before_append = lambda: time.sleep(0.001)
     with Heartbeats(member, ignore) as heartbeats:

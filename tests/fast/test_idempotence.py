@@ -1,4 +1,4 @@
-"""The arithmetic of ranges: how far plans go, and what an output does with a range (protocol.md, section 6)."""
+"""Check the arithmetic of ranges: the ends of plans, and what a sink does with a range (protocol.md, section 6)."""
 
 import dataclasses
 import itertools
@@ -24,11 +24,11 @@ available = st.dictionaries(
     st.tuples(st.integers(0, 1_000), st.integers(0, 300)).map(lambda at: (at[0], at[0] + at[1])),
     max_size=12,
 )
-"""Position and end offset of some partitions; none is behind its position."""
+"""The position and the end offset of some partitions; no position is above its end."""
 
 
 def lags_left(offered: dict[int, tuple[int, int]], ends: dict[int, int]) -> dict[int, int]:
-    """Give what is left to read of each partition after the plans."""
+    """Return the number of unread offsets of each partition after its plan."""
     return {partition: end - ends.get(partition, start) for partition, (start, end) in offered.items()}
 
 
@@ -37,7 +37,7 @@ def lags_left(offered: dict[int, tuple[int, int]], ends: dict[int, int]) -> dict
 
 @given(available)
 def test_without_a_limit_plans_go_to_the_end(offered: dict[int, tuple[int, int]]) -> None:
-    """Every partition that has something is in, to its end; the others have no plan."""
+    """Every partition with unread offsets has a plan to its end; the others have no plan."""
     assert plan_ends(offered, None) == {n: end for n, (start, end) in offered.items() if end > start}
 
 
@@ -45,7 +45,7 @@ def test_without_a_limit_plans_go_to_the_end(offered: dict[int, tuple[int, int]]
 @example({0: (0, 5), 1: (0, 5)}, 0)
 @example({0: (0, 5), 1: (0, 5), 2: (0, 5)}, 1)
 def test_the_limit_is_used_up_and_never_passed(offered: dict[int, tuple[int, int]], most: int) -> None:
-    """All plans together span `max_records` offsets, or all there are; each is a part of what its partition has."""
+    """All plans together have `max_records` offsets, or all available ones; each plan is within its partition."""
     ends = plan_ends(offered, most)
 
     assert sum(end - offered[n][0] for n, end in ends.items()) == min(most, sum(e - s for s, e in offered.values()))
@@ -54,7 +54,7 @@ def test_the_limit_is_used_up_and_never_passed(offered: dict[int, tuple[int, int
 
 @given(available, st.integers(0, 4_000))
 def test_the_largest_lags_are_levelled(offered: dict[int, tuple[int, int]], most: int) -> None:
-    """Nothing is taken from a partition while another has more than one offset more left to read."""
+    """A partition gets no offset while another one has at least two unread offsets more."""
     ends = plan_ends(offered, most)
     left = lags_left(offered, ends)
 
@@ -63,7 +63,7 @@ def test_the_largest_lags_are_levelled(offered: dict[int, tuple[int, int]], most
 
 @given(available, st.integers(0, 4_000))
 def test_plans_do_not_depend_on_the_order(offered: dict[int, tuple[int, int]], most: int) -> None:
-    """The same partitions in another order get the same plans."""
+    """The order of the partitions does not change their plans."""
     assert plan_ends(dict(reversed(offered.items())), most) == plan_ends(offered, most)
 
 
@@ -72,9 +72,10 @@ few = st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 6), st.integer
 
 @given(few, st.integers(0, 10))
 def test_plans_are_those_of_taking_one_by_one(partitions: dict[int, tuple[int, int]], most: int) -> None:
-    """Levelling comes to the same as taking each next offset from where most is left, the lowest partition first.
+    """The result is that of a loop which takes each next offset from the partition with the most unread offsets.
 
-    What is left is counted to the log's end, which may be beyond what is available.
+    Of equal ones it takes the lowest partition. Unread offsets count to the log's end, which may be above the end of
+    what is available.
     """
     offered = {n: (0, width) for n, (width, _) in partitions.items()}
     log_ends = {n: width + more for n, (width, more) in partitions.items()}
@@ -90,7 +91,7 @@ def test_plans_are_those_of_taking_one_by_one(partitions: dict[int, tuple[int, i
 
 
 def test_a_range_says_what_it_is() -> None:
-    """Its width, its lost part and its words."""
+    """A range has a width, a lost part and a text."""
     cut = dataclasses.replace(RANGE, first_readable=104)
 
     assert (RANGE.width, RANGE.lost, str(RANGE)) == (10, None, "orders/3 [100, 110)")
@@ -101,7 +102,7 @@ def test_a_range_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(("start", "readable", "end"), [(-1, 0, 1), (5, 4, 9), (5, 10, 9), (5, 5, 4)], ids=str)
 def test_no_range_that_cannot_be(start: int, readable: int, end: int) -> None:
-    """Start, first readable and end rise, from 0 on."""
+    """Start, first readable offset and end must be in order, from 0 on."""
     with pytest.raises(ValueError, match="not a range"):
         dataclasses.replace(RANGE, start=start, first_readable=readable, end=end)
 
@@ -139,7 +140,7 @@ def test_no_range_that_cannot_be(start: int, readable: int, end: int) -> None:
     ids=str,
 )
 def test_what_an_output_does_with_a_range(stored: dict[str, Any] | None, verdict: Verdict | str) -> None:
-    """Taken when it follows on, skipped when it is there, else refused with the reason and what to do."""
+    """A range is taken if it follows, skipped if it is present, and otherwise refused, with reason and remedy."""
     holds = None if stored is None else dataclasses.replace(STORED, **stored)
     if isinstance(verdict, Verdict):
         assert judge(holds, RANGE) is verdict
@@ -150,7 +151,7 @@ def test_what_an_output_does_with_a_range(stored: dict[str, Any] | None, verdict
 
 
 def test_no_two_writers_of_a_plan_can_both_take_it() -> None:
-    """Whichever of any number of owners writes first, in whatever order the others come: the rows are there once."""
+    """Whichever owner writes first, and in whatever order the others follow, the rows are stored once."""
     owners = [dataclasses.replace(RANGE, epoch=epoch) for epoch in (50, 60, 70)]
     for order in itertools.permutations(owners):
         stored, taken = STORED, 0
@@ -166,7 +167,7 @@ def test_no_two_writers_of_a_plan_can_both_take_it() -> None:
 
 
 def test_a_position_alone_takes_no_ranges_in_any_order() -> None:
-    """Whatever an output holds, one that cannot tell ranges apart refuses them."""
+    """A sink that keeps only a position refuses them, whatever it holds."""
     for stored in (None, STORED, dataclasses.replace(STORED, position=110)):
         with pytest.raises(SinkRejectedError, match="keeps only a position"):
             judge(stored, dataclasses.replace(RANGE, in_any_order=True))
@@ -176,18 +177,18 @@ def test_a_position_alone_takes_no_ranges_in_any_order() -> None:
 
 
 def one(start: int, end: int, **others: Any) -> ClaimedRange:  # noqa: ANN401 - any field
-    """A range that may come in any order."""
+    """Return a range that may come in any order."""
     values: dict[str, Any] = {"start": start, "end": end, "first_readable": start, "in_any_order": True, **others}
     return dataclasses.replace(RANGE, **values)
 
 
 def whole(start: int, end: int, **others: Any) -> ClaimedRange:  # noqa: ANN401 - any field
-    """A range of a group whose members claim partitions whole."""
+    """Return a range of a group whose members claim whole partitions."""
     return one(start, end, in_any_order=False, **others)
 
 
 def holding(*taken: ClaimedRange) -> TakenRanges:
-    """An output that has taken these."""
+    """Return the state of a sink that has taken these ranges."""
     held = TakenRanges()
     for each in taken:
         held.add(each)
@@ -195,12 +196,12 @@ def holding(*taken: ClaimedRange) -> TakenRanges:
 
 
 def verdict_on(held: TakenRanges, wanted: ClaimedRange) -> Verdict:
-    """What becomes of a range."""
+    """Return the verdict on a range."""
     return judge_ranges(held.beside(wanted), wanted)
 
 
 AHEAD = (one(100, 110), one(130, 140, epoch=90), one(110, 120))
-"""[120, 130) is missing."""
+"""The range [120, 130) is missing."""
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ AHEAD = (one(100, 110), one(130, 140, epoch=90), one(110, 120))
             "coordination topic was deleted and re-created",
         ),
         ((one(0, 10), one(100, 110, generation=21)), one(0, 10, generation=21), Verdict.TAKE),
-        # Done in order before the group enabled ranges, in the same generation.
+        # Ranges that were done in order before the group enabled range claims, in the same generation.
         ((whole(100, 110), whole(110, 120)), one(100, 110, epoch=3), Verdict.SKIP),
         ((whole(100, 110), whole(110, 120)), one(120, 130), Verdict.TAKE),
         ((whole(100, 110), whole(110, 120)), one(150, 160), Verdict.TAKE),
@@ -247,7 +248,7 @@ AHEAD = (one(100, 110), one(130, 140, epoch=90), one(110, 120))
             "in order up to 120 in the same generation, but does not hold",
         ),
         ((whole(100, 110), one(120, 130), whole(110, 120)), one(90, 100), "in order up to 120"),
-        # The group has stopped enabling them, without a new generation.
+        # The group has disabled range claims without a new generation.
         (AHEAD, whole(140, 150, epoch=99), "is none of them and does not follow them without a gap"),
         (AHEAD, whole(130, 140, epoch=99), "is none of them and does not follow them without a gap"),
         (AHEAD, whole(120, 130, epoch=99), "is none of them and does not follow them without a gap"),
@@ -267,7 +268,7 @@ AHEAD = (one(100, 110), one(130, 140, epoch=90), one(110, 120))
 def test_what_an_output_does_with_a_range_in_any_order(
     taken: tuple[ClaimedRange, ...], wanted: ClaimedRange, verdict: Verdict | str
 ) -> None:
-    """Taken where nothing of it is there, skipped when exactly it is, else refused with what is stored."""
+    """A range is taken if no offset of it is present, and skipped if exactly this range is; others are refused."""
     held = holding(*taken)
     if isinstance(verdict, Verdict):
         assert verdict_on(held, wanted) is verdict
@@ -278,7 +279,7 @@ def test_what_an_output_does_with_a_range_in_any_order(
 
 
 def naive(taken: list[ClaimedRange], wanted: ClaimedRange) -> Verdict | None:
-    """The rules once more, by single offsets; None is refused."""
+    """Return the verdict by a second implementation that uses single offsets; None means refused."""
     generation = max((each.generation for each in taken), default=-1)
     if wanted.generation != generation:
         return Verdict.REPLACE if wanted.generation > generation else None
@@ -304,7 +305,7 @@ some_ranges = st.tuples(st.integers(0, 30), st.integers(0, 6), st.integers(20, 2
 
 @given(st.integers(0, 12), st.lists(some_ranges, max_size=40))
 def test_ranges_in_any_order_are_judged_as_by_a_set_of_offsets(in_order: int, wanted: list[ClaimedRange]) -> None:
-    """Any ranges, with replays and new generations, on an output that was written in order before or not."""
+    """Any ranges, with replays and new generations, after a prefix that may have been written in order."""
     taken = [whole(start, start + 3) for start in range(0, in_order, 3)]
     held = holding(*taken)
     for each in [*wanted, *wanted]:
@@ -321,7 +322,7 @@ def test_ranges_in_any_order_are_judged_as_by_a_set_of_offsets(in_order: int, wa
 
 @given(st.sets(st.integers(1, 60), max_size=12), st.randoms(use_true_random=False), st.data())
 def test_planned_ranges_are_taken_once_in_any_order(cuts: set[int], dice: Any, data: st.DataObject) -> None:  # noqa: ANN401
-    """Plans that part the ground, delivered again and again by whoever: each is taken once, none is refused."""
+    """Adjacent plans, delivered several times by any owners, are each taken once; none is refused."""
     bounds = [0, *sorted(cuts), 61]
     plans = [one(start, end) for start, end in itertools.pairwise(bounds)]
     missing = data.draw(st.sampled_from(plans))

@@ -1,4 +1,4 @@
-"""The contract that holds what a package may import can break, and says by which import."""
+"""Check that the contract on a package's imports can break, and that it names the import."""
 
 import pytest
 from grimp import ImportGraph
@@ -24,7 +24,7 @@ def _check(imported: str) -> ContractCheck:
 
 @pytest.mark.parametrize("imported", ["threading", "pyspark", "house", "house.errorsome"])
 def test_an_import_that_is_not_allowed_breaks_the_contract(imported: str) -> None:
-    """Forbidden parts of the standard library, other packages and upper modules break it, by name."""
+    """Forbidden modules of the standard library, other packages and upper modules break the contract, by name."""
     check = _check(imported)
     assert not check.kept
     assert check.metadata["broken"] == [f"house.pure.rules imports {imported}"]
@@ -32,5 +32,5 @@ def test_an_import_that_is_not_allowed_breaks_the_contract(imported: str) -> Non
 
 @pytest.mark.parametrize("imported", ["dataclasses", "house.errors", "house.pure"])
 def test_an_allowed_import_keeps_the_contract(imported: str) -> None:
-    """The standard library, what is listed and the package itself are allowed."""
+    """The standard library, listed modules and the package itself are allowed."""
     assert _check(imported).kept

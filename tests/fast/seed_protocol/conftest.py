@@ -1,4 +1,4 @@
-"""Where these tests take place."""
+"""Fixtures: a coordination topic, and a scene with a data topic."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from tests.members import Site
 
 @pytest.fixture
 def site() -> Site:
-    """A coordination topic of its own."""
+    """Return a coordination topic for one test."""
     return Site()
 
 
 @pytest.fixture
 def scene() -> Scene:
-    """A data topic of one partition with 5 messages, and a group without a past."""
+    """Return a data topic of one partition with 5 messages, and a new group."""
     scene = Scene()
     scene.data.make(partitions=1, messages=5)
     return scene

@@ -1,4 +1,4 @@
-"""How a test says which sentence of the seed protocol it is for, and the sentences that need no test."""
+"""The marks that connect tests with sentences of the seed protocol, and the sentences that need no test."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Test = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The section of docs/reference/protocol.md that decides otherwise than a sentence, or more, and why."""
+    """A section of docs/reference/protocol.md that replaces or extends a sentence, and the reason."""
 
     section: str
     reason: str
@@ -18,10 +18,10 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence: its section, its place there, and what it says in other words.
+    """A sentence of the seed: its section, its place there, and a paraphrase.
 
-    `number` is the number of a step ("3.1"), or a kind and a number: "sentence 2" counts the prose of a section,
-    "parameter", "constant" and "message" the items of its lists; a "b" is the second sentence of an item.
+    `number` is the number of a step ("3.1"), or a kind and a number. "sentence 2" counts the prose of a section.
+    "parameter", "constant" and "message" count the items of its lists. A "b" is the second sentence of an item.
     """
 
     section: str
@@ -31,12 +31,12 @@ class Sentence:
 
     @property
     def prefix(self) -> str:
-        """What the name of its test begins with."""
+        """The beginning of the name of its test."""
         return f"test_{_slug(self.section)}_{_slug(self.number)}_"
 
 
 SENTENCES: Final[dict[Test, Sentence]] = {}
-"""The sentence that each test is for; tests of modules imported so far."""
+"""The sentence of each test, for the modules imported so far."""
 
 
 def sentence(
@@ -74,21 +74,21 @@ SECTIONS: Final = (
 """The seed's sections that hold sentences, in its order."""
 
 NO_PROMISE: Final = (
-    Sentence("Kafka Only Consumer Coordination", "sentence 1", "Says what is described"),
-    Sentence("Synopsis", "sentence 6", "Speed is not what it is for"),
+    Sentence("Kafka Only Consumer Coordination", "sentence 1", "Describes the subject"),
+    Sentence("Synopsis", "sentence 6", "Speed is not the aim"),
     Sentence("Protocol Messages", "sentence 1", "Introduces the messages"),
     Sentence("Protocol Messages", "sentence 2", "Introduces the names of the parameters"),
     Sentence("Protocol Messages", "parameter 2b", "Advises how a team may name its groups"),
     Sentence("Protocol Messages", "sentence 3", "Introduces the constants"),
     Sentence("Protocol Messages", "sentence 4", "Introduces the list of messages"),
-    Sentence("Determining World State", "sentence 1", "Says how much depends on this part"),
-    Sentence("Partition Assignment for Consumption", "sentence 1", "Says how much depends on this part"),
-    Sentence("Partition Assignment for Consumption", "sentence 2", "Says that the problem is not trivial"),
-    Sentence("Consuming a New Partition", "sentence 1", "Says when the steps apply"),
-    Sentence("Consuming Recently Used Partitions on Restart", "sentence 1", "Says what the optimization is for"),
+    Sentence("Determining World State", "sentence 1", "Explains how much depends on this part"),
+    Sentence("Partition Assignment for Consumption", "sentence 1", "Explains how much depends on this part"),
+    Sentence("Partition Assignment for Consumption", "sentence 2", "States that the problem is not trivial"),
+    Sentence("Consuming a New Partition", "sentence 1", "States when the steps apply"),
+    Sentence("Consuming Recently Used Partitions on Restart", "sentence 1", "Explains the purpose of the optimization"),
     Sentence("Consumption", "sentence 1", "Introduces two flows (the protocol has a third, effectively once)"),
     Sentence("At Least Once", "sentence 1", "Repeats that there is a claim, see Consumption, sentence 2"),
-    Sentence("TODO", "sentence 2", "Says the wish of sentence 1 as an example"),
-    Sentence("TODO", "sentence 3", "Asks what else the wish of sentence 1 would make possible"),
+    Sentence("TODO", "sentence 2", "Gives the wish of sentence 1 as an example"),
+    Sentence("TODO", "sentence 3", "Considers what else the wish of sentence 1 would allow"),
 )
 """Sentences that neither promise anything nor give a step."""

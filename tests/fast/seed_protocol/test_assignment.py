@@ -1,4 +1,4 @@
-"""The seed protocol's sections on claiming: "Consuming a New Partition" and the one on restarts."""
+"""Check the seed protocol's sections on claiming: "Consuming a New Partition" and the one on restarts."""
 
 import json
 import random
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 NEW, RESTART = "Consuming a New Partition", "Consuming Recently Used Partitions on Restart"
 NO_TENURE_GOES_ON = (
     "6, Instance id",
-    "a client id proves nothing, and no tenure is continued; who knows that an owner is dead revokes and claims anew",
+    "a client id proves nothing, and no tenure is continued; a member that knows the owner is dead revokes and claims",
 )
 GO_LOG = Path(__file__).parents[2] / "vectors" / "marshal-log.jsonl"
 
 
-@sentence(NEW, "1", "Choose a partition to ask for")
+@sentence(NEW, "1", "Choose a partition to claim")
 def test_consuming_a_new_partition_1_a_batch_chooses_the_largest_lag() -> None:
-    """Of the partitions that look free and have something to read, that which is furthest behind comes first."""
+    """Of the free partitions with unread messages, the one with the largest lag comes first."""
     scene = Scene()
     scene.data.make(partitions=3, messages=1)
     scene.drain(scene.delivery())
@@ -46,9 +46,9 @@ def test_consuming_a_new_partition_1_a_batch_chooses_the_largest_lag() -> None:
     assert [[range_.partition for range_ in ranges] for ranges in chosen] == [[1], [0]]
 
 
-@sentence(NEW, "1.1", "How it is chosen is everybody's own affair")
+@sentence(NEW, "1.1", "Each consumer may choose in its own way")
 def test_consuming_a_new_partition_1_1_any_choice_may_be_asked_for(site: Site) -> None:
-    """A claimer takes what it is told, in that order."""
+    """A claimer claims the given partitions in the given order."""
     member = site.member()
     assert [claim.partition for claim in member.claim([7, 2, 5], max_claims=2)] == [7, 2]
 
@@ -57,10 +57,10 @@ def test_consuming_a_new_partition_1_1_any_choice_may_be_asked_for(site: Site) -
     NEW,
     "2",
     "Topic and partition together choose the coordination partition",
-    overridden_by=("1", "the topic alone decides, by md5, as the Go library does: its consumers share the log"),
+    overridden_by=("1", "the topic alone decides, by md5, as in the Go library, whose consumers share the log"),
 )
 def test_consuming_a_new_partition_2_the_topic_alone_chooses_the_coordination_partition(site: Site) -> None:
-    """Every record of a log that Go wrote lies where it is looked for; so do all partitions of a topic here."""
+    """Every record of a log that Go wrote is in the expected partition; here, all partitions of a topic share one."""
     records = [json.loads(line) for line in GO_LOG.read_text().splitlines()]
     places = [(coordination_partition(record["value"].split("/")[6], 8), record["partition"]) for record in records]
     assert len({found for found, _ in places}) >= 3
@@ -70,9 +70,9 @@ def test_consuming_a_new_partition_2_the_topic_alone_chooses_the_coordination_pa
     assert sum(value.startswith("ClaimingPartition/") for value in site.values()) == 20
 
 
-@sentence(NEW, "3", "Find out the state of the world from that coordination partition")
+@sentence(NEW, "3", "Read the world state from that coordination partition")
 def test_consuming_a_new_partition_3_its_coordination_partition_is_all_that_must_be_read(site: Site) -> None:
-    """A member that follows nothing but its topic's coordination partition knows what others did there."""
+    """A member that follows only its topic's coordination partition knows what others did there."""
     owner = site.owner_of(0, at=4)
     reader = Rationalizer(MemoryLog(site.broker), topics=[TOPIC], clock=site.clock)
     found = reader.catch_up().key(GROUP, TOPIC, 0)
@@ -84,11 +84,11 @@ def test_consuming_a_new_partition_3_its_coordination_partition_is_all_that_must
 @sentence(
     NEW,
     "3.1",
-    "What is held by one that is not stale is left, and another is chosen",
-    overridden_by=("6, Revoke", "the same, but an owner that is known to be dead is revoked and not waited for"),
+    "If the owner is not stale, choose another partition",
+    overridden_by=("6, Revoke", "the same, but an owner that is known to be dead is revoked without a wait"),
 )
 def test_consuming_a_new_partition_3_1_a_held_partition_is_passed_over(site: Site, scene: Scene) -> None:
-    """It does not look claimable, up to two intervals; a batch takes what else there is, or says that it is held."""
+    """It is not claimable for up to two intervals; a batch takes another partition, or reports that all are held."""
     dead = site.owner_of(0).member.instance
     site.clock.advance(2 * HI_MS)
     member = site.member()
@@ -106,9 +106,9 @@ def test_consuming_a_new_partition_3_1_a_held_partition_is_passed_over(site: Sit
     assert third.idle.reason == "held"
 
 
-@sentence(NEW, "3.2", "What is held by one that is stale may be asked for")
+@sentence(NEW, "3.2", "A stale owner's partition may be claimed")
 def test_consuming_a_new_partition_3_2_what_a_stale_owner_held_is_claimable(site: Site) -> None:
-    """More than two intervals after the last heartbeat, by the member's own clock: the log itself is silent."""
+    """The log is silent, so the member's clock shows that more than two intervals passed since the last heartbeat."""
     site.owner_of(0)
     member = site.member()
     site.clock.advance(2 * HI_MS + 1)
@@ -116,9 +116,9 @@ def test_consuming_a_new_partition_3_2_what_a_stale_owner_held_is_claimable(site
     assert member.claim([0])
 
 
-@sentence(NEW, "4", "Say that one claims the partition")
+@sentence(NEW, "4", "Write a claim of the partition")
 def test_consuming_a_new_partition_4_send_a_claiming_partition(site: Site) -> None:
-    """One record of that type for each partition, in the topic's coordination partition."""
+    """There is one such record for each partition, in the topic's coordination partition."""
     member = member_named(site, "c", "run9.0")
     before = len(site.values())
     member.claim([0, 4])
@@ -129,9 +129,9 @@ def test_consuming_a_new_partition_4_send_a_claiming_partition(site: Site) -> No
     ]
 
 
-@sentence(NEW, "5", "Read on to the end of the log")
+@sentence(NEW, "5", "Continue to read, to the end of the log")
 def test_consuming_a_new_partition_5_nothing_is_held_before_it_was_read_back(site: Site) -> None:
-    """The claim is in the log, and the member holds nothing until it has read past it."""
+    """The claim is in the log, but the member holds nothing until it has read past the claim."""
     member = site.member()
     held: list[tuple[str | None, int]] = []
     faulty(member).before_read = lambda: held.append((site.owner(), len(member.claims)))
@@ -145,14 +145,14 @@ def test_consuming_a_new_partition_5_nothing_is_held_before_it_was_read_back(sit
 @sentence(
     NEW,
     "5.1",
-    "The earliest claim of the partition wins; go on if it is one's own",
+    "The earliest claim of the partition wins; continue if it is your own",
     overridden_by=(
         "4 and 6",
-        "the first that finds no live owner wins, known by its log offset and not by its content",
+        "the first claim that finds no live owner wins; it is identified by its log offset, not its content",
     ),
 )
 def test_consuming_a_new_partition_5_1_the_first_claim_that_found_it_free_wins(site: Site) -> None:
-    """An earlier claim that has gone stale does not count; nor is an equal record of a twin taken for one's own."""
+    """An earlier claim that became stale does not count, nor is a twin's equal record mistaken for the member's own."""
     site.member()
     site.say(about(ClaimingPartition, "run8.0"))
     site.clock.advance(2 * HI_MS + 1)
@@ -163,9 +163,9 @@ def test_consuming_a_new_partition_5_1_the_first_claim_that_found_it_free_wins(s
     assert twin.claim([0]) == []
 
 
-@sentence(NEW, "5.2", "Who lost the race begins again with another partition")
+@sentence(NEW, "5.2", "After a lost race, start again with another partition")
 def test_consuming_a_new_partition_5_2_the_loser_says_no_more_about_it_and_takes_another(site: Site) -> None:
-    """After the lost claim there is no record of that instance about the partition, asked again or not."""
+    """After the lost claim, this instance writes no more records about the partition."""
     site.owner_of(0)
     member = member_named(site, "c", "run9.0")
     assert member.claim([0]) == []
@@ -182,10 +182,10 @@ def test_consuming_a_new_partition_5_2_the_loser_says_no_more_about_it_and_takes
     NEW,
     "6",
     "The winner sends a heartbeat at once; then it may consume",
-    overridden_by=("6, Data topic", "the same, but a key without the data topic's id is given that before"),
+    overridden_by=("6, Data topic", "the same, but first a key without the data topic's id gets it"),
 )
 def test_consuming_a_new_partition_6_a_heartbeat_follows_the_won_claim_before_anything_is_read(scene: Scene) -> None:
-    """The record behind the claim is the winner's heartbeat where the group stands; the block begins after it."""
+    """The record after the claim is the winner's heartbeat at the group's offset; the block starts after it."""
     topic_id = scene.data.describe(TOPIC).topic_id
     expected = [["ClaimingPartition"], ["DataTopic", topic_id], ["Heartbeat", "0"]]
     for _ in range(2):
@@ -199,7 +199,7 @@ def test_consuming_a_new_partition_6_a_heartbeat_follows_the_won_claim_before_an
 
 
 def step(site: Site, member: Claimer, chosen: random.Random) -> None:
-    """Let a member do something, while its broker may be failing it."""
+    """Let a member take a random step, while its broker may fail."""
     log = faulty(member)
     log.recover()
     if chosen.random() < 0.2:
@@ -217,9 +217,9 @@ def step(site: Site, member: Claimer, chosen: random.Random) -> None:
         chosen.choice(acts)()
 
 
-@sentence(NEW, "sentence 2", "As long as Kafka loses nothing, no partition has two consumers")
+@sentence(NEW, "sentence 2", "If Kafka loses no records, no partition has two consumers")
 def test_consuming_a_new_partition_sentence_2_no_two_believe_that_they_hold_it() -> None:
-    """Members that come, beat, fall silent and meet with failures: never do two hold a partition under a lease."""
+    """Members come, send heartbeats, are silent and meet failures; two never hold a lease on the same partition."""
     wins = 0
     for seed in range(12):
         site, chosen = Site(), random.Random(seed)
@@ -238,11 +238,14 @@ def test_consuming_a_new_partition_sentence_2_no_two_believe_that_they_hold_it()
     assert wins > 50
 
 
-@sentence(NEW, "sentence 2", "To lose nothing, records must be produced with the right options")
+@sentence(NEW, "sentence 2", "To lose no records, produce them with the right options")
 def test_consuming_a_new_partition_sentence_2_records_are_produced_so_that_none_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On all in-sync replicas, once and in order; two of three of these, and no election of one that lags."""
+    """Producers wait for all in-sync replicas and are idempotent.
+
+    Of three replicas two must be in sync, and a lagging replica cannot become leader.
+    """
     options: dict[str, Any] = {}
     monkeypatch.setattr(clients, "Producer", options.update)
     clients.producer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), delivery_timeout_ms=1, client_id="c")
@@ -255,13 +258,13 @@ def test_consuming_a_new_partition_sentence_2_records_are_produced_so_that_none_
 @sentence(
     RESTART,
     "sentence 2",
-    "By a client id that stays the same a client finds what it consumed before",
+    "With a constant client id, a client finds the partitions that it consumed before",
     overridden_by=NO_TENURE_GOES_ON,
 )
 def test_consuming_recently_used_partitions_on_restart_sentence_2_a_client_id_is_shown_and_gives_nothing_back(
     site: Site,
 ) -> None:
-    """The state shows what the client held; the partition is claimable for it no sooner than for anybody else."""
+    """The state shows what the client held; for this client it is claimable no earlier than for others."""
     member_named(site, "nightly", "run1.0").claim([3])
     restarted, other = member_named(site, "nightly", "run2.0"), member_named(site, "other", "run3.0")
     keys = restarted.group.keys.items()
@@ -272,11 +275,11 @@ def test_consuming_recently_used_partitions_on_restart_sentence_2_a_client_id_is
     assert restarted.claimable([3]) == other.claimable([3]) == [3]
 
 
-@sentence(RESTART, "1", "Find out the state of the whole world")
+@sentence(RESTART, "1", "Read the state of the whole world")
 def test_consuming_recently_used_partitions_on_restart_1_all_coordination_partitions_can_be_followed(
     site: Site,
 ) -> None:
-    """A reader of all of them finds what a dead run held in every topic."""
+    """A reader of all coordination partitions finds what a dead run held in every topic."""
     topics = [f"topic{number}" for number in range(8)]
     for topic in topics:
         member_named(site, "c", "run1.0", topic=topic).claim([0])
@@ -290,14 +293,14 @@ def test_consuming_recently_used_partitions_on_restart_1_all_coordination_partit
 @sentence(
     RESTART,
     "1.1",
-    "For that the recent records of all coordination partitions are read",
+    "To do so, read the recent records of all coordination partitions",
     overridden_by=(
         "5",
-        "only who reads from the start knows: what is not recent may hold a pause, a plan or a position",
+        "the state is known only from the start of the log: older records may have a pause, a plan or a position",
     ),
 )
 def test_consuming_recently_used_partitions_on_restart_1_1_recent_records_are_not_enough(site: Site) -> None:
-    """A plan made long ago is found by a reader of the whole log, and not by one that has the recent part."""
+    """A reader of the whole log finds an old plan; a reader of the recent part does not."""
     owner = site.owner_of(0)
     owner.plan({0: 9})
     end = site.broker.bounds(site.home).end
@@ -308,11 +311,11 @@ def test_consuming_recently_used_partitions_on_restart_1_1_recent_records_are_no
     assert (site.key().plan_end, site.key().provisional) == (None, True)
 
 
-@sentence(RESTART, "2", "Heartbeats of one's own that are fresh are gone on with", overridden_by=NO_TENURE_GOES_ON)
+@sentence(RESTART, "2", "If your own heartbeats are fresh, continue them", overridden_by=NO_TENURE_GOES_ON)
 def test_consuming_recently_used_partitions_on_restart_2_what_a_dead_instance_held_is_revoked_and_claimed(
     site: Site,
 ) -> None:
-    """Fresh or not: with one append the dead one's claim is over and the partition is the new instance's."""
+    """With one append, the dead instance's claim ends and the partition belongs to the new instance, fresh or not."""
     dead = site.owner_of(0)
     restarted = member_named(site, dead.member.client, "run9.0")
     assert restarted.claimable([0]) == []
@@ -323,11 +326,11 @@ def test_consuming_recently_used_partitions_on_restart_2_what_a_dead_instance_he
     assert (site.owner(), site.key().offset) == ("run9.0", 0)
 
 
-@sentence(RESTART, "2.1", "The last heartbeat tells where to go on")
+@sentence(RESTART, "2.1", "Continue at the offset of the last heartbeat")
 def test_consuming_recently_used_partitions_on_restart_2_1_the_successor_begins_at_the_last_heartbeat(
     scene: Scene,
 ) -> None:
-    """Whoever takes over reads on at the offset that the last accepted heartbeat has left."""
+    """The new owner reads from the offset of the last accepted heartbeat."""
     scene.work(scene.delivery(), max_records=2)
     scene.wait_until_stale()
     with scene.batch(scene.delivery()) as batch:

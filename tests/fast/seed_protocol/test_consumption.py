@@ -1,5 +1,5 @@
 # ruff: noqa: PT012 - what raises is the block of a batch
-"""Section "Consumption" of the seed protocol, with its two modes and the failure of a consumer; and its TODO."""
+"""Check the section "Consumption" of the seed protocol, its two modes, the failure of a consumer, and the TODO."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, cast
@@ -29,7 +29,7 @@ ALL = {(0, offset): 1 for offset in range(5)}
 
 
 def die(scene: Scene, mode: DeliveryMode, at: KillPoint, max_records: int | None = None) -> None:
-    """Let a member work until it dies at `at`, and time pass until it is stale."""
+    """Let a member work until it dies at `at`, and wait until it is stale."""
     with pytest.raises(KilledError):
         scene.work(scene.delivery(mode, log=KillableLog(scene.log(), at)), max_records=max_records)
     assert scene.work(scene.delivery(mode)).idle is not None
@@ -37,7 +37,7 @@ def die(scene: Scene, mode: DeliveryMode, at: KillPoint, max_records: int | None
 
 
 def revoked_behind(scene: Scene, record: str) -> MeddledLog:
-    """Open a log on which the claim of partition 0 is revoked right behind the first record of that type."""
+    """Return a log in which the claim of partition 0 is revoked directly after the first record of this type."""
 
     def revoke() -> None:
         owner = scene.key().owner
@@ -48,14 +48,14 @@ def revoked_behind(scene: Scene, record: str) -> MeddledLog:
 
 
 def committed_by(scene: Scene, batch: ClaimedBatch) -> list[str]:
-    """Give the offsets of the batch's heartbeats."""
+    """Return the offsets of the batch's heartbeats."""
     values = [value.split("/") for value in scene.values() if f"/{batch.batch_id}/" in value]
     return [fields[8] for fields in values if fields[0] == "Heartbeat"]
 
 
-@sentence("Consumption", "sentence 2", "Whoever processes holds a valid claim")
+@sentence("Consumption", "sentence 2", "Only the holder of a valid claim processes messages")
 def test_consumption_sentence_2_without_a_claim_nothing_is_planned_or_committed(site: Site) -> None:
-    """A partition that is another's, was never asked for, or was released: an error, and no record."""
+    """A plan or commit of another owner's, an unclaimed or a released partition is an error, and writes no record."""
     site.owner_of(0)
     member = site.member()
     member.claim([0, 1])
@@ -73,9 +73,9 @@ def test_consumption_sentence_2_without_a_claim_nothing_is_planned_or_committed(
 # At most once
 
 
-@sentence(AMO, "sentence 1", "A message is rather never processed than twice")
+@sentence(AMO, "sentence 1", "A message may be lost, but is never processed twice")
 def test_at_most_once_sentence_1_no_message_is_processed_twice_wherever_a_member_dies() -> None:
-    """Whichever append is a member's last: nothing twice, and what is missing is one batch."""
+    """Whichever append is a member's last, no message is processed twice, and only one batch may be missing."""
     for record in ("ClaimingPartition", "DataTopic", "Heartbeat", "ClaimingMessages", "ReleasingPartition"):
         for side, count in ((Side.BEFORE, 1), (Side.AFTER, 1), (Side.BEFORE, 2), (Side.AFTER, 2)):
             scene = Scene()
@@ -90,9 +90,9 @@ def test_at_most_once_sentence_1_no_message_is_processed_twice_wherever_a_member
             assert len(scene.processed) >= 3
 
 
-@sentence(AMO, "sentence 2", "The order of a partition's records makes a transaction")
+@sentence(AMO, "sentence 2", "The order of a partition's records allows a transaction")
 def test_at_most_once_sentence_2_of_two_equal_commits_one_gives_the_permission(scene: Scene) -> None:
-    """Two heartbeats of one instance id carry the same offset: who wrote the second does not process."""
+    """Two heartbeats of one instance id have the same offset: the sender of the second does not process the batch."""
     twin = ""
 
     def overtake() -> None:
@@ -107,9 +107,9 @@ def test_at_most_once_sentence_2_of_two_equal_commits_one_gives_the_permission(s
     assert scene.key().offset == 5
 
 
-@sentence(AMO, "1", "Make sure that the claim is still one's own")
+@sentence(AMO, "1", "Make sure that you still hold the claim")
 def test_at_most_once_1_who_lost_the_claim_does_not_begin(site: Site) -> None:
-    """Past its lease a member neither plans nor commits: no record of it follows."""
+    """After its lease a member neither plans nor commits, and writes no record."""
     member = site.owner_of(0, settings=AMO_SETTINGS)
     site.clock.advance(2 * HI_MS)
     before = site.values()
@@ -122,7 +122,7 @@ def test_at_most_once_1_who_lost_the_claim_does_not_begin(site: Site) -> None:
 
 @sentence(AMO, "2", "Fetch a batch of messages", overridden_by=A_BATCH_IS_A_PLAN)
 def test_at_most_once_2_a_batch_is_a_range_that_is_fixed_before_it_is_read(scene: Scene) -> None:
-    """The plan says which offsets; what arrives after it is not in the batch."""
+    """The plan fixes the offsets; messages that arrive later are not part of the batch."""
     with scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
         batch.begin_processing()
         scene.data.append(0, 3)
@@ -130,9 +130,9 @@ def test_at_most_once_2_a_batch_is_a_range_that_is_fixed_before_it_is_read(scene
     assert scene.key().offset == 5
 
 
-@sentence(AMO, "2.1", "Smaller batches lose less and cost more records")
+@sentence(AMO, "2.1", "Smaller batches lose fewer messages and need more records")
 def test_at_most_once_2_1_the_size_of_a_batch_weighs_loss_against_records() -> None:
-    """Batches of one message lose one when a member dies between commit and processing; each has its own plan."""
+    """With batches of one message, a death between commit and processing loses one message; each batch has a plan."""
     lost, plans = [], []
     for most in (1, 5):
         scene = Scene()
@@ -148,19 +148,19 @@ def test_at_most_once_2_1_the_size_of_a_batch_weighs_loss_against_records() -> N
 @sentence(
     AMO,
     "3",
-    "Claim the messages up to the last of the batch",
+    "Claim the messages up to the last one of the batch",
     overridden_by=("1", "a plan's end is the next offset to read, so messages 0 to 4 end at 5"),
 )
 def test_at_most_once_3_the_plan_names_the_end_of_the_batch(scene: Scene) -> None:
-    """One plan, at the offset behind the last message, from the batch's instance."""
+    """There is one plan, with the offset after the last message, from the batch's instance."""
     batch = scene.work(scene.delivery(AT_MOST_ONCE))
     plans = [value.split("/") for value in scene.values() if value.startswith("ClaimingMessages/")]
     assert [(fields[3], fields[8]) for fields in plans] == [(batch.batch_id, "5")]
 
 
-@sentence(AMO, "4", "Find out the state of the world anew")
+@sentence(AMO, "4", "Read the world state again")
 def test_at_most_once_4_the_log_is_read_past_the_plan_before_the_commit(site: Site) -> None:
-    """When the commit is appended the member has read all that lies before it, others' records too."""
+    """When the member commits, it has read all records before the commit, those of others too."""
     member = site.owner_of(0, settings=AMO_SETTINGS)
     site.say(about(RevokingClaim, "ops.1", 7, epoch=0))
     member.plan({0: 5})
@@ -170,9 +170,9 @@ def test_at_most_once_4_the_log_is_read_past_the_plan_before_the_commit(site: Si
     assert member.commit_before_processing({0: 5}) == {0}
 
 
-@sentence(AMO, "4.1", "Check that the claim is still one's own")
+@sentence(AMO, "4.1", "Check that you still hold the claim")
 def test_at_most_once_4_1_who_was_revoked_behind_its_plan_does_not_commit(scene: Scene) -> None:
-    """The plan is accepted, the claim is over: no commit is sent and nothing is processed."""
+    """The plan is accepted, but the claim is over: no commit is sent and nothing is processed."""
     with (
         pytest.raises(ClaimLostError),
         scene.batch(scene.delivery(AT_MOST_ONCE, log=revoked_behind(scene, "ClaimingMessages"))) as batch,
@@ -182,9 +182,9 @@ def test_at_most_once_4_1_who_was_revoked_behind_its_plan_does_not_commit(scene:
     assert committed_by(scene, batch) == ["0"]
 
 
-@sentence(AMO, "4.2", "Check that one's claim of the messages is in the log")
+@sentence(AMO, "4.2", "Check that your claim of the messages is in the log")
 def test_at_most_once_4_2_without_its_plan_in_the_log_nothing_is_committed(scene: Scene) -> None:
-    """The plan did not reach the log: an error, no commit, nothing processed; the next member does it all."""
+    """The plan did not reach the log: nothing is committed or processed, and the next member processes all."""
     log = FaultyLog(scene.log())
     log.fail(Fault.FAILED, of_type("ClaimingMessages"))
     with pytest.raises(PlanRejectedError), scene.batch(scene.delivery(AT_MOST_ONCE, log=log)) as batch:
@@ -197,7 +197,7 @@ def test_at_most_once_4_2_without_its_plan_in_the_log_nothing_is_committed(scene
 
 @sentence(AMO, "5", "A heartbeat with the offset commits")
 def test_at_most_once_5_the_offset_has_moved_before_anything_is_processed(scene: Scene) -> None:
-    """When the permission is given the batch's heartbeat has moved the offset to the plan's end; before, it had not."""
+    """The permission comes after the batch's heartbeat has moved the offset to the plan's end."""
     with scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
         assert scene.key().offset == 0
         batch.begin_processing()
@@ -207,15 +207,15 @@ def test_at_most_once_5_the_offset_has_moved_before_anything_is_processed(scene:
 
 @sentence(AMO, "6", "Process the messages of the batch")
 def test_at_most_once_6_all_of_the_batch_is_processed(scene: Scene) -> None:
-    """Each message of the range, once; and leaving the block commits nothing more."""
+    """Each message of the range is processed once, and leaving the block commits nothing more."""
     batch = scene.work(scene.delivery(AT_MOST_ONCE))
     assert scene.processed == ALL
     assert committed_by(scene, batch) == ["0", "5"]
 
 
-@sentence(AMO, "sentence 3", "The guarantee rests on durable storage and the right settings")
+@sentence(AMO, "sentence 3", "The guarantee needs durable storage and the right settings")
 def test_at_most_once_sentence_3_settings_that_could_lose_records_are_dangers() -> None:
-    """A coordination topic is looked at: each setting under which an acknowledged record can be lost is a danger."""
+    """Each setting of the coordination topic with which an acknowledged record can be lost is reported as a danger."""
 
     class Topic:
         wrong: tuple[str, str] = ("", "")
@@ -237,9 +237,9 @@ def test_at_most_once_sentence_3_settings_that_could_lose_records_are_dangers() 
         assert [(problem.setting, problem.severity) for problem in problems] == [(setting, severity)]
 
 
-@sentence(AMO, "sentence 4", "A failure before the commit is retried by others, one after it drops the batch")
+@sentence(AMO, "sentence 4", "Others retry after a failure before the commit; a failure after it drops the batch")
 def test_at_most_once_sentence_4_the_commit_divides_what_is_retried_from_what_is_dropped() -> None:
-    """Died before its commit: others process the batch once it is stale. Died right after it: nobody does."""
+    """If the member dies before its commit, others process the batch; if it dies after it, no member does."""
     for side, left in ((Side.BEFORE, ALL), (Side.AFTER, {})):
         scene = Scene()
         scene.data.make(partitions=1, messages=5)
@@ -251,9 +251,9 @@ def test_at_most_once_sentence_4_the_commit_divides_what_is_retried_from_what_is
 # At least once
 
 
-@sentence(ALO, "1", "Make sure that the claim is still one's own")
+@sentence(ALO, "1", "Make sure that you still hold the claim")
 def test_at_least_once_1_who_lost_the_claim_does_not_begin(scene: Scene) -> None:
-    """Revoked behind its plan there is no batch; when its lease ends before it is read, reading it is an error."""
+    """After a revocation there is no batch; if the lease ends before the batch is read, reading it is an error."""
     with pytest.raises(ClaimLostError):
         scene.work(scene.delivery(log=revoked_behind(scene, "ClaimingMessages")))
     with pytest.raises(ClaimLostError), scene.batch(scene.delivery()) as batch:
@@ -265,7 +265,7 @@ def test_at_least_once_1_who_lost_the_claim_does_not_begin(scene: Scene) -> None
 
 @sentence(ALO, "2", "Fetch a batch of messages", overridden_by=A_BATCH_IS_A_PLAN)
 def test_at_least_once_2_the_plan_is_in_the_log_before_the_batch_is_read(scene: Scene) -> None:
-    """On entering the block the range is planned; what arrives later is not in it."""
+    """The range is planned before the block starts; messages that arrive later are not part of it."""
     with scene.batch(scene.delivery()) as batch:
         assert (scene.key().offset, scene.key().plan_end) == (0, 5)
         scene.data.append(0, 3)
@@ -276,7 +276,7 @@ def test_at_least_once_2_the_plan_is_in_the_log_before_the_batch_is_read(scene: 
 
 @sentence(ALO, "3", "Process the batch")
 def test_at_least_once_3_processing_comes_before_the_commit(scene: Scene) -> None:
-    """When all is processed nothing is committed yet; leaving the block commits it."""
+    """Nothing is committed when all is processed; leaving the block commits the batch."""
     with scene.batch(scene.delivery()) as batch:
         scene.process(batch)
         assert (scene.processed, scene.key().offset) == (ALL, 0)
@@ -286,14 +286,14 @@ def test_at_least_once_3_processing_comes_before_the_commit(scene: Scene) -> Non
 @sentence(
     ALO,
     "4",
-    "A heartbeat in each interval carries the last offset processed",
+    "A heartbeat in each interval has the last offset processed",
     overridden_by=(
         "6, Stay and Commit",
-        "heartbeats carry the present offset; one commit, at the plan's end, moves it",
+        "heartbeats have the present offset; one commit, at the plan's end, moves it",
     ),
 )
 def test_at_least_once_4_heartbeats_stay_at_the_start_until_the_commit(site: Site) -> None:
-    """While a batch is worked on heartbeats come and move nothing; the commit moves the offset to the plan's end."""
+    """Heartbeats during a batch keep the offset; the commit moves it to the plan's end."""
     member = site.owner_of(0)
     member.plan({0: 5})
     stay(site, member, 3 * HI_MS)
@@ -307,11 +307,11 @@ def test_at_least_once_4_heartbeats_stay_at_the_start_until_the_commit(site: Sit
 @sentence(
     ALO,
     "sentence 2",
-    "A failure makes at most one interval's messages be processed again",
-    overridden_by=("6, Plan", "the bound is one batch, however long it takes: the open plan is replayed exactly"),
+    "After a failure, at most the messages of one interval are processed again",
+    overridden_by=("6, Plan", "the limit is one batch, however long it takes: the open plan is replayed exactly"),
 )
 def test_at_least_once_sentence_2_exactly_the_open_plan_is_processed_again(scene: Scene) -> None:
-    """A member dies before its commit, more messages arrive, others have other limits: they replay its very batch."""
+    """A member dies before its commit and more messages arrive; others replay the same batch, whatever their limits."""
     die(scene, AT_LEAST_ONCE, KillPoint(Side.BEFORE, "Heartbeat", 2), max_records=3)
     scene.data.append(0, 2)
 
@@ -325,18 +325,18 @@ def test_at_least_once_sentence_2_exactly_the_open_plan_is_processed_again(scene
 # Consumer failure
 
 
-@sentence(FAILURE, "sentence 1", "What a silent consumer held can be had by others")
+@sentence(FAILURE, "sentence 1", "Others can claim what a silent consumer held")
 def test_consumer_failure_sentence_1_others_finish_what_a_dead_member_began(scene: Scene) -> None:
-    """A member that died with its plan open is followed by one that finishes it and goes on."""
+    """A member that died with an open plan is followed by a member that finishes the plan and continues."""
     die(scene, AT_LEAST_ONCE, KillPoint(Side.AFTER, "ClaimingMessages"))
     scene.data.append(0, 1)
     scene.drain(scene.delivery())
     assert scene.processed == {**ALL, (0, 5): 1}
 
 
-@sentence(FAILURE, "sentence 2", "After two silent intervals those who look for partitions ask for it")
+@sentence(FAILURE, "sentence 2", "After two silent intervals, consumers that look for partitions claim it")
 def test_consumer_failure_sentence_2_all_may_ask_after_two_intervals_and_one_gets_it(site: Site) -> None:
-    """Until then it looks free to nobody; then to everybody, and the first to ask has it."""
+    """Up to that time no member sees it as free; then all do, and the first claim wins."""
     site.owner_of(0)
     waiting = [site.member() for _ in range(3)]
     site.clock.advance(2 * HI_MS)
@@ -346,9 +346,9 @@ def test_consumer_failure_sentence_2_all_may_ask_after_two_intervals_and_one_get
     assert [len(one.claim([0])) for one in waiting] == [1, 0, 0]
 
 
-@sentence(FAILURE, "sentence 3", "In at least once two may work on one batch at a time, on no more than that")
+@sentence(FAILURE, "sentence 3", "In at least once, two consumers may process the same batch, but no more than that")
 def test_consumer_failure_sentence_3_two_work_on_the_same_batch_and_one_commits_it(site: Site) -> None:
-    """A member that slept and its successor have one plan; nothing beyond it can be planned or committed twice."""
+    """A paused member and its successor have the same plan; nothing after it can be planned, or committed twice."""
     late = site.owner_of(0)
     late.plan({0: 5})
     site.clock.advance(2 * HI_MS + 1)
@@ -366,9 +366,9 @@ def test_consumer_failure_sentence_3_two_work_on_the_same_batch_and_one_commits_
     assert (site.owner(), site.key().offset) == (successor.member.instance, 5)
 
 
-@sentence(FAILURE, "sentence 4", "In at most once that cannot be: at worst messages are never processed")
+@sentence(FAILURE, "sentence 4", "In at most once this is impossible: at worst, messages are not processed")
 def test_consumer_failure_sentence_4_at_most_once_gives_the_permission_to_one(site: Site) -> None:
-    """A member sleeps before its commit and is replaced: the successor may process, the late one may not."""
+    """A member is paused before its commit and replaced: its successor may process the batch, and it may not."""
     late = site.owner_of(0, settings=AMO_SETTINGS)
     late.plan({0: 5})
     site.clock.advance(2 * HI_MS + 1)
@@ -387,17 +387,17 @@ def test_consumer_failure_sentence_4_at_most_once_gives_the_permission_to_one(si
     assert (claim.offset, claim.plan_end) == (5, None)
 
 
-# What the seed leaves to be done
+# The TODO of the seed
 
 
 @sentence(
     "TODO",
     "sentence 1",
-    "One could hold a range of offsets without the partition",
+    "A consumer could hold a range of offsets instead of the partition",
     overridden_by=("8", "a group's settings must name the feature `ranges`; never in rule set `go`"),
 )
 def test_todo_sentence_1_members_hold_ranges_of_a_partition_that_nobody_holds(site: Site) -> None:
-    """In a group that enables it two members hold a range each; under the rules of Go there is none."""
+    """In a group with ranges enabled, two members hold a range each; Go's rule set has no ranges."""
     site.begin(0, at=5)
     first, second = site.holder_of({0: (5, 8)}), site.range_claimer()
     assert [each.start for each in second.claim({0: (8, 9)})] == [8]

@@ -1,4 +1,4 @@
-"""Section "Protocol Messages" of the seed protocol."""
+"""Check the section "Protocol Messages" of the seed protocol."""
 
 from itertools import pairwise
 from uuid import uuid4
@@ -24,22 +24,25 @@ from tests.faulty_log import Fault, of_type
 from tests.members import GROUP, HI_MS, TOPIC, Site, about, faulty, messages_sent_by
 
 SECTION = "Protocol Messages"
-MORE_FIELDS = ("1", "it also carries a version, the sender's clock and the instance id, which alone counts")
-NEXT_OFFSET = ("1", "an offset is the next to read, never the last one read")
+MORE_FIELDS = (
+    "1",
+    "it also has a version, the sender's time and the instance id, and only the instance id identifies the sender",
+)
+NEXT_OFFSET = ("1", "an offset is the next one to read, never the last one that was read")
 
 
 def value_of(client: str = "c", group: str = GROUP, topic: str = TOPIC, partition: str = "0") -> bytes:
-    """Write a claim as anybody could."""
+    """Return a claim's value without a check of its fields."""
     return f"ClaimingPartition/1/0/run1.0/{client}/{group}/{topic}/{partition}".encode()
 
 
 def is_valid(value: bytes) -> bool:
-    """Tell whether readers act upon it."""
+    """Return whether readers apply the value."""
     return not isinstance(parse(value), InvalidMessage)
 
 
 def last_record(site: Site) -> str:
-    """Give the newest record, with the sender's clock as T."""
+    """Return the newest record, with the sender's clock as T."""
     kind, version, _, *rest = site.values()[-1].split("/")
     return "/".join((kind, version, "T", *rest))
 
@@ -51,10 +54,10 @@ def last_record(site: Site) -> str:
     SECTION,
     "parameter 1",
     "A client id is any string",
-    overridden_by=("1", "1 to 255 code points, none of them a slash or a control character: fields are joined by /"),
+    overridden_by=("1", "1 to 255 code points without slashes and control characters, because / separates the fields"),
 )
 def test_protocol_messages_parameter_1_a_client_id_is_any_name_that_fits_a_record(site: Site) -> None:
-    """Any name works that cannot be taken for another field; others are refused by members and readers alike."""
+    """A name without a separator works; members and readers refuse other names."""
     for client in ("c", "Halle 7, Förderband №3", "x" * 255):
         assert is_valid(value_of(client=client))
         assert member_named(site, client, f"{uuid4()}.0").member.client == client
@@ -70,11 +73,11 @@ def test_protocol_messages_parameter_1_a_client_id_is_any_name_that_fits_a_recor
     "No two members of a group should have the same client id",
     overridden_by=(
         "4",
-        "only the instance id counts, the client id is for people: two may share one",
+        "only the instance id identifies a member; the client id is for display, and two members may share it",
     ),
 )
 def test_protocol_messages_parameter_1_1_two_members_of_one_client_id_are_two(site: Site) -> None:
-    """Of two members of one client id only the one that won may beat, and the other gets what is free."""
+    """Of two members with one client id, only the winner's heartbeats count; the other gets a free partition."""
     first, second = (member_named(site, "same", f"run{number}.0") for number in (1, 2))
     first.claim([0])
     first.beat({0: 3})
@@ -84,9 +87,9 @@ def test_protocol_messages_parameter_1_1_two_members_of_one_client_id_are_two(si
     assert (site.owner(0), site.key(0).offset, site.owner(1)) == ("run1.0", 3, "run2.0")
 
 
-@sentence(SECTION, "parameter 1.2", "A client id may be random, or one that is known beforehand")
+@sentence(SECTION, "parameter 1.2", "A client id may be random, or known in advance")
 def test_protocol_messages_parameter_1_2_client_ids_are_shown_as_they_were_chosen(site: Site) -> None:
-    """The state names the client ids of owners, made up for one tenure or the same for all."""
+    """The state has the owners' client ids, whether random or always the same."""
     chosen = [str(uuid4()), "nightly", "nightly"]
     for number, client in enumerate(chosen):
         member_named(site, client, f"run{number}.0").claim([number])
@@ -98,13 +101,16 @@ def test_protocol_messages_parameter_1_2_client_ids_are_shown_as_they_were_chose
 @sentence(
     SECTION,
     "parameter 1.2b",
-    "Who restarts under its old client id goes on with its old heartbeats",
+    "After a restart with the same client id, a consumer continues its old heartbeats",
     overridden_by=("6, Instance id", "an instance id is one tenure; a delayed record of the old one would count again"),
 )
 def test_protocol_messages_parameter_1_2b_a_restart_is_another_tenure_that_starts_where_the_last_stood(
     site: Site,
 ) -> None:
-    """The restarted client owns nothing and its heartbeat is refused; it revokes, claims, and stands where it was."""
+    """The restarted client owns nothing, and its heartbeat is refused.
+
+    It revokes, claims, and continues at the offset.
+    """
     before = site.owner_of(0, at=5)
     after = member_named(site, before.member.client, "run1.1")
     site.say(about(Heartbeat, "run1.1", offset=9))
@@ -114,9 +120,9 @@ def test_protocol_messages_parameter_1_2b_a_restart_is_another_tenure_that_start
     assert (site.owner(), claim.offset) == ("run1.1", 5)
 
 
-@sentence(SECTION, "parameter 2", "A group id is an opaque string; groups do not meet")
+@sentence(SECTION, "parameter 2", "A group id is an opaque string; groups do not affect each other")
 def test_protocol_messages_parameter_2_groups_do_not_see_each_other(site: Site) -> None:
-    """Groups, also such whose name begins with the other's, hold the same partition, each with its own position."""
+    """Groups, even with a common prefix, hold the same partition with separate positions."""
     for group, at in (("foo", 1), ("foo.bar", 2), ("bar.foo", 3)):
         member = member_named(site, "c", f"{group}.0", group=group)
         assert member.claim([0])
@@ -130,9 +136,9 @@ def test_protocol_messages_parameter_2_groups_do_not_see_each_other(site: Site) 
     ]
 
 
-@sentence(SECTION, "parameter 3", "A topic goes by its name")
+@sentence(SECTION, "parameter 3", "A topic is identified by its name")
 def test_protocol_messages_parameter_3_a_topic_is_a_name_that_kafka_allows() -> None:
-    """Topics of other names are other keys; what is no name of a topic is in no valid record."""
+    """Topics with other names have other keys; a record with an invalid topic name is invalid."""
     site = Site(partitions=1)
     for topic in ("orders", "foo.orders", "foo_orders-2"):
         assert member_named(site, "c", f"{topic}.0", topic=topic).claim([0])
@@ -143,7 +149,7 @@ def test_protocol_messages_parameter_3_a_topic_is_a_name_that_kafka_allows() -> 
 
 @sentence(SECTION, "parameter 4", "A partition is Kafka's number for it")
 def test_protocol_messages_parameter_4_a_partition_is_a_number_as_kafka_has_them() -> None:
-    """Numbers from 0 to the largest of 32 bits, written in one way only."""
+    """Partitions are numbers from 0 to the largest of 32 bits, with only one spelling."""
     assert [is_valid(value_of(partition=text)) for text in ("0", "7", "2147483647")] == [True] * 3
     assert not any(is_valid(value_of(partition=text)) for text in ("", "-1", "+1", "01", "1.0", "x", "2147483648", "٣"))
 
@@ -152,7 +158,7 @@ def test_protocol_messages_parameter_4_a_partition_is_a_number_as_kafka_has_them
     SECTION, "parameter 5", "Both offsets are those of a message, as Kafka numbers them", overridden_by=NEXT_OFFSET
 )
 def test_protocol_messages_parameter_5_an_offset_is_the_next_to_read(scene: Scene) -> None:
-    """Of messages 0 to 4 the plan ends at 5, the commit is at 5, and the next batch begins with message 5."""
+    """For messages 0 to 4 the plan and the commit are at 5, and the next batch starts with message 5."""
     scene.work(scene.delivery())
     messages = [parse(value.encode()) for value in scene.values()]
     assert [message.plan_end for message in messages if isinstance(message, ClaimingMessages)] == [5]
@@ -167,11 +173,14 @@ def test_protocol_messages_parameter_5_an_offset_is_the_next_to_read(scene: Scen
 @sentence(
     SECTION,
     "parameter 5b",
-    "Nobody makes an offset up",
-    overridden_by=("1", "an offset bounds what is read, so it need not be a message's own; Kafka's bounds are kept"),
+    "Offsets are never invented",
+    overridden_by=(
+        "1",
+        "an offset is a limit of what is read and may be no message's own; it stays within Kafka's bounds",
+    ),
 )
 def test_protocol_messages_parameter_5b_no_offset_lies_outside_of_what_kafka_told(scene: Scene) -> None:
-    """Whatever the limits of batches, offsets without messages and retention: all lie within the topic's bounds."""
+    """With small batches, gaps and retention, all offsets stay within the topic's bounds."""
     scene.data.skip(0, 3)
     scene.data.append(0, 4)
     scene.data.retain_from(0, 2)
@@ -189,7 +198,7 @@ def test_protocol_messages_parameter_5b_no_offset_lies_outside_of_what_kafka_tol
 
 @sentence(SECTION, "constant 1", "The heartbeat interval is the longest time allowed between two heartbeats")
 def test_protocol_messages_constant_1_no_two_heartbeats_are_further_apart(site: Site) -> None:
-    """In the log no more than an interval lies between a member's heartbeats."""
+    """In the log, a member's heartbeats are at most an interval apart."""
     member = site.owner_of(0)
     stay(site, member, 30 * HI_MS)
 
@@ -200,7 +209,7 @@ def test_protocol_messages_constant_1_no_two_heartbeats_are_further_apart(site: 
 
 @sentence(SECTION, "constant 1b", "One heartbeat is sent in each interval")
 def test_protocol_messages_constant_1b_a_heartbeat_for_each_interval_and_few_more(site: Site) -> None:
-    """Jitter only shortens the time between heartbeats: in 70 intervals are 70 of them, and at most 100."""
+    """Jitter only shortens the time between heartbeats: 70 intervals have at least 70 and at most 100 of them."""
     member = site.owner_of(0)
     before = len(beats_ms(site))
     stay(site, member, 70 * HI_MS)
@@ -208,9 +217,9 @@ def test_protocol_messages_constant_1b_a_heartbeat_for_each_interval_and_few_mor
     assert 70 <= len(beats_ms(site)) - before <= 100
 
 
-@sentence(SECTION, "constant 1c", "A shorter interval costs more records and finds the dead sooner")
+@sentence(SECTION, "constant 1c", "A shorter interval needs more records and finds dead consumers sooner")
 def test_protocol_messages_constant_1c_a_shorter_interval_is_busier_and_recovers_sooner() -> None:
-    """Half the interval: about twice the heartbeats, and half the time until a silent member is replaced."""
+    """Half the interval means twice the heartbeats, and half the time until a silent member is replaced."""
     counts, waits = [], []
     for interval_ms in (HI_MS, HI_MS // 2):
         site, member = site_of(interval_ms)
@@ -230,9 +239,9 @@ def test_protocol_messages_constant_1c_a_shorter_interval_is_busier_and_recovers
 # Messages
 
 
-@sentence(SECTION, "message 1", "What a heartbeat says", overridden_by=MORE_FIELDS)
+@sentence(SECTION, "message 1", "The fields of a heartbeat", overridden_by=MORE_FIELDS)
 def test_protocol_messages_message_1_the_fields_of_a_heartbeat(site: Site) -> None:
-    """Client, group, topic, partition and offset, behind the instance."""
+    """Client, group, topic, partition and offset follow the instance."""
     member = member_named(site, "nightly", "run1.0")
     member.claim([3])
     member.beat({3: 7})
@@ -241,7 +250,7 @@ def test_protocol_messages_message_1_the_fields_of_a_heartbeat(site: Site) -> No
 
 @sentence(SECTION, "message 1b", "Heartbeats follow each other within the interval")
 def test_protocol_messages_message_1b_one_that_failed_is_made_up_for_in_time(site: Site) -> None:
-    """A heartbeat that does not reach the log is followed by another before the interval is over."""
+    """A heartbeat that does not reach the log is followed by another before the interval ends."""
     member = site.owner_of(0)
     faulty(member).fail(Fault.FAILED, of_type("Heartbeat"), times=1)
     stay(site, member, 2 * HI_MS)
@@ -251,9 +260,9 @@ def test_protocol_messages_message_1b_one_that_failed_is_made_up_for_in_time(sit
     assert max(gaps) <= HI_MS
 
 
-@sentence(SECTION, "message 2", "What a claim says: it is how one asks for a partition", overridden_by=MORE_FIELDS)
+@sentence(SECTION, "message 2", "The fields of a claim, which requests a partition", overridden_by=MORE_FIELDS)
 def test_protocol_messages_message_2_a_claim_is_the_first_that_is_said_about_a_partition(site: Site) -> None:
-    """Client, group, topic and partition, and nothing behind them; before it the instance says nothing of the key."""
+    """It ends with client, group, topic and partition; the instance has written nothing about the key before."""
     site.member()
     member = member_named(site, "nightly", "nightly.0")
     member.claim([3])
@@ -261,9 +270,9 @@ def test_protocol_messages_message_2_a_claim_is_the_first_that_is_said_about_a_p
     assert messages_sent_by(site, "nightly.0") == ["ClaimingPartition"]
 
 
-@sentence(SECTION, "message 3", "What a release says: it gives a partition up at once", overridden_by=MORE_FIELDS)
+@sentence(SECTION, "message 3", "The fields of a release, which frees a partition at once", overridden_by=MORE_FIELDS)
 def test_protocol_messages_message_3_a_released_partition_is_free_at_once(site: Site) -> None:
-    """Client, group, topic, partition and offset; nobody has to wait until the owner is stale."""
+    """It ends with client, group, topic, partition and offset; no member has to wait until the owner is stale."""
     member = member_named(site, "nightly", "run1.0")
     member.claim([3])
     member.beat({3: 7})
@@ -276,10 +285,13 @@ def test_protocol_messages_message_3_a_released_partition_is_free_at_once(site: 
     SECTION,
     "message 4",
     "Messages are claimed up to an offset, for at most once",
-    overridden_by=("6, Plan", "every mode plans: an open plan is what the next owner replays, exactly"),
+    overridden_by=("6, Plan", "every mode writes plans, and the next owner replays an open plan exactly"),
 )
 def test_protocol_messages_message_4_every_mode_plans_before_it_processes(site: Site) -> None:
-    """Client, group, topic, partition and the plan's end; in each mode it is in the log before a message is read."""
+    """It ends with client, group, topic, partition and the plan's end.
+
+    In each mode it is in the log before a message is read.
+    """
     member = member_named(site, "nightly", "run1.0")
     member.claim([3])
     member.beat({3: 7})
@@ -295,9 +307,9 @@ def test_protocol_messages_message_4_every_mode_plans_before_it_processes(site: 
             scene.process(batch)
 
 
-@sentence(SECTION, "message 5", "What a pause says", overridden_by=MORE_FIELDS)
+@sentence(SECTION, "message 5", "The fields of a pause", overridden_by=MORE_FIELDS)
 def test_protocol_messages_message_5_the_fields_of_a_pause(site: Site) -> None:
-    """Client, group and the time until which it holds; version 0, no topic, partition 0, as Go writes it."""
+    """It has client, group and the end of the pause; version 0, no topic and partition 0, as Go writes it."""
     GroupAdmin(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=site.clock).pause(1_800_000_000)
     kind, version, _, instance, *rest = site.values()[-1].split("/")
     assert (kind, version, rest) == ("ReleaseGroup", "0", ["ops", "etl", "", "0", "1800000000"])
@@ -306,7 +318,7 @@ def test_protocol_messages_message_5_the_fields_of_a_pause(site: Site) -> None:
 
 @sentence(SECTION, "message 5b", "An operator pauses a whole group until a time")
 def test_protocol_messages_message_5b_a_pause_holds_everywhere_until_its_time(site: Site) -> None:
-    """In every coordination partition nothing is claimed until then, by others neither; then it is over by itself."""
+    """Until that time, no member can claim in any coordination partition; then the pause ends without a record."""
     member = site.member()
     until_s = site.clock.wall_ms() // 1_000 + 60
     GroupAdmin(Rationalizer(site.log(), clock=site.clock), GROUP, "ops", clock=site.clock).pause(until_s)

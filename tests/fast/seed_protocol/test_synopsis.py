@@ -1,4 +1,4 @@
-"""Section "Synopsis" of the seed protocol."""
+"""Check the section "Synopsis" of the seed protocol."""
 
 from contextlib import suppress
 
@@ -16,9 +16,9 @@ from tests.real.kill_points import KillableLog, KilledError, KillPoint, Side
 APPENDS = ("GroupSettings", "ClaimingPartition", "DataTopic", "Heartbeat", "ClaimingMessages", "ReleasingPartition")
 
 
-@sentence("Synopsis", "sentence 1", "Any number of consumers divide the work with nothing in common but Kafka")
+@sentence("Synopsis", "sentence 1", "Any number of consumers divide the work and share nothing except Kafka")
 def test_synopsis_sentence_1_members_share_nothing_but_the_log(site: Site) -> None:
-    """Members that each have only a log of their own on the topic hold every partition, and none twice."""
+    """Members that only share the topic hold every partition, and none twice."""
     members = [site.member() for _ in range(5)]
     for member in members:
         member.rationalizer.catch_up()
@@ -29,9 +29,9 @@ def test_synopsis_sentence_1_members_share_nothing_but_the_log(site: Site) -> No
     assert sorted(held) == [(number, site.owner(number)) for number in range(10)]
 
 
-@sentence("Synopsis", "sentence 2", "What a lock service guarantees is had without one")
+@sentence("Synopsis", "sentence 2", "The protocol gives the guarantees of a lock service without one")
 def test_synopsis_sentence_2_exclusion_succession_and_fencing(site: Site) -> None:
-    """One holds it, the next gets it when that one is silent, with a higher token; the late one changes nothing."""
+    """A successor gets a silent owner's partition with a higher token; the late owner changes nothing."""
     first = site.owner_of(0)
     epoch = first.claims[0].epoch
     assert site.member().claim([0]) == []
@@ -43,9 +43,9 @@ def test_synopsis_sentence_2_exclusion_succession_and_fencing(site: Site) -> Non
     assert (site.owner(), site.key().offset) == (second.member.instance, 0)
 
 
-@sentence("Synopsis", "sentence 3", "A topic of its own is the transaction log from which everything follows")
+@sentence("Synopsis", "sentence 3", "A separate topic is the transaction log that determines all state")
 def test_synopsis_sentence_3_nothing_counts_that_is_not_in_the_log(site: Site) -> None:
-    """What a member believes is what a reader of the log finds; what did not get into the log did not happen."""
+    """A member's state is what a reader of the log finds; a record that did not reach the log has no effect."""
     member = site.owner_of(0)
     member.plan({0: 5})
     claim, key = member.claims[0], site.key()
@@ -58,9 +58,9 @@ def test_synopsis_sentence_3_nothing_counts_that_is_not_in_the_log(site: Site) -
     assert DEFAULT_COORDINATION_TOPIC == "__marshal"
 
 
-@sentence("Synopsis", "sentence 4", "Order within a partition is enough, unless an unclean election breaks it")
+@sentence("Synopsis", "sentence 4", "The order within a partition is enough, except after an unclean election")
 def test_synopsis_sentence_4_order_decides_and_a_truncated_log_ends_every_claim(site: Site) -> None:
-    """The first record in the log wins whoever began to send first; a log that lost records is trusted by nobody."""
+    """The first record in the log wins, whichever was sent first; no member trusts a log that lost records."""
     first, second = site.member(), site.member()
 
     def first_is_faster() -> None:
@@ -78,9 +78,9 @@ def test_synopsis_sentence_4_order_decides_and_a_truncated_log_ends_every_claim(
     assert not first.claims
 
 
-@sentence("Synopsis", "sentence 5", "Whatever fails, the protocol copes with it")
+@sentence("Synopsis", "sentence 5", "The protocol handles failures at any step")
 def test_synopsis_sentence_5_a_member_may_die_at_any_step() -> None:
-    """Whichever append is the last that a member does, wholly, in part or not at all: others do the rest, once."""
+    """Whichever append is a member's last, written or not: others process the rest, once."""
     for at in (KillPoint(side, record) for record in APPENDS for side in Side):
         scene = Scene()
         scene.data.make(partitions=2, messages=5)

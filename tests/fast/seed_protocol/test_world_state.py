@@ -1,4 +1,4 @@
-"""Sections "Determining World State" and "Heartbeats" of the seed protocol."""
+"""Check the sections "Determining World State" and "Heartbeats" of the seed protocol."""
 
 import random
 
@@ -20,11 +20,11 @@ from tests.fast.seed_protocol.sentences import sentence
 from tests.members import GROUP, HI_MS, SETTINGS, TOPIC, Site, about, settings_record
 
 WORLD, HEARTBEATS = "Determining World State", "Heartbeats"
-ONLY_SHOWN = ("3", "exactly one interval still counts as fresh; both names are for showing and decide nothing")
+ONLY_SHOWN = ("3", "exactly one interval still counts as fresh; both states are only displayed and decide nothing")
 
 
 def say_anything(site: Site, chosen: random.Random) -> None:
-    """Let one of three instances say whatever comes to its mind about one of two partitions, at whatever time."""
+    """Let one of three instances write any record about one of two partitions, at any time."""
     site.clock.advance(chosen.choice((0, 1, HI_MS, 2 * HI_MS, 2 * HI_MS + 1)) if chosen.random() < 0.2 else 10)
     at, instance, partition = chosen.randrange(20), f"run{chosen.randrange(3)}.0", chosen.randrange(2)
     said = (
@@ -38,7 +38,7 @@ def say_anything(site: Site, chosen: random.Random) -> None:
 
 @sentence(WORLD, "sentence 2", "A rationalizer turns the sequence of records into a world state")
 def test_determining_world_state_sentence_2_the_state_follows_from_the_records(site: Site) -> None:
-    """A claim, a heartbeat, a plan and a release, read one after the other, each leave what they say."""
+    """A claim, a heartbeat, a plan and a release, read one after the other, each have their effect on the state."""
     reader = Rationalizer(MemoryLog(site.broker), clock=site.clock)
     found = []
     epoch = site.broker.bounds(site.home).end
@@ -59,11 +59,14 @@ def test_determining_world_state_sentence_2_the_state_follows_from_the_records(s
 @sentence(
     WORLD,
     "sentence 3",
-    "All who read the same log come to the same state: nothing else has a say",
-    overridden_by=("2", "the same, and time too is in the log: the broker's timestamps count, no reader's clock"),
+    "All readers of the same log get the same state; nothing else affects it",
+    overridden_by=(
+        "2",
+        "the same, and time comes from the log too: from the broker's timestamps, not from a reader's clock",
+    ),
 )
 def test_determining_world_state_sentence_3_the_same_log_gives_the_same_state(site: Site) -> None:
-    """A reader that followed record by record, with a clock of its own, agrees with one that reads all at once."""
+    """A reader that followed record by record, with another clock, has the same state as one that reads all at once."""
     slow, chosen = Rationalizer(MemoryLog(site.broker), clock=ManualClock()), random.Random(5)
     site.say(settings_record(SETTINGS))
     for _ in range(400):
@@ -80,13 +83,16 @@ def test_determining_world_state_sentence_3_the_same_log_gives_the_same_state(si
 @sentence(
     WORLD,
     "sentence 4",
-    "The state is had by reading the whole log, and holds as of the last record read",
-    overridden_by=("5", "the same, or from a snapshot; who can read neither observes, and nobody claims from that"),
+    "A reader gets the state from the whole log, as of the last record that it read",
+    overridden_by=(
+        "5",
+        "the same, or from a snapshot; a reader that can use neither only observes, and no member claims",
+    ),
 )
 def test_determining_world_state_sentence_4_it_takes_the_whole_log_and_is_as_old_as_its_last_record(
     site: Site,
 ) -> None:
-    """A reader knows what it has read; one that cannot read from the beginning only observes, and nobody claims."""
+    """A reader knows what it has read; without the start of the log it only observes, and no member claims."""
     reader = Rationalizer(MemoryLog(site.broker), clock=site.clock)
     reader.catch_up()
     owner = site.owner_of(0, at=4)
@@ -100,9 +106,9 @@ def test_determining_world_state_sentence_4_it_takes_the_whole_log_and_is_as_old
         site.claimer().claim([1])
 
 
-@sentence(WORLD, "sentence 5", "Heartbeats and the records about partitions tell who is there")
+@sentence(WORLD, "sentence 5", "Heartbeats and records about partitions show the active consumers")
 def test_determining_world_state_sentence_5_the_state_names_who_is_at_work(site: Site) -> None:
-    """Of those that beat, that fell silent, that released and that were revoked only the first are at work."""
+    """Of members that send heartbeats, are silent, released or were revoked, only the first are active."""
     silent = site.owner_of(0)
     site.clock.advance(HI_MS)
     beating, leaving, revoked = (site.owner_of(number) for number in (1, 2, 3))
@@ -120,7 +126,7 @@ def test_determining_world_state_sentence_5_the_state_names_who_is_at_work(site:
 
 @sentence(HEARTBEATS, "sentence 1", "A consumer must send a heartbeat in each interval")
 def test_heartbeats_sentence_1_who_sends_none_stops_by_itself_before_others_may_begin(site: Site) -> None:
-    """A silent owner believes in its claim for a little less than two intervals, the log for exactly two."""
+    """A silent owner's lease lasts a little less than two intervals; in the log, its claim lasts exactly two."""
     owner, other = site.owner_of(0), site.member()
     site.clock.advance(1.9 * HI_MS - 1)
     owner.check([0])
@@ -131,16 +137,16 @@ def test_heartbeats_sentence_1_who_sends_none_stops_by_itself_before_others_may_
     assert other.claimable([0]) == []
 
 
-@sentence(HEARTBEATS, "sentence 2", "Heard of within an interval: fresh", overridden_by=ONLY_SHOWN)
+@sentence(HEARTBEATS, "sentence 2", "A heartbeat within the last interval: fresh", overridden_by=ONLY_SHOWN)
 def test_heartbeats_sentence_2_fresh_is_up_to_one_interval() -> None:
-    """From the heartbeat to one interval after it, that included."""
+    """A member is fresh from its heartbeat to one interval after it, inclusive."""
     assert {freshness(silent_ms, HI_MS) for silent_ms in (0, 1, HI_MS - 1, HI_MS)} == {Freshness.FRESH}
     assert freshness(HI_MS + 1, HI_MS) is not Freshness.FRESH
 
 
 @sentence(HEARTBEATS, "sentence 3", "Silent for one to two intervals: unknown", overridden_by=ONLY_SHOWN)
 def test_heartbeats_sentence_3_unknown_is_up_to_two_intervals_and_nobody_may_claim(site: Site) -> None:
-    """An owner that is in doubt owns all the same: who claims is refused, and its next heartbeat is accepted."""
+    """Such an owner still owns: a claim is refused, and the owner's next heartbeat is accepted."""
     assert {freshness(silent_ms, HI_MS) for silent_ms in (HI_MS + 1, 2 * HI_MS)} == {Freshness.UNKNOWN}
 
     owner = site.owner_of(0)
@@ -152,7 +158,7 @@ def test_heartbeats_sentence_3_unknown_is_up_to_two_intervals_and_nobody_may_cla
 
 @sentence(HEARTBEATS, "sentence 4", "Silent for more than two intervals: stale")
 def test_heartbeats_sentence_4_stale_is_more_than_two_intervals_without_a_heartbeat(site: Site) -> None:
-    """A heartbeat in between puts it off; a millisecond over two intervals after the last one another wins."""
+    """A heartbeat prolongs the time; a millisecond over two intervals after the last one, another claim wins."""
     assert freshness(2 * HI_MS + 1, HI_MS) is Freshness.STALE
 
     owner = site.owner_of(0)
