@@ -104,7 +104,7 @@ def test_nothing_that_listens_is_told_within_the_time_out(
 
 
 def test_a_name_that_is_not_known_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    """The error for an unknown host name shows the name and says to check bootstrap_servers."""
+    """The error for an unknown host name shows the name and advises to check bootstrap_servers."""
     message = reached(MAKERS["admin"], connection_to("no-such-host.invalid:9092", timeout_s=1))
     assert "Failed to resolve 'no-such-host.invalid:9092'" in message
     assert "check bootstrap_servers" in message
@@ -149,7 +149,7 @@ def test_what_answers_but_is_not_kafka_is_told_without_waiting(serve: Callable[[
 
 
 def test_a_server_without_tls_is_told(serve: Callable[[bytes | None], int]) -> None:
-    """If the client uses TLS and the server does not, the message says so."""
+    """If the client uses TLS and the server does not, the message names SSL and `security_protocol`."""
     message = reached(MAKERS["admin"], connection_to(serve(b"\x00" * 64), security_protocol="SSL"))
     assert "SSL" in message
     assert "security_protocol" in message

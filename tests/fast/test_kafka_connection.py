@@ -285,7 +285,7 @@ def test_a_file_is_read(tmp_path: Path, pem: dict[str, Any]) -> None:
     ],
 )
 def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, name: str, text: str, words: str) -> None:
-    """The message names the file and says what is wrong with it."""
+    """The message names the file and describes the fault."""
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigurationError) as caught:
