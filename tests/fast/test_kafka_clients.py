@@ -156,7 +156,7 @@ def test_a_server_without_tls_is_told(serve: Callable[[bytes | None], int]) -> N
 
 
 def test_topics_that_cannot_be_asked_tell_why(free_port: int) -> None:
-    """`Topics` raises the same error if a broker is down. A best-effort commit returns the error as text."""
+    """If a broker is down, `Topics` raises an error with the reason. A best-effort commit returns the error as text."""
     with Topics(connection_to(free_port)) as topics:
         with pytest.raises(UnavailableError, match="Connection refused"):
             topics.describe("orders")

@@ -39,7 +39,10 @@ def run(script: str) -> list[str]:
 
 
 def test_an_answer_that_lists_no_brokers_ends_no_process() -> None:
-    """A single fenced broker returns such a response: each query raises an error with advice, and later ones work."""
+    """If a response lists no brokers, as that of a single fenced broker, each query raises an error with advice.
+
+    Later queries work.
+    """
     lines = run("""
         with fake_broker([1], {"orders": {0: 1, 1: 1}}) as broker, KafkaInspector(connection_to(broker)) as topics:
             assert topics.broker_count() == 1

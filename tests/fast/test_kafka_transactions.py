@@ -82,7 +82,7 @@ def test_a_fatal_error_that_the_client_loses_is_told(said: str | None, expected:
 
 
 def test_another_error_of_the_interpreter_is_left_alone() -> None:
-    """An error of the interpreter that is not Kafka's is passed on."""
+    """A SystemError that does not come from Kafka is passed on."""
     one = transaction()
     cast("Client", one._producer).raises = behind(ValueError("of a callback"))
     with pytest.raises(SystemError, match="result with an exception set"):
@@ -91,7 +91,7 @@ def test_another_error_of_the_interpreter_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("of_connection_s", "wanted_ms"), [(60.0, 10_000), (5.0, 5_000)])
 def test_no_request_waits_longer_than_its_transaction_lasts(of_connection_s: float, wanted_ms: int) -> None:
-    """The request time-out does not exceed the transaction time-out. The client would reject such settings."""
+    """The request time-out does not exceed the transaction time-out, because the client rejects such settings."""
     transaction(of_connection_s)
     assert Client.settings["transaction.timeout.ms"] == 10_000
     assert Client.settings["socket.timeout.ms"] == wanted_ms

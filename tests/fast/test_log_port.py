@@ -1,4 +1,4 @@
-"""The tests of the contract of every coordination log.
+"""Tests of the contract that every coordination log fulfils.
 
 `LogPort` contains the tests. Here they run against the log in memory, in `tests/real/test_kafka_log.py` against Kafka.
 """

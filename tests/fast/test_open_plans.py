@@ -54,7 +54,10 @@ def test_no_good_partition_is_given_up_for_a_bad_one(bad: set[int], max_attempts
 
 
 def test_commands_name_the_partition_where_it_is_one() -> None:
-    """There is one command for each group and topic, with names quoted for a shell. It names a single partition."""
+    """There is one command for each group and topic, with names quoted for a shell.
+
+    A command names the partition if there is only one.
+    """
     both = [*plans(5, 5), OpenPlan("my group", "a", 7, 0, 1, 5)]
     assert retry_commands(both) == "marshal-dagster retry etl orders; marshal-dagster retry 'my group' a 7"
     assert exhausted(plans(4, 5, 6)) == plans(4, 5, 6)[1:]

@@ -69,7 +69,7 @@ def test_an_honest_run_passes() -> None:
     ],
 )
 def test_a_doctored_run_is_caught(doctor: Doctor, counts: tuple[int, ...], rule: str) -> None:
-    """An altered run violates the expected rule."""
+    """An altered run is rejected with the rule that it violates."""
     verdict = judge(FACTS, doctor(seen()), PARKED)
     assert (verdict.lost, verdict.invented, verdict.repeated) == counts[:3]
     assert bool(verdict.out_of_order) is bool(counts[3])

@@ -195,7 +195,10 @@ def refusing(*numbers: int, is_named: bool = True) -> Callable[[Sequence[Row]], 
 
 
 def test_a_session_begins_in_the_database_then_at_kafkas_end_then_asks_what_was_published() -> None:
-    """The start aborts in Kafka what earlier sessions may still publish, because those are already superseded."""
+    """A session starts in the database, then in Kafka, and then reads the last note.
+
+    Whatever an earlier session still starts in Kafka comes before this session's start there, which aborts it.
+    """
     ports = Ports(Outbox([row(1), row(2)], note=render_note([row(1)])))
     counts = HarvestCounts()
     harvest = Harvest(ports.store, ports.publisher, limits=HarvestLimits(), counts=counts, now_ms=Clock())
@@ -358,7 +361,7 @@ def test_a_session_that_finishes_strikes_what_it_has_published() -> None:
 
 
 def test_who_does_not_lead_any_more_publishes_nothing_more() -> None:
-    """Leadership is checked before each batch."""
+    """Leadership is checked before each batch, and a former leader publishes nothing more."""
     ports = Ports(None, *map(row, range(4)))
     answers = iter((True, True, False))
     harvest = begun(ports, leads=lambda: next(answers))
@@ -451,7 +454,7 @@ def test_a_row_that_is_refused_too_often_is_set_aside_before_its_successors_go()
 
 
 def test_a_row_that_is_published_at_last_is_not_counted_against_its_successors() -> None:
-    """A published row clears the refusals of its ordering key."""
+    """Once a row is published, earlier refusals of its key do not count against later rows."""
     ports = Ports(None, row(1, b"k"))
     clock = Clock()
     harvest = begun(ports, clock, max_attempts=2)
@@ -634,7 +637,10 @@ def test_rows_that_are_set_aside_with_their_topic_are_not_published_in_a_long_tu
 
 
 def test_a_topic_that_goes_while_a_batch_is_published_is_left_out_of_it() -> None:
-    """The rest of the batch is published after the database has confirmed that the session is current."""
+    """If a topic disappears while a batch is published, the other rows are published.
+
+    Before that, the database must confirm that the session is current.
+    """
     ports = Ports(None, row(1, topic="gone"), row(2))
     harvest = begun(ports)
 
@@ -648,7 +654,7 @@ def test_a_topic_that_goes_while_a_batch_is_published_is_left_out_of_it() -> Non
 
 
 def test_nothing_is_published_twice_however_two_sessions_meet_that_begin_anew() -> None:
-    """An older session is refused, restarts, checks and publishes, interleaved in all ways with a newer one."""
+    """Two sessions, interleaved in all ways, publish no row twice, although the older one is refused and restarts."""
     published = {meeting(places) for places in combinations_with_replacement(range(10), 4)}
     assert all(len(set(rows)) == len(rows) for rows in published)
     assert {(), (2, 3)} <= published
@@ -681,7 +687,7 @@ def meeting(places: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def test_waits_double_up_to_five_seconds() -> None:
-    """The wait doubles with each consecutive refusal of an ordering key or a topic."""
+    """The wait doubles with each consecutive refusal of an ordering key or a topic, up to five seconds."""
     clock = Clock()
     holds = RefusalBackoff(HarvestLimits(max_attempts=100), clock)
     waits = []
@@ -725,7 +731,7 @@ def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -
 
 
 def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
-    """The refusals of the next row are counted from zero."""
+    """After a row was parked, the refusals of the next row of its key are counted from zero."""
     holds = RefusalBackoff(HarvestLimits(max_attempts=2), Clock())
     assert holds.refuse(row(1, b"k"), "reason") is None
     assert not holds.is_open(row(2, b"k"))

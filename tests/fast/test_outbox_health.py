@@ -211,7 +211,7 @@ def test_a_standby_knows_whether_it_could_take_over(harvester: Harvester, ends: 
 
 
 def test_a_standby_looks_now_and_then(harvester: Harvester, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standby does not check at each turn of its loop."""
+    """A standby checks the database and Kafka every ten seconds, and not at each turn of its loop."""
     monkeypatch.setattr(harvester_module, "_LOOK_AT_ENDS_S", 10.0)
     elector: Any = SimpleNamespace(topic="t", failure=None)
     harvester._looked_at_s -= 11

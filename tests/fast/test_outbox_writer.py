@@ -102,7 +102,7 @@ def test_an_invalid_record_is_refused(way: Callable[[Any], int], record: object,
 
 @pytest.mark.parametrize("way", [by_psycopg, by_sqlalchemy])
 def test_a_single_record_is_refused(way: Callable[[Any], int]) -> None:
-    """The error shows what to pass instead."""
+    """The error for a single record advises to pass a sequence."""
     with pytest.raises(
         ConfigurationError, match=r"records: a single OutboxRecord; give a sequence of them, such as \[record\]"
     ):
@@ -112,6 +112,6 @@ def test_a_single_record_is_refused(way: Callable[[Any], int]) -> None:
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["poll_interval_s", "transaction_timeout_s"])
 def test_an_invalid_time_of_a_harvester_is_refused(name: str, seconds: float) -> None:
-    """With an invalid time the harvester's thread would fail with another error, or never wait."""
+    """An invalid time is rejected, because the harvester's thread would fail with another error, or never wait."""
     with pytest.raises(ConfigurationError, match=f"{name}: .*; give a time above 0"):
         HarvesterOptions(**{name: seconds})  # type: ignore[arg-type]

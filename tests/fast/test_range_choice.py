@@ -74,9 +74,9 @@ def without_the_dead(key: Key, start: int, end: int, look: ChoiceContext) -> Key
 def test_what_is_chosen_is_accepted_and_the_lowest(
     key: Key, look: ChoiceContext, until: int, size: int, max_attempts: int | None
 ) -> None:
-    """A planned range without a live owner is chosen first and exactly.
+    """A planned range without a live owner is chosen first, with its exact bounds.
 
-    Otherwise it is the lowest free one of at most `size`.
+    Otherwise the lowest free range of at most `size` offsets is chosen. The log accepts each choice.
     """
     group = range_group()
     chosen = choose_range(group, key, look, until=until, size=size, max_attempts=max_attempts)
@@ -126,7 +126,7 @@ def test_nothing_is_chosen_where_the_group_allows_none(group: Group) -> None:
 
 
 def test_nothing_is_chosen_of_what_is_only_observed() -> None:
-    """A provisional state does not show what is free."""
+    """Nothing is chosen from a provisional state, because it does not show what is free."""
     key = Key(offset=0, data_topic_id=TOPIC_ID, provisional=True)
 
     assert choose_range(range_group(), key, ChoiceContext(NOW_MS), until=9, size=5) is None

@@ -490,7 +490,7 @@ def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, mon
     """
     member = site.holder_of({0: (5, 10)})
     site.range_claimer().claim({0: (5, 10)}, is_dead=lambda _: True)
-    monkeypatch.setattr(member.rationalizer, "check_identity", raiser(AssertionError("the broker was asked")))
+    monkeypatch.setattr(member.rationalizer, "check_identity", raiser(AssertionError("the broker was queried")))
 
     with pytest.raises(ClaimLostError, match="its heartbeat was refused"):
         member.beat()

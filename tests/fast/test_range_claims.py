@@ -122,7 +122,7 @@ def test_they_have_the_form_of_section_1(record: Message, text: str) -> None:
 @pytest.mark.parametrize("tail", ["5", "5/6/7", "5/", "/6", "05/6", "5/06", "5/9223372036854775808", "-1/6", "5/6 "])
 @pytest.mark.parametrize("kind", ["ClaimingRange", "PlanningRange"])
 def test_all_numbers_fit_int64_and_each_is_a_field_of_its_own(kind: str, tail: str) -> None:
-    """Any other tail is invalid, and `render` rejects it."""
+    """A record with any other tail is invalid, and `render` rejects it."""
     parsed = parse(f"{kind}/1/1/i/c/g/t/0/{tail}".encode())
     assert isinstance(parsed, InvalidMessage)
     assert parsed.reason in {Invalid.NUMBER, Invalid.FIELD_COUNT}
@@ -132,7 +132,7 @@ def test_all_numbers_fit_int64_and_each_is_a_field_of_its_own(kind: str, tail: s
 
 
 def test_they_lie_in_the_coordination_partition_of_their_topic() -> None:
-    """In another coordination partition they are invalid."""
+    """A range record in another coordination partition is invalid."""
     world = World(2)
     verdicts = {world.apply(number, 0, 1, b"ClaimingRange/1/1/i/c/g/t/0/5/6").reason for number in (0, 1)}
     assert verdicts == {Invalid.MISPLACED, Refusal.RANGES_DISABLED}
@@ -173,7 +173,10 @@ def test_no_range_is_claimed_in_a_paused_group_not_by_the_pausing_instance_eithe
 
 
 def test_no_range_is_claimed_beside_a_live_whole_owner(log: Log) -> None:
-    """After more than two intervals a range can be claimed, and the stale owner loses its ownership."""
+    """Beside a live owner of the whole partition no range is claimed.
+
+    After more than two intervals a range can be claimed, and the stale owner loses its ownership.
+    """
     log.win("ClaimingPartition", by="whole", at_ms=10)
     log.lose(Refusal.LIVE_OWNER, "ClaimingRange", 5, 9, at_ms=10 + 2 * HI_MS)
     log.win("ClaimingRange", 5, 9, at_ms=11 + 2 * HI_MS)
@@ -182,7 +185,7 @@ def test_no_range_is_claimed_beside_a_live_whole_owner(log: Log) -> None:
 
 
 def test_no_range_is_claimed_beside_an_open_whole_plan(log: Log) -> None:
-    """The plan must first be completed by an owner of the whole partition."""
+    """An open plan of the whole partition must first be completed, by an owner of the whole partition."""
     log.win("ClaimingPartition", by="whole")
     log.win("ClaimingMessages", 8, by="whole")
     log.win("ReleasingPartition", 5, by="whole")
@@ -190,7 +193,7 @@ def test_no_range_is_claimed_beside_an_open_whole_plan(log: Log) -> None:
 
 
 def test_the_offset_and_the_data_topic_id_must_be_known() -> None:
-    """The first whole claim sets both."""
+    """Without a known offset and data topic id a range claim is refused. The first whole claim sets both."""
     log = Log()
     log.settle()
     log.lose(Refusal.OFFSET_UNKNOWN, "ClaimingRange", 5, 9)
@@ -251,14 +254,14 @@ def test_a_spent_range_is_in_nobodys_way(log: Log) -> None:
 
 
 def test_a_spent_range_is_still_there_until_another_is_claimed(log: Log) -> None:
-    """Its owner may still send a heartbeat."""
+    """An expired range stays until the next claim, because its owner may still send a heartbeat."""
     epoch = log.win("ClaimingRange", 5, 9)
     log.win("RangeHeartbeat", epoch, at_ms=3 * HI_MS)
     log.lose(Refusal.RANGE_TAKEN, "ClaimingRange", 5, 9, by="b")
 
 
 def test_there_are_at_most_256_ranges(log: Log) -> None:
-    """At the limit a planned range can still be claimed again, and expired ranges do not count."""
+    """A key has at most 256 ranges. A planned one can still be claimed again, and expired ones do not count."""
     epochs = [log.plan(10 * number + 10, 10 * number + 15) for number in range(MOST_RANGES - 1)]
     log.win("ClaimingRange", 5, 6, at_ms=1)
     log.lose(Refusal.TOO_MANY_RANGES, "ClaimingRange", 7, 8)
@@ -273,7 +276,7 @@ def test_there_are_at_most_256_ranges(log: Log) -> None:
 
 
 def test_only_the_live_owner_plans_a_range(log: Log) -> None:
-    """Another instance, another epoch and a stale owner are refused."""
+    """A plan of another instance, of another epoch or of a stale owner is refused."""
     epoch = log.win("ClaimingRange", 5, 9)
     log.lose(Refusal.NOT_OWNER, "PlanningRange", epoch, 9, by="b")
     log.lose(Refusal.OTHER_EPOCH, "PlanningRange", epoch + 1, 9)
@@ -281,7 +284,7 @@ def test_only_the_live_owner_plans_a_range(log: Log) -> None:
 
 
 def test_no_range_is_planned_in_a_paused_group(log: Log) -> None:
-    """Ranges that are already planned can still be completed."""
+    """In a paused group no range is planned, but planned ranges can still be completed."""
     epoch, planned = log.win("ClaimingRange", 5, 9), log.plan(9, 12)
     log.pause(by="a")
     log.lose(Refusal.PAUSED, "PlanningRange", epoch, 9)
@@ -290,7 +293,7 @@ def test_no_range_is_planned_in_a_paused_group(log: Log) -> None:
 
 
 def test_a_plan_ends_within_the_claimed_range_and_leaves_the_rest(log: Log) -> None:
-    """The offsets after the plan's end are free at once."""
+    """A plan must end within its range. The offsets after its end are free at once."""
     epoch = log.win("ClaimingRange", 6, 9)
     for end in (5, 6, 10):
         log.lose(Refusal.OUTSIDE_RANGE, "PlanningRange", epoch, end)
@@ -314,7 +317,7 @@ def test_a_planned_range_stays_exactly_as_it_is(log: Log) -> None:
 
 
 def test_the_owner_beats_live_or_stale(log: Log) -> None:
-    """Another instance is refused, and no other range gets the heartbeat."""
+    """The heartbeat of the owner, live or stale, renews only its own range. Another instance's is refused."""
     epoch, other = log.win("ClaimingRange", 5, 9), log.win("ClaimingRange", 9, 12)
     log.lose(Refusal.NOT_OWNER, "RangeHeartbeat", epoch, by="b")
     log.win("RangeHeartbeat", epoch, at_ms=9 * HI_MS)
@@ -323,7 +326,7 @@ def test_the_owner_beats_live_or_stale(log: Log) -> None:
 
 
 def test_only_a_planned_range_is_done_and_only_its_owner_says_so(log: Log) -> None:
-    """A stale owner may complete its plan as long as no other member has claimed the range."""
+    """Only a planned range can be done. A stale owner may complete it until another member has claimed the range."""
     epoch = log.win("ClaimingRange", 5, 9)
     log.lose(Refusal.NOT_PLANNED, "RangeDone", epoch)
     log.win("PlanningRange", epoch, 9)
@@ -333,7 +336,7 @@ def test_only_a_planned_range_is_done_and_only_its_owner_says_so(log: Log) -> No
 
 
 def test_the_offset_moves_only_over_done_ground_without_a_gap(log: Log) -> None:
-    """A range done too early waits and is merged with its neighbours. Then the offset passes all of them at once."""
+    """A done range waits for those before it and is merged with its neighbours. Then the offset passes all of them."""
     first, second, third, far = log.plan(5, 9), log.plan(9, 12), log.plan(12, 20), log.plan(21, 30)
     log.win("RangeDone", third)
     log.win("RangeDone", far)
@@ -347,7 +350,7 @@ def test_the_offset_moves_only_over_done_ground_without_a_gap(log: Log) -> None:
 
 
 def test_what_is_done_is_never_claimed_again_in_its_generation(log: Log) -> None:
-    """The at-most-once mode depends on this."""
+    """A done range is never claimed again in its generation. The at-most-once mode depends on this."""
     log.win("RangeDone", log.plan(9, 12))
     log.win("RangeDone", log.plan(5, 7))
     log.lose(Refusal.RANGE_TAKEN, "ClaimingRange", 9, 12, at_ms=9 * HI_MS)
@@ -360,7 +363,7 @@ def test_what_is_done_is_never_claimed_again_in_its_generation(log: Log) -> None
 
 @pytest.mark.parametrize("kind", ["ReleasingRange", "RevokingRange"])
 def test_a_claimed_range_goes_with_its_owner_a_planned_one_stays(log: Log, kind: str) -> None:
-    """The planned range can be claimed again at once."""
+    """When the owner is gone, a range that was only claimed is removed. A planned one stays and is free at once."""
     claimed, planned = log.win("ClaimingRange", 5, 9), log.plan(9, 12)
     log.win(kind, claimed)
     log.win(kind, planned)
@@ -370,7 +373,7 @@ def test_a_claimed_range_goes_with_its_owner_a_planned_one_stays(log: Log, kind:
 
 
 def test_only_the_owner_releases_a_range_anybody_revokes_it_by_its_epoch(log: Log) -> None:
-    """Stale ranges can also be released and revoked."""
+    """Only the owner can release a range, and any instance can revoke it by its epoch, even a stale one."""
     first, second = log.win("ClaimingRange", 5, 9), log.plan(9, 12)
     log.lose(Refusal.NOT_OWNER, "ReleasingRange", first, by="b")
     log.lose(Refusal.OTHER_EPOCH, "RevokingRange", second + 1, by="b")
@@ -383,7 +386,7 @@ def test_only_the_owner_releases_a_range_anybody_revokes_it_by_its_epoch(log: Lo
 
 
 def test_nobody_claims_whole_beside_a_live_range(log: Log) -> None:
-    """The pausing instance is refused too."""
+    """Beside a live range no instance can claim the whole partition, including the pausing one."""
     log.win("ClaimingRange", 5, 9)
     log.lose(Refusal.HELD_BY_RANGES, "ClaimingPartition", by="b", at_ms=2 * HI_MS)
     log.pause()
@@ -392,7 +395,7 @@ def test_nobody_claims_whole_beside_a_live_range(log: Log) -> None:
 
 
 def test_whole_claims_take_spent_ranges_away(log: Log) -> None:
-    """Without planned or done ranges, the partition is free for whole claims."""
+    """A whole claim removes expired ranges. It is accepted if no range is planned or done."""
     epoch = log.win("ClaimingRange", 5, 9)
     log.win("ClaimingPartition", by="b", at_ms=2 * HI_MS + 1)
     assert log.ranges == []
@@ -404,7 +407,10 @@ def test_whole_claims_take_spent_ranges_away(log: Log) -> None:
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_only_the_pausing_instance_claims_whole_beside_planned_or_done_ranges(log: Log, is_done: bool) -> None:
-    """The whole claim removes the owners of the ranges, so their later heartbeats are refused."""
+    """Beside planned or done ranges only the pausing instance can claim the whole partition.
+
+    The claim removes the owners of the ranges, so their later heartbeats are refused.
+    """
     epoch = log.plan(9, 12)
     if is_done:
         log.win("RangeDone", epoch)
@@ -418,7 +424,10 @@ def test_only_the_pausing_instance_claims_whole_beside_planned_or_done_ranges(lo
 
 
 def test_the_whole_owners_heartbeats_and_plans_move_nothing_over_ranges(log: Log) -> None:
-    """If its pause has ended, the owner's heartbeat keeps it live and is reported, but it cannot open a plan."""
+    """An owner of the whole partition cannot move the offset over ranges, even after its pause has ended.
+
+    Its heartbeat keeps it live and is reported. Its plan is refused.
+    """
     log.plan(9, 12)
     log.win("ReleaseGroup", 8, by="p", at_ms=5 * HI_MS)
     log.win("ClaimingPartition", by="p")
@@ -433,7 +442,7 @@ def test_the_whole_owners_heartbeats_and_plans_move_nothing_over_ranges(log: Log
 
 
 def test_many_heartbeats_at_once_move_nothing_over_ranges(log: Log) -> None:
-    """This holds for the fast path of `apply_many`."""
+    """Heartbeats that the fast path of `apply_many` reads do not move the offset over ranges either."""
     log.plan(9, 12)
     log.pause()
     log.win("ClaimingPartition", by="p", at_ms=5 * HI_MS)
@@ -446,7 +455,10 @@ def test_many_heartbeats_at_once_move_nothing_over_ranges(log: Log) -> None:
 
 
 def test_a_set_position_drops_all_ranges_in_a_new_generation(log: Log) -> None:
-    """Setting the id of another data topic also drops the ranges, and makes the offset unknown."""
+    """A set position drops all ranges and starts a generation.
+
+    So does the id of another data topic, which also makes the offset unknown.
+    """
     log.plan(9, 12)
     log.pause()
     log.win("ClaimingPartition", by="p", at_ms=5 * HI_MS)
@@ -463,7 +475,7 @@ def test_a_set_position_drops_all_ranges_in_a_new_generation(log: Log) -> None:
 
 
 def test_settings_wait_for_live_ranges_and_clear_stale_owners(log: Log) -> None:
-    """Planned and done ranges stay, in the same generation. Expired ranges are removed."""
+    """Settings wait for live ranges. Planned and done ranges stay in their generation, and expired ones are removed."""
     done, planned = log.plan(5, 7), log.plan(9, 12)
     log.win("RangeDone", log.plan(12, 20))
     log.win("RangeDone", done)
@@ -478,7 +490,7 @@ def test_settings_wait_for_live_ranges_and_clear_stale_owners(log: Log) -> None:
 
 
 def test_another_delivery_drops_all_ranges_in_a_new_generation(log: Log) -> None:
-    """This holds even if the new settings also enable ranges."""
+    """Another delivery drops all ranges and starts a generation, even if the new settings also enable ranges."""
     log.win("RevokingRange", log.plan(9, 12))
     settled = log.settle(delivery="at_most_once")
     assert (log.key.offset, log.key.generation, log.ranges) == (5, settled, [])
@@ -486,7 +498,7 @@ def test_another_delivery_drops_all_ranges_in_a_new_generation(log: Log) -> None
 
 @pytest.mark.parametrize(("features", "rules"), [("-", "native"), ("ranges", "go")])
 def test_switched_off_ranges_are_gone_in_a_new_generation(log: Log, features: str, rules: str) -> None:
-    """A key without ranges keeps its generation."""
+    """Settings that disable ranges drop them and start a generation. A key without ranges keeps its generation."""
     log.win("RevokingRange", log.plan(9, 12))
     settled = log.settle(features, rules=rules)
     assert (log.key.offset, log.key.generation, log.ranges) == (5, settled, [])
@@ -514,7 +526,7 @@ def test_each_range_record_has_a_rule() -> None:
 
 
 def test_an_observing_reader_knows_no_ranges() -> None:
-    """A range record creates its key and has no other effect."""
+    """In an observed log a range record creates its key and has no other effect."""
     log = Log(start=7)
     log.win("GroupSettings", HI_MS, "native", "at_least_once", "ranges")
     log.win("Heartbeat", 5)
@@ -548,7 +560,7 @@ def test_ranges_are_shown_where_there_are_any(log: Log) -> None:
 
 
 def test_a_copy_of_a_key_has_all_of_it() -> None:
-    """No field is missing in the copy."""
+    """A copy of a key has all of its fields."""
     held = Range(5, 9, Phase.PLANNED)
     key = Key(4, Owner("a", "c", 7), 3, 9, 2, 1, "x" * 22, provisional=True, ranges=(held,))
     assert all(getattr(key, each.name) != getattr(Key(), each.name) for each in fields(Key))
@@ -588,5 +600,5 @@ def test_settings_with_ranges_and_go_are_valid_though_they_enable_nothing() -> N
     ],
 )
 def test_tail_says_what_a_range_record_says(record: Message, text: str) -> None:
-    """The text is for a person who follows the log."""
+    """The text shows the bounds and the epoch of a range record to a person who follows the log."""
     assert details_text(record) == text

@@ -84,7 +84,7 @@ def test_offsets_without_records_are_passed_over(site: Site) -> None:
 
 
 def test_own_records_are_told_by_their_offset(site: Site) -> None:
-    """Of two equal records each gets its own result."""
+    """Two equal records are distinguished by their offsets, and each gets its own result."""
     rationalizer, _ = reader(site)
     message = claim_record(0)
     first, second = site.say(message), site.say(message)
@@ -245,7 +245,7 @@ def test_a_reader_overtaken_by_retention_observes_from_there(site: Site, caplog:
 
 
 def test_of_what_retention_deleted_before_it_was_read_back_nothing_is_told(site: Site) -> None:
-    """Deletion by retention is not mistaken for truncation.
+    """Records that retention deletes before they are read back have no result. The log does not count as truncated.
 
     Simulator seed 574955: a process slept after an append.
     """
@@ -282,7 +282,7 @@ class OvertakenLog(MemoryLog):
 
 
 def test_of_what_retention_deleted_after_it_was_read_back_nothing_is_told_either(site: Site) -> None:
-    """The state from the deleted records is discarded, and with it their results."""
+    """If retention deletes records that were read back, their effect on the state and their results are discarded."""
     rationalizer = Rationalizer(OvertakenLog(site.broker), clock=site.clock)
     rationalizer.catch_up()
     messages = [claim_record(number) for number in range(4)]
@@ -313,7 +313,7 @@ class ByRecordLog(MemoryLog):
 
 
 def test_each_own_record_must_have_the_brokers_timestamp(site: Site) -> None:
-    """The check includes the last record, when other records were read before it."""
+    """Each own record must have the broker's timestamp, including the last one after others."""
     rationalizer = Rationalizer(ByRecordLog(site.broker), clock=site.clock)
     rationalizer.catch_up()
     own = {}
@@ -327,7 +327,7 @@ def test_each_own_record_must_have_the_brokers_timestamp(site: Site) -> None:
 
 
 def test_what_a_reading_has_shown_counts_though_it_fails(site: Site) -> None:
-    """An own record has its sender's timestamp. This is an error for good, even if the broker then stops answering."""
+    """If a read shows an own record with its sender's timestamp, the log is given up, even if the read then fails."""
     log = ByRecordLog(site.broker)
     rationalizer = Rationalizer(log, clock=site.clock)
     rationalizer.catch_up()

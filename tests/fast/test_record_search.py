@@ -114,7 +114,7 @@ UDF = "An exception was thrown from the worker.\nTraceback (most recent call las
     ],
 )
 def test_an_error_of_sparks_in_one_line(text: str, line: str) -> None:
-    """The line is Python's own, or Java's."""
+    """An error of Spark is reduced to one line: Python's own, or Java's."""
     assert first_line(ValueError(text)) == line
 
 
@@ -134,13 +134,13 @@ def test_an_error_of_sparks_in_one_line(text: str, line: str) -> None:
     ],
 )
 def test_what_a_disk_or_a_broker_comes_to_is_of_no_record(text: str, *, is_of_none: bool) -> None:
-    """Any record would cause such an error, so the first one would be blamed."""
+    """An error of a disk or a broker belongs to no record. Any record would cause it, so the first would be blamed."""
     error = type("SparkException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})(text)
     assert record_search._is_of_no_record(error) is is_of_none
 
 
 def test_only_what_an_action_of_spark_raised_is_looked_into() -> None:
-    """The user's function may also wrap the error in another one."""
+    """Only an error of a Spark action starts a search, also if the user's function wraps it in another error."""
     captured = type("PythonException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})("x")
     analysis = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})("x")
     other = RuntimeError("mine")

@@ -441,14 +441,14 @@ def test_heartbeat_from_the_live_owner() -> None:
 
 
 def test_heartbeat_with_a_higher_offset_commits() -> None:
-    """A higher offset is committed."""
+    """A heartbeat with a higher offset commits it."""
     log = held()
     assert log.at(4).beat("a", 6) == "accepted"
     assert log.key() == owned("a", 0, 4, offset=6)
 
 
 def test_heartbeat_with_a_lower_offset_moves_nothing() -> None:
-    """A lower offset renews the last beat, and changes neither offset nor plan."""
+    """A heartbeat with a lower offset renews the last beat, and changes neither offset nor plan."""
     log = planned()
     assert log.at(4).beat("a", 1) == "accepted"
     assert log.key() == owned("a", 0, 4, offset=5, plan_end=9)
@@ -751,7 +751,7 @@ def test_data_topic_in_place_of_one_needs_the_own_pause(data_topic_id: str) -> N
 
 
 def test_another_data_topic() -> None:
-    """Another id removes the offset and the plan and starts a new generation. The owner stays."""
+    """The id of another data topic removes offset and plan and starts a generation. The owner stays."""
     log = planned()
     log.data_topic("a", ID_A)
     log.pause("a")
@@ -760,7 +760,7 @@ def test_another_data_topic() -> None:
 
 
 def test_the_same_data_topic_again() -> None:
-    """The same id changes nothing."""
+    """The id of the same data topic changes nothing."""
     log = planned()
     log.data_topic("a", ID_A)
     log.pause("a")
@@ -913,7 +913,7 @@ def test_the_first_record_decides_whatever_it_is() -> None:
 
 
 def test_each_coordination_partition_is_certain_or_not_by_itself() -> None:
-    """A coordination partition without its start makes no other provisional."""
+    """A coordination partition without its start makes no other partition provisional."""
     reader = PlainReader(8)
     reader.read(4, 7, 0, b"ClaimingPartition/1/1/a/c/g/ev/0")
     reader.read(5, 0, 0, b"ClaimingPartition/1/1/a/c/g/ev2/0")
@@ -1020,7 +1020,7 @@ def test_go_heartbeat_of_the_owner_keeps_the_epoch() -> None:
 
 
 def test_go_heartbeat_lowers_the_offset() -> None:
-    """A lower offset is committed too and ends the plan.
+    """A heartbeat with a lower offset commits it and ends the plan.
 
     The same offset keeps the plan, whichever instance sends it.
     """
@@ -1069,7 +1069,7 @@ def test_go_release_from_another() -> None:
 
 @pytest.mark.parametrize("offset", [1, 5, 8])
 def test_go_release_by_the_pauser_sets_the_position(offset: int) -> None:
-    """Positions are set as under the rule set native."""
+    """Under go, positions are set as under native."""
     log = planned("go")
     log.pause("a")
     assert log.release("a", offset) == "accepted"
@@ -1077,7 +1077,7 @@ def test_go_release_by_the_pauser_sets_the_position(offset: int) -> None:
 
 
 def test_go_claims_plans_and_revocations_are_those_of_native() -> None:
-    """All other rules are those of section 4."""
+    """Under go, all other rules are those of section 4."""
     log = planned("go")
     assert log.claim("b") == "refused"
     assert log.plan("b", 9) == "refused"

@@ -12,7 +12,7 @@ def test_a_transcript_is_what_happens(scenario: transcripts.Scenario) -> None:
 
 
 def test_no_transcript_is_left_over() -> None:
-    """Each file belongs to a scenario."""
+    """Each transcript file belongs to a scenario."""
     assert set(transcripts.FOLDER.iterdir()) == {transcripts.path_of(scenario) for scenario in transcripts.SCENARIOS}
 
 

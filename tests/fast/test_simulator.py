@@ -69,7 +69,10 @@ def test_half_a_snapshot_can_be_read() -> None:
     ],
 )
 def test_what_was_committed_is_not_done_again(epoch: int, sender: str, began_at: int, is_broken: bool) -> None:
-    """A claim knows the records before it in the log, and an owner knows its own commits."""
+    """Committed work must not be done again by a claim or an owner that could know of the commit.
+
+    A claim knows the records before it in the log, and an owner knows its own commits.
+    """
     broken: list[str] = []
     judge = LogJudge(1, lambda promise, _: broken.append(promise))
     what = ("etl", "orders", 0), 0, 8
@@ -85,7 +88,7 @@ def test_what_was_committed_is_not_done_again(epoch: int, sender: str, began_at:
 def test_a_reader_is_told_of_what_it_counts_on(reads_on_from: int, is_told: bool) -> None:
     """A read of one record may return later ones.
 
-    If they are truncated, only a reader that continues after them is affected.
+    A truncation affects only a reader that continues after the new end.
     """
     scheduler = Scheduler(seed=0)
     cluster = Cluster(scheduler, 1, 1_000, {}, seed=0)
@@ -110,7 +113,10 @@ def test_a_reader_is_told_of_what_it_counts_on(reads_on_from: int, is_told: bool
 
 @pytest.mark.parametrize("seed", [132_454, 162_658])
 def test_an_alarm_that_was_false_is_none(seed: int) -> None:
-    """Both seeds raised false alarms: by records that were only looked at, and by claims in a step that ends them."""
+    """Two seeds that once raised false alarms keep every promise.
+
+    The alarms came from records that were only looked at, and from claims during the step that ends them.
+    """
     assert simulate(scenario(seed)).violations == ()
 
 
@@ -147,7 +153,7 @@ def test_every_beginning_keeps_every_promise(beginning: Beginning) -> None:
 
 
 def test_nothing_is_in_the_output_twice() -> None:
-    """This holds whatever happened to the log."""
+    """No row is in the output twice, whatever happened to the log."""
     broken: list[str] = []
     output = Output()
     output.rows[0, 3].update([0, 1])

@@ -288,9 +288,9 @@ def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
 
 
 def test_a_table_for_appends_alone_takes_no_rows_away(target: DeltaTarget) -> None:
-    """`can_replace` reports it before a position is set.
+    """`can_replace` reports a table that is only for appends, before a position is set.
 
-    A new generation over existing rows is rejected before reading.
+    A new generation over existing rows is rejected before it is read.
     """
     deliver(target, "a", part(0, 0, 3))
     table = FakeTable(target.table.path)
@@ -335,7 +335,7 @@ def test_gaps_in_which_no_row_stays_are_no_conditions(
 
 
 def test_rows_that_stay_at_too_many_places_are_refused(target: DeltaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark could not plan such a commit, so it is rejected before, with advice."""
+    """A commit that replaces too many intervals is rejected with advice, because Spark could not plan it."""
     monkeypatch.setattr(delta_sink, "MOST_INTERVALS", 49)
     with pytest.raises(
         SinkRejectedError, match=r"at 50 separate .* one commit can replace 49 intervals, .*max_records"
@@ -360,7 +360,7 @@ def test_commits_of_a_newer_version_are_refused() -> None:
 
 
 def test_commits_of_the_version_before_are_read() -> None:
-    """In that version each partition has all fields."""
+    """Commits of version 1, in which each partition has all fields, are read."""
     commit = Commit(7).then("attempt", [part(0, 0, 4), part(3, 0, 9, generation=5, epoch=9)])
     positions = [
         {"group": group, "topic": topic, "partition": partition, "first_generation": each.first_generation}
@@ -372,7 +372,7 @@ def test_commits_of_the_version_before_are_read() -> None:
 
 
 def test_a_commit_says_in_common_what_partitions_have_in_common() -> None:
-    """Each file of the table's log contains the metadata of all partitions, so they must be short."""
+    """A commit stores common values once, because each file of the table's log has all partitions of the output."""
     taken = [part(number, 0, 1_000_000, epoch=1_000_000) for number in range(4_096)]
     commit = Commit().then("a" * 32, taken)
     assert len(commit.to_metadata()) < 4_096 * 25
@@ -380,7 +380,7 @@ def test_a_commit_says_in_common_what_partitions_have_in_common() -> None:
 
 
 def test_what_a_commit_says_is_read_back() -> None:
-    """Names may contain characters that JSON escapes."""
+    """A commit is read back equal, also if names contain characters that JSON escapes."""
     taken = [part(0, 2**62, 2**63 - 1, group='a "group"', topic="t"), part(3, 0, 0, generation=5, epoch=9)]
     commit = Commit(7).then("attempt", taken)
     assert Commit.from_metadata(commit.to_metadata()) == commit
@@ -390,7 +390,7 @@ def test_what_a_commit_says_is_read_back() -> None:
 
 
 def test_options_that_are_the_sinks_own_are_refused() -> None:
-    """The sink uses these options for its own commits."""
+    """Options that the sink uses for its own commits are rejected."""
     with pytest.raises(ConfigurationError, match="txnversion"):
         DeltaSink("/out", options={"txnVersion": "1"})
     with pytest.raises(ConfigurationError, match="path: empty"):

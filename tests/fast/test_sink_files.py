@@ -324,7 +324,7 @@ def test_sweeping_survives_what_it_does_not_know(output: FileOutput) -> None:
 
 
 def test_another_format_is_refused(output: FileOutput) -> None:
-    """All files of an output have one format."""
+    """A sink with another format is rejected, because all files of an output have one format."""
     deliver(output, "a", part(0, 0, 1))
     with pytest.raises(SinkRejectedError, match="holds json files, not parquet"):
         FileSink(output.path).verdicts([part(0, 1, 2)])
@@ -445,7 +445,7 @@ def test_a_link_whose_answer_was_lost_counts_once(output: FileOutput, monkeypatc
 
 
 def test_a_file_system_without_hard_links_is_told(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is one clear line, and nothing is committed."""
+    """A file system without hard links causes one clear error, and nothing is committed."""
 
     def cannot(source: Path, target: Path) -> None:
         raise PermissionError(1, "Operation not permitted", str(source), None, str(target))

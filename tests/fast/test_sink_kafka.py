@@ -519,7 +519,7 @@ def test_a_new_generation_may_be_appended(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_an_output_topic_made_anew_is_refused(target: KafkaTarget) -> None:
-    """The lost rows are not skipped over. A new generation writes them again."""
+    """Rows that a re-created output topic has lost are not skipped. A new generation writes them again."""
     deliver(target, "a", part(0, 0, 3))
     for wanted in (part(0, 0, 3), part(0, 3, 6)):
         sink = target.sink()
@@ -558,7 +558,7 @@ def _note_text(**fields: object) -> str:
 
 
 def test_notes_of_a_newer_version_are_refused(target: KafkaTarget) -> None:
-    """Older code must not accept newer notes or damaged ones."""
+    """Notes of a newer version and damaged notes are rejected."""
     key = target.sink()._key(part(0, 0, 3)).encode()
     for text, said in (
         (json.dumps({"version": 2}), "has version 2, this marshal-dagster knows 1"),
@@ -582,7 +582,7 @@ def test_notes_of_a_newer_version_are_refused(target: KafkaTarget) -> None:
 
 
 def test_a_note_of_groups_of_a_newer_version_is_refused(target: KafkaTarget) -> None:
-    """A damaged note of groups must not be taken for a missing one."""
+    """A note of groups that is newer or damaged is rejected, and not taken for a missing one."""
     wanted = part(0, 0, 3)
     key = target.sink()._key(replace(wanted, group="", partition=-1)).encode()
     for text, said in (
@@ -614,7 +614,7 @@ def test_what_a_note_says_is_read_back() -> None:
 
 
 def test_values_that_cannot_be_are_refused() -> None:
-    """The error names the field."""
+    """An invalid option is rejected with the name of its field."""
     for options, said in (
         ({"topic": ""}, "^topic: empty"),
         ({"transaction_timeout_s": 1}, "^transaction_timeout_s: 1 is too short. Give at least"),

@@ -427,7 +427,7 @@ WRONG: Mapping[type[SqliteSink], str] = {
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
 def test_a_wrong_sink_is_caught(wrong: type[SqliteSink], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The case that was written for its mistake fails."""
+    """Each wrong sink fails the case that was written for its mistake."""
     monkeypatch.setattr(example, "SqliteSink", wrong)
     target = example.SqliteOutput(tmp_path)
     case = BY_NAME[WRONG[wrong]]

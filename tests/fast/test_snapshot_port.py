@@ -56,7 +56,7 @@ class SnapshotTopicPort(ABC):
             topic.bounds([0, 2])
 
     def test_a_closed_topic_can_be_used_again(self, topic: SnapshotTopic) -> None:
-        """`close` only releases connections."""
+        """A closed topic can be used again, because `close` only releases connections."""
         topic.append(0, ROWS[:1])
         for _ in range(2):
             topic.close()

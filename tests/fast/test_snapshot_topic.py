@@ -85,7 +85,7 @@ def test_a_cut_log_with_a_snapshot_is_certain(site: Site, topic: MemorySnapshotT
 
 
 def test_without_a_snapshot_a_cut_log_is_observed(site: Site, topic: MemorySnapshotTopic) -> None:
-    """An empty snapshot topic changes nothing."""
+    """Without a snapshot, a log whose start was deleted is only observed."""
     cut(site)
     assert not reader(site, topic).world.partitions[site.home].certain
 

@@ -80,7 +80,7 @@ def take_over(site: Site, offset: int) -> None:
 def test_a_snapshot_behind_offsets_without_records_is_passed_over_once_there_are_some(
     site: Site, topic: ActedOnTopic
 ) -> None:
-    """The snapshot was taken after a transaction marker, and the log now has records at the marker's offset."""
+    """A snapshot after a transaction marker is skipped once the log has records at the marker's offset."""
     site.broker.skip(site.home, 2)
     write(read(site), site, topic)
     site.broker.truncate(site.home, 2)
@@ -93,7 +93,7 @@ def test_a_snapshot_behind_offsets_without_records_is_passed_over_once_there_are
 def test_a_log_truncated_while_a_snapshot_is_held_against_it_is_not_taken_for_one_that_was_cut(
     site: Site, topic: ActedOnTopic
 ) -> None:
-    """Only if retention deleted the record can the check be left out. Here the record was lost."""
+    """The check of a snapshot is left out only if retention deleted the record, and not if the log was truncated."""
     site.say(about(Heartbeat, "run0.0", offset=6))
     site.say(about(Heartbeat, "run0.0", offset=7))
     write(read(site), site, topic)
@@ -113,7 +113,10 @@ def test_a_log_truncated_while_a_snapshot_is_held_against_it_is_not_taken_for_on
 
 
 def test_who_follows_the_log_anew_looks_whether_it_is_the_one_that_was_read(site: Site, topic: ActedOnTopic) -> None:
-    """Otherwise it would continue from records that the log has lost, and replace the good snapshot."""
+    """A reader that follows the log again checks that it is the log that it has read.
+
+    Otherwise it would continue from records that the log has lost, and replace the good snapshot.
+    """
     other = next(number for number in range(site.partitions) if number != site.home)
     write(read(site), site, topic)
     site.broker.retain_from(site.home, 2)
@@ -135,7 +138,10 @@ def test_who_follows_the_log_anew_looks_whether_it_is_the_one_that_was_read(site
 def test_nothing_is_cleared_away_for_a_snapshot_of_what_was_lost_as_it_was_written(
     site: Site, topic: ActedOnTopic
 ) -> None:
-    """The older snapshot is the only one that still matches the log."""
+    """No snapshot is deleted for one whose records were lost while it was written.
+
+    The older snapshot is the only one that still matches the log.
+    """
     write(read(site), site, topic)
     site.broker.retain_from(site.home, 1)
     for offset in (6, 7):
@@ -159,7 +165,10 @@ def test_nothing_is_cleared_away_for_a_snapshot_of_what_was_lost_as_it_was_writt
 def test_the_newest_is_told_though_an_older_one_came_after_it(
     site: Site, topic: ActedOnTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest snapshot is so long that the first read sees only its end."""
+    """The newest snapshot is found even if an older one was written after it.
+
+    It is so long that the first read sees only its end.
+    """
     lagging = read(site)
     site.say(about(Heartbeat, "run0.0", offset=6))
     with monkeypatch.context() as long:
@@ -178,7 +187,7 @@ def test_the_newest_is_told_though_an_older_one_came_after_it(
 
 
 def test_one_is_found_though_a_newer_one_came_and_compaction_took_it(site: Site, topic: ActedOnTopic) -> None:
-    """This happens between the look-up of the bounds and the read."""
+    """A snapshot is found even if compaction replaces it by a newer one between the look-up and the read."""
     live = read(site)
     write(live, site, topic)
     site.broker.retain_from(site.home, 1)

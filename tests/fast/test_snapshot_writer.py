@@ -199,7 +199,10 @@ def test_a_run_that_did_nothing_asks_nothing() -> None:
 
 
 def test_a_former_snapshot_keeps_no_member_from_writing_another() -> None:
-    """Such a snapshot may be useless to readers of the present version, however new it is."""
+    """A snapshot of the previous version does not stop a member from writing one.
+
+    Readers of the present version may not be able to use it, however new it is.
+    """
     records = json.loads(Path("tests/data/snapshots_before_go_rules.json").read_text(encoding="utf-8"))["version_1"]
     topic = MemorySnapshotTopic(1)
     topic.append(0, [Record(key.encode(), value.encode()) for key, value in records])

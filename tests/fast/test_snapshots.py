@@ -219,7 +219,7 @@ def test_a_newer_version_is_passed_over_by_its_name() -> None:
     ],
 )
 def test_a_key_of_something_else_is_no_snapshot(key: bytes | None) -> None:
-    """Records of other writers are ignored."""
+    """A record with a key of another form is ignored."""
     assert collect([(key, b"value")]) == ([], {})
 
 
@@ -314,7 +314,7 @@ def test_a_closing_part_that_is_none_leaves_it_incomplete(closing: bytes) -> Non
 
 
 def test_a_topic_of_another_coordination_partition_is_malformed() -> None:
-    """Such a key shows that the writer was faulty."""
+    """A snapshot with a topic of another coordination partition is rejected, because its writer was faulty."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     part, _ = rendered([HEAD, GROUP, {"topic": "orders"}, KEY], world)
     name = SnapshotName(TOPIC_ID, 4, 0, 0, "s")
@@ -383,7 +383,7 @@ def test_a_writer_says_that_it_knows_ranges() -> None:
 
 
 def test_a_version_deletes_only_its_own() -> None:
-    """Some members may read only the other version."""
+    """A writer deletes only snapshots of its own version, because some members may read only the other one."""
     world = at(world_of(), 10)
     stored = collect(render(world, TOPIC_ID, "s"))[0]
     assert len(outdated(stored, SnapshotName(TOPIC_ID, 1, 0, 11, "t", version=3))) == 2
@@ -440,7 +440,10 @@ def former(name: str) -> list[Record]:
 
 @pytest.mark.parametrize(("name", "ranges"), [("version_1", 0), ("version_2", 1)])
 def test_a_former_snapshot_is_read_when_every_group_with_keys_has_settings(name: str, ranges: int) -> None:
-    """The old defaults do not matter in such a snapshot. A group that is only paused has no keys."""
+    """A snapshot of the previous version is accepted if each group with keys has settings.
+
+    The old defaults do not matter then. A group that is only paused has no keys.
+    """
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
 
     restored = read(former(name), world).world
@@ -454,14 +457,17 @@ def test_a_former_snapshot_is_read_when_every_group_with_keys_has_settings(name:
 
 
 def test_a_former_snapshot_with_a_group_without_settings_is_passed_over() -> None:
-    """Its keys follow the rule set `native`, which no longer applies to groups without settings."""
+    """A snapshot of the previous version is rejected if a group without settings has keys.
+
+    These keys follow the rule set `native`, which no longer applies to groups without settings.
+    """
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
 
     assert reasons(read(former("version_1_with_a_group_without_settings"), world)) == {RejectedSnapshot.OTHER_DEFAULTS}
 
 
 def test_a_former_snapshot_is_not_deleted() -> None:
-    """Members of the previous version may still read it."""
+    """Snapshots of the previous version are not deleted, because members of that version may still read them."""
     stored, _ = collect([*former("version_1"), *former("version_2")])
     name = SnapshotName(TOPIC_ID, 1, 0, 2**40, "new")
 
@@ -557,7 +563,7 @@ def test_the_last_record_before_it_is_kept() -> None:
 
 
 def test_a_snapshot_of_an_older_writer_names_no_last_record() -> None:
-    """A snapshot without the field is accepted."""
+    """A snapshot without a last record, from an older writer, is accepted."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     choice = read(rendered([HEAD], world), world)
     assert choice.world is not None

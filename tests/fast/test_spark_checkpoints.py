@@ -21,7 +21,7 @@ def test_the_newest_committed_batch_counts(tmp_path: Path) -> None:
 
 
 def test_a_commit_without_its_offsets_is_passed_over(tmp_path: Path) -> None:
-    """Spark deletes old offsets before their commits."""
+    """A commit without offsets is skipped, because Spark deletes old offsets before their commits."""
     write_batch(tmp_path, 3, {"orders": {0: 3}})
     write_batch(tmp_path, 4, {"orders": {0: 4}})
     (tmp_path / "offsets" / "4").unlink()
@@ -29,7 +29,10 @@ def test_a_commit_without_its_offsets_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_of_several_sources_the_one_of_the_topic_counts(tmp_path: Path) -> None:
-    """Sources may be of other kinds, or read several topics. A source that has read nothing has a dash."""
+    """The source of the topic is found among several.
+
+    Sources may be of other kinds, or read several topics. A source that has read nothing has a dash.
+    """
     write_batch(tmp_path, 0, '{"logOffset":4}', "-", "17", {"orders": {0: 3}, "refunds": {0: 9}}, {"other": {0: 5}})
     found = read_checkpoint(tmp_path)
     assert [found.offsets(topic)[0] for topic in ("orders", "refunds", "other")] == [3, 9, 5]
@@ -38,7 +41,7 @@ def test_of_several_sources_the_one_of_the_topic_counts(tmp_path: Path) -> None:
 
 
 def test_two_sources_of_one_topic_must_stand_alike(tmp_path: Path) -> None:
-    """A self-join reads its topic twice."""
+    """Two sources of one topic, as in a self-join, must have the same offsets."""
     write_batch(tmp_path, 0, {"orders": {0: 3}}, {"orders": {0: 3}})
     assert read_checkpoint(tmp_path).offsets("orders") == {0: 3}
     write_batch(tmp_path, 1, {"orders": {0: 4}}, {"orders": {0: 5}})
@@ -58,7 +61,7 @@ def test_two_sources_of_one_topic_must_stand_alike(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_offset_is_not_taken_for_one(tmp_path: Path, sources: list[Source], says: str) -> None:
-    """The error names the file or the folder."""
+    """An invalid offset raises an error that names the file or the folder."""
     write_batch(tmp_path, 0, *sources)
     with pytest.raises(ConfigurationError, match=says):
         read_checkpoint(tmp_path).offsets("orders")

@@ -72,7 +72,7 @@ def stage(done: int, total: int, *, is_done: bool = False) -> SimpleNamespace:
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://h:7077"])
 def test_a_server_that_runs_each_task_once(master: str) -> None:
-    """The server reports all of these settings itself, whatever its master."""
+    """A server that reports all of these settings itself is accepted, whatever its master."""
     check_single_execution(session({**SINGLE_EXECUTION, "spark.master": master}))
 
 
@@ -91,7 +91,7 @@ def test_a_server_that_may_run_a_task_twice_is_refused(settings: Mapping[str, st
 
 
 def test_a_client_that_may_send_a_statement_twice_is_refused() -> None:
-    """The client repeats calls, and the server cannot distinguish the second from the first."""
+    """A client that repeats calls is refused, because the server cannot distinguish the second from the first."""
     fake = session(SINGLE_EXECUTION)
     fake.client._use_reattachable_execute = False
     with pytest.raises(ConfigurationError, match="repeats calls without reattachable execution"):
@@ -101,7 +101,7 @@ def test_a_client_that_may_send_a_statement_twice_is_refused() -> None:
 
 
 def test_progress_is_what_the_server_last_told_of_the_batch() -> None:
-    """The progress has the stages of the batch's own operations until those are done."""
+    """Progress has only the stages of the batch's own operations, until those are done."""
     fake = session()
     with job_control.batch_jobs(fake, "b"):
         assert fake.tags == {"marshal-dagster b"}
@@ -163,7 +163,7 @@ def test_a_server_that_has_ended_before_a_batch_is_not_taken_for_one_without_a_c
 
 
 def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped server accepts the connection and does not respond. The error gives advice."""
+    """A server that accepts the connection and never responds, as a stopped one, causes an error with advice."""
     answer, left = threading.Event(), threading.Event()
     hanging = session()
     hanging.stop = left.set

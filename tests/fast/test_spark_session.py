@@ -52,7 +52,7 @@ def test_settings_for_one_machine(tmp_path: Path) -> None:
     ],
 )
 def test_the_first_attempt_of_a_task_is_known_by_its_thread(thread: str, *, is_first: bool) -> None:
-    """Spark's thread name shows it. A thread with another name runs no first attempt."""
+    """The first attempt of a task is recognised by Spark's name for its thread."""
     assert bool(re.search(reader._FIRST_ATTEMPT, thread)) is is_first
 
 
@@ -182,14 +182,14 @@ def test_coordinates_are_checked(connector: str) -> None:
 
 
 def test_settings_for_a_cluster_do_not_bind_to_loopback() -> None:
-    """Executors on other machines must reach the driver."""
+    """On a cluster the driver does not bind to loopback, because executors on other machines must reach it."""
     settings = spark_settings(app_name="x", extra={"spark.master": "spark://h:7077"})
     assert "spark.driver.host" not in settings
     assert settings["spark.master"] == "spark://h:7077"
 
 
 def test_without_java_a_session_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The error replaces PySpark's own output."""
+    """Without Java, one line replaces PySpark's own output."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match="JAVA_HOME"):
         session.start_session(spark_settings(app_name="x"))

@@ -73,7 +73,7 @@ def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) ->
 
 
 def test_a_failed_script_commits_nothing(scene: Scene) -> None:
-    """The error in the block is the error of the batch."""
+    """If a script fails, nothing is committed, and the error in the block is the error of the batch."""
     batch = scene.batch(scene.delivery())
     with pytest.raises(ChildProcessError), batch, handed_over(batch, CONNECTION):
         raise ChildProcessError("code 1")
@@ -101,7 +101,7 @@ def script_that_fails(submission: Submission) -> None:
 def test_what_no_script_has_read_to_its_end_is_not_committed(
     scene: Scene, script: Callable[[Submission], None]
 ) -> None:
-    """This holds even if the launching run ignores the script's exit code."""
+    """A batch that no script has read to its end is not committed, even if the run ignores the script's exit code."""
     batch = scene.batch(scene.delivery())
 
     def work() -> None:
@@ -123,7 +123,7 @@ def test_at_most_once_is_not_handed_over(scene: Scene) -> None:
 
 
 def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script can no longer read or write, and its block fails."""
+    """If the claim is lost, the script can no longer read or write, and its block fails."""
 
     def lost() -> None:
         raise ClaimLostError("another has it")
@@ -149,7 +149,7 @@ def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: p
 
 
 def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the run there are no heartbeats, and no other process removes the secrets."""
+    """If its run has died, a script stops and deletes the secrets, because the claim gets no heartbeats any more."""
 
     def script() -> None:
         with (
@@ -168,7 +168,7 @@ def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.Monkey
 
 
 def test_a_run_that_died_and_was_not_reaped_is_dead() -> None:
-    """The parent of the run, such as Dagster's daemon, may not have waited for it yet."""
+    """A killed run counts as dead, even if its parent has not waited for it yet."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
         handed = submitted.BatchManifest("b", "t", (), mark_of(run.pid))
         assert handed.has_launcher
@@ -219,7 +219,7 @@ def test_run_and_script_killed_together_leave_no_secret(tmp_path: Path) -> None:
 
 
 def test_a_script_waits_for_no_secret_of_a_run_that_is_dead(tmp_path: Path) -> None:
-    """A second script receives the whole secret too, and no rest of what the first one left."""
+    """A script does not wait for the secret of a dead run. A second script receives the whole secret too."""
     pipe = tmp_path / "pipe"
 
     def dead() -> None:
@@ -283,7 +283,10 @@ def test_a_script_names_the_record_that_fails(scene: Scene, monkeypatch: pytest.
 def test_a_topic_made_anew_before_the_scripts_sink_commits_is_found(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run checks the topic at that moment, as for its own batches, because the messages may be of either topic."""
+    """If the topic is re-created before the script's sink commits, the batch is withdrawn.
+
+    The run checks the topic at that moment, as for its own batches, because the messages may be of either topic.
+    """
     monkeypatch.setattr("marshal_dagster.pipes._LOOK_EVERY_S", 3_600)
 
     scene.sink.while_reading = lambda: scene.data.make(messages=5)
@@ -313,7 +316,10 @@ def test_a_script_asks_again_through_an_outage(scene: Scene, monkeypatch: pytest
 
 
 def test_a_script_that_nobody_submitted_says_so(tmp_path: Path) -> None:
-    """The error is one line. A folder without a batch means that the batch was withdrawn."""
+    """A script without a submitted batch gets a one-line error.
+
+    A folder without a batch means that the batch was withdrawn.
+    """
     with pytest.raises(ConfigurationError, match="MARSHAL_BATCH is not set"), submitted_batch({}):
         raise AssertionError
     with pytest.raises(BatchAbortedError, match="withdrawn"), submitted_batch({BATCH_VARIABLE: str(tmp_path)}):

@@ -431,7 +431,7 @@ def test_each_claim_and_commit_has_a_line_with_fields(stand: Stand, caplog: pyte
 
 
 def test_a_refusal_and_a_loss_have_lines_that_warn(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
-    """The default level shows what was refused, what was lost, and why."""
+    """Refusals and losses are logged as warnings with the reason, so the default level shows them."""
     stand.mode = AT_LEAST_ONCE
     _revoked_before_commit(stand)
     result = stand.run()
@@ -448,7 +448,7 @@ def test_a_refusal_and_a_loss_have_lines_that_warn(stand: Stand, caplog: pytest.
 
 
 def test_a_record_that_was_not_acknowledged_has_a_line(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
-    """The line reports that the record was neither accepted nor refused, and names the key."""
+    """A record without an acknowledgement is logged as neither accepted nor refused, with its key."""
     stand.log = FaultyLog(stand.scene.log())
     stand.log.fail(Fault.FAILED, of_type("ClaimingPartition", partition=1), times=1)
     stand.run(max_batches=1)
@@ -461,7 +461,10 @@ def test_a_record_that_was_not_acknowledged_has_a_line(stand: Stand, caplog: pyt
 def test_the_fields_reach_dagsters_json_logger(
     stand: Stand, managed: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Warnings reach it by default, and all lines if the library's loggers are managed. The run's log has them too."""
+    """Dagster's JSON logger receives the fields of warnings, and of all lines if the library's loggers are managed.
+
+    The run's log has the lines too.
+    """
     monkeypatch.setattr(logging.getLogger("marshal_dagster"), "level", logging.NOTSET)  # Dagster sets the level
     stand.mode = AT_LEAST_ONCE
     _revoked_before_commit(stand)

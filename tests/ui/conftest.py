@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def browser() -> Iterator[Browser]:
     """Yield a headless Chromium: the one in `CHROMIUM`, or Debian's."""
     found = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    assert found, "no chromium: `make chromium`, or name one with CHROMIUM=..."
+    assert found, "Chromium was not found: run `make chromium`, or set CHROMIUM to its path"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found)
         yield browser
