@@ -327,7 +327,7 @@ def test_each_own_record_must_have_the_brokers_timestamp(site: Site) -> None:
 
 
 def test_what_a_reading_has_shown_counts_though_it_fails(site: Site) -> None:
-    """If a read shows an own record with its sender's timestamp, the log is given up, even if the read then fails."""
+    """If a read shows an own record with its sender's timestamp, the log is no longer used, even if the read fails."""
     log = ByRecordLog(site.broker)
     rationalizer = Rationalizer(log, clock=site.clock)
     rationalizer.catch_up()

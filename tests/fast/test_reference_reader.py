@@ -582,7 +582,7 @@ def test_revocation_takes_the_claim_of_its_epoch(ms: int) -> None:
 
 
 def test_revocation_of_another_epoch() -> None:
-    """A revocation is refused if its epoch differs, if the key is free or if it is unknown."""
+    """A revocation is refused if its epoch differs, or if the key is free or unknown."""
     log = Log()
     log.mark()
     log.claim("a")
