@@ -1,4 +1,4 @@
-"""Kafka clients that reach no Kafka: one clear line within the time-out, and nothing on stderr."""
+"""Kafka clients that cannot reach a broker raise a one-line error within the time-out and write nothing to stderr."""
 
 import logging
 import socket
@@ -34,7 +34,7 @@ MAKERS: dict[str, Make] = {
 
 @pytest.fixture
 def free_port() -> int:
-    """A port on which nothing listens."""
+    """Return a port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[bytes | None], int]]:
-    """Start a server that answers each connection with some bytes, or closes it for `b""`, or says nothing for None."""
+    """Yield a function that starts a server. It sends `answer` to each connection; `b""` closes, None sends nothing."""
     listeners: list[socket.socket] = []
     held: list[socket.socket] = []
 
@@ -55,7 +55,7 @@ def serve() -> Iterator[Callable[[bytes | None], int]]:
             held.append(connected)
             if answer is None:
                 continue
-            with suppress(OSError):  # the client is gone, or the test is over
+            with suppress(OSError):  # the client has disconnected, or the test is over
                 connected.recv(1)
                 connected.sendall(answer)
             connected.close()
@@ -72,13 +72,13 @@ def serve() -> Iterator[Callable[[bytes | None], int]]:
 
 
 def connection_to(servers: str | int, **fields: object) -> KafkaConnection:
-    """Give a connection to a port here, or to servers by name."""
+    """Return a connection to a local port, or to the servers of a list."""
     servers = f"127.0.0.1:{servers}" if isinstance(servers, int) else servers
     return KafkaConnection.from_settings({"bootstrap_servers": servers, "timeout_s": TIMEOUT_S} | fields)
 
 
 def reached(make: Make, connection: KafkaConnection) -> str:
-    """Try to reach and give the one line that tells why not."""
+    """Return the message of the error that the client raises when it cannot reach Kafka. Check that it is one line."""
     client, log = make(connection)
     start = time.monotonic()
     try:
@@ -97,14 +97,14 @@ def reached(make: Make, connection: KafkaConnection) -> str:
 def test_nothing_that_listens_is_told_within_the_time_out(
     kind: str, free_port: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each kind of client says that the connection was refused, and writes nothing to stderr."""
+    """If no process listens, each kind of client reports the refused connection and writes nothing to stderr."""
     message = reached(MAKERS[kind], connection_to(free_port))
     assert "Connection refused (tried for 0.5 s); start Kafka there" in message
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_name_that_is_not_known_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    """A wrong host name is told as such."""
+    """The error for an unknown host name shows the name and advises to check bootstrap_servers."""
     message = reached(MAKERS["admin"], connection_to("no-such-host.invalid:9092", timeout_s=1))
     assert "Failed to resolve 'no-such-host.invalid:9092'" in message
     assert "check bootstrap_servers" in message
@@ -112,7 +112,7 @@ def test_a_name_that_is_not_known_is_told(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_of_several_servers_the_one_that_fails_is_named(free_port: int) -> None:
-    """With more than one server the message says of which it speaks."""
+    """If one of several servers has an unknown name, the message shows that server."""
     message = reached(MAKERS["admin"], connection_to(f"127.0.0.1:{free_port},no-such-host.invalid:9092", timeout_s=1))
     assert "Failed to resolve 'no-such-host.invalid:9092'" in message
 
@@ -121,7 +121,7 @@ def test_of_several_servers_the_one_that_fails_is_named(free_port: int) -> None:
 def test_a_port_that_says_nothing_is_told_within_the_time_out(
     kind: str, serve: Callable[[bytes | None], int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A server that accepts and is silent does not hold anybody longer than the time-out."""
+    """If a server accepts connections and sends nothing, each kind of client gives up within the time-out."""
     message = reached(MAKERS[kind], connection_to(serve(None)))
     assert "no answer" in message or "does not answer" in message
     assert "check " in message
@@ -129,14 +129,14 @@ def test_a_port_that_says_nothing_is_told_within_the_time_out(
 
 
 def test_a_port_that_closes_each_connection_is_told(serve: Callable[[bytes | None], int]) -> None:
-    """A server that hangs up is told with what mostly causes it."""
+    """If a server closes each connection, the message names the usual cause."""
     message = reached(MAKERS["producer"], connection_to(serve(b"")))
     assert "the server closes the connection" in message
     assert "check security_protocol" in message
 
 
 def test_what_answers_but_is_not_kafka_is_told_without_waiting(serve: Callable[[bytes | None], int]) -> None:
-    """An answer of another protocol cannot mend itself: it is told after a second, however long the time-out is."""
+    """If the server is not Kafka, retrying cannot help, so the client fails after one second and not after 30."""
     port = serve(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     client, log = MAKERS["admin"](connection_to(port))
     start = time.monotonic()
@@ -149,14 +149,14 @@ def test_what_answers_but_is_not_kafka_is_told_without_waiting(serve: Callable[[
 
 
 def test_a_server_without_tls_is_told(serve: Callable[[bytes | None], int]) -> None:
-    """Asking for TLS where there is none is told."""
+    """If the client uses TLS and the server does not, the message names SSL and `security_protocol`."""
     message = reached(MAKERS["admin"], connection_to(serve(b"\x00" * 64), security_protocol="SSL"))
     assert "SSL" in message
     assert "security_protocol" in message
 
 
 def test_topics_that_cannot_be_asked_tell_why(free_port: int) -> None:
-    """A question to a broker that is down raises the same line; best-effort commits give it as text."""
+    """If a broker is down, `Topics` raises an error with the reason. A best-effort commit returns the error as text."""
     with Topics(connection_to(free_port)) as topics:
         with pytest.raises(UnavailableError, match="Connection refused"):
             topics.describe("orders")
@@ -166,7 +166,7 @@ def test_topics_that_cannot_be_asked_tell_why(free_port: int) -> None:
 
 
 class ElectingClient:
-    """A consumer that answers with these bounds of each partition, one after another; the last ones from then on."""
+    """A consumer that returns these offset bounds for each partition, one pair per query. The last pair is repeated."""
 
     partitions = 1
     leader = 1
@@ -176,30 +176,30 @@ class ElectingClient:
         self.asked = 0
 
     def offsets_for_times(self, wanted: list[TopicPartition], _timeout_s: float) -> list[TopicPartition]:
-        """Answer: first for the starts, then for the ends."""
+        """Return offsets. The first query is for the starts, the second for the ends."""
         is_end = wanted[0].offset == OFFSET_END
         self.asked += not is_end
         offset = self.bounds[min(self.asked, len(self.bounds)) - 1][is_end]
         return [TopicPartition(place.topic, place.partition, offset) for place in wanted]
 
     def list_topics(self, topic: str, **_: object) -> SimpleNamespace:
-        """Tell of the topic that each of its partitions has a leader."""
+        """Return metadata in which each partition of the topic has a leader."""
         leaders = {number: SimpleNamespace(leader=self.leader) for number in range(self.partitions)}
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=leaders)})
 
     def poll(self, _: float) -> None:
-        """Nothing has come."""
+        """Receive no message."""
 
 
 class OfTimes(ElectingClient):
-    """One that answers with these offsets, one after another, whatever it is asked for."""
+    """A client that returns these offsets one after another, for a time and for an end alike."""
 
     def __init__(self, *offsets: int) -> None:
         super().__init__()
         self.offsets = offsets
 
     def offsets_for_times(self, wanted: list[TopicPartition], _timeout_s: float) -> list[TopicPartition]:
-        """Answer."""
+        """Return the next offset for each partition."""
         offset = self.offsets[min(self.asked, len(self.offsets) - 1)]
         self.asked += 1
         return [TopicPartition(place.topic, place.partition, offset) for place in wanted]
@@ -222,16 +222,17 @@ class OfTimes(ElectingClient):
 def test_that_no_record_is_so_young_is_asked_twice(
     monkeypatch: pytest.MonkeyPatch, answers: tuple[int, ...], found: dict[int, int]
 ) -> None:
-    """While a leader is elected the answer may look the same: in between it is heard of, by the partition's end.
+    """The answer that no record is that recent is checked by a second query; a leader election may also cause it.
 
-    An offset that equals the time is one only if the partition goes beyond it, else the question was left in place.
+    Between the two queries the end of the partition is looked up. An answer that equals the time is an offset only if
+    the partition ends after it. Otherwise the client library has left the query unanswered.
     """
     with topics_of(OfTimes(*answers), monkeypatch) as asked:
         assert asked.offsets_at("orders", [0], 5) == found
 
 
 class Counting(ElectingClient):
-    """One that notes for how many partitions it is asked at once, and answers with their numbers."""
+    """A client that records how many partitions each query has, and returns the partition numbers as offsets."""
 
     partitions = 10_000
 
@@ -240,13 +241,13 @@ class Counting(ElectingClient):
         self.sizes: list[int] = []
 
     def offsets_for_times(self, wanted: list[TopicPartition], _timeout_s: float) -> list[TopicPartition]:
-        """Answer."""
+        """Return the partition number for each partition."""
         self.sizes.append(len(wanted))
         return [TopicPartition(place.topic, place.partition, place.partition) for place in wanted]
 
 
 def test_many_partitions_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request costs the client library the square of its partitions: 10,000 at once took seconds."""
+    """Queries for many partitions are split. The client library needs quadratic time: 10,000 at once took seconds."""
     client = Counting()
     with topics_of(client, monkeypatch, timeout_s=60) as asked:
         numbers = range(10_000)
@@ -257,7 +258,7 @@ def test_many_partitions_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch)
 
 
 def topics_of(client: ElectingClient, monkeypatch: pytest.MonkeyPatch, timeout_s: float = TIMEOUT_S) -> Topics:
-    """Ask `client` as if it had a connection."""
+    """Return `Topics` that query `client` as if it were connected."""
     made = (client, ClientLog("a", "broker:9092"))
     monkeypatch.setattr("marshal_dagster.kafka.admin_client.admin", lambda *_, **__: made)
     monkeypatch.setattr("marshal_dagster.kafka.offsets.consumer", lambda *_, **__: made)
@@ -269,13 +270,13 @@ def topics_of(client: ElectingClient, monkeypatch: pytest.MonkeyPatch, timeout_s
 def test_offsets_that_are_not_known_yet_are_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, unknown: tuple[int, int]
 ) -> None:
-    """While a leader is elected the client library may answer without an error, and with an offset that none is."""
+    """An unknown offset is queried again: the library may return one without an error during a leader election."""
     with topics_of(ElectingClient(unknown, unknown, (3, 68)), monkeypatch) as asked:
         assert asked.offsets("orders", [0]) == {0: OffsetBounds(3, 68)}
 
 
 def test_offsets_that_are_never_known_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no answer that a caller could take for a log that is empty or was truncated."""
+    """An offset that stays unknown raises an error, so the caller does not see an empty or truncated log."""
     with (
         topics_of(ElectingClient((0, -1001)), monkeypatch) as asked,
         pytest.raises(UnavailableError, match="cannot look up the offsets of topic 'orders'"),
@@ -284,7 +285,7 @@ def test_offsets_that_are_never_known_are_told(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Noting(ElectingClient):
-    """One that notes what it is asked; its partitions have no leader for the first few times that it is looked."""
+    """A client that records its calls. Its partitions have no leader for the first `without_leader` look-ups."""
 
     partitions = 2
 
@@ -294,19 +295,22 @@ class Noting(ElectingClient):
         self.without_leader = without_leader
 
     def offsets_for_times(self, wanted: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
-        """Answer."""
+        """Record the call and return the bounds."""
         self.calls.append("offsets")
         return super().offsets_for_times(wanted, timeout_s)
 
     def list_topics(self, topic: str, **further: object) -> SimpleNamespace:
-        """Tell of the leaders."""
+        """Record the call and return the leaders."""
         self.calls.append("leaders")
         self.leader = -1 if self.calls.count("leaders") <= self.without_leader else 1
         return super().list_topics(topic, **further)
 
 
 def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look-up of leaders shows why offsets cannot be read; it is repeated after a time, and as topics grow."""
+    """Leaders are looked up before offsets, to explain a failure.
+
+    The look-up is repeated after a while, and when a query names a partition that was not known.
+    """
     client = Noting(without_leader=2)
     with topics_of(client, monkeypatch) as asked:
         asked.offsets("orders", [0, 1])
@@ -322,7 +326,7 @@ def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.Monk
 
 
 class Held(ElectingClient):
-    """One that answers when it may, and notes whether it was closed by then."""
+    """A client that waits until it may answer. It checks that it is not closed before it does."""
 
     def __init__(self) -> None:
         super().__init__((3, 68))
@@ -330,7 +334,7 @@ class Held(ElectingClient):
         self.asked_by = threading.Semaphore(0)
 
     def list_topics(self, topic: str, **further: object) -> SimpleNamespace:
-        """Wait."""
+        """Wait until the test allows an answer."""
         self.asked_by.release()
         assert self.may_answer.wait(10)
         assert not self.is_closed.is_set()
@@ -341,7 +345,10 @@ class Held(ElectingClient):
 
 
 def test_a_client_is_closed_by_the_last_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory is freed by closing: whoever asks meanwhile would crash the process."""
+    """The last thread that uses a client closes it.
+
+    Closing it earlier frees its memory, and the process would crash.
+    """
     client, found = Held(), []
     topics = topics_of(client, monkeypatch)
     asking = [threading.Thread(target=lambda: found.append(topics.offsets("orders", [0]))) for _ in range(2)]
@@ -361,7 +368,7 @@ def test_a_client_is_closed_by_the_last_who_asks(monkeypatch: pytest.MonkeyPatch
 
 
 def test_topics_that_were_closed_say_so(free_port: int) -> None:
-    """A question after closing is a mistake of the program."""
+    """A query after `close` is a programming error and raises RuntimeError."""
     topics = Topics(connection_to(free_port))
     topics.close()
     topics.close()
@@ -370,7 +377,7 @@ def test_topics_that_were_closed_say_so(free_port: int) -> None:
 
 
 def test_letting_go_does_not_wait_for_a_name(capfd: pytest.CaptureFixture[str]) -> None:
-    """Closing a client whose name look-up is under way takes no time."""
+    """Closing a client during a name look-up does not wait for that look-up."""
     client, log = MAKERS["admin"](connection_to("no-such-host.invalid:9092"))
     with pytest.raises(UnavailableError):
         clients.reach(client, log, timeout_s=0.6)
@@ -381,14 +388,14 @@ def test_letting_go_does_not_wait_for_a_name(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_check_reachable_uses_the_connections_own_time_out(free_port: int) -> None:
-    """One call tells whether there is a cluster."""
+    """`check_reachable` raises an error within the time-out of the connection if no broker answers."""
     with pytest.raises(UnavailableError, match="Connection refused"):
         clients.check_reachable(connection_to(free_port))
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_setting_that_the_library_does_not_know_is_refused(kind: str) -> None:
-    """A misspelt client setting is a configuration error that names it."""
+    """A misspelt client setting raises a configuration error that names it."""
     with pytest.raises(ConfigurationError, match=r"no\.such\.setting.*check client_settings"):
         MAKERS[kind](connection_to(9092, client_settings={"no.such.setting": "1"}))
 
@@ -398,7 +405,7 @@ def test_a_setting_that_the_library_does_not_know_is_refused(kind: str) -> None:
 def test_a_setting_that_the_library_stumbles_over_is_refused(
     kind: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error that it raises for a value of another kind is a configuration error too."""
+    """An error that the client library raises for a value of the wrong type becomes a configuration error."""
     name = {"producer": "Producer", "consumer": "Consumer", "admin": "AdminClient"}[kind]
 
     def stumble(_: object) -> None:
@@ -410,7 +417,7 @@ def test_a_setting_that_the_library_stumbles_over_is_refused(
 
 
 def test_a_file_that_holds_no_certificate_is_refused(tmp_path: Path) -> None:
-    """A file of authorities without a certificate is told when a client is made."""
+    """A CA file without a certificate raises a configuration error when a client is created."""
     path = tmp_path / "ca.pem"
     path.write_text("nothing")
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location"):
@@ -418,7 +425,7 @@ def test_a_file_that_holds_no_certificate_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The library's lines are forwarded at DEBUG, under the client's id, and at no other level."""
+    """The client library's log lines are forwarded at DEBUG with the client's id, and at no other level."""
     with caplog.at_level(logging.DEBUG):
         reached(MAKERS["producer"], connection_to(free_port))
     lines = [record for record in caplog.records if record.name == "marshal_dagster.kafka.clients"]
@@ -526,7 +533,7 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
 def test_a_line_of_the_librarys_log_is_understood(
     line: str, cause: FailureCause, server: str, text: str | None
 ) -> None:
-    """Cause, server and words are found in what librdkafka 2.8 and 2.16 write."""
+    """The cause, the server and the text are parsed from the log lines of librdkafka 2.8 and 2.16."""
     found = reason_in(line)
     assert (found.cause, found.server) == (cause, server)
     assert text is None or found.text == text
@@ -534,7 +541,7 @@ def test_a_line_of_the_librarys_log_is_understood(
 
 
 def test_the_more_telling_reason_is_kept() -> None:
-    """A closed connection does not displace the wrong password that came before it; a clear log has no reason."""
+    """A closed connection does not replace the wrong password that was logged before it. `clear` removes the reason."""
     log = ClientLog("a", "kafka:1")
     log.log(
         40, "%s [%s] %s", "FAIL", "a", "[thrd:kafka:1/1]: kafka:1/1: SASL authentication error: Authentication failed"
@@ -549,7 +556,7 @@ def test_the_more_telling_reason_is_kept() -> None:
 
 
 def test_a_reason_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was told a minute ago is no explanation for what fails now."""
+    """A reason that was logged a minute ago does not explain a new failure."""
     log = ClientLog("a", "kafka:1")
     log.log(40, "%s [%s] %s", "FAIL", "a", "[thrd:kafka:1/1]: kafka:1/1: Connect failed: Connection refused")
     now = time.monotonic()

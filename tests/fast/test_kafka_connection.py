@@ -1,4 +1,4 @@
-"""The Kafka connection: what it refuses and in which words, and what it hands to librdkafka and to Spark."""
+"""The Kafka connection: which settings it rejects with which messages, and what it passes to librdkafka and Spark."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ SASL: Mapping[str, Any] = {
 
 @pytest.fixture
 def pem(tmp_path: Path) -> dict[str, Any]:
-    """PEM files by the field that names them."""
+    """Write PEM files and return their paths by field name."""
     files = {"ssl_ca_location": CERTIFICATE, "ssl_certificate_location": CERTIFICATE, "ssl_key_location": KEY}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -38,7 +38,7 @@ def pem(tmp_path: Path) -> dict[str, Any]:
 
 
 def refusal(settings: Mapping[str, Any]) -> str:
-    """Give the message with which settings are refused."""
+    """Return the message with which the settings are rejected."""
     with pytest.raises(ConfigurationError) as caught:
         KafkaConnection.from_settings(settings)
     message = str(caught.value)
@@ -48,7 +48,7 @@ def refusal(settings: Mapping[str, Any]) -> str:
 
 
 def test_a_list_of_servers_is_enough() -> None:
-    """Only the servers must be given; the rest is plain text and ten seconds."""
+    """Only the servers are required. The defaults are PLAINTEXT and ten seconds."""
     connection = KafkaConnection(bootstrap_servers="a:9092, b.example.org:9093 ,[::1]:1")
     assert connection.bootstrap_servers == "a:9092,b.example.org:9093,[::1]:1"
     assert connection.security_protocol == "PLAINTEXT"
@@ -59,7 +59,7 @@ def test_a_list_of_servers_is_enough() -> None:
     "servers", ["", "kafka", "kafka:", ":9092", "kafka:0", "kafka:65536", "kafka:9092,", "http://kafka:9092", "a b:1"]
 )
 def test_servers_must_be_host_and_port(servers: str) -> None:
-    """A server without a port, or with one that cannot be, is refused with an example."""
+    """A server without a port, or with an impossible one, is rejected with a message that shows the format."""
     message = refusal({"bootstrap_servers": servers})
     assert "bootstrap_servers must be a comma-separated list of host:port" in message
 
@@ -96,13 +96,13 @@ def test_servers_must_be_host_and_port(servers: str) -> None:
     ],
 )
 def test_a_wrong_field_is_named_with_what_would_be_right(settings: Mapping[str, Any], words: str) -> None:
-    """The message names the field and what it takes, in one line and without a secret."""
+    """The message names the field and the values that it accepts, in one line and without a secret."""
     given = {"bootstrap_servers": "kafka:9092", **settings} if settings else {}
     assert words in refusal(given)
 
 
 def test_all_wrong_fields_are_told_at_once() -> None:
-    """Two mistakes are both in the message."""
+    """One message reports all mistakes."""
     message = refusal({"timeout_s": -1, "colour": "blue"})
     assert "bootstrap_servers is missing" in message
     assert "timeout_s must" in message
@@ -110,14 +110,14 @@ def test_all_wrong_fields_are_told_at_once() -> None:
 
 
 def test_a_certificate_and_its_key_go_together(pem: dict[str, Any]) -> None:
-    """A certificate without a key is refused, and a key without a certificate."""
+    """A certificate without a key is rejected, and a key without a certificate."""
     base = {"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"}
     for field in ("ssl_certificate_location", "ssl_key_location"):
         assert "belong together" in refusal({**base, field: pem[field]})
 
 
 def test_an_encrypted_key_needs_its_password(pem: dict[str, Any]) -> None:
-    """A key that is encrypted is refused at once when no password comes with it."""
+    """An encrypted key without a password is rejected."""
     Path(pem["ssl_key_location"]).write_text(KEY.replace("PRIVATE", "ENCRYPTED PRIVATE"))
     settings = {"bootstrap_servers": "kafka:9092", "security_protocol": "SSL", **pem}
     assert "is encrypted: set ssl_key_password" in refusal(settings)
@@ -153,14 +153,14 @@ def test_an_encrypted_key_needs_its_password(pem: dict[str, Any]) -> None:
     ],
 )
 def test_settings_that_the_protocol_needs_are_refused_with_a_reason(name: str, words: str) -> None:
-    """A client setting that would break a promise, has a field, or would show a secret is refused."""
+    """A client setting is rejected if it would break a guarantee, duplicates a field or could show a secret."""
     message = refusal({"bootstrap_servers": "kafka:9092", "client_settings": {name: SECRET}})
     assert f"client_settings must not hold {name!r}" in message
     assert words in message
 
 
 def test_a_connection_made_directly_shows_no_secret_in_its_error() -> None:
-    """It is the error of `from_settings`, and nothing in it, or before it, has what was given."""
+    """The constructor raises the same error as `from_settings`, and no chained exception contains the given values."""
     with pytest.raises(ConfigurationError, match="Kafka connection: sasl_mechanism and username and") as caught:
         KafkaConnection(**{**SASL, "security_protocol": "PLAINTEXT"})
     with pytest.raises(ConfigurationError) as wrong:
@@ -171,7 +171,7 @@ def test_a_connection_made_directly_shows_no_secret_in_its_error() -> None:
 
 
 def test_no_secret_shows(pem: dict[str, Any]) -> None:
-    """Neither repr nor str of a connection has its password or its key's; pydantic's secrets are taken too."""
+    """No text form of a connection shows a password. Pydantic's secrets are accepted too."""
     connection = KafkaConnection.from_settings({**SASL, **pem, "ssl_key_password": SecretStr("open sesame")})
     assert {connection.ssl_key_password} == {SecretText("open sesame")}
     assert connection.ssl_key_password != "open sesame"
@@ -181,7 +181,7 @@ def test_no_secret_shows(pem: dict[str, Any]) -> None:
 
 
 def test_equal_connections_are_one_key() -> None:
-    """Connections are compared and hashed by value, so that one can be looked up by another."""
+    """Connections are compared and hashed by value, so they can be keys of a dictionary."""
     first = KafkaConnection(bootstrap_servers="a:1", client_settings={"debug": "broker", "client.rack": "r"})
     second = KafkaConnection(bootstrap_servers="a:1", client_settings={"client.rack": "r", "debug": "broker"})
     assert first == second
@@ -192,7 +192,7 @@ def test_equal_connections_are_one_key() -> None:
 
 
 def test_a_connection_cannot_be_changed() -> None:
-    """A field cannot be set after the checks."""
+    """A field cannot be set after the connection was created."""
     connection = KafkaConnection(bootstrap_servers="a:1")
     with pytest.raises(dataclasses.FrozenInstanceError):
         connection.bootstrap_servers = "b:1"  # type: ignore[misc]
@@ -203,7 +203,7 @@ def test_a_connection_cannot_be_changed() -> None:
 
 
 def test_the_environment_is_read() -> None:
-    """Each field has a variable; an empty one counts as not set."""
+    """Each field is read from its environment variable. An empty variable counts as not set."""
     connection = KafkaConnection.from_environment(
         {
             "MARSHAL_BOOTSTRAP_SERVERS": "kafka:9092",
@@ -224,7 +224,7 @@ def test_the_environment_is_read() -> None:
 
 
 def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a mapping the process's own variables count, with another prefix those of another cluster."""
+    """Without a mapping the variables of the process are read. Another prefix selects another cluster."""
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", "a:1")
     monkeypatch.setenv("MARSHAL_DATA_BOOTSTRAP_SERVERS", "b:1")
     assert KafkaConnection.from_environment().bootstrap_servers == "a:1"
@@ -245,7 +245,7 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
     ],
 )
 def test_a_wrong_variable_is_named(environment: dict[str, str], words: str) -> None:
-    """The message has the variable's name, not the field's."""
+    """The message names the variable and not the field."""
     given = {"MARSHAL_BOOTSTRAP_SERVERS": "kafka:9092", **environment} if environment else {}
     with pytest.raises(ConfigurationError) as caught:
         KafkaConnection.from_environment(given)
@@ -254,7 +254,7 @@ def test_a_wrong_variable_is_named(environment: dict[str, str], words: str) -> N
 
 
 def test_a_file_is_read(tmp_path: Path, pem: dict[str, Any]) -> None:
-    """TOML and JSON are read; a file that they name is looked for beside them."""
+    """TOML and JSON files are read. Relative paths in them are resolved from the directory of the file."""
     toml, document = tmp_path / "kafka.toml", tmp_path / "kafka.json"
     toml.write_text(
         'bootstrap_servers = "kafka:9092"\nsecurity_protocol = "SSL"\nssl_ca_location = "ssl_ca_location"\n'
@@ -285,7 +285,7 @@ def test_a_file_is_read(tmp_path: Path, pem: dict[str, Any]) -> None:
     ],
 )
 def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, name: str, text: str, words: str) -> None:
-    """The message has the file's name and what is wrong with it."""
+    """The message names the file and describes the fault."""
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigurationError) as caught:
@@ -295,13 +295,13 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, name: str, text: s
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    """A file that cannot be read is an error of ours, with its name."""
+    """A file that cannot be read raises a ConfigurationError with its path."""
     with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read: No such file"):
         KafkaConnection.from_file(tmp_path / "none.toml")
 
 
 def test_librdkafka_gets_the_secrets_and_what_was_asked_for(pem: dict[str, Any]) -> None:
-    """The settings carry the credentials and files; `client_settings` win over what is merely advisable."""
+    """The librdkafka settings contain the credentials and files. `client_settings` override the recommended values."""
     connection = KafkaConnection(
         **SASL, **pem, ssl_key_password=SecretText("sesame"), timeout_s=2, client_settings={"reconnect.backoff.ms": "7"}
     )
@@ -323,14 +323,14 @@ def test_librdkafka_gets_the_secrets_and_what_was_asked_for(pem: dict[str, Any])
 
 
 def test_librdkafka_gets_nothing_that_was_not_set() -> None:
-    """A plain connection has no settings of SASL or TLS."""
+    """A PLAINTEXT connection sets no SASL or TLS option."""
     settings = KafkaConnection(bootstrap_servers="a:1").librdkafka()
     assert not [name for name in settings if name.startswith(("sasl.", "ssl."))]
     assert None not in settings.values()
 
 
 def test_spark_gets_plain_options() -> None:
-    """A plain connection is two options."""
+    """For a PLAINTEXT connection Spark receives two options."""
     assert KafkaConnection(bootstrap_servers="a:1").spark_options() == {
         "kafka.bootstrap.servers": "a:1",
         "kafka.security.protocol": "PLAINTEXT",
@@ -338,7 +338,7 @@ def test_spark_gets_plain_options() -> None:
 
 
 def test_spark_gets_credentials_that_java_can_parse() -> None:
-    """Quotes and backslashes of a password are escaped as a JAAS line wants them."""
+    """Quotes and backslashes in a password are escaped as the JAAS syntax requires."""
     options = KafkaConnection(**SASL).spark_options()
     assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
     assert options["kafka.sasl.jaas.config"] == (
@@ -350,7 +350,7 @@ def test_spark_gets_credentials_that_java_can_parse() -> None:
 
 
 def test_spark_gets_certificates_whole(pem: dict[str, Any]) -> None:
-    """The PEM texts themselves are handed over, so that executors need no file."""
+    """Spark receives the PEM texts themselves, so executors need no file."""
     connection = KafkaConnection(
         bootstrap_servers="a:1",
         security_protocol="SSL",
@@ -379,7 +379,7 @@ def test_spark_gets_certificates_whole(pem: dict[str, Any]) -> None:
     ],
 )
 def test_a_file_that_java_cannot_use_is_refused(pem: dict[str, Any], field: str, text: str, words: str) -> None:
-    """A file that is no PEM, or a key in an old form, is named when Spark's options are made."""
+    """A file that is not PEM, or a key that Java cannot read, is rejected when Spark's options are built."""
     Path(pem[field]).write_text(text)
     connection = KafkaConnection(bootstrap_servers="a:1", security_protocol="SSL", **pem)
     with pytest.raises(ConfigurationError) as caught:
@@ -388,7 +388,7 @@ def test_a_file_that_java_cannot_use_is_refused(pem: dict[str, Any], field: str,
 
 
 def test_a_connection_loads_no_kafka_client() -> None:
-    """Checking a configuration and rendering it for Spark imports no client, no pyspark, and not pydantic."""
+    """Checking a connection and building Spark's options imports no Kafka client, no pyspark and no pydantic."""
     program = (
         "import sys\n"
         "from marshal_dagster.kafka.connection import KafkaConnection\n"

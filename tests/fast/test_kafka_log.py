@@ -1,4 +1,4 @@
-"""How long the coordination log over Kafka waits for its broker; the rest runs on a real one (`tests/real`)."""
+"""How long the coordination log waits for its broker; other tests use a real one (`tests/real`)."""
 
 import time
 from dataclasses import dataclass
@@ -12,41 +12,41 @@ from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 
 HEARTBEAT_S = 0.1
-"""As long as a member with a short interval waits for an answer."""
+"""How long a member with a short heartbeat interval waits for an answer."""
 CONNECTING_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What the client gives when a partition was read to its end."""
+    """The event that the client returns when a partition was read to its end."""
 
     at: int
 
     def partition(self) -> int:
-        """Give the only partition."""
+        """Return the only partition."""
         return 0
 
     def offset(self) -> int:
-        """Give where it ends."""
+        """Return the end offset."""
         return self.at
 
     def error(self) -> KafkaError:
-        """Say that it is no message."""
+        """Return the error that marks the end of a partition."""
         return KafkaError(KafkaError._PARTITION_EOF)
 
 
 class SlowConsumer:
-    """A client that needs a while to connect, and then has read up to offset 3, where nothing comes any more."""
+    """A client that needs a while to connect. Then it is at offset 3, the end of the partition, and returns no more."""
 
     def __init__(self) -> None:
         self._connected_s = time.monotonic() + CONNECTING_S
         self._due = [End(3)]
 
     def assign(self, at: list[TopicPartition]) -> None:
-        """Read from there."""
+        """Accept the assignment."""
 
     def consume(self, count: int, timeout_s: float) -> list[End]:
-        """Give the end once, as soon as it is connected."""
+        """Return the end-of-partition event once the client is connected."""
         time.sleep(timeout_s)
         if time.monotonic() < self._connected_s:
             return []
@@ -55,7 +55,10 @@ class SlowConsumer:
 
 
 def test_the_first_answer_may_take_as_long_as_the_connection_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is held before it, and the client has to connect; later answers are waited for as long as is said."""
+    """The first read may take the connection's time-out, because the client has to connect.
+
+    Later reads use their own.
+    """
     monkeypatch.setattr(clients, "consumer", lambda *_, **__: (SlowConsumer(), None))
     log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=20))
     log.follow({0: 0})

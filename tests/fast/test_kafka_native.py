@@ -1,4 +1,4 @@
-"""Rare answers of a broker must not make the native client library end the process."""
+"""Unusual broker responses must not crash the native client library and with it the process."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ HEAD = """
 
 
 def run(script: str) -> list[str]:
-    """Run `script` in a process of its own, which must end by itself, and return the lines that it prints."""
+    """Run `script` in a separate process, check that it exits by itself, and return the lines that it prints."""
     whole = textwrap.dedent(HEAD) + textwrap.dedent(script)
     done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr[-2_000:])
@@ -39,7 +39,10 @@ def run(script: str) -> list[str]:
 
 
 def test_an_answer_that_lists_no_brokers_ends_no_process() -> None:
-    """A single broker that is fenced answers so: each question is an error with what to do, and then all is well."""
+    """If a response lists no brokers, as that of a single fenced broker, each query raises an error with advice.
+
+    Later queries work.
+    """
     lines = run("""
         with fake_broker([1], {"orders": {0: 1, 1: 1}}) as broker, KafkaInspector(connection_to(broker)) as topics:
             assert topics.broker_count() == 1
@@ -64,7 +67,7 @@ def test_an_answer_that_lists_no_brokers_ends_no_process() -> None:
 
 @pytest.mark.parametrize("kind", ["admin", "consumer", "producer"])
 def test_each_client_names_a_cluster_without_brokers(kind: str) -> None:
-    """Not only the admin client."""
+    """Admin clients, consumers and producers all report that the cluster has no live broker."""
     arguments = {"producer": ", delivery_timeout_ms=500"}.get(kind, "")
     (line,) = run(f"""
         with fake_broker() as broker:
@@ -75,7 +78,10 @@ def test_each_client_names_a_cluster_without_brokers(kind: str) -> None:
 
 
 def test_leaders_that_come_and_go_end_no_process() -> None:
-    """The admin client's question for offsets crashed while the leaders of a topic with many partitions settled."""
+    """Querying offsets while leaders change is safe.
+
+    The admin client's `list_offsets` crashed here on a large topic.
+    """
     lines = run("""
         import itertools, threading
 
@@ -107,7 +113,7 @@ def test_leaders_that_come_and_go_end_no_process() -> None:
 
 
 def test_a_leader_that_knows_no_topic_does_not_make_it_missing() -> None:
-    """The client says so too while a broker goes away: the list of topics counts, which has it."""
+    """If a leader does not know the topic, the metadata decides. Leaders also report this while a broker stops."""
     (line,) = run("""
         import itertools
         from tests.fake_broker import LIST_OFFSETS
@@ -128,10 +134,12 @@ def test_a_leader_that_knows_no_topic_does_not_make_it_missing() -> None:
 
 
 UNSAFE = re.compile(r"\.(describe_cluster|list_offsets|list_consumer_group_offsets)\(")
-"""Of the admin client: an assertion fails, memory is used after it was freed, an assertion fails (librdkafka #4605)."""
+"""Calls of the admin client that can crash the process: a failed assertion, a use of freed memory, and a failed
+assertion (librdkafka #4605).
+"""
 
 
 def test_no_code_calls_what_may_end_the_process() -> None:
-    """The tree has other ways: metadata, and consumers that read nothing."""
+    """The library uses metadata and consumers that read nothing instead of the calls that can crash."""
     sources = [path for path in Path(marshal_dagster.__file__).parent.rglob("*.py") if UNSAFE.search(path.read_text())]
     assert sources == []

@@ -1,4 +1,4 @@
-"""What counts as an answer when the offsets of many partitions are asked for."""
+"""Which responses count as answers when the offsets of many partitions are queried."""
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
@@ -9,13 +9,13 @@ TIME_MS = 1_700_000_000_000
 
 
 class Answer(TopicPartition):
-    """An answer with an error, which the client library alone can set on one of its own."""
+    """An answer with an error. Only the client library can set the error of a `TopicPartition`."""
 
     error: KafkaError | None = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
 
 
 def test_an_offset_is_an_answer() -> None:
-    """So is that no record is that young, where a time was asked for."""
+    """An offset is an answer. For a query by time, "no record is that recent" is one too."""
     assert _offset_of(TopicPartition("t", 0, 7), OFFSET_END, 0, {}) == 7
     assert _offset_of(TopicPartition("t", 0, 0), OFFSET_BEGINNING, 0, {}) == 0
     assert _offset_of(TopicPartition("t", 0, NONE_AT), TIME_MS, NONE_AT, {}) == NONE_AT
@@ -33,6 +33,9 @@ def test_an_offset_is_an_answer() -> None:
     ids=["error", "no end", "no beginning", "left as it was asked"],
 )
 def test_what_was_not_told_is_no_answer(answer: TopicPartition, at: int, least: int) -> None:
-    """The client library leaves the question in place where it has no answer, and a time would pass for an offset."""
+    """An unanswered query is an error.
+
+    The client library leaves the query in place, where a time looks like an offset.
+    """
     with pytest.raises(KafkaException):
         _offset_of(answer, at, least, {0: 7})

@@ -1,4 +1,4 @@
-"""What transactions make of the client library: its settings, and its errors."""
+"""Kafka transactions: which settings the client receives, how its errors are mapped, and how notes are read."""
 
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -15,7 +15,7 @@ from marshal_dagster.protocol.state import OffsetBounds
 
 
 class Client:
-    """A producer that does nothing but raise what it is told to."""
+    """A producer that only raises the error that a test sets."""
 
     settings: ClassVar[dict[str, Any]] = {}
 
@@ -24,7 +24,7 @@ class Client:
         self.raises: BaseException | None = None
 
     def flush(self, _: float) -> int:
-        """Raise it."""
+        """Raise the error if one is set."""
         if self.raises is not None:
             raise self.raises
         return 0
@@ -37,12 +37,12 @@ class Client:
 
 @pytest.fixture(autouse=True)
 def client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let transactions have such a producer."""
+    """Replace the producer class of the transactions."""
     monkeypatch.setattr(transactions, "Producer", Client)
 
 
 def transaction(connection_timeout_s: float = 10.0, timeout_s: float = 10.0) -> Transaction:
-    """Give one that is connected to nothing."""
+    """Return a transaction that is not connected."""
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=connection_timeout_s)
     return Transaction(
         connection, "id", id_prefix="id", topics=["topic"], timeout_s=timeout_s, partitioner="murmur2_random"
@@ -50,7 +50,7 @@ def transaction(connection_timeout_s: float = 10.0, timeout_s: float = 10.0) -> 
 
 
 def behind(error: BaseException) -> SystemError:
-    """Give what Python makes of an error that is pending while two more callbacks run."""
+    """Return the exception that Python builds if two more callbacks run while `error` is pending."""
     wrapped = error
     for _ in range(2):
         after = SystemError("a callback returned a result with an exception set")
@@ -62,7 +62,7 @@ def behind(error: BaseException) -> SystemError:
 
 @pytest.mark.parametrize("call", ["flush", "commit"])
 def test_a_fatal_error_that_comes_amid_callbacks_is_told_as_what_it_is(call: str) -> None:
-    """Fenced is fenced, however many records were on the way."""
+    """A fencing error that is wrapped by callbacks is still raised as ProducerFencedError."""
     one = transaction()
     cast("Client", one._producer).raises = behind(
         KafkaException(KafkaError(KafkaError._FENCED, "fenced by a newer one", fatal=True))
@@ -73,7 +73,7 @@ def test_a_fatal_error_that_comes_amid_callbacks_is_told_as_what_it_is(call: str
 
 @pytest.mark.parametrize(("said", "expected"), [(None, UnavailableError), ("Producer was fenced", ProducerFencedError)])
 def test_a_fatal_error_that_the_client_loses_is_told(said: str | None, expected: type[Exception]) -> None:
-    """As far as its log has kept it."""
+    """If the client loses a fatal error, its log determines which error is raised."""
     one = transaction()
     cast("Client", one._producer).raises = SystemError("returned NULL without setting an exception")
     one._log.fatal = said
@@ -82,7 +82,7 @@ def test_a_fatal_error_that_the_client_loses_is_told(said: str | None, expected:
 
 
 def test_another_error_of_the_interpreter_is_left_alone() -> None:
-    """It is no error of Kafka's."""
+    """A SystemError that does not come from Kafka is passed on."""
     one = transaction()
     cast("Client", one._producer).raises = behind(ValueError("of a callback"))
     with pytest.raises(SystemError, match="result with an exception set"):
@@ -91,14 +91,14 @@ def test_another_error_of_the_interpreter_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("of_connection_s", "wanted_ms"), [(60.0, 10_000), (5.0, 5_000)])
 def test_no_request_waits_longer_than_its_transaction_lasts(of_connection_s: float, wanted_ms: int) -> None:
-    """The client would refuse such settings."""
+    """The request time-out does not exceed the transaction time-out, because the client rejects such settings."""
     transaction(of_connection_s)
     assert Client.settings["transaction.timeout.ms"] == 10_000
     assert Client.settings["socket.timeout.ms"] == wanted_ms
 
 
 class NotesConsumer:
-    """Gives the records of a topic of notes from an offset on, as the client's consumer does."""
+    """A consumer of a notes topic that returns the records from an offset on."""
 
     def __init__(self, records: list[tuple[bytes | None, bytes | None]]) -> None:
         self.records = records
@@ -106,7 +106,7 @@ class NotesConsumer:
         self._at = 0
 
     def assign(self, places: list[TopicPartition]) -> None:
-        """Begin at an offset."""
+        """Start at an offset."""
         self._at = places[0].offset
         self.reads.append(self._at)
 
@@ -114,7 +114,7 @@ class NotesConsumer:
         """Do nothing."""
 
     def consume(self, *_: object) -> list[SimpleNamespace]:
-        """Give all that is left."""
+        """Return the remaining records."""
         found = [
             SimpleNamespace(
                 error=lambda: None,
@@ -132,7 +132,7 @@ class NotesConsumer:
 def noted(
     monkeypatch: pytest.MonkeyPatch, *records: tuple[bytes | None, bytes | None], last: int | None = None
 ) -> tuple[dict[str, bytes], list[int]]:
-    """Give what a reader of such a topic takes for the notes, and from which offsets it has read."""
+    """Return the notes that a reader finds in such a topic, and the offsets at which it started to read."""
     consumer = NotesConsumer(list(records))
     monkeypatch.setattr(clients, "consumer", lambda *_, **__: (consumer, None))
     bounds = {0: OffsetBounds(0, len(records))}
@@ -155,7 +155,10 @@ FOREIGN = (None, b"", b"{}", b"no note")
 def test_a_record_that_is_not_a_note_replaces_no_note(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: bytes | None
 ) -> None:
-    """The warning names its offset; without a note it is returned, so the caller sees that one may have been lost."""
+    """The warning names the offset of the foreign record.
+
+    If a key has no note, its foreign value is returned, so the caller sees that a note may have been lost.
+    """
     found, _ = noted(monkeypatch, (b"a", b"1"), (b"a", value), (b"b", value), (None, value), (b"b", b"2"))
     assert (found["a"], found["b"], found[""]) == (b"1", b"2", value or b"")
     assert "topic 'notes', partition 0, offset 1: the record with key 'a' is not a note" in caplog.text
@@ -163,38 +166,38 @@ def test_a_record_that_is_not_a_note_replaces_no_note(
 
 
 def test_the_note_is_looked_for_before_the_last_offsets_if_those_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many other records are there."""
+    """If the last offsets contain no note, the whole topic is read."""
     found, reads = noted(monkeypatch, (b"a", b"1"), *[(b"a", b"no note"), (b"x", b"2")] * 5, last=4)
     assert found["a"] == b"1"
     assert reads == [7, 0]
 
 
 class _Topics:
-    """Stands for `Topics`."""
+    """A stand-in for `Topics`."""
 
     def __init__(self, policy: str | None) -> None:
         self.policy = policy
 
     def settings(self, _: str) -> dict[str, str]:
-        """Return the policy; without one the settings may not be seen."""
+        """Return the policy. Without one, raise the error for missing rights."""
         if self.policy is None:
             raise AuthorizationError("grant DESCRIBE_CONFIGS")
         return {"cleanup.policy": self.policy}
 
 
 def topics_with(policy: str | None) -> Topics:
-    """Return topics with this policy."""
+    """Return topics with this cleanup policy."""
     return cast("Topics", _Topics(policy))
 
 
 @pytest.mark.parametrize("policy", ["compact", None])
 def test_a_topic_of_notes_that_keeps_them_passes(policy: str | None) -> None:
-    """So does one whose settings may not be seen."""
+    """A topic that is only compacted passes. So does one whose settings may not be read."""
     check_notes_are_kept(topics_with(policy), "notes")
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
 def test_a_topic_of_notes_that_forgets_in_time_is_refused(policy: str) -> None:
-    """What was written before would be written again."""
+    """A topic that deletes old notes is rejected, because what they record would be written again."""
     with pytest.raises(ConfigurationError, match=rf"'notes' has cleanup.policy {policy}, .* set it to compact alone"):
         check_notes_are_kept(topics_with(policy), "notes")

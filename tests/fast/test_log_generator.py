@@ -1,4 +1,4 @@
-"""The generated logs are worth comparing readers over: they reach each rule's edges, and a wrong reader shows."""
+"""The generated logs are fit for comparing readers: they reach the edge cases of each rule and expose wrong readers."""
 
 import functools
 from collections import Counter
@@ -45,9 +45,9 @@ FOREIGN = next(f"t{n}" for n in range(99) if coordination_partition(f"t{n}", 2) 
 
 @functools.cache
 def values() -> list[tuple[str, bytes | None, bool]]:
-    """Return what is special about it, a value, and whether it is valid, for each type and each way to be either.
+    """Return (description, value, whether it is valid) for each record type and each way to vary or spoil it.
 
-    They are found in the only coordination partition of a log.
+    All are valid or invalid in the only coordination partition of a log.
     """
     found: list[tuple[str, bytes | None, bool]] = []
     for fields in [*EXAMPLES.values(), OTHER_SETTINGS]:
@@ -63,12 +63,12 @@ def values() -> list[tuple[str, bytes | None, bool]]:
 
 
 def mistaken(parse_one: Callable[[bytes | None, int, int], object]) -> list[str]:
-    """Return of which values a parser says the wrong thing."""
+    """Return the descriptions of the values that a parser classifies wrongly."""
     return [what for what, value, valid in values() if (parse_one(value, 0, 1) is not None) is not valid]
 
 
 def lies_where_it_should(parse_one: Callable[[bytes | None, int, int], object]) -> bool:
-    """Tell whether a parser takes a topic's records in its coordination partition and in no other."""
+    """Return whether a parser accepts a topic's records in its coordination partition and in no other."""
     for fields in EXAMPLES.values():
         own = coordination_partition("events0", 2)
         if parse_one(value_of(fields), own, 2) is None:
@@ -80,15 +80,15 @@ def lies_where_it_should(parse_one: Callable[[bytes | None, int, int], object]) 
 
 
 def wrong_reader(right: str, wrong: str) -> dict[str, Any]:
-    """Return the plain reader's module with one place of it changed."""
-    assert SOURCE.count(right) == 1, "names one place of the plain reader"
+    """Return the reference reader's module with one text in it replaced."""
+    assert SOURCE.count(right) == 1, "the text must occur once in the reference reader"
     module: dict[str, Any] = {"__name__": "wrong_reader"}
     exec(compile(SOURCE.replace(right, wrong), "wrong_reader", "exec"), module)  # noqa: S102 (our own source)
     return module
 
 
 def shown_by(reader: Reader) -> dict[str, Any]:
-    """Return what a reader shows: the state, and how often it reported what."""
+    """Return the reader's state and how often it reported each note."""
     return {**reader.summary(), "noted": dict(reader.noted)}
 
 
@@ -96,7 +96,7 @@ Trace = list[tuple[LogRecord, str, dict[str, Any] | None]]
 
 
 def trace_of(reader: Reader, log: Iterable[LogRecord], length: int) -> Trace:
-    """Return the records of a log with a reader's verdict of each, and its state after every fifth."""
+    """Return the records with a reader's verdicts, and its state after every fifth record and the last."""
     return [
         (record, reader.read(*record), shown_by(reader) if number % 5 == 0 or number == length - 1 else None)
         for number, record in enumerate(log)
@@ -105,14 +105,14 @@ def trace_of(reader: Reader, log: Iterable[LogRecord], length: int) -> Trace:
 
 @functools.cache
 def traces(profiles: tuple[Profile, ...]) -> list[tuple[Case, Trace]]:
-    """Return logs as the plain reader reads them."""
+    """Return generated logs with the verdicts and states of the reference reader."""
     cases = [case_of(profile, seed, RECORDS) for seed in range(LOGS_PER_PROFILE) for profile in profiles]
     return [(case, trace_of(case.plain(), case.log(), RECORDS)) for case in cases]
 
 
 @functools.cache
 def crowd() -> Trace:
-    """Return a log in which a key has as many ranges as it may have: held, planned, done and spent ones."""
+    """Return a log that fills a key with the maximum number of ranges: held, planned, done and expired ones."""
     head, where = "1/1795230000/a/c", "etl/events0/3"
     texts = [
         f"ReleaseGroup/{head}/etl//0/4000000000",
@@ -130,13 +130,13 @@ def crowd() -> Trace:
         times.append(time_ms)
         return len(texts) - 1
 
-    add(1, "ClaimingRange", 9_000, 9_001)  # spent, in the end
+    add(1, "ClaimingRange", 9_000, 9_001)  # expires in the end
     last = 0
     for number in range(256):
         last = add(60_000, "ClaimingRange", 10 * number + 2, 10 * number + 9)
         add(60_000, "PlanningRange", last, 10 * number + 9)
         if number == 253:
-            add(120_001, "ClaimingRange", 9_100, 9_101)  # all are there, the spent one, too: there is room
+            add(120_001, "ClaimingRange", 9_100, 9_101)  # the limit is reached with the expired range; it makes room
             add(120_001, "ClaimingRange", 9_200, 9_201)
     add(120_002, "ClaimingRange", 9_300, 9_301)
     add(120_002, "RangeDone", last)
@@ -153,7 +153,7 @@ def crowd() -> Trace:
 
 
 def agrees(reader: Reader, trace: Trace) -> bool:
-    """Tell whether a reader comes to the verdicts and states of a trace."""
+    """Return whether a reader comes to the same verdicts and states as a trace."""
     for record, verdict, state in trace:
         if reader.read(*record) != verdict:
             return False
@@ -163,7 +163,7 @@ def agrees(reader: Reader, trace: Trace) -> bool:
 
 
 def test_values_are_valid_or_not_as_they_are_called() -> None:
-    """The plain reader calls each spoiled value invalid and each stretched one valid."""
+    """The reference reader rejects each spoiled value and accepts each varied one."""
     assert set(EXAMPLES) == set(reference_reader.TAIL_FIELDS)
     assert mistaken(parse) == []
     assert lies_where_it_should(parse)
@@ -171,7 +171,7 @@ def test_values_are_valid_or_not_as_they_are_called() -> None:
 
 @pytest.mark.parametrize("name", WRONG_PARSING)
 def test_wrong_parsing_shows(name: str) -> None:
-    """A reader with one sentence of section 1 wrong takes one of the tabled values for what it is not."""
+    """A reader that breaks one sentence of section 1 misclassifies at least one of the listed values."""
     wrong_parse = wrong_reader(*WRONG_PARSING[name])["parse"]
     assert mistaken(wrong_parse) != [] or not lies_where_it_should(wrong_parse)
 
@@ -179,20 +179,20 @@ def test_wrong_parsing_shows(name: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG_RULES)
 def test_a_wrong_rule_shows(name: str) -> None:
-    """A reader with one rule wrong differs from the right one within the generated logs."""
+    """A reader with one wrong rule differs from the reference reader in at least one generated log."""
     assert shows(wrong_reader(*WRONG_RULES[name]), traces(PROFILES))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG_RANGES)
 def test_a_wrong_rule_of_ranges_shows(name: str) -> None:
-    """A reader with one rule of range claims wrong differs from the right one within the generated logs."""
+    """A reader with one wrong rule for range claims differs from the reference reader in at least one generated log."""
     module = wrong_reader(*WRONG_RANGES[name])
     assert not agrees(module["PlainReader"](1), crowd()) or shows(module, traces(("ranges",)))
 
 
 def shows(module: dict[str, Any], read: list[tuple[Case, Trace]]) -> bool:
-    """Tell whether a wrong reader differs from the right one in one of its traces."""
+    """Return whether a wrong reader differs from the reference reader in one of the logs."""
     for case, trace in read:
         reader = module["PlainReader"](case.coordination_partitions, case.heartbeat_interval_ms, case.rules)
         if not agrees(reader, trace):
@@ -201,7 +201,7 @@ def shows(module: dict[str, Any], read: list[tuple[Case, Trace]]) -> bool:
 
 
 def test_a_key_may_be_full() -> None:
-    """The log that fills a key with ranges does so, and the library's reader agrees."""
+    """The log fills a key with 256 ranges, and the library's reader agrees with it."""
     assert agrees(LibraryReader(1, 60_000, "native"), crowd())
     counts = [
         len(state["groups"]["etl"]["partitions"][0].get("ranges", ()))
@@ -213,7 +213,7 @@ def test_a_key_may_be_full() -> None:
 
 @pytest.mark.parametrize("profile", ["mixed", "hostile", "go", "ranges", "steady"])
 def test_a_seed_is_a_log(profile: Profile) -> None:
-    """The same seed gives the same log, another seed another one, of the length asked for."""
+    """The same seed generates the same log, another seed a different one, each with the requested length."""
     first = list(generate(7, 500, profile=profile))
     assert first == list(generate(7, 500, profile=profile))
     assert first != list(generate(8, 500, profile=profile))
@@ -222,7 +222,7 @@ def test_a_seed_is_a_log(profile: Profile) -> None:
 
 @pytest.mark.parametrize("profile", ["mixed", "hostile", "go", "ranges", "steady"])
 def test_offsets_rise(profile: Profile) -> None:
-    """Within a coordination partition offsets rise, as a log's do, and they fit int64."""
+    """Offsets increase within a coordination partition and fit into int64."""
     last: dict[int, int] = {}
     for partition, offset, _, _ in generate(3, 2000, profile=profile):
         assert last.get(partition, -1) < offset < 2**63
@@ -231,7 +231,7 @@ def test_offsets_rise(profile: Profile) -> None:
 
 @pytest.mark.parametrize("profile", ["mixed", "hostile", "go"])
 def test_every_verdict_of_every_type_comes_up(profile: Profile) -> None:
-    """Within a few logs each type is accepted, each that can be refused is, and observers read each."""
+    """In a few logs each record type is accepted, refused (if its rules allow that) and read by observers."""
     seen: Counter[tuple[str, str]] = Counter()
     for seed in range(30):
         case = case_of(profile, seed, RECORDS)
@@ -249,7 +249,7 @@ def test_every_verdict_of_every_type_comes_up(profile: Profile) -> None:
 
 
 def test_every_verdict_of_every_range_record_comes_up() -> None:
-    """Within a few logs each type of range record is accepted and refused."""
+    """In a few logs each type of range record is accepted and refused."""
     seen: Counter[tuple[str, str]] = Counter()
     for _, trace in traces(("ranges",)):
         for record, verdict, _ in trace:
@@ -260,7 +260,7 @@ def test_every_verdict_of_every_range_record_comes_up() -> None:
 
 
 def test_edges_of_a_lease_are_hit() -> None:
-    """Claims fall on the last millisecond of another's lease and on the ones before and behind it, over and over."""
+    """Many claims are written in the last millisecond of another lease, or one millisecond before or after it."""
     seen: Counter[int] = Counter()
     for seed in range(20):
         case = case_of("mixed", seed, RECORDS)
@@ -279,7 +279,7 @@ def test_edges_of_a_lease_are_hit() -> None:
 
 
 def test_steady_is_what_its_name_says() -> None:
-    """A steady log is 97 % heartbeats, 0.5 % invalid, nearly nothing refused, and no owner in it goes stale."""
+    """A steady log has about 97 % heartbeats, 0.5 % invalid and almost no refused records, and no stale owner."""
     records = 60_000
     kinds: Counter[str] = Counter()
     verdicts: Counter[str] = Counter()
@@ -297,7 +297,7 @@ def test_steady_is_what_its_name_says() -> None:
 
 
 def test_padding_is_exact() -> None:
-    """A padded value has exactly the bytes asked for, whatever remainder its characters leave."""
+    """A padded value has exactly the requested number of bytes, including characters of several bytes."""
     for fields in EXAMPLES.values():
         for size in range(2040, 2052):
             assert len(padded(fields, size)) == size

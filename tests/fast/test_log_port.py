@@ -1,6 +1,6 @@
-"""What every coordination log promises, whatever is behind it.
+"""Tests of the contract that every coordination log fulfils.
 
-Written once, in `LogPort`; here it runs against the log in memory, in `tests/real/test_kafka_log.py` against Kafka.
+`LogPort` contains the tests. Here they run against the log in memory, in `tests/real/test_kafka_log.py` against Kafka.
 """
 
 import time
@@ -20,22 +20,22 @@ Read = dict[int, list[tuple[int, bytes | None]]]
 
 
 class House(Protocol):
-    """One coordination topic of two partitions, as those see it who run it."""
+    """A coordination topic with two partitions, with the operations of its broker and of other members."""
 
     def open(self) -> CoordinationLog:
-        """Open the log as another member does."""
+        """Open the log, as another member does."""
         ...
 
     def say(self, partition: int, value: bytes | None) -> int:
-        """Append a record, as someone else, and give its offset."""
+        """Append a record as another member, and return its offset."""
         ...
 
     def pass_over(self, partition: int) -> None:
-        """Use up at least one offset without a record that a reader gets."""
+        """Use up at least one offset without a record that a reader receives."""
         ...
 
     def retain_from(self, partition: int, start: int) -> None:
-        """Delete what lies before `start`."""
+        """Delete the records before `start`."""
         ...
 
     def recreate(self, partitions: int) -> None:
@@ -48,7 +48,7 @@ class House(Protocol):
 
 
 def read(log: CoordinationLog, ends: Mapping[int, int], timeout_s: float = SOON_S) -> Read:
-    """Read up to `ends`, and see that offsets rise and positions lie behind them."""
+    """Read up to `ends`. Check that offsets increase and that each position is after the offsets read."""
     records: Read = {}
     for chunk in log.read_until(ends, timeout_s):
         offsets = [offset for offset, _, _ in chunk.records]
@@ -59,15 +59,15 @@ def read(log: CoordinationLog, ends: Mapping[int, int], timeout_s: float = SOON_
 
 
 def values(records: Read, partition: int) -> list[bytes | None]:
-    """Give the values read from one coordination partition."""
+    """Return the values read from one coordination partition."""
     return [value for _, value in records.get(partition, [])]
 
 
 class LogPort:
-    """The tests; a subclass gives the fixture `house`."""
+    """The tests. A subclass provides the fixture `house`."""
 
     def test_what_was_appended_is_read(self, house: House) -> None:
-        """Each acknowledged record lies at the offset that its acknowledgement names."""
+        """Each acknowledged record is at the offset that its acknowledgement reports."""
         log = house.open()
         log.follow({0: 0, 1: 0})
 
@@ -80,7 +80,7 @@ class LogPort:
         }
 
     def test_records_keep_their_order(self, house: House) -> None:
-        """Many records appended together lie in the log in that order, without a gap, and each is acknowledged."""
+        """Records that are appended together keep their order and have no gap, and each is acknowledged."""
         log = house.open()
         log.follow({0: 0})
         sent = [b"record %d" % number for number in range(2_000)]
@@ -91,7 +91,7 @@ class LogPort:
         assert values(read(log, {0: 2_000}), 0) == sent
 
     def test_two_members_read_the_same(self, house: House) -> None:
-        """What two members append at the same time both read in one order."""
+        """Two members that append at the same time read the same records in the same order."""
         first, second = house.open(), house.open()
         for log in (first, second):
             log.follow({0: 0})
@@ -102,7 +102,7 @@ class LogPort:
         assert read(first, {0: 40}) == read(second, {0: 40})
 
     def test_bounds_are_those_of_now(self, house: House) -> None:
-        """The bounds tell where the log begins and which offset the next record gets."""
+        """The bounds are the start of the log and the offset of the next record."""
         log = house.open()
         assert {number: (at.start, at.end) for number, at in log.bounds([0, 1]).items()} == {0: (0, 0), 1: (0, 0)}
 
@@ -111,7 +111,7 @@ class LogPort:
         assert {number: (at.start, at.end) for number, at in log.bounds([1]).items()} == {1: (0, 2)}
 
     def test_reading_goes_on_where_it_ended(self, house: House) -> None:
-        """Records are given once; reading on gives what came since."""
+        """Each record is read once. The next read returns only newer records."""
         log = house.open()
         log.follow({0: 0})
         house.say(0, b"a")
@@ -122,7 +122,7 @@ class LogPort:
         assert values(read(log, {0: 2}), 0) == [b"b"]
 
     def test_reading_begins_where_it_is_told(self, house: House) -> None:
-        """A reader begins at any offset, and begins again elsewhere when told so."""
+        """A reader starts at the offset passed to `follow`, and at another one after the next `follow`."""
         log = house.open()
         for value in (b"a", b"b", b"c"):
             house.say(0, value)
@@ -133,7 +133,7 @@ class LogPort:
         assert values(read(log, {0: 3}), 0) == [b"c"]
 
     def test_an_end_that_was_passed_is_no_reason_to_wait(self, house: House) -> None:
-        """Reading up to where one is already gives nothing, at once."""
+        """Reading up to the current position returns nothing and does not wait."""
         log = house.open()
         log.follow({0: 0})
         house.say(0, b"a")
@@ -142,7 +142,7 @@ class LogPort:
         assert read(log, {0: 1}, timeout_s=0.5) == {}
 
     def test_offsets_without_records_do_not_hold_a_reader_up(self, house: House) -> None:
-        """A log whose last offset holds no record is read to its end, and what follows comes too."""
+        """A log whose last offset has no record is read to its end, and later records are read too."""
         log = house.open()
         log.follow({0: 0})
         house.say(0, b"a")
@@ -155,7 +155,7 @@ class LogPort:
         assert values(read(log, {0: end + 1}), 0) == [b"b"]
 
     def test_a_record_without_value_is_read_as_that(self, house: House) -> None:
-        """A null value comes as None."""
+        """A null value is read as None."""
         log = house.open()
         log.follow({0: 0})
         house.say(0, None)
@@ -163,7 +163,7 @@ class LogPort:
         assert values(read(log, {0: 1}), 0) == [None]
 
     def test_records_carry_the_brokers_time(self, house: House) -> None:
-        """Each record has a time in milliseconds, given when it was appended."""
+        """Each record has the broker's time in milliseconds at which it was appended."""
         log = house.open()
         log.follow({0: 0})
         log.append([Append(0, b"a")])
@@ -173,7 +173,7 @@ class LogPort:
         assert abs(timestamp_ms - time.time() * 1_000) < 60_000
 
     def test_what_never_comes_is_an_error(self, house: House) -> None:
-        """An end beyond the log's is an error after the time that one would wait, not for ever."""
+        """Reading up to an end that the log does not reach raises an error after the time-out."""
         log = house.open()
         log.follow({0: 0})
         house.say(0, b"a")
@@ -184,7 +184,7 @@ class LogPort:
         assert values(read(log, {0: 1}), 0) == [b"a"]
 
     def test_a_position_beyond_the_end_is_lost(self, house: House) -> None:
-        """A reader that stands beyond the log's end is told: the log was truncated."""
+        """A position beyond the log's end raises PositionLostError, because the log was truncated."""
         log = house.open()
         house.say(0, b"a")
         log.follow({0: 7})
@@ -194,7 +194,7 @@ class LogPort:
         assert lost.value.partition == 0
 
     def test_a_position_that_retention_deleted_is_lost(self, house: House) -> None:
-        """A reader that stands before the log's start is told, and can begin again there."""
+        """A position before the log's start raises PositionLostError. The reader can start again at the log's start."""
         log = house.open()
         for value in (b"a", b"b", b"c"):
             house.say(0, value)
@@ -208,20 +208,20 @@ class LogPort:
         assert (start, values(read(log, {0: 3}), 0)) == (2, [b"c"])
 
     def test_what_was_lost_before_is_nothing_to_who_begins_elsewhere(self, house: House) -> None:
-        """A reader that was before the log's start and begins anew within it reads on; nothing of the past is told."""
+        """A reader that moves from before the log's start into the log gets no error for its earlier position."""
         log = house.open()
         for value in (b"a", b"b", b"c"):
             house.say(0, value)
         house.retain_from(0, 2)
         for _ in range(5):
             log.follow({0: 0})
-            for _ in range(30):  # time in which a client that fetches ahead hears of it
+            for _ in range(30):  # give a client that fetches ahead the time to notice the lost position
                 log.bounds([0])
             log.follow({0: 2})
             assert values(read(log, {0: 3}), 0) == [b"c"]
 
     def test_members_agree_which_log_it_is(self, house: House) -> None:
-        """The identity is the topic's: equal for all, with its id in 22 characters of URL-safe base64."""
+        """All members see the same identity, with the topic's id as 22 characters of URL-safe base64."""
         identity = house.open().identity()
 
         assert identity == house.open().identity()
@@ -230,7 +230,7 @@ class LogPort:
         assert identity.topic_id.replace("-", "").replace("_", "").isalnum()
 
     def test_a_topic_made_anew_is_another_log(self, house: House) -> None:
-        """A topic that was deleted and made again has another identity, and another number of partitions shows."""
+        """A topic that was deleted and re-created has another identity, which also shows a new number of partitions."""
         log = house.open()
         before = log.identity()
 
@@ -242,7 +242,7 @@ class LogPort:
         assert after.partitions == 3
 
     def test_a_topic_that_is_gone_is_missing(self, house: House) -> None:
-        """A deleted topic is told as missing."""
+        """A deleted topic raises TopicNotFoundError."""
         log = house.open()
         log.identity()
 
@@ -252,7 +252,7 @@ class LogPort:
             log.identity()
 
     def test_a_partition_that_is_not_there_takes_nothing(self, house: House) -> None:
-        """A record for a coordination partition that does not exist has no acknowledgement but an error."""
+        """A record for a coordination partition that does not exist gets an error and no offset."""
         log = house.open()
 
         good, bad = log.append([Append(1, b"a"), Append(9, b"b")])
@@ -262,7 +262,7 @@ class LogPort:
         assert bad.error
 
     def test_a_purged_log_goes_on(self, house: House) -> None:
-        """After what waits to be sent was dropped, new records are appended as ever."""
+        """After `purge` has dropped the unsent records, new records are appended as before."""
         log = house.open()
         log.append([Append(0, b"a")])
 
@@ -271,7 +271,7 @@ class LogPort:
         assert log.append([Append(0, b"b")])[0].offset is not None
 
     def test_appending_nothing_is_nothing(self, house: House) -> None:
-        """No records, no acknowledgements."""
+        """Appending no records returns no acknowledgements."""
         assert list(house.open().append([])) == []
 
 
@@ -279,7 +279,7 @@ class MemoryHouse:
     """A topic in memory."""
 
     def __init__(self) -> None:
-        """Make it."""
+        """Create a topic with two partitions."""
         self.broker = MemoryBroker(2)
 
     def open(self) -> MemoryLog:
@@ -287,7 +287,7 @@ class MemoryHouse:
         return MemoryLog(self.broker)
 
     def say(self, partition: int, value: bytes | None) -> int:
-        """Append."""
+        """Append a record."""
         return self.broker.append(partition, value)
 
     def pass_over(self, partition: int) -> None:
@@ -295,28 +295,28 @@ class MemoryHouse:
         self.broker.skip(partition)
 
     def retain_from(self, partition: int, start: int) -> None:
-        """Delete."""
+        """Delete the records before `start`."""
         self.broker.retain_from(partition, start)
 
     def recreate(self, partitions: int) -> None:
-        """Make another."""
+        """Re-create the topic."""
         self.broker.recreate(partitions)
 
     def delete(self) -> None:
-        """Delete."""
+        """Delete the topic."""
         self.broker.delete()
 
 
 class TestMemoryLog(LogPort):
-    """The log in memory."""
+    """Run the tests against the log in memory."""
 
     @pytest.fixture
     def house(self) -> House:
-        """A topic in memory."""
+        """Return a topic in memory."""
         return MemoryHouse()
 
     def test_a_gone_topic_takes_nothing(self) -> None:
-        """A deleted topic acknowledges no record, has no bounds and gives none to read."""
+        """A deleted topic acknowledges no record and has neither bounds nor records."""
         house = MemoryHouse()
         log = house.open()
         log.follow({0: 0})
@@ -330,7 +330,7 @@ class TestMemoryLog(LogPort):
             read(log, {0: 1})
 
     def test_a_truncated_log_is_told_by_its_position(self) -> None:
-        """A reader beyond what an unclean election left is told that its position is lost."""
+        """A reader beyond the end that an unclean leader election left gets PositionLostError."""
         house = MemoryHouse()
         log = house.open()
         log.follow({0: 0})
@@ -344,7 +344,10 @@ class TestMemoryLog(LogPort):
             read(log, {0: 4})
 
     def test_a_log_truncated_before_its_start_is_empty_there(self) -> None:
-        """A leader that ends before what retention has left begins anew where it ends: simulator seed 564088."""
+        """If the new leader's log ends before the start that retention left, the log starts at that end.
+
+        Simulator seed 564088.
+        """
         house = MemoryHouse()
         log = house.open()
         for value in (b"a", b"b", b"c"):
@@ -355,7 +358,7 @@ class TestMemoryLog(LogPort):
         assert log.bounds([0]) == {0: (1, 1)}
 
     def test_a_partition_that_is_gone_is_told(self) -> None:
-        """Who asks for, or reads, what the topic has no more since it was made anew gets an error of the library's."""
+        """Reading a partition that the re-created topic does not have raises TopicNotFoundError."""
         house = MemoryHouse()
         log = house.open()
         log.follow({1: 0})
@@ -367,7 +370,7 @@ class TestMemoryLog(LogPort):
             read(log, {1: 1})
 
     def test_the_clock_is_the_brokers(self) -> None:
-        """A broker with a clock of its own stamps records by it."""
+        """A broker with its own clock uses that clock for the timestamps of records."""
         clock = ManualClock(1_000)
         broker = MemoryBroker(1, now_ms=clock.wall_ms)
         log = MemoryLog(broker)

@@ -1,6 +1,6 @@
-"""The log in memory under any order of steps; what it promises is what `tests/log_statemachine.py` says.
+"""The log in memory under random steps; `tests/log_statemachine.py` describes what must hold.
 
-The same machine runs against Kafka in `tests/real/test_log_statemachine.py`.
+The same state machine runs against Kafka in `tests/real/test_log_statemachine.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +18,14 @@ SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 @pytest.mark.thorough
 def test_any_steps_leave_the_log_as_the_lists_say() -> None:
-    """Members that append, read, begin elsewhere and go away, and a broker that loses records, in any order."""
+    """Members append, read, move and leave in any order, and the broker loses records.
+
+    The log always matches the model.
+    """
     run_state_machine_as_test(MemoryLogMachine, settings=SETTINGS)
 
 
-# The machine can fail
+# Check that the state machine finds faults.
 
 QUICK = settings(
     SETTINGS, database=None, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False
@@ -30,13 +33,13 @@ QUICK = settings(
 
 
 def assert_found() -> None:
-    """See that the machine finds what was broken."""
+    """Check that the state machine finds the fault."""
     with pytest.raises(AssertionError):
         run_state_machine_as_test(MemoryLogMachine, settings=QUICK)
 
 
 def test_acknowledgements_of_other_offsets_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each acknowledgement must name its own record's offset."""
+    """Acknowledgements with the offsets of other records are found."""
     append = MemoryLog.append
 
     def swapped(self: MemoryLog, records: Sequence[Append]) -> Sequence[Ack]:
@@ -47,7 +50,7 @@ def test_acknowledgements_of_other_offsets_are_found(monkeypatch: pytest.MonkeyP
 
 
 def test_a_record_that_is_given_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each record is read once."""
+    """A record that is returned twice is found."""
     read_until = MemoryLog.read_until
 
     def twice(self: MemoryLog, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
@@ -59,7 +62,7 @@ def test_a_record_that_is_given_twice_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_position_that_is_not_told_as_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader before the log's start must be told, not moved."""
+    """A log that moves a reader to its start, instead of raising PositionLostError, is found."""
     read_until = MemoryLog.read_until
 
     def moved(self: MemoryLog, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
@@ -72,7 +75,7 @@ def test_a_position_that_is_not_told_as_lost_is_found(monkeypatch: pytest.Monkey
 
 
 def test_a_reader_that_begins_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader begins exactly where it is told."""
+    """A reader that starts one offset too late is found."""
     follow = MemoryLog.follow
 
     def late(self: MemoryLog, positions: Mapping[int, int]) -> None:

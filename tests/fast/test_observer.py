@@ -1,4 +1,4 @@
-"""An observer is told what records and batches came to, and can harm nothing."""
+"""An observer is notified of the results of records and batches, and its errors change nothing."""
 
 import logging
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ from tests.real.kill_points import Side
 
 @dataclass(slots=True)
 class Watcher:
-    """Notes what it is told."""
+    """An observer that records its notifications."""
 
     records: list[tuple[str, int, bool | None]] = field(default_factory=list)
-    """Of each record its type, its partition, and whether it was accepted."""
+    """Type and partition of each record, and whether it was accepted."""
     leases_ms: list[float] = field(default_factory=list)
-    """What was left of each claim's lease when its records were read back."""
+    """The rest of each claim's lease when its records were read back."""
     losses: list[tuple[int, int]] = field(default_factory=list)
     batches: list[ClaimedBatch] = field(default_factory=list)
 
     def sent(self, claimer: ObservedClaimer, sent: AppendResult) -> None:
-        """Note each record."""
+        """Append the records, and the rest of the lease."""
         now_ms = claimer.clock.lease_ms()
         for message, outcome in sent:
             accepted = None if outcome is None else outcome.accepted
@@ -38,21 +38,21 @@ class Watcher:
                 self.leases_ms.append(claim.lease.left_ms(now_ms))
 
     def lost(self, claimer: ObservedClaimer, claim: BaseClaim, why: str) -> None:
-        """Note partition and epoch."""
+        """Append the partition and epoch."""
         assert claimer.claims.get(claim.partition) is None
         assert why
         self.losses.append((claim.partition, claim.epoch))
 
     def left(self, batch: ClaimedBatch) -> None:
-        """Note the batch."""
+        """Append the batch."""
         self.batches.append(batch)
 
 
 class Broken:
-    """Fails at whatever it is told."""
+    """An observer that fails at each notification."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - methods of an observer
-        """Give a method that fails."""
+        """Return a method that fails."""
 
         def fail(*_: object) -> None:
             raise RuntimeError(name)
@@ -62,7 +62,7 @@ class Broken:
 
 @pytest.fixture
 def scene() -> Scene:
-    """A topic of one partition with ten messages."""
+    """Return a topic with one partition and ten messages."""
     scene = Scene()
     scene.data.make(partitions=1, messages=10)
     return scene
@@ -71,7 +71,7 @@ def scene() -> Scene:
 @pytest.mark.parametrize("ranges", [False, True])
 @pytest.mark.parametrize("mode", DeliveryMode)
 def test_it_is_told_of_each_record_and_of_the_batch(scene: Scene, mode: DeliveryMode, ranges: bool) -> None:
-    """In each mode, of whole partitions and of ranges: who claims, plans and commits is told of, and the end."""
+    """The observer is notified of the claim, plan, commit and end of a batch, in each mode, with and without ranges."""
     watcher = Watcher()
 
     batch = scene.work(scene.delivery(mode, ranges=ranges, observer=watcher))
@@ -85,7 +85,7 @@ def test_it_is_told_of_each_record_and_of_the_batch(scene: Scene, mode: Delivery
 
 
 def test_it_sees_the_lease_as_it_was_before_a_heartbeat_renewed_it(scene: Scene) -> None:
-    """What was left when the heartbeat had come back is how near the claim was to its end."""
+    """The observer sees what was left of the lease before the heartbeat renewed it, at its lowest."""
     watcher = Watcher()
     delivery = scene.delivery(observer=watcher)
     with scene.batch(delivery) as batch:
@@ -97,7 +97,7 @@ def test_it_sees_the_lease_as_it_was_before_a_heartbeat_renewed_it(scene: Scene)
 
 
 def test_it_is_told_of_a_refused_commit_and_of_the_lost_claim(scene: Scene) -> None:
-    """A claim revoked behind the work's back: the commit comes back refused, and the claim with its epoch is lost."""
+    """If a claim is revoked during the work, the observer gets the refused commit and the lost claim with its epoch."""
     watcher = Watcher()
     revoked: list[int] = []
 
@@ -119,7 +119,7 @@ def test_it_is_told_of_a_refused_commit_and_of_the_lost_claim(scene: Scene) -> N
 
 
 def test_it_is_told_of_a_claim_that_another_got_first(scene: Scene) -> None:
-    """A claim that was refused is no loss: it was never held."""
+    """A refused claim is not reported as lost, because it was never held."""
     scene.work(scene.delivery(), max_records=1)
     watcher = Watcher()
     log = scene.meddled(Side.BEFORE, "ClaimingPartition", lambda: scene.about(ClaimingPartition, "other.1"))
@@ -131,7 +131,7 @@ def test_it_is_told_of_a_claim_that_another_got_first(scene: Scene) -> None:
 
 
 def test_one_that_fails_changes_nothing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """What an observer raises is logged; the batch is carried out and committed as without it."""
+    """An observer's error is logged. The batch is processed and committed as without the observer."""
     batch = scene.work(scene.delivery(observer=Broken()))
 
     assert batch.committed
@@ -142,7 +142,7 @@ def test_one_that_fails_changes_nothing(scene: Scene, caplog: pytest.LogCaptureF
 
 
 def test_a_lost_claim_stays_lost_with_one_that_fails(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """An observer that fails at a loss keeps nobody from being fenced."""
+    """If an observer fails when a claim is lost, the run is still fenced."""
     batch = scene.batch(scene.delivery(observer=Broken()))
     batch.__enter__()
     scene.process(batch)

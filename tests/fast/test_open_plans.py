@@ -1,4 +1,4 @@
-"""Open plans by the world state: which are exhausted, and in which parts those that failed are tried."""
+"""Open plans in the world state: which are exhausted, and into which parts failed plans are divided for retries."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from marshal_dagster.protocol.open_plans import OpenPlan, exhausted, parts_to_re
 
 
 def plans(*attempts: int, group: str = "etl", topic: str = "orders") -> list[OpenPlan]:
-    """Give a plan in each partition from 0, tried so often."""
+    """Return one plan in each partition from 0, with these numbers of attempts."""
     return [OpenPlan(group, topic, partition, 0, 10, count) for partition, count in enumerate(attempts)]
 
 
@@ -26,14 +26,20 @@ def plans(*attempts: int, group: str = "etl", topic: str = "orders") -> list[Ope
 def test_parts_are_ever_smaller_and_single_before_the_last_attempt(
     attempts: list[int], parts: list[tuple[int, ...]]
 ) -> None:
-    """A plan that was tried once is in no part; parts with the fewest attempts come first."""
+    """Parts get smaller with each attempt and have one partition before the last attempt.
+
+    New plans are in no part. Parts with the fewest attempts come first.
+    """
     assert parts_to_retry(plans(*attempts)) == parts
 
 
 @pytest.mark.parametrize("bad", [{0}, {63}, {3, 40}, {0, 1, 2, 3}])
 @pytest.mark.parametrize("max_attempts", [1, 2, 3, 5, 8])
 def test_no_good_partition_is_given_up_for_a_bad_one(bad: set[int], max_attempts: int) -> None:
-    """Over several runs of 64 partitions: each attempt counts only for its part, and one batch takes all new plans."""
+    """Over several runs of 64 partitions, bad partitions exhaust only themselves.
+
+    Each attempt counts only for the partitions of its part, and one batch takes all new plans.
+    """
     left = dict.fromkeys(range(64), 0)
     for _ in range(max_attempts + 1):
         now = [OpenPlan("etl", "orders", number, 0, 10, count) for number, count in left.items()]
@@ -48,7 +54,10 @@ def test_no_good_partition_is_given_up_for_a_bad_one(bad: set[int], max_attempts
 
 
 def test_commands_name_the_partition_where_it_is_one() -> None:
-    """One command for each group and topic; names are quoted for a shell."""
+    """There is one command for each group and topic, with names quoted for a shell.
+
+    A command names the partition if there is only one.
+    """
     both = [*plans(5, 5), OpenPlan("my group", "a", 7, 0, 1, 5)]
     assert retry_commands(both) == "marshal-dagster retry etl orders; marshal-dagster retry 'my group' a 7"
     assert exhausted(plans(4, 5, 6)) == plans(4, 5, 6)[1:]

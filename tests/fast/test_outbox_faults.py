@@ -1,4 +1,4 @@
-"""The judge of the outbox's fault runs: an honest run passes, each doctored one is caught; what seeds stand for."""
+"""The checker of the outbox's fault runs accepts a correct run and rejects altered ones; a seed determines a run."""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -32,7 +32,7 @@ Doctor = Callable[[list[Seen]], list[Seen]]
 
 
 def seen() -> list[Seen]:
-    """What consumers read of an honest run: each key in order, others as it comes."""
+    """Return what consumers read in a correct run: each key in order, different keys in any order."""
     rows = [("t", 0, "a", "a1"), ("t", 0, "a", "a2"), ("t", 1, None, "none"), ("t", 1, "b", "b1"), ("t", 0, "a", "a4")]
     rows.append(("u", 0, "a", "a3"))
     return [
@@ -42,12 +42,12 @@ def seen() -> list[Seen]:
 
 
 def again(records: list[Seen], number: int) -> list[Seen]:
-    """Let a record come once more at the end."""
+    """Append a copy of a record at the end."""
     return [*records, records[number]._replace(offset=100)]
 
 
 def test_an_honest_run_passes() -> None:
-    """Whatever came between keys."""
+    """A correct run passes, with records of different keys in any order."""
     verdict = judge(FACTS, seen(), PARKED)
     assert verdict.violations == []
     assert (verdict.lost, verdict.invented, verdict.repeated, verdict.out_of_order, verdict.wrongly_parked) == (0,) * 5
@@ -69,7 +69,7 @@ def test_an_honest_run_passes() -> None:
     ],
 )
 def test_a_doctored_run_is_caught(doctor: Doctor, counts: tuple[int, ...], rule: str) -> None:
-    """By the rule that it breaks."""
+    """An altered run is rejected with the rule that it violates."""
     verdict = judge(FACTS, doctor(seen()), PARKED)
     assert (verdict.lost, verdict.invented, verdict.repeated) == counts[:3]
     assert bool(verdict.out_of_order) is bool(counts[3])
@@ -78,27 +78,27 @@ def test_a_doctored_run_is_caught(doctor: Doctor, counts: tuple[int, ...], rule:
 
 @pytest.mark.parametrize("parked", [{}, {"poison": "", "a1": ""}], ids=["too few", "too many"])
 def test_rows_set_aside_wrongly_are_caught(parked: dict[str, str]) -> None:
-    """Those and only those that are poisoned are."""
+    """Exactly the poisoned rows may be set aside."""
     verdict = judge(FACTS, seen(), parked)
     assert verdict.wrongly_parked == 1
     assert verdict.violations[0].promise == "the rows set aside are the poisoned ones"
 
 
 def test_what_waits_is_not_lost() -> None:
-    """A run that was not drained in time says so by itself."""
+    """A row that still waits does not count as lost, because the run reports by itself that it was not drained."""
     verdict = judge(FACTS, seen()[1:], {}, {"a1", "poison"})
     assert verdict.violations == []
 
 
 def test_seeds_one_after_another_have_each_kind_of_fault() -> None:
-    """A seed stands for the same run each time."""
+    """Consecutive seeds cover each kind of fault, and a seed always produces the same run."""
     found = [scenario(seed) for seed in range(len(KINDS))]
     assert {fault.kind for of in found for fault in of.faults[:1]} == set(KINDS)
     assert found == [scenario(seed) for seed in range(len(KINDS))]
 
 
 def test_results_are_read_back_and_added_up(tmp_path: Path) -> None:
-    """A run counts in the line of each of its faults, once."""
+    """A run counts once in the line of each of its faults."""
     faults = ("harvester killed", "harvester killed", "clock off")
     counts = dict(zip(COUNTED, range(1, 14), strict=True))
     row = Row(commit="c", seed=1, faults=faults, **counts, drained_after_s=2.5, violations=("wrong",), seconds=9.0)

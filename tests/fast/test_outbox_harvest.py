@@ -1,4 +1,4 @@
-"""The harvest over ports of its own: what it does in which order, what waits after a refusal, what is set aside."""
+"""The harvest over in-memory ports: the order of its steps, what waits after a refusal, and what is parked."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -31,27 +31,27 @@ from marshal_dagster.outbox.publisher import is_note, read_note, render_note
 
 
 def row(number: int, key: bytes | None = None, topic: str = "t", created_us: int = 0) -> Row:
-    """Give a row; by default of a key of its own."""
+    """Return a row, by default with its own key."""
     return Row(number, topic, b"%d" % number if key is None else key, b"value", None, created_us)
 
 
 @dataclass
 class Outbox:
-    """A database and a Kafka, and what was asked of them in which order."""
+    """A database and a Kafka cluster in memory."""
 
     rows: list[Row] = field(default_factory=list)
     parked: dict[int, str] = field(default_factory=dict)
     stuck: set[int] = field(default_factory=set)
-    """Rows that cannot be set aside: another one is under their id."""
+    """Rows that cannot be parked, because another row is parked under their id."""
     log: list[int] = field(default_factory=list)
-    """What is published, by row."""
+    """The ids of the published rows, in order."""
     note: bytes = b""
     session: int = 0
     epoch: int = 0
 
 
 class Ports:
-    """Both ends of one session; `refuse` is asked before a batch is published and may raise."""
+    """The store and publisher of one session, with their calls. `refuse` is called before each batch and may raise."""
 
     def __init__(self, outbox: Outbox | None = None, *rows: Row) -> None:
         self.outbox = outbox or Outbox(list(rows))
@@ -65,17 +65,17 @@ class Ports:
         self.epoch = 0
 
     def called(self, *call: object) -> None:
-        """Keep a call."""
+        """Record a call."""
         self.before()
         self.calls.append(call)
 
     def batches(self) -> list[list[int]]:
-        """Give what was tried to publish."""
+        """Return the row ids of each attempt to publish."""
         return [call[1] for call in self.calls if call[0] == "publish"]
 
 
 def is_meant(found: Row, of: RowReference) -> bool:
-    """Return whether a row is the one that was taken before, as the statements of `PostgresStore` do."""
+    """Return whether a row is the one that was taken before, by the same rule as the statements of `PostgresStore`."""
     return found.id == of.id and of.created_from_us <= found.created_us <= of.created_until_us
 
 
@@ -86,13 +86,13 @@ class Store:
         self._ports = ports
 
     def begin(self) -> int:
-        """Begin a session."""
+        """Start a session."""
         self._ports.called("store begins")
         self._ports.outbox.session += 1
         return self._ports.outbox.session
 
     def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
-        """Carry out a turn."""
+        """Delete and park rows, and return the next ones."""
         ports, outbox = self._ports, self._ports.outbox
         ports.called("turn", [each.id for each in turn.done.rows], [each.row.id for each in turn.parked], turn.limit)
         if session != outbox.session:
@@ -113,29 +113,29 @@ class Store:
 
 
 class Publisher:
-    """Kafka's end."""
+    """The Kafka side."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
 
     def begin(self) -> None:
-        """Begin a session, or begin anew in one."""
+        """Start a session, or initialise the transaction again within it."""
         self._ports.called("publisher begins")
         self._ports.outbox.epoch += 1
         self._ports.epoch = self._ports.outbox.epoch
 
     def noted(self) -> PublishedBatch:
-        """Give the last batch."""
+        """Return the last published batch."""
         self._ports.called("noted")
         return read_note(self._ports.outbox.note)
 
     def refused(self, topics: Collection[str]) -> dict[str, str]:
-        """Give which topics are missing."""
+        """Return the topics that are missing."""
         self._ports.called("refused", sorted(topics))
         return {topic: self._ports.missing[topic] for topic in topics if topic in self._ports.missing}
 
     def publish(self, rows: Sequence[Row]) -> None:
-        """Publish a batch, unless it is refused."""
+        """Publish a batch unless it is refused."""
         ports, ids = self._ports, [each.id for each in rows]
         ports.called("publish", ids)
         try:
@@ -151,13 +151,13 @@ class Publisher:
 
 @dataclass
 class Clock:
-    """A clock that a test turns; it may go on by itself each time that it is looked at."""
+    """A clock that a test sets. It can also advance by `step_ms` at each reading."""
 
     now_ms: float = 0.0
     step_ms: float = 0.0
 
     def __call__(self) -> float:
-        """Give the time."""
+        """Return the time."""
         self.now_ms += self.step_ms
         return self.now_ms
 
@@ -169,7 +169,7 @@ def begun(
     counts: HarvestCounts | None = None,
     **limits: float,
 ) -> Harvest:
-    """Give a session that has begun, with no call kept."""
+    """Return a session that has started, with its calls cleared."""
     harvest = Harvest(
         ports.store,
         ports.publisher,
@@ -184,7 +184,7 @@ def begun(
 
 
 def refusing(*numbers: int, is_named: bool = True) -> Callable[[Sequence[Row]], None]:
-    """Refuse batches with one of these rows."""
+    """Return a function that refuses batches with one of these rows."""
 
     def refuse(rows: Sequence[Row]) -> None:
         for each in rows:
@@ -195,7 +195,10 @@ def refusing(*numbers: int, is_named: bool = True) -> Callable[[Sequence[Row]], 
 
 
 def test_a_session_begins_in_the_database_then_at_kafkas_end_then_asks_what_was_published() -> None:
-    """In that order: what earlier sessions may still begin at Kafka's end lies before this one's beginning there."""
+    """A session starts in the database, then in Kafka, and then reads the last note.
+
+    Whatever an earlier session still starts in Kafka comes before this session's start there, which aborts it.
+    """
     ports = Ports(Outbox([row(1), row(2)], note=render_note([row(1)])))
     counts = HarvestCounts()
     harvest = Harvest(ports.store, ports.publisher, limits=HarvestLimits(), counts=counts, now_ms=Clock())
@@ -206,7 +209,7 @@ def test_a_session_begins_in_the_database_then_at_kafkas_end_then_asks_what_was_
 
 
 def test_the_rows_that_were_noted_are_struck_before_others_are_taken() -> None:
-    """They are published already."""
+    """Rows in the last note are published already, so they are deleted before other rows are taken."""
     ports = Ports(Outbox([row(1), row(2)], note=render_note([row(1)])))
     assert begun(ports).turn() == 1
     assert ports.outbox.log == [2]
@@ -214,7 +217,7 @@ def test_the_rows_that_were_noted_are_struck_before_others_are_taken() -> None:
 
 
 def test_rows_that_were_found_published_are_counted() -> None:
-    """By the session that strikes them, once, whoever has published them and whether that one knew it or not."""
+    """A published row is counted once, by the session that deletes it, whichever session published it."""
     ports = Ports(None, row(1), row(2), row(3))
     counts = HarvestCounts()
     before = begun(ports, counts=counts, max_in_flight_records=2)
@@ -230,7 +233,7 @@ def test_rows_that_were_found_published_are_counted() -> None:
 
 
 def test_a_turn_publishes_what_it_takes_and_the_next_strikes_it() -> None:
-    """By rising id, in one batch."""
+    """A turn publishes one batch in order of ids. The next turn deletes it."""
     ports = Ports(None, row(3), row(1), row(2))
     counts = HarvestCounts()
     harvest = begun(ports, counts=counts)
@@ -245,9 +248,10 @@ def test_a_turn_publishes_what_it_takes_and_the_next_strikes_it() -> None:
 @pytest.mark.parametrize("created_us", [5, 30])
 @pytest.mark.parametrize("way", ["its own batch", "the note"])
 def test_a_row_that_was_given_an_id_again_is_published(way: str, created_us: int) -> None:
-    """After `TRUNCATE ... RESTART IDENTITY`, by the session that has published the first row of that id and the next.
+    """A new row is published even if it has the id of a published one, as after `TRUNCATE ... RESTART IDENTITY`.
 
-    Rows are struck by when they were written too: later, or earlier in a transaction that began before.
+    The deletion also compares the times at which rows were written. The new row may be later, or earlier if its
+    transaction started before.
     """
     ports = Ports(None, *(row(number, created_us=number * 10) for number in (1, 2)))
     harvest = begun(ports)
@@ -262,7 +266,7 @@ def test_a_row_that_was_given_an_id_again_is_published(way: str, created_us: int
 
 
 def test_a_row_with_the_id_of_a_refused_one_is_not_set_aside() -> None:
-    """It was never refused."""
+    """A new row with the id of a refused one is not parked, because it was never refused."""
     ports = Ports(None, row(1, created_us=10), row(2, created_us=11))
     harvest = begun(ports, max_attempts=1)
 
@@ -309,13 +313,16 @@ def test_a_row_with_the_id_of_a_refused_one_is_not_set_aside() -> None:
     ],
 )
 def test_what_no_harvester_wrote_is_not_a_note(value: bytes | None) -> None:
-    """It is ignored, and a session that finds nothing else begins as if there were no batch."""
+    """A value that no harvester wrote is ignored. The session starts as if no batch had been published."""
     assert not is_note(value)
     assert read_note(value) == PublishedBatch()
 
 
 def test_a_note_names_the_rows_of_its_batch() -> None:
-    """With the times between which they were written; a note without the earlier one means all before the later."""
+    """A note contains the rows of its batch and the times between which they were written.
+
+    A note without the earlier time matches all rows with these ids that were written before the later one.
+    """
     rows = [row(number, created_us=number * 10) for number in (1, 2, 7)]
     note = render_note(rows)
     assert is_note(note)
@@ -325,7 +332,7 @@ def test_a_note_names_the_rows_of_its_batch() -> None:
 
 
 def test_a_note_of_a_newer_version_is_not_ignored() -> None:
-    """Its batch would be published again."""
+    """A note of a newer version raises an error. Ignoring it would publish its batch twice."""
     note = b'{"version":2}'
     assert is_note(note)
     with pytest.raises(MarshalError, match="version 2, which a newer marshal-dagster wrote: update"):
@@ -333,7 +340,7 @@ def test_a_note_of_a_newer_version_is_not_ignored() -> None:
 
 
 def test_the_limits_are_those_of_a_turn() -> None:
-    """Rows and bytes; with no more rows taken than that, a session goes on with the next."""
+    """A turn takes at most the configured rows and bytes. The next turn continues with the rest."""
     ports = Ports(None, *map(row, range(5)))
     harvest = begun(ports, max_in_flight_records=2, max_in_flight_bytes=77)
     assert [harvest.turn() for _ in range(4)] == [2, 2, 1, 0]
@@ -342,7 +349,7 @@ def test_the_limits_are_those_of_a_turn() -> None:
 
 
 def test_a_session_that_finishes_strikes_what_it_has_published() -> None:
-    """It takes nothing more, and does nothing where nothing is to be struck."""
+    """`finish` deletes the published rows and takes no more. It does nothing if no row is to be deleted."""
     ports = Ports(None, row(1), row(2))
     harvest = begun(ports, max_in_flight_records=1)
     harvest.finish()
@@ -354,7 +361,7 @@ def test_a_session_that_finishes_strikes_what_it_has_published() -> None:
 
 
 def test_who_does_not_lead_any_more_publishes_nothing_more() -> None:
-    """It is asked before each batch."""
+    """Leadership is checked before each batch, and a former leader publishes nothing more."""
     ports = Ports(None, *map(row, range(4)))
     answers = iter((True, True, False))
     harvest = begun(ports, leads=lambda: next(answers))
@@ -368,7 +375,7 @@ def test_who_does_not_lead_any_more_publishes_nothing_more() -> None:
     "error", [PublisherFencedError("later"), BatchUnsettledError("unknown"), UnavailableError("away")]
 )
 def test_a_batch_that_fails_ends_the_session_with_nothing_struck(error: Exception) -> None:
-    """Whether it was published is for the next session to find out."""
+    """After a failed batch no row is deleted. The next session checks whether the batch was published."""
     ports = Ports(None, row(1))
     harvest = begun(ports)
 
@@ -383,7 +390,7 @@ def test_a_batch_that_fails_ends_the_session_with_nothing_struck(error: Exceptio
 
 
 def test_a_deposed_session_publishes_nothing() -> None:
-    """A later one has begun in the database."""
+    """A session that was superseded in the database publishes nothing."""
     ports = Ports(None, row(1))
     harvest = begun(ports)
     ports.outbox.session += 1
@@ -393,7 +400,7 @@ def test_a_deposed_session_publishes_nothing() -> None:
 
 
 def test_a_row_that_is_refused_is_left_out_with_its_successors_and_the_rest_flows_on() -> None:
-    """Rows of its key before it go, those after it wait, those of other keys go."""
+    """Rows of the same key before the refused one are published, those after it wait, and other keys continue."""
     ports = Ports(None, row(1, b"k"), row(2, b"k"), row(3, b"other"), row(4, b"k"))
     clock = Clock()
     harvest = begun(ports, clock)
@@ -410,7 +417,7 @@ def test_a_row_that_is_refused_is_left_out_with_its_successors_and_the_rest_flow
 
 
 def test_a_lane_that_waits_holds_up_no_other() -> None:
-    """Its rows are not taken, so that they do not fill the batch."""
+    """Rows of a waiting ordering key are not taken, so they do not fill the batch."""
     ports = Ports(None, row(1, b"k"), *(row(number, b"k") for number in range(2, 9)), row(9), row(10))
     harvest = begun(ports, max_in_flight_records=2)
     ports.refuse = refusing(1)
@@ -420,7 +427,7 @@ def test_a_lane_that_waits_holds_up_no_other() -> None:
 
 
 def test_a_row_without_a_key_waits_alone() -> None:
-    """It has no successors."""
+    """A refused row without a key delays no other row."""
     ports = Ports(None, Row(1, "t", None, b"v"), Row(2, "t", None, b"v"))
     harvest = begun(ports)
     ports.refuse = refusing(1)
@@ -431,7 +438,7 @@ def test_a_row_without_a_key_waits_alone() -> None:
 
 
 def test_a_row_that_is_refused_too_often_is_set_aside_before_its_successors_go() -> None:
-    """With the reason; each time is counted."""
+    """A row that is refused too often is parked with the reason before later rows of its key are published."""
     ports = Ports(None, row(1, b"k"), row(2, b"k"))
     clock, counts = Clock(), HarvestCounts()
     harvest = begun(ports, clock, counts=counts, max_attempts=3)
@@ -447,7 +454,7 @@ def test_a_row_that_is_refused_too_often_is_set_aside_before_its_successors_go()
 
 
 def test_a_row_that_is_published_at_last_is_not_counted_against_its_successors() -> None:
-    """What was refused of its lane before is forgotten."""
+    """Once a row is published, earlier refusals of its key do not count against later rows."""
     ports = Ports(None, row(1, b"k"))
     clock = Clock()
     harvest = begun(ports, clock, max_attempts=2)
@@ -463,7 +470,7 @@ def test_a_row_that_is_published_at_last_is_not_counted_against_its_successors()
 
 
 def test_a_batch_is_halved_until_the_row_is_found_that_it_is_refused_for() -> None:
-    """In order; each part is struck before the next is published."""
+    """The batch is tried in halves, in order. Each part is deleted before the next one is published."""
     ports = Ports(None, *map(row, range(1, 5)))
     harvest = begun(ports, max_attempts=1)
     ports.refuse = refusing(3, is_named=False)
@@ -487,7 +494,7 @@ def test_a_batch_is_halved_until_the_row_is_found_that_it_is_refused_for() -> No
 
 
 def test_the_only_row_of_a_batch_is_the_one_that_is_refused_whatever_is_named() -> None:
-    """So halving ends."""
+    """If a batch has one row, that row is the refused one, even if the error names another. So the halving ends."""
     ports = Ports(None, row(1))
     harvest = begun(ports, max_attempts=1)
 
@@ -501,7 +508,10 @@ def test_the_only_row_of_a_batch_is_the_one_that_is_refused_whatever_is_named() 
 
 
 def test_after_a_refusal_the_database_is_asked_whether_the_session_goes_on() -> None:
-    """The publisher has begun anew, which would fence who took over."""
+    """After a refusal the publisher has started again, which may have fenced a newer session.
+
+    So the database is checked.
+    """
     ports = Ports(None, row(1), row(2))
     harvest = begun(ports)
 
@@ -516,7 +526,7 @@ def test_after_a_refusal_the_database_is_asked_whether_the_session_goes_on() -> 
 
 
 def test_within_a_turn_no_row_gets_ahead_of_one_of_its_key_that_was_left_out() -> None:
-    """However long the turn takes: its wait is over only in the next."""
+    """A refused row's key waits until the next turn, however long the present turn takes."""
     ports = Ports(None, row(1, b"k"), row(2), row(3, b"k"), row(4))
     clock = Clock()
     harvest = begun(ports, clock)
@@ -533,7 +543,7 @@ def test_within_a_turn_no_row_gets_ahead_of_one_of_its_key_that_was_left_out() -
 
 
 def test_rows_of_a_topic_that_cannot_be_written_to_wait_and_are_set_aside_in_the_end() -> None:
-    """The rest flows on; the topic is asked for again after a wait."""
+    """Rows of a topic that cannot be written to wait and are parked in the end. Other rows continue."""
     ports = Ports(None, row(1, topic="gone"), row(2))
     clock, counts = Clock(), HarvestCounts()
     harvest = begun(ports, clock, counts=counts, max_attempts=2)
@@ -551,14 +561,14 @@ def test_rows_of_a_topic_that_cannot_be_written_to_wait_and_are_set_aside_in_the
 
 
 def turn_each_second(harvest: Harvest, clock: Clock, turns: int) -> None:
-    """Harvest, with a second after each turn."""
+    """Run turns with a second after each of them."""
     for _ in range(turns):
         harvest.turn()
         clock.now_ms += 1_000
 
 
 def test_a_topic_is_waited_for_although_it_was_tried_often() -> None:
-    """One that is made anew, or of which brokers do not know yet, has nothing set aside for a while."""
+    """A topic that is being re-created, or is not known to all brokers yet, has no row parked for a while."""
     ports = Ports(None, row(1, topic="late"), row(2))
     clock = Clock()
     harvest = begun(ports, clock, max_attempts=2, topic_patience_s=30)
@@ -572,7 +582,7 @@ def test_a_topic_is_waited_for_although_it_was_tried_often() -> None:
 
 
 def test_a_topic_is_looked_at_right_before_its_rows_are_set_aside() -> None:
-    """Made since it was looked at last, it has its rows published."""
+    """If a topic exists when its rows are about to be parked, they are published instead."""
     ports = Ports(None, row(1, topic="late"))
     clock = Clock()
     harvest = begun(ports, clock, max_attempts=2, topic_patience_s=26)
@@ -584,7 +594,7 @@ def test_a_topic_is_looked_at_right_before_its_rows_are_set_aside() -> None:
 
 
 def test_rows_that_cannot_be_set_aside_are_not_tried_without_end() -> None:
-    """They wait as their topic does, behind which the rest flows, and what can be set aside is."""
+    """Rows that cannot be parked wait with their topic. Other rows continue, and those that can be parked are."""
     ports = Ports(Outbox([row(1, topic="gone"), row(2, topic="gone"), row(3)], stuck={1}))
     clock, counts = Clock(), HarvestCounts()
     harvest = begun(ports, clock, counts=counts, max_attempts=1)
@@ -600,7 +610,7 @@ def test_rows_that_cannot_be_set_aside_are_not_tried_without_end() -> None:
 
 
 def test_a_topic_that_is_made_in_time_has_its_rows_published_in_order() -> None:
-    """What was refused is forgotten."""
+    """Once a topic is created, its rows are published in order and its refusals are cleared."""
     ports = Ports(None, row(1, b"k", "late"), row(2, b"k", "late"))
     clock = Clock()
     harvest = begun(ports, clock, max_attempts=2)
@@ -617,7 +627,7 @@ def test_a_topic_that_is_made_in_time_has_its_rows_published_in_order() -> None:
 
 
 def test_rows_that_are_set_aside_with_their_topic_are_not_published_in_a_long_turn() -> None:
-    """Even if the topic's wait is over before the batch goes."""
+    """Rows that are parked are not published in the same turn, even if their topic's wait ends before the batch."""
     ports = Ports(None, row(1, topic="gone"), row(2))
     harvest = begun(ports, Clock(step_ms=60_000), max_attempts=1)
     ports.missing = {"gone": "it does not exist"}
@@ -627,7 +637,10 @@ def test_rows_that_are_set_aside_with_their_topic_are_not_published_in_a_long_tu
 
 
 def test_a_topic_that_goes_while_a_batch_is_published_is_left_out_of_it() -> None:
-    """The rest is published, once the database has said that the session goes on."""
+    """If a topic disappears while a batch is published, the other rows are published.
+
+    Before that, the database must confirm that the session is current.
+    """
     ports = Ports(None, row(1, topic="gone"), row(2))
     harvest = begun(ports)
 
@@ -641,14 +654,14 @@ def test_a_topic_that_goes_while_a_batch_is_published_is_left_out_of_it() -> Non
 
 
 def test_nothing_is_published_twice_however_two_sessions_meet_that_begin_anew() -> None:
-    """One is refused, begins anew, asks and publishes: its calls fall in all ways between those of another."""
+    """Two sessions, interleaved in all ways, publish no row twice, although the older one is refused and restarts."""
     published = {meeting(places) for places in combinations_with_replacement(range(10), 4)}
     assert all(len(set(rows)) == len(rows) for rows in published)
     assert {(), (2, 3)} <= published
 
 
 def meeting(places: tuple[int, ...]) -> tuple[int, ...]:
-    """Let a session go on before those calls of one that begins later; give what is published."""
+    """Run an older session's calls at these places between those of a newer one, and return the published rows."""
     outbox = Outbox([row(1), row(2), row(3)])
     old, new = Ports(outbox), Ports(outbox)
     harvest = begun(old)
@@ -674,7 +687,7 @@ def meeting(places: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def test_waits_double_up_to_five_seconds() -> None:
-    """By a lane's or a topic's refusals in a row."""
+    """The wait doubles with each consecutive refusal of an ordering key or a topic, up to five seconds."""
     clock = Clock()
     holds = RefusalBackoff(HarvestLimits(max_attempts=100), clock)
     waits = []
@@ -692,7 +705,7 @@ def test_waits_double_up_to_five_seconds() -> None:
 
 
 def test_a_topic_is_not_looked_at_again_before_its_wait_is_over() -> None:
-    """Then it is, and its rows are open."""
+    """A refused topic is checked again after its wait, and its rows may be published then."""
     clock = Clock()
     holds = RefusalBackoff(HarvestLimits(max_attempts=3), clock)
     holds.refuse_topic("t", "reason")
@@ -706,7 +719,7 @@ def test_a_topic_is_not_looked_at_again_before_its_wait_is_over() -> None:
 
 
 def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -> None:
-    """Until it can be written to again."""
+    """The rows of a topic that was refused too often are parked until the topic can be written to again."""
     holds = RefusalBackoff(HarvestLimits(max_attempts=1, topic_patience_s=0), Clock())
     holds.refuse_topic("t", "reason")
     assert holds.topics() == []
@@ -718,7 +731,7 @@ def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -
 
 
 def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
-    """The refusals of the row that comes next are counted afresh."""
+    """After a row was parked, the refusals of the next row of its key are counted from zero."""
     holds = RefusalBackoff(HarvestLimits(max_attempts=2), Clock())
     assert holds.refuse(row(1, b"k"), "reason") is None
     assert not holds.is_open(row(2, b"k"))
@@ -729,20 +742,20 @@ def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
 
 @pytest.mark.parametrize("patience_s", [-1, math.inf, math.nan])
 def test_a_patience_that_cannot_be_is_refused(patience_s: float) -> None:
-    """With what to give instead."""
+    """An impossible patience is rejected with the accepted values."""
     with pytest.raises(ConfigurationError, match=r"topic_patience_s: .*; give 0 or more"):
         HarvestLimits(topic_patience_s=patience_s)
 
 
 @pytest.mark.parametrize("name", ["max_in_flight_records", "max_in_flight_bytes", "max_attempts"])
 def test_limits_are_at_least_one(name: str) -> None:
-    """Else nothing would ever be taken, or tried."""
+    """Each limit must be at least 1, because with 0 no row would ever be taken or tried."""
     with pytest.raises(ConfigurationError, match=f"{name}: 0"):
         HarvestLimits(**{name: 0})
     assert getattr(HarvestLimits(**{name: 1}), name) == 1
 
 
 def test_a_batch_has_no_more_rows_than_a_note_can_have() -> None:
-    """Readers ignore a note with more rows."""
+    """A batch is limited to the rows that a note can contain, because readers ignore a larger note."""
     with pytest.raises(ConfigurationError, match="max_in_flight_records: 1000001; give 1 to 1000000"):
         HarvestLimits(max_in_flight_records=1_000_001)

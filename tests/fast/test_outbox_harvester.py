@@ -1,4 +1,4 @@
-"""The harvester's loop: session after session while it leads, with pauses after what fails."""
+"""The harvester's loop: it starts a new session after each failure while it leads, with pauses in between."""
 
 from typing import Any, Self
 
@@ -19,60 +19,60 @@ TERM = Term(1, "id")
 
 
 class Scene:
-    """Everything around a harvester: what each session comes to is told beforehand."""
+    """The surroundings of a harvester. Each session ends with the next of the given errors."""
 
     def __init__(self, *sessions: Exception | None) -> None:
         self.pauses_s: list[float] = []
         self.given_up: list[str] = []
         self.closed = 0
         self.failures: list[Exception | None] = []
-        """What the harvester failed with last, at each turn."""
+        """The harvester's failure at each turn."""
         self.harvester = SceneHarvester(self)
         self._sessions = iter(sessions)
 
     def wait(self, pause_s: float) -> None:
-        """Keep how long a pause is."""
+        """Record the length of a pause."""
         self.pauses_s.append(pause_s)
 
     def __enter__(self) -> Self:
-        """As the elector: stand."""
+        """Take part in the election, as the elector does."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave."""
+        """Leave the election."""
 
     def wait_for_term(self, _: float) -> Term:
-        """Lead."""
+        """Return a term."""
         return TERM
 
     def leads(self, _: Term) -> bool:
-        """Lead until it is given up."""
+        """Return True until the harvester steps down."""
         return not self.given_up
 
     def step_down(self, _: Term, reason: str, __: float) -> None:
-        """Be given up, and stop all."""
+        """Record the reason and stop the harvester."""
         self.given_up.append(reason)
         self.harvester.stop()
 
     def begin(self) -> int:
-        """Begin a session, which fails at once or goes well for a turn and then fails."""
+        """Start a session. It raises the next error; without one it succeeds, and fails after its first turn."""
         following = next(self._sessions, None)
         if following is not None:
             raise following
         return 1
 
     def turn(self, session: int, turn: BatchTransaction) -> TransactionResult:
-        """Find nothing to do."""
+        """Return no rows."""
         del session, turn
         self.failures.append(self.harvester.failure)
         return TransactionResult([])
 
     def noted(self) -> PublishedBatch:
-        """Have published nothing."""
+        """Return that nothing was published."""
         return PublishedBatch()
 
     def close(self) -> None:
-        """Count it."""
+        """Count the call."""
         self.closed += 1
 
 
@@ -83,7 +83,7 @@ class SceneStore:
         self.begin, self.turn, self.close = scene.begin, scene.turn, scene.close
 
     def wait(self, _: float) -> None:
-        """Fail after a turn that went well."""
+        """Fail after a successful turn."""
         raise UnavailableError("it went away later")
 
 
@@ -94,7 +94,7 @@ class ScenePublisher:
         self.noted, self.close = scene.noted, scene.close
 
     def begin(self) -> None:
-        """Begin a session."""
+        """Start a session."""
 
 
 class SceneHarvester(Harvester):
@@ -125,21 +125,21 @@ LASTING = AuthorizationError("no right")
 
 
 def test_pauses_double_while_nothing_succeeds_and_begin_anew_once_something_did() -> None:
-    """A harvester that has led for long does not wait long after each hiccup."""
+    """Pauses double while no turn succeeds and start again at 0.1 s after one that did."""
     scene = Scene(AWAY, AWAY, AWAY, None, AWAY, None, None, LASTING)
     scene.harvester.run()
     assert scene.pauses_s == [0.1, 0.2, 0.4, 0.1, 0.2, 0.1, 0.1]
 
 
 def test_pauses_are_five_seconds_at_the_most() -> None:
-    """However often it fails."""
+    """However often the harvester fails, a pause is at most five seconds."""
     scene = Scene(*[AWAY] * 9, LASTING)
     scene.harvester.run()
     assert scene.pauses_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
 
 def test_what_lasts_ends_the_term_and_is_told() -> None:
-    """The connections are let go of."""
+    """A lasting error makes the harvester step down, report the reason and close its connections."""
     scene = Scene(LASTING)
     scene.harvester.run()
     assert scene.given_up == ["no right"]
@@ -149,7 +149,7 @@ def test_what_lasts_ends_the_term_and_is_told() -> None:
 
 
 def test_who_fails_for_long_leaves_it_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another may reach what this one does not."""
+    """After failing for long the leader steps down, because another process may reach what it cannot."""
     monkeypatch.setattr(harvester, "_HAND_OVER_AFTER_S", -1.0)
     scene = Scene(AWAY)
     scene.harvester.run()
@@ -158,7 +158,7 @@ def test_who_fails_for_long_leaves_it_to_another(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_a_person_must_mend_ends_the_harvester() -> None:
-    """It does not try again."""
+    """An error that an operator must fix is raised, without another attempt."""
     scene = Scene(ConfigurationError("of a later version"))
     with pytest.raises(ConfigurationError, match="of a later version"):
         scene.harvester.run()
@@ -166,7 +166,7 @@ def test_what_a_person_must_mend_ends_the_harvester() -> None:
 
 
 def test_a_failure_is_forgotten_once_a_turn_succeeds() -> None:
-    """So `failure` is what it fails with now."""
+    """`failure` is the present failure, so a successful turn clears it."""
     scene = Scene(AWAY, None, LASTING)
     scene.harvester.run()
     assert [str(failure) for failure in scene.failures] == ["away"]
@@ -187,7 +187,7 @@ def test_a_failure_is_forgotten_once_a_turn_succeeds() -> None:
     ],
 )
 def test_only_what_a_person_must_mend_is_of_the_configuration(error: type[psycopg.Error], kind: type) -> None:
-    """A failover, or a server that is read-only for a while, ends no harvester."""
+    """A failover, or a server that is read-only for a while, must not end the harvester."""
     tables = OutboxTables(Database("host=nowhere"))
     with pytest.raises(MarshalError) as raised, tables.telling():
         raise error("said so")
@@ -195,20 +195,20 @@ def test_only_what_a_person_must_mend_is_of_the_configuration(error: type[psycop
 
 
 def test_a_drain_that_fails_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what it fails with, whoever waits for it may know better."""
+    """A drain that keeps failing raises the error, so its caller can decide what to do."""
 
     class Rows:
         """A backlog that is never empty."""
 
         def __init__(self, _: object) -> None:
-            """Be of any tables."""
+            """Accept any tables."""
 
         def last_id(self) -> int:
-            """Have rows."""
+            """Return an id."""
             return 7
 
         def is_empty_up_to(self, _: int) -> bool:
-            """Keep them."""
+            """Return that rows remain."""
             return False
 
         def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How a harvester says how it is: over HTTP, and by its own knowledge of both ends."""
+"""A harvester's health report: over HTTP, and from its own checks of the database and Kafka."""
 
 import http.client
 import json
@@ -25,12 +25,12 @@ KAFKA = KafkaConnection(bootstrap_servers="127.0.0.1:1")
 
 @pytest.fixture
 def harvester() -> Harvester:
-    """One that has not begun."""
+    """Return a harvester that has not started."""
     return Harvester(OutboxTables(Database("postgresql://127.0.0.1:1/db")), KAFKA)
 
 
 def ask(address: str, path: str = "/health", method: str = "GET") -> tuple[int, Any]:
-    """Ask, and give status and answer."""
+    """Send a request and return its status and body."""
     connection = http.client.HTTPConnection(address, timeout=5)
     try:
         connection.request(method, path)
@@ -46,7 +46,7 @@ def ask(address: str, path: str = "/health", method: str = "GET") -> tuple[int, 
 
 
 def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
-    """Status 200, its role, and what it has done."""
+    """A working harvester returns status 200 with its role and counts."""
     harvester.counts.published, harvester.counts.parked, harvester.counts.sessions = 5, 2, 1
     with HealthServer(harvester.health) as server:
         status, told = ask(server.address)
@@ -69,7 +69,7 @@ def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
 
 
 def test_a_harvester_that_hangs_is_not(harvester: Harvester) -> None:
-    """Status 503 once its thread has done nothing for longer than any wait of its own takes."""
+    """The status is 503 once the harvester's thread has been idle for longer than any of its own waits."""
     harvester._alive_at_s = time.monotonic() - health_server.IDLE_AFTER_S + 5
     with HealthServer(harvester.health) as server:
         assert ask(server.address)[0] == 200
@@ -78,7 +78,7 @@ def test_a_harvester_that_hangs_is_not(harvester: Harvester) -> None:
 
 
 def test_a_harvester_that_fails_is_given_time(harvester: Harvester) -> None:
-    """Status 503 once it has failed for longer than is said, whatever with, until it succeeds."""
+    """The status is 503 once the harvester has failed for longer than the given time, until it succeeds."""
     with HealthServer(lambda: harvester.health(failing_after_s=30)) as server:
         harvester._note(UnavailableError("away"))
         harvester._failing_from_s -= 20
@@ -93,20 +93,20 @@ def test_a_harvester_that_fails_is_given_time(harvester: Harvester) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/health/", "/../health"])
 def test_all_else_is_not_found(harvester: Harvester, path: str) -> None:
-    """Status 404."""
+    """Any other path returns status 404."""
     with HealthServer(harvester.health) as server:
         assert ask(server.address, path)[0] == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 def test_it_can_only_be_asked(harvester: Harvester, method: str) -> None:
-    """Other methods are not implemented."""
+    """Methods other than GET return status 501."""
     with HealthServer(harvester.health) as server:
         assert ask(server.address, method=method)[0] == 501
 
 
 def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester) -> None:
-    """Neither another client nor the end."""
+    """A client that sends nothing blocks neither other clients nor the shutdown."""
     with HealthServer(harvester.health) as server:
         host, port = server.address.split(":")
         with socket.create_connection((host, int(port))):
@@ -117,7 +117,7 @@ def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester) -> Non
 
 
 def test_an_address_in_use_is_an_error_that_names_it(harvester: Harvester) -> None:
-    """Where another listens already; it is free again at the end."""
+    """An address that another process uses raises an error that names it. It is free again after the server ends."""
     with HealthServer(harvester.health) as first:
         port, kept = int(first.address.rpartition(":")[2]), first._server
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
@@ -132,61 +132,61 @@ def test_an_address_in_use_is_an_error_that_names_it(harvester: Harvester) -> No
     [
         ("8080", ("127.0.0.1", 8080)),
         (":8080", ("127.0.0.1", 8080)),
-        ("0.0.0.0:80", ("0.0.0.0", 80)),  # noqa: S104 - where it is asked for
+        ("0.0.0.0:80", ("0.0.0.0", 80)),  # noqa: S104 - only parsed
         ("[::1]:80", ("::1", 80)),
         ("host:0", ("host", 0)),
     ],
 )
 def test_an_address_without_a_host_is_loopback(given: str, address: tuple[str, int]) -> None:
-    """All others are as they were given."""
+    """A port without a host means loopback. Other addresses are kept."""
     assert address_of(given) == address
 
 
 @pytest.mark.parametrize("given", ["", "host", "host:", "host:x", "host:65536", "host:-1", "host:²"])
 def test_what_is_no_address_is_refused(given: str) -> None:
-    """With what to give instead."""
+    """An invalid address is rejected with the accepted format."""
     with pytest.raises(ConfigurationError, match="give HOST:PORT"):
         address_of(given)
 
 
-# What it knows
+# Checks of the database and Kafka
 
 
 class Ends:
-    """What stands for both ends: each can be away."""
+    """A stand-in for the database and Kafka. Each can be unavailable."""
 
     def __init__(self) -> None:
-        """Both answer."""
+        """Make both available."""
         self.database: MarshalError | None = None
         self.kafka: MarshalError | None = None
         self.asked = 0
 
     def look_up(self) -> None:
-        """Look at the tables."""
+        """Check the tables."""
         self.asked += 1
         if self.database is not None:
             raise self.database
 
     def topics(self, _: KafkaConnection) -> Self:
-        """Stand for `Topics`."""
+        """Replace the class `Topics`."""
         return self
 
     def __enter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
         """Close nothing."""
 
     def require(self, _: object) -> None:
-        """Look at the leader topic."""
+        """Check the leader topic."""
         if self.kafka is not None:
             raise self.kafka
 
 
 @pytest.fixture
 def ends(harvester: Harvester, monkeypatch: pytest.MonkeyPatch) -> Ends:
-    """Both ends of the harvester."""
+    """Replace the database and Kafka of the harvester."""
     ends = Ends()
     monkeypatch.setattr(harvester, "_look_up", ends.look_up)
     monkeypatch.setattr(harvester_module, "Topics", ends.topics)
@@ -195,7 +195,7 @@ def ends(harvester: Harvester, monkeypatch: pytest.MonkeyPatch) -> Ends:
 
 
 def test_a_standby_knows_whether_it_could_take_over(harvester: Harvester, ends: Ends) -> None:
-    """Not while the database or Kafka is away, or it may not stand; when all are back it has no failure."""
+    """A standby reports a failure while the database or Kafka is unavailable or it cannot take part in the election."""
     elector: Any = SimpleNamespace(topic="t", failure=None)
     for name in ("database", "kafka"):
         setattr(ends, name, UnavailableError(f"{name} is away"))
@@ -211,7 +211,7 @@ def test_a_standby_knows_whether_it_could_take_over(harvester: Harvester, ends: 
 
 
 def test_a_standby_looks_now_and_then(harvester: Harvester, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at each turn of its loop."""
+    """A standby checks the database and Kafka every ten seconds, and not at each turn of its loop."""
     monkeypatch.setattr(harvester_module, "_LOOK_AT_ENDS_S", 10.0)
     elector: Any = SimpleNamespace(topic="t", failure=None)
     harvester._looked_at_s -= 11
@@ -221,7 +221,7 @@ def test_a_standby_looks_now_and_then(harvester: Harvester, ends: Ends, monkeypa
 
 
 def test_one_failure_is_one_warning(harvester: Harvester, caplog: pytest.LogCaptureFixture) -> None:
-    """However often it comes; and how long it lasts counts from the first."""
+    """A repeated failure is logged once, and its duration counts from the first time."""
     harvester._note(UnavailableError("away"))
     harvester._failing_from_s -= 7
     harvester._note(UnavailableError("away"))
@@ -229,7 +229,7 @@ def test_one_failure_is_one_warning(harvester: Harvester, caplog: pytest.LogCapt
 
 
 def test_a_pause_ends_when_a_signal_stops_the_harvester(harvester: Harvester) -> None:
-    """The handler runs in the very thread that pauses."""
+    """A signal handler runs in the thread that pauses, and must still be able to end the pause."""
     before = signal.signal(signal.SIGALRM, lambda *_: harvester.stop())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)

@@ -1,4 +1,4 @@
-"""Metrics of a harvester, read back through OpenTelemetry's SDK."""
+"""A harvester's metrics, read back with OpenTelemetry's SDK."""
 
 import time
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ TABLES = OutboxTables(Database("postgresql://127.0.0.1:1/db"), "billing")
 
 
 class Meters:
-    """What was measured; and when it was handed over."""
+    """A meter provider that keeps the measurements and counts its flushes."""
 
     def __init__(self) -> None:
-        """Measure nothing yet."""
+        """Create a provider without measurements."""
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader])
         self.flushes = 0
@@ -39,7 +39,7 @@ class Meters:
         return True
 
     def values(self) -> dict[str, Any]:
-        """Give the newest value of each instrument; each has the outbox's name and no other attribute."""
+        """Return the newest value of each instrument. Check that its only attribute is the outbox's name."""
         data = self.reader.get_metrics_data()
         for resource in data.resource_metrics if data is not None else ():
             for metric in resource.scope_metrics[0].metrics:
@@ -50,31 +50,31 @@ class Meters:
 
 
 class FakeOutboxInspector:
-    """A backlog that counts who asks; `fails` has it be away."""
+    """A backlog that counts its queries. With `fails` each query fails."""
 
     asked = 0
     closed = 0
     fails = False
 
     def __init__(self, tables: OutboxTables) -> None:
-        """Belong to the outbox."""
+        """Check which outbox it belongs to."""
         assert tables is TABLES
 
     def status(self) -> OutboxStatus:
-        """Give how it stands."""
+        """Return the outbox's status, or fail."""
         type(self).asked += 1
         if self.fails:
             raise UnavailableError("away")
         return OutboxStatus(OutboxRegistration("billing", "u", 1, 1, "h"), 12, 3.5, 1, None)
 
     def close(self) -> None:
-        """Note it."""
+        """Count the call."""
         type(self).closed += 1
 
 
 @pytest.fixture
 def backlog(monkeypatch: pytest.MonkeyPatch) -> type[FakeOutboxInspector]:
-    """What stands for the backlog of a database."""
+    """Replace the backlog of the database."""
     backlog = type("OwnBacklog", (FakeOutboxInspector,), {})
     monkeypatch.setattr(outbox_metrics, "OutboxInspector", backlog)
     monkeypatch.setattr(outbox_metrics, "COUNT_EACH_S", 0.01)
@@ -83,7 +83,7 @@ def backlog(monkeypatch: pytest.MonkeyPatch) -> type[FakeOutboxInspector]:
 
 @pytest.fixture
 def meters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
-    """OpenTelemetry in use, with a provider of its own."""
+    """Turn OpenTelemetry on, with a separate provider."""
     meters = Meters()
     monkeypatch.setattr(api, "get_meter_provider", lambda: meters.provider)
     yield meters
@@ -91,7 +91,7 @@ def meters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
 
 
 def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[FakeOutboxInspector]) -> None:
-    """From the block's beginning to its end, once; what was before is not, and it is handed over."""
+    """Counts are recorded once, from the start of the block to its end, and flushed. Earlier counts are left out."""
     counts = HarvestCounts(published=100, sessions=1)
     with metrics_recorded(TABLES, counts, lambda: False):
         counts.published += 5
@@ -107,7 +107,7 @@ def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[FakeOutb
 def test_the_leader_measures_the_backlog_now_and_then(
     meters: Meters, backlog: type[FakeOutboxInspector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and age; who does not lead asks the database nothing, who leads not at each turn."""
+    """Only the leader queries rows and age, and not at each turn."""
     leads, turns = [False], [0]
 
     def asked_whether_it_leads() -> bool:
@@ -118,22 +118,22 @@ def test_the_leader_measures_the_backlog_now_and_then(
         wait_until(lambda: turns[0] > 3, "the harvester has taken turns")
         assert backlog.asked == 0
         leads[0] = True
-        wait_until(lambda: backlog.asked > 0, "the backlog was asked for")
+        wait_until(lambda: backlog.asked > 0, "the backlog was queried")
         wait_until(lambda: turns[0] > 10, "the harvester has taken more turns")
         assert backlog.asked == 1
         assert meters.values() == {"backlog": 12, "backlog.age": 3.5}
         monkeypatch.setattr(outbox_metrics, "LOOK_EACH_S", 0.01)
-        wait_until(lambda: backlog.asked > 1, "the backlog was asked for again")
+        wait_until(lambda: backlog.asked > 1, "the backlog was queried again")
 
 
 def test_a_database_that_is_away_stops_no_counting(
     meters: Meters, backlog: type[FakeOutboxInspector], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The backlog is not measured then, and the harvester goes on; nothing is warned of a second time."""
+    """While the database is unavailable, counts are still recorded, and no warning is logged."""
     backlog.fails = True
     counts = HarvestCounts()
     with metrics_recorded(TABLES, counts, lambda: True):
-        wait_until(lambda: backlog.asked > 0, "the backlog was asked for")
+        wait_until(lambda: backlog.asked > 0, "the backlog was queried")
         counts.published = 4
         wait_until(lambda: meters.values().get("published") == 4, "four records are counted")
     assert [record.levelname for record in caplog.records if record.levelno > 10] == []
@@ -142,7 +142,7 @@ def test_a_database_that_is_away_stops_no_counting(
 def test_without_opentelemetry_nothing_is_measured(
     backlog: type[FakeOutboxInspector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No thread, no connection, no flush."""
+    """Without OpenTelemetry there is no thread, no connection and no flush."""
     monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
     monkeypatch.setattr(outbox_metrics, "flush", lambda: pytest.fail("flushed"))
     with metrics_recorded(TABLES, HarvestCounts(), lambda: True):
@@ -151,7 +151,7 @@ def test_without_opentelemetry_nothing_is_measured(
 
 
 def test_both_kinds_of_metrics_have_instruments_of_their_own(meters: Meters) -> None:
-    """Those of claims and those of an outbox, each made once."""
+    """Claims and outboxes have separate instruments, and each is created once."""
     claims, outbox = metrics.metrics(), metrics.outbox_metrics()
     assert (type(claims), type(outbox)) == (metrics.Metrics, metrics.OutboxMetrics)
     assert metrics.metrics() is claims

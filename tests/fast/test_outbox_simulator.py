@@ -1,4 +1,4 @@
-"""The simulator of outboxes: the same seed is the same run, what is broken is caught, shrunk and shown."""
+"""The outbox simulator: a seed always produces the same run, and faults in the code are found, shrunk and reported."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ _PRINT_A_SEED = (
 
 
 def test_two_hundred_seeds_keep_every_promise_under_every_fault() -> None:
-    """What the harvest may meet with, it meets with: sessions of several members at once among it."""
+    """In 200 seeds every kind of fault happens, including concurrent sessions, and every promise is kept."""
     tally = SIMULATOR.run_chunk(0, 200)
     assert tally.failed == {}
     assert set(tally.faults) == {*map(str, CallFault), *map(str, EventKind)}
@@ -34,7 +34,7 @@ def test_two_hundred_seeds_keep_every_promise_under_every_fault() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_seed_is_the_same_each_time(seed: int) -> None:
-    """With other hashes, in another process, too."""
+    """A seed produces the same run again, also in another process with another hash seed."""
     first = simulate(scenario(seed))
     assert first == simulate(scenario(seed))
     assert len(first.transcript) > 10
@@ -46,7 +46,7 @@ def test_a_seed_is_the_same_each_time(seed: int) -> None:
 
 
 def test_every_fault_of_a_scenario_can_be_left_out() -> None:
-    """Calls and events are counted through."""
+    """The faults of a scenario are numbered across calls and events, so each can be removed."""
     of = next(of for of in map(scenario, range(200)) if of.call_faults and of.events)
     alone = [of.without(set(range(of.faults)) - {number}) for number in range(of.faults)]
     assert [one.faults for one in alone] == [1] * of.faults
@@ -57,7 +57,10 @@ def test_every_fault_of_a_scenario_can_be_left_out() -> None:
 def test_what_is_broken_is_caught_shrunk_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A session that does not strike what was published publishes it again; the command that shows it is printed."""
+    """A session that does not delete published rows publishes them again.
+
+    The report shows the command to repeat the run.
+    """
     original = harvest.Harvest.begin
 
     def begin_without_note(self: harvest.Harvest) -> None:
@@ -79,7 +82,7 @@ def test_what_is_broken_is_caught_shrunk_and_shown(
 
 
 def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that hangs is given up and named."""
+    """A run that hangs is aborted and reported with its seed."""
 
     def hang(_: object) -> Result:
         while True:
@@ -92,6 +95,6 @@ def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_every_mutant_still_breaks_the_code_that_is(mutant: Mutant) -> None:
-    """What a mutant replaces stands exactly once in the library."""
+    """The text that a mutant replaces occurs exactly once in the library."""
     assert [(TOP / LIBRARY / file).read_text().count(old) for file, old, _ in mutant.edits] == [1] * len(mutant.edits)
     assert all(old != new for _, old, new in mutant.edits)

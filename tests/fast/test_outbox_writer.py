@@ -1,4 +1,4 @@
-"""What cannot be an outbox is told when its writer is made."""
+"""Invalid outbox options and records are rejected before anything reaches the database."""
 
 import math
 from collections.abc import Callable
@@ -35,37 +35,37 @@ Make = Callable[..., object]
     ids=["stash", "events"],
 )
 def test_what_cannot_be_an_outbox_is_refused(make: Make, fields: dict[str, object], said: str) -> None:
-    """By both ways to write, in one line."""
+    """Both ways to write reject an invalid option, in one line."""
     with pytest.raises(ConfigurationError, match=said):
         make(**fields)
 
 
 def test_the_largest_record_there_may_be() -> None:
-    """And the smallest."""
+    """The largest and the smallest record limit are accepted."""
     assert "outbox" in repr(Outbox(max_bytes=100_000_000))
     assert "topic" in repr(OutgoingEvents("topic", max_bytes=1))
 
 
 class Cursor:
-    """A cursor that takes rows, as psycopg's does, and keeps nothing."""
+    """A cursor that accepts rows as psycopg's does, and stores nothing."""
 
     def __enter__(self) -> Self:
         return self
 
     def nothing(self, *_: object) -> None:
-        """Do it."""
+        """Do nothing."""
 
     cursor = __enter__
     __exit__ = execute = executemany = nothing
 
 
 def by_psycopg(records: Any) -> int:  # noqa: ANN401 - anything
-    """Write over psycopg."""
+    """Write with psycopg."""
     return Outbox().stash(cast("Any", Cursor()), records)
 
 
 def by_sqlalchemy(records: Any) -> int:  # noqa: ANN401 - anything
-    """Write over SQLAlchemy."""
+    """Write with SQLAlchemy."""
     return Outbox().stash_sqlalchemy(cast("Any", Cursor()), records)
 
 
@@ -95,14 +95,14 @@ HALF = "half \ud83d"
     ],
 )
 def test_an_invalid_record_is_refused(way: Callable[[Any], int], record: object, said: str) -> None:
-    """By each way to write, in one line, before anything reaches the database."""
+    """Both ways to write reject an invalid record, in one line, before anything reaches the database."""
     with pytest.raises(ConfigurationError, match=f"^{said}"):
         way([record])
 
 
 @pytest.mark.parametrize("way", [by_psycopg, by_sqlalchemy])
 def test_a_single_record_is_refused(way: Callable[[Any], int]) -> None:
-    """The error says what to give."""
+    """The error for a single record advises to pass a sequence."""
     with pytest.raises(
         ConfigurationError, match=r"records: a single OutboxRecord; give a sequence of them, such as \[record\]"
     ):
@@ -112,6 +112,6 @@ def test_a_single_record_is_refused(way: Callable[[Any], int]) -> None:
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["poll_interval_s", "transaction_timeout_s"])
 def test_an_invalid_time_of_a_harvester_is_refused(name: str, seconds: float) -> None:
-    """Else its thread would end with another error, or never wait."""
+    """An invalid time is rejected, because the harvester's thread would fail with another error, or never wait."""
     with pytest.raises(ConfigurationError, match=f"{name}: .*; give a time above 0"):
         HarvesterOptions(**{name: seconds})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Processes are known by pid and birth: one that merely has the pid is never touched."""
+"""A process is identified by its pid and start time, so a process that only reuses the pid is never signalled."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tests.conditions import wait_until
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Callable[[str], ProcessMark]]:
-    """Start shell scripts as brokers are started, and end what is left of them."""
+    """Yield a function that starts shell scripts as brokers are started. Kill those that still run in the end."""
     marks: list[ProcessMark] = []
 
     def start(script: str) -> ProcessMark:
@@ -29,7 +29,7 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], ProcessMark]]:
 
 
 def test_a_process_is_detached_and_what_it_says_is_kept(spawn: Callable[[str], ProcessMark], tmp_path: Path) -> None:
-    """It leads a session of its own, reads nothing, and appends both its outputs to the console file."""
+    """The process leads its own session, has no input, and appends both its outputs to the console file."""
     console = tmp_path / "console.log"
     console.write_text("before\n", encoding="utf-8")
     mark = spawn("cat; echo out; echo err >&2; exec sleep 60")
@@ -41,7 +41,7 @@ def test_a_process_is_detached_and_what_it_says_is_kept(spawn: Callable[[str], P
 
 
 def test_a_recycled_pid_is_not_alive_and_never_signalled(spawn: Callable[[str], ProcessMark]) -> None:
-    """With another birth the same pid is another process: it is neither seen nor stopped nor killed."""
+    """The same pid with another start time is another process: it counts as dead and is neither stopped nor killed."""
     mark = spawn("exec sleep 60")
     recycled = replace(mark, birth=f"{mark.birth}1")
     assert not processes.is_alive(recycled)
@@ -51,14 +51,14 @@ def test_a_recycled_pid_is_not_alive_and_never_signalled(spawn: Callable[[str], 
 
 
 def test_a_mark_of_an_earlier_boot_is_not_alive(spawn: Callable[[str], ProcessMark]) -> None:
-    """Ticks since boot say nothing after the next boot."""
+    """Clock ticks since boot cannot be compared with those of another boot."""
     mark = spawn("exec sleep 60")
     boot, ticks = mark.birth.split()
     assert not processes.is_alive(ProcessMark(mark.pid, f"{boot[::-1]} {ticks}"))
 
 
 def test_birth_survives_odd_program_names(tmp_path: Path) -> None:
-    """A program whose name has blanks and parentheses is still known by its birth."""
+    """A program name with blanks and parentheses does not prevent reading the start time."""
     odd = tmp_path / "a) (b 7"
     odd.symlink_to("/bin/sleep")
     mark = processes.spawn([str(odd), "60"], os.environ, tmp_path / "console.log")
@@ -71,7 +71,7 @@ def test_birth_survives_odd_program_names(tmp_path: Path) -> None:
 
 
 def test_stop_ends_in_order_first(spawn: Callable[[str], ProcessMark], tmp_path: Path) -> None:
-    """A process that heeds SIGTERM gets to its own end."""
+    """A process that handles SIGTERM can finish by itself."""
     mark = spawn("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.02; done")
     console = tmp_path / "console.log"
     wait_until(lambda: "ready" in console.read_text(encoding="utf-8"), "the process is ready", 10)
@@ -89,14 +89,14 @@ def test_stop_kills_what_does_not_heed(spawn: Callable[[str], ProcessMark], tmp_
 
 
 def test_a_dead_child_is_reaped(spawn: Callable[[str], ProcessMark]) -> None:
-    """No zombie is taken for a live process, and none is left behind."""
+    """A zombie does not count as alive, and none remains."""
     mark = spawn("exit 0")
     assert processes.wait_gone([mark], 10.0)
     assert not psutil.pid_exists(mark.pid)
 
 
 def test_a_zombie_of_another_parent_is_not_alive() -> None:
-    """A broker that died under a parent that does not wait for it counts as gone."""
+    """A broker that died counts as dead, even if its parent does not wait for it."""
     program = "import os, time\npid = os.fork()\nif pid == 0: os._exit(0)\nprint(pid, flush=True)\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         try:
@@ -109,12 +109,12 @@ def test_a_zombie_of_another_parent_is_not_alive() -> None:
 
 
 def test_waiting_has_an_end(spawn: Callable[[str], ProcessMark]) -> None:
-    """`wait_gone` says no when time runs out."""
+    """`wait_gone` returns False after the time-out."""
     assert not processes.wait_gone([spawn("exec sleep 60")], 0.05)
 
 
 def test_where_there_is_no_proc_the_start_time_is_the_birth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere than on Linux a process is known by its start time."""
+    """Without /proc, a process is identified by the start time that psutil reports."""
 
     def missing(*_arguments: object, **_keywords: object) -> str:
         raise FileNotFoundError

@@ -1,4 +1,4 @@
-"""The worked examples of docs/reference/protocol.md are what the library computes."""
+"""The library computes the same states as the worked examples in docs/reference/protocol.md show."""
 
 import re
 from pathlib import Path
@@ -15,13 +15,13 @@ RECORD = re.compile(r" ?\d+  (?P<time>\d+)  (?P<value>\S.*)")
 
 
 def blocks(heading: str, language: str) -> list[str]:
-    """Return the code blocks of that language below a heading."""
+    """Return the code blocks of this language under a heading."""
     section = PAGE.partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
     return re.findall(rf"^```{language}\n(.*?)\n^```$", section, re.MULTILINE | re.DOTALL)
 
 
 def shown(verdict: str, key: Key) -> list[str]:
-    """Write a verdict and the state of a key as the page does."""
+    """Return a verdict and the state of a key in the format of the page."""
     owner = "none" if key.owner is None else f"{key.owner.instance} at epoch {key.owner.epoch}"
     offset, plan = ("none" if number is None else number for number in (key.offset, key.plan_end))
     first = (
@@ -32,7 +32,7 @@ def shown(verdict: str, key: Key) -> list[str]:
 
 
 def shown_range(held: Range) -> str:
-    """Write one range as the page does."""
+    """Return a range in the format of the page."""
     by = "" if held.owner is None else f" by {held.owner.instance} at epoch {held.owner.epoch}"
     return f"[{held.start}, {held.end}) {held.phase}{by}"
 
@@ -42,7 +42,7 @@ def shown_range(held: Range) -> str:
     [("9.1 Claim, plan, takeover, set a position", 20), ("9.2 Rule set go", 7), ("9.3 Ranges", 15)],
 )
 def test_the_state_after_each_record_is_the_one_shown(heading: str, records: int) -> None:
-    """Each record of a worked example has the verdict and leads to the state below it."""
+    """Each record of a worked example has the shown verdict and leads to the shown state."""
     (example,) = blocks(heading, "text")
     world, offset, computed = World(1, rule_set=RuleSet.GO), 0, []
     for line in example.split("\n"):
@@ -56,7 +56,7 @@ def test_the_state_after_each_record_is_the_one_shown(heading: str, records: int
 
 
 def test_the_snapshot_is_the_one_that_the_library_writes() -> None:
-    """The keys and values shown are those of the state after the sixth record of the first example."""
+    """The shown keys and values are the snapshot after the sixth record of the first example."""
     (example,) = blocks("9.1 Claim, plan, takeover, set a position", "text")
     lines = [record for line in example.split("\n") if (record := RECORD.fullmatch(line)) is not None]
     world = World(1, rule_set=RuleSet.GO).start(0, 0)

@@ -1,4 +1,4 @@
-"""What a member is advised to claim of a partition (protocol.md, section 8.4, "Claim")."""
+"""Which range of a partition a member is advised to claim (protocol.md, section 8.4, "Claim")."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ beats_ms = st.sampled_from([NOW_MS, NOW_MS - 2 * HI_MS, NOW_MS - 2 * HI_MS - 1])
 
 
 def range_group() -> Group:
-    """Give a group that enables ranges and is not paused."""
+    """Return a group that enables ranges and is not paused."""
     return Group(GroupSettings(HI_MS, features=("ranges",)), settings_accepted=True)
 
 
 @st.composite
 def keys(draw: st.DrawFn) -> Key:
-    """Give a key with ranges as the log may have left it."""
+    """Return a key with ranges, as a log may produce it."""
     offset = draw(st.integers(0, 5))
     at, ranges = offset, []
     for _ in range(draw(st.integers(0, 6))):
@@ -35,7 +35,7 @@ def keys(draw: st.DrawFn) -> Key:
         phase = draw(st.sampled_from(Phase))
         owner = draw(st.sampled_from(OWNERS if phase is Phase.CLAIMED else [None, *OWNERS]))
         if phase is Phase.DONE:
-            at += 1  # done ranges that touch are one
+            at += 1  # adjacent done ranges are merged
             ranges.append(Range(start + 1, at, phase))
             continue
         ranges.append(Range(start, at, phase, owner, draw(beats_ms) if owner else 0, draw(st.integers(0, 3))))
@@ -53,7 +53,7 @@ looks = st.builds(ChoiceContext, st.just(NOW_MS), st.frozensets(st.sampled_from(
 
 
 def asked(group: Group, key: Key, start: int, end: int) -> Event[ClaimingRange]:
-    """Make the record that asks for a range."""
+    """Return the record that claims a range."""
     message = ClaimingRange(
         instance="new", client="c", group="g", topic="t", partition=0, time_s=0, start=start, end=end
     )
@@ -61,7 +61,7 @@ def asked(group: Group, key: Key, start: int, end: int) -> Event[ClaimingRange]:
 
 
 def without_the_dead(key: Key, start: int, end: int, look: ChoiceContext) -> Key:
-    """Revoke what a member revokes before it claims [start, end)."""
+    """Revoke what a member revokes before it claims [start, end), and return the key."""
     after = replace(key, owner=None if key.owner in look.dead else key.owner)
     for each in overlapping_dead_ranges(key.ranges, start, end, look.dead):
         after.ranges = give_up(after.ranges, each)
@@ -74,7 +74,10 @@ def without_the_dead(key: Key, start: int, end: int, look: ChoiceContext) -> Key
 def test_what_is_chosen_is_accepted_and_the_lowest(
     key: Key, look: ChoiceContext, until: int, size: int, max_attempts: int | None
 ) -> None:
-    """A planned range that nobody alive holds comes first, as it is; else the lowest that is free, at most a size."""
+    """A planned range without a live owner is chosen first, with its exact bounds.
+
+    Otherwise the lowest free range of at most `size` offsets is chosen. The log accepts each choice.
+    """
     group = range_group()
     chosen = choose_range(group, key, look, until=until, size=size, max_attempts=max_attempts)
     is_live = {range_: range_.is_live(NOW_MS, HI_MS) and range_.owner not in look.dead for range_ in key.ranges}
@@ -115,7 +118,7 @@ def test_what_is_chosen_is_accepted_and_the_lowest(
     ids=["not enabled", "shared with Go", "paused"],
 )
 def test_nothing_is_chosen_where_the_group_allows_none(group: Group) -> None:
-    """In a group that does not enable ranges, or is paused, nothing is advised."""
+    """In a group that does not enable ranges, or that is paused, no range is chosen."""
     key = Key(offset=0, data_topic_id=TOPIC_ID)
     assert choose_range(range_group(), key, ChoiceContext(NOW_MS), until=9, size=5) == (0, 5)
 
@@ -123,14 +126,17 @@ def test_nothing_is_chosen_where_the_group_allows_none(group: Group) -> None:
 
 
 def test_nothing_is_chosen_of_what_is_only_observed() -> None:
-    """A provisional state says nothing of what is free."""
+    """Nothing is chosen from a provisional state, because it does not show what is free."""
     key = Key(offset=0, data_topic_id=TOPIC_ID, provisional=True)
 
     assert choose_range(range_group(), key, ChoiceContext(NOW_MS), until=9, size=5) is None
 
 
 def test_no_more_ranges_than_a_key_may_have() -> None:
-    """With 256 there nothing new is advised, unless some are spent or make way; what is planned is taken over."""
+    """With 256 ranges no new range is chosen, unless some expired or are revoked first.
+
+    A planned range is still taken over.
+    """
     owners = [Owner("i", "c", number) for number in range(MOST_RANGES)]
     ranges = tuple(Range(2 * n, 2 * n + 1, Phase.CLAIMED, owners[n], NOW_MS) for n in range(MOST_RANGES))
     key, group = Key(offset=0, data_topic_id=TOPIC_ID, ranges=ranges), range_group()

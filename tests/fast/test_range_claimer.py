@@ -1,6 +1,6 @@
-"""How a claimer holds ranges of partitions, plans, commits and leaves (protocol.md, section 8.4).
+"""How a claimer holds, plans, commits and releases ranges of partitions (protocol.md, section 8.4).
 
-On a log in memory whose faults a test chooses.
+The log is in memory, and each test chooses its faults.
 """
 
 import logging
@@ -58,29 +58,29 @@ AT_MOST_ONCE = GroupSettings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE, features
 
 @pytest.fixture
 def site() -> Site:
-    """A group that enables ranges, with two partitions at offset 5."""
+    """Return a group that enables ranges, with two partitions at offset 5."""
     site = Site()
     site.begin(0, 1, at=5)
     return site
 
 
 def epoch_of(member: RangeClaimer, partition: int = 0) -> int:
-    """Give the epoch of what a member holds."""
+    """Return the epoch of the member's claim."""
     return member.claims[partition].epoch
 
 
-# Who claims
+# Who may claim
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, GroupSettings(60_000, RuleSet.GO, features=("ranges",))])
 def test_ranges_are_claimed_where_the_settings_enable_them(settings: GroupSettings) -> None:
-    """A claimer of ranges does not begin under settings that do not enable them."""
+    """A range claimer rejects settings that do not enable ranges."""
     with pytest.raises(ConfigurationError, match="ranges"):
         Site().range_claimer(settings=settings)
 
 
 def test_a_group_without_ranges_is_left_alone() -> None:
-    """Where the settings in force do not enable ranges, a member that would claim them is told so and claims none."""
+    """If the group's settings do not enable ranges, a range claimer raises an error and claims nothing."""
     site = Site()
     site.begin(0, settings=SETTINGS)
 
@@ -89,7 +89,7 @@ def test_a_group_without_ranges_is_left_alone() -> None:
 
 
 def test_the_first_member_may_give_the_group_its_settings() -> None:
-    """A group without settings gets those of the first member that would claim ranges."""
+    """A group without settings gets those of the first range claimer."""
     site = Site()
 
     site.range_claimer()
@@ -101,7 +101,7 @@ def test_the_first_member_may_give_the_group_its_settings() -> None:
 
 
 def test_many_ranges_are_claimed_with_one_append(site: Site) -> None:
-    """One range of each partition is asked for, all at once, and all that were free are won."""
+    """One range of each partition is claimed in a single append, and all free ones are won."""
     member = site.range_claimer()
     appends: list[int] = []
     log = faulty(member)
@@ -119,7 +119,7 @@ def test_many_ranges_are_claimed_with_one_append(site: Site) -> None:
 
 
 def test_several_members_hold_one_partition(site: Site) -> None:
-    """Each member holds its own range of a partition, by the log offset of its own record."""
+    """Each member holds its own range of a partition, with the log offset of its own record as epoch."""
     first, second = site.holder_of({0: (5, 10)}), site.holder_of({0: (10, 20)})
 
     first.check([0])
@@ -129,7 +129,7 @@ def test_several_members_hold_one_partition(site: Site) -> None:
 
 
 def test_what_overlaps_another_range_is_not_won(site: Site) -> None:
-    """A range of which another member holds a part is not won; the others of the same append are."""
+    """A range that overlaps another member's is not won. Other ranges of the same append are."""
     site.holder_of({0: (5, 10)})
     member = site.range_claimer()
 
@@ -138,7 +138,7 @@ def test_what_overlaps_another_range_is_not_won(site: Site) -> None:
 
 
 def test_a_range_whose_owner_is_stale_is_taken(site: Site) -> None:
-    """What a member merely claimed is free once it was silent for more than two intervals."""
+    """A claimed range is free after its owner was silent for more than two intervals."""
     site.holder_of({0: (5, 10)})
     site.clock.advance(2 * HI_MS)
     assert site.range_claimer().claim({0: (5, 7)}) == []
@@ -149,7 +149,7 @@ def test_a_range_whose_owner_is_stale_is_taken(site: Site) -> None:
 
 
 def test_a_planned_range_is_taken_over_exactly(site: Site) -> None:
-    """A planned range without live owner is won as it is, with its plan and one attempt more."""
+    """A planned range without a live owner is won with the same bounds and plan, and one more attempt."""
     site.holder_of({0: (5, 10)}, plans=True).release()
     assert site.range_claimer().claim({0: (5, 9)}) == []
     member = site.range_claimer()
@@ -160,7 +160,7 @@ def test_a_planned_range_is_taken_over_exactly(site: Site) -> None:
 
 
 def test_a_twin_with_the_same_instance_id_is_not_mistaken_for_oneself(site: Site) -> None:
-    """A range is won only by the record that this very process appended, known by its log offset."""
+    """A range is won only by the record that this process appended, which is identified by its log offset."""
     twin, member = site.range_claimer(instance="run.same"), site.range_claimer(instance="run.same")
     twin.claim({0: (5, 10)})
 
@@ -168,7 +168,7 @@ def test_a_twin_with_the_same_instance_id_is_not_mistaken_for_oneself(site: Site
 
 
 def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
-    """An instance asks for one range of a partition, however often it is asked to, also after it has released it."""
+    """An instance wins at most one range of a partition, even after it has released that range."""
     member = site.range_claimer()
     member.claim({0: (5, 10)})
     member.claim({0: (10, 20)})
@@ -180,7 +180,7 @@ def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
 
 
 def test_what_was_refused_may_be_asked_for_again(site: Site) -> None:
-    """Another was faster: what lies behind its range is asked for, by the same instance."""
+    """If another member was faster, the same instance may claim a later range."""
     member, rival = site.range_claimer(), site.range_claimer()
     rival.claim({0: (5, 10)})
 
@@ -190,7 +190,7 @@ def test_what_was_refused_may_be_asked_for_again(site: Site) -> None:
 
 
 def test_a_paused_group_is_not_claimed(site: Site) -> None:
-    """While the group is paused nothing is claimed, and the error says until when and by whom."""
+    """While the group is paused no range is claimed. The error shows the end of the pause and who paused the group."""
     member = site.range_claimer()
     site.pause(60)
     member.rationalizer.catch_up()
@@ -202,7 +202,7 @@ def test_a_paused_group_is_not_claimed(site: Site) -> None:
 
 
 def test_nobody_claims_from_a_log_that_is_only_observed(site: Site) -> None:
-    """Where retention has cut the log a member neither agrees on settings nor claims."""
+    """If retention has deleted the start of the log, a member neither agrees on settings nor claims."""
     member = site.range_claimer()
     for start in (5, 6):
         site.say(about(ClaimingRange, "other.1", start=start, end=start + 1))
@@ -215,7 +215,7 @@ def test_nobody_claims_from_a_log_that_is_only_observed(site: Site) -> None:
 
 
 def test_settings_that_change_while_a_claim_is_under_way_end_it(site: Site) -> None:
-    """A range won under settings that changed before it was read back is released unused."""
+    """A range is released unused if the settings changed before its claim was read back."""
     member = site.range_claimer()
     site.pause(60)
     site.say(settings_record(GroupSettings(20_000, features=("ranges",))))
@@ -229,7 +229,7 @@ def test_settings_that_change_while_a_claim_is_under_way_end_it(site: Site) -> N
 
 
 def test_a_claim_without_acknowledgement_is_not_continued(site: Site) -> None:
-    """What a claim without acknowledgement has won is revoked by its epoch, as another instance, and not held."""
+    """A range won by an unacknowledged claim is not held. It is revoked by its epoch, as another instance."""
     member = site.range_claimer()
     faulty(member).fail(Fault.LOST_ACK, of_type("ClaimingRange", partition=1))
 
@@ -242,7 +242,7 @@ def test_a_claim_without_acknowledgement_is_not_continued(site: Site) -> None:
 
 
 def test_what_others_hold_is_not_revoked_with_it(site: Site) -> None:
-    """A claim without acknowledgement that has won nothing takes nothing from others of the partition."""
+    """An unacknowledged claim that won nothing revokes no range of another member."""
     other = site.holder_of({0: (5, 10)})
     member = site.range_claimer()
     faulty(member).fail(Fault.LOST_ACK, of_type("ClaimingRange"))
@@ -254,7 +254,7 @@ def test_what_others_hold_is_not_revoked_with_it(site: Site) -> None:
 
 
 def test_a_claim_that_arrives_late_is_revoked_on_leaving(site: Site) -> None:
-    """A claim that reaches the log only after it was given up is looked for again when the member leaves."""
+    """A claim that reaches the log too late for the member to read it is revoked when the member leaves."""
     member = site.range_claimer()
     faulty(member).fail(Fault.LATE, of_type("ClaimingRange", partition=1))
     member.claim({0: (5, 10), 1: (5, 10)})
@@ -267,7 +267,7 @@ def test_a_claim_that_arrives_late_is_revoked_on_leaving(site: Site) -> None:
 
 
 def test_an_interrupted_claim_that_took_a_plan_over_leaves_it_free(site: Site) -> None:
-    """A planned range that was taken over without being read back is given up on leaving, still planned."""
+    """A planned range whose takeover was not read back is released when the member leaves, and stays planned."""
     site.holder_of({0: (5, 10)}, plans=True).release()
     member = site.range_claimer()
     faulty(member).after_append = raiser(InterruptError())
@@ -283,7 +283,7 @@ def test_an_interrupted_claim_that_took_a_plan_over_leaves_it_free(site: Site) -
 
 @pytest.mark.parametrize("where", ["before_append", "after_append", "before_read"])
 def test_an_interrupted_claim_leaves_nothing_behind(site: Site, where: str) -> None:
-    """A claim that is interrupted anywhere is undone by the release that follows."""
+    """A claim that is interrupted at any point is undone by the next release."""
     member = site.range_claimer()
     setattr(faulty(member), where, raiser(InterruptError()))
     with pytest.raises(InterruptError):
@@ -295,11 +295,11 @@ def test_an_interrupted_claim_leaves_nothing_behind(site: Site, where: str) -> N
     assert site.ranges(0) == site.ranges(1) == []
 
 
-# Who is dead
+# Dead owners
 
 
 def test_ranges_of_the_dead_that_stand_in_the_way_are_revoked(site: Site) -> None:
-    """What a dead owner holds of the wanted offsets is revoked by its epoch and won with the same append."""
+    """Ranges of a dead owner that overlap the wanted offsets are revoked by epoch and claimed in the same append."""
     dead, alive = site.holder_of({0: (5, 10)}), site.holder_of({1: (5, 10)})
     elsewhere = site.holder_of({0: (20, 30)})
     member = site.range_claimer()
@@ -315,7 +315,7 @@ def test_ranges_of_the_dead_that_stand_in_the_way_are_revoked(site: Site) -> Non
 
 
 def test_a_planned_range_of_the_dead_is_revoked_and_taken_over(site: Site) -> None:
-    """A planned range of a dead owner is won exactly, though its owner is not stale yet."""
+    """A planned range of a dead owner is won exactly, even before its owner is stale."""
     dead = site.holder_of({0: (5, 10)}, plans=True)
     member = site.range_claimer()
     is_dead = partial(_is, dead)
@@ -328,7 +328,7 @@ def test_a_planned_range_of_the_dead_is_revoked_and_taken_over(site: Site) -> No
 
 
 def test_a_dead_whole_owner_is_revoked(site: Site) -> None:
-    """A partition that a dead owner holds whole is revoked, and a range of it is won with the same append."""
+    """A whole partition of a dead owner is revoked, and a range of it is claimed in the same append."""
     dead = site.owner_of(0, settings=RANGES)
     member = site.range_claimer()
     is_dead = partial(_is, dead)
@@ -340,7 +340,7 @@ def test_a_dead_whole_owner_is_revoked(site: Site) -> None:
 
 
 def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> None:
-    """Whether an owner is dead is asked once for all that it holds, while other threads go on reading."""
+    """`is_dead` is called once for each owner, outside of the lock, so other threads can read the log meanwhile."""
     site.holder_of({0: (5, 10), 1: (5, 10)})
     member = site.range_claimer()
     asked: list[Owner] = []
@@ -359,7 +359,7 @@ def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> No
 
 
 def test_revoke_tells_what_it_took(site: Site) -> None:
-    """Ranges are taken by partition and epoch, and only those that are still of that epoch."""
+    """`revoke` takes partitions and epochs, and returns those that were still valid and are now revoked."""
     owner, other = site.holder_of({0: (5, 10), 1: (5, 10)}), site.holder_of({0: (10, 20)})
     member = site.range_claimer()
     held = [(0, epoch_of(owner)), (0, epoch_of(other)), (1, epoch_of(owner, 1) + 1)]
@@ -372,11 +372,11 @@ def _is(member: BaseClaimer[Any], owner: Owner) -> bool:
     return owner.instance == member.member.instance
 
 
-# Staying
+# Leases and heartbeats
 
 
 def test_heartbeats_keep_all_ranges_with_one_append(site: Site) -> None:
-    """A member that beats once in each interval holds its ranges for as long as it likes."""
+    """With a heartbeat in each interval a member keeps its ranges. One append sends all heartbeats."""
     member = site.holder_of({0: (5, 10), 1: (5, 10)})
     appends: list[None] = []
     faulty(member).before_append = lambda: appends.append(None)
@@ -392,7 +392,7 @@ def test_heartbeats_keep_all_ranges_with_one_append(site: Site) -> None:
 
 
 def test_the_lease_counts_from_sending(site: Site) -> None:
-    """A lease runs from the sending of the last accepted record, not from when its acknowledgement came."""
+    """A lease starts when the last accepted record is sent, not when its acknowledgement arrives."""
     member = site.range_claimer()
     faulty(member).after_append = lambda: site.clock.advance(3_000)
     member.claim({0: (5, 10)})
@@ -404,7 +404,7 @@ def test_the_lease_counts_from_sending(site: Site) -> None:
 
 
 def test_a_heartbeat_without_acknowledgement_renews_no_lease(site: Site) -> None:
-    """A heartbeat that is not known to be in the log is an error, and the lease runs on."""
+    """A heartbeat without an acknowledgement raises an error and does not renew the lease."""
     member = site.holder_of({0: (5, 10)})
     site.clock.advance(HI_MS)
     before = member.lease_left_ms()
@@ -419,7 +419,7 @@ def test_a_heartbeat_without_acknowledgement_renews_no_lease(site: Site) -> None
 
 @pytest.mark.parametrize("plans", [False, True])
 def test_a_member_whose_lease_ended_sends_nothing_more(site: Site, plans: bool) -> None:
-    """Past its lease a member stops by itself, though nobody has taken the range, and purges what waits to be sent."""
+    """After its lease ends a member stops, even if no other member took the range, and purges its unsent records."""
     member = site.holder_of({0: (5, 10)}, plans=plans)
     site.clock.advance(LEASE_MS)
     before = site.values()
@@ -441,7 +441,7 @@ def test_a_member_whose_lease_ended_sends_nothing_more(site: Site, plans: bool) 
 
 
 def test_nothing_is_sent_that_could_arrive_after_the_lease(site: Site) -> None:
-    """With less of the lease left than a record may wait to be sent, none is sent, not even a release."""
+    """If the lease left is shorter than a record may wait to be sent, no record is sent, not even a release."""
     member, leaver = site.holder_of({0: (5, 10)}, plans=True), site.holder_of({1: (5, 10)})
     site.clock.advance(LEASE_MS - HI_MS // 4 - 1)
     member.check([0])
@@ -455,7 +455,7 @@ def test_nothing_is_sent_that_could_arrive_after_the_lease(site: Site) -> None:
 
 
 def test_each_range_has_a_lease_of_its_own(site: Site) -> None:
-    """A range whose heartbeat was not acknowledged is fenced when its lease ends; the other is held on."""
+    """A range whose heartbeat was not acknowledged is fenced when its lease ends. The other range is kept."""
     member = site.holder_of({0: (5, 10), 1: (5, 10)})
     faulty(member).fail(Fault.FAILED, of_type("RangeHeartbeat", partition=1))
     site.clock.advance(HI_MS)
@@ -469,7 +469,7 @@ def test_each_range_has_a_lease_of_its_own(site: Site) -> None:
 
 
 def test_a_revoked_range_is_lost_at_the_next_heartbeat(site: Site) -> None:
-    """A heartbeat of who was revoked is refused, the error names who holds the range, and nothing more is sent."""
+    """The heartbeat of a revoked range is refused. The error names the new holder, and no further record is sent."""
     member = site.holder_of({0: (5, 10)})
     successor = site.range_claimer()
     successor.claim({0: (5, 10)}, is_dead=lambda _: True)
@@ -484,17 +484,20 @@ def test_a_revoked_range_is_lost_at_the_next_heartbeat(site: Site) -> None:
 
 
 def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever knows that its range is another's asks no broker, which may take long, before it stops the work."""
+    """A member that finds its range lost must stop the work first.
+
+    It sends no request to the broker, which may take long.
+    """
     member = site.holder_of({0: (5, 10)})
     site.range_claimer().claim({0: (5, 10)}, is_dead=lambda _: True)
-    monkeypatch.setattr(member.rationalizer, "check_identity", raiser(AssertionError("the broker was asked")))
+    monkeypatch.setattr(member.rationalizer, "check_identity", raiser(AssertionError("the broker was queried")))
 
     with pytest.raises(ClaimLostError, match="its heartbeat was refused"):
         member.beat()
 
 
 def test_who_holds_other_offsets_is_not_named(site: Site) -> None:
-    """The error of who lost a range names who holds its offsets, not who holds others of the partition."""
+    """The error names the holder of the lost offsets, not a member that holds other offsets of the partition."""
     member, neighbour = site.holder_of({0: (5, 10)}), site.holder_of({0: (10, 20)})
     site.say(about(RevokingRange, "ops.1", epoch=epoch_of(member)))
 
@@ -504,7 +507,7 @@ def test_who_holds_other_offsets_is_not_named(site: Site) -> None:
 
 
 def test_heartbeats_of_threads_take_a_claimer_of_ranges(site: Site) -> None:
-    """What keeps whole claims alive keeps ranges alive, and ends the work when one is lost."""
+    """The heartbeat thread renews ranges as it renews whole claims, and reports a lost one."""
     member = site.holder_of({0: (5, 10)})
     errors: list[Exception] = []
     heartbeats = Heartbeats(member, errors.append, seed=1)
@@ -518,11 +521,11 @@ def test_heartbeats_of_threads_take_a_claimer_of_ranges(site: Site) -> None:
     assert isinstance(errors[0], ClaimLostError)
 
 
-# Planning
+# Plans
 
 
 def test_a_plan_is_written_down_and_gives_up_what_lies_behind_it(site: Site) -> None:
-    """A range that is planned shorter ends there, and others may have the rest."""
+    """A shorter plan ends the range there, and other members may claim the rest."""
     member = site.holder_of({0: (5, 10)})
 
     member.plan({0: 7})
@@ -534,7 +537,7 @@ def test_a_plan_is_written_down_and_gives_up_what_lies_behind_it(site: Site) -> 
 
 
 def test_what_was_planned_when_it_was_won_is_not_planned_again(site: Site) -> None:
-    """A planned range that was taken over gets no record for the same end, and no other end."""
+    """For a planned range that was taken over, the same plan sends no record, and another end is rejected."""
     site.holder_of({0: (5, 10)}, plans=True).release()
     member = site.holder_of({0: (5, 10)})
     before = site.values()
@@ -549,7 +552,7 @@ def test_what_was_planned_when_it_was_won_is_not_planned_again(site: Site) -> No
 
 @pytest.mark.parametrize("end", [4, 5, 11])
 def test_only_what_is_held_is_planned(site: Site, end: int) -> None:
-    """A plan that is empty or reaches beyond the range is refused with nothing sent."""
+    """A plan that is empty or exceeds the range is rejected, and no record is sent."""
     member = site.holder_of({0: (5, 10), 1: (5, 10)})
     before = site.values()
 
@@ -559,7 +562,7 @@ def test_only_what_is_held_is_planned(site: Site, end: int) -> None:
 
 
 def test_a_plan_in_a_paused_group_is_an_error(site: Site) -> None:
-    """Nothing is planned while the group is paused."""
+    """A plan in a paused group raises an error."""
     member = site.holder_of({0: (5, 10)})
     site.pause(60)
 
@@ -568,7 +571,7 @@ def test_a_plan_in_a_paused_group_is_an_error(site: Site) -> None:
 
 
 def test_a_plan_without_acknowledgement_is_found_by_reading(site: Site) -> None:
-    """A plan that is in the log counts, though its acknowledgement was lost."""
+    """A plan that is in the log is valid even if its acknowledgement was lost."""
     member = site.holder_of({0: (5, 10)})
     faulty(member).fail(Fault.LOST_ACK, of_type("PlanningRange"))
 
@@ -578,7 +581,7 @@ def test_a_plan_without_acknowledgement_is_found_by_reading(site: Site) -> None:
 
 
 def test_what_lies_behind_a_plan_that_was_sent_is_not_counted_on(site: Site) -> None:
-    """A plan that may come late leaves the member no offset behind its end: it cannot plan these any more."""
+    """An unacknowledged plan may still arrive, so the member can no longer plan the offsets after its end."""
     member = site.holder_of({0: (5, 10)})
     faulty(member).fail(Fault.LATE, of_type("PlanningRange"), times=1)
     with pytest.raises(PlanRejectedError, match="not acknowledged"):
@@ -598,7 +601,7 @@ def test_what_lies_behind_a_plan_that_was_sent_is_not_counted_on(site: Site) -> 
 
 
 def test_planning_what_was_lost_tells_the_loss(site: Site) -> None:
-    """A plan for a range that was revoked is told as a lost claim."""
+    """A plan for a revoked range raises ClaimLostError."""
     member = site.holder_of({0: (5, 10)})
     site.say(about(RevokingRange, "ops.1", epoch=epoch_of(member)))
 
@@ -606,11 +609,11 @@ def test_planning_what_was_lost_tells_the_loss(site: Site) -> None:
         member.plan({0: 10})
 
 
-# Committing
+# Commits
 
 
 def test_a_commit_moves_the_offset_over_what_is_done_without_a_gap(site: Site) -> None:
-    """Ranges are done in any order; the offset waits for the gap and then passes all of it."""
+    """Ranges may be done in any order. The offset waits at a gap and then moves past all done ranges."""
     first, second = site.holder_of({0: (5, 10)}, plans=True), site.holder_of({0: (10, 20)}, plans=True)
 
     second.commit({0: 20})
@@ -622,7 +625,7 @@ def test_a_commit_moves_the_offset_over_what_is_done_without_a_gap(site: Site) -
 
 
 def test_a_done_range_needs_no_lease_and_no_record(site: Site) -> None:
-    """What is done gets no heartbeat, loses nothing when its time has passed, and is left without a record."""
+    """A done range gets no heartbeat, is not lost when its lease ends, and is left without a record."""
     member = site.holder_of({0: (5, 10), 1: (5, 10)}, plans=True)
     member.commit({0: 10})
     member.commit({0: 10})
@@ -646,7 +649,7 @@ def test_a_done_range_needs_no_lease_and_no_record(site: Site) -> None:
 
 @pytest.mark.parametrize("end", [9, 11])
 def test_only_the_end_of_a_plan_is_committed(site: Site, end: int) -> None:
-    """A commit elsewhere than at the plan's end, or of what is not planned, is refused with nothing sent."""
+    """A commit that is not at the end of a plan is rejected, and no record is sent."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     unplanned = site.holder_of({1: (5, 10)})
     before = site.values()
@@ -659,7 +662,7 @@ def test_only_the_end_of_a_plan_is_committed(site: Site, end: int) -> None:
 
 
 def test_a_commit_without_acknowledgement_is_settled_by_reading(site: Site) -> None:
-    """A commit that is in the log counts and is not sent again, at the offset and ahead of it."""
+    """A commit that is in the log is valid and not sent again, at the group's offset and after it."""
     member = site.holder_of({0: (5, 10), 1: (7, 10)}, plans=True)
     faulty(member).fail(Fault.LOST_ACK, of_type("RangeDone"))
     began_ms = site.clock.lease_ms()
@@ -673,7 +676,7 @@ def test_a_commit_without_acknowledgement_is_settled_by_reading(site: Site) -> N
 
 
 def test_a_commit_without_acknowledgement_is_found_as_part_of_what_is_done(site: Site) -> None:
-    """A done range that has grown together with its neighbours covers the one that was committed."""
+    """The committed range is found even if the done range was merged with its neighbours."""
     below, member = site.holder_of({0: (7, 10)}, plans=True), site.holder_of({0: (10, 20)}, plans=True)
     above = site.holder_of({0: (20, 30)}, plans=True)
     faulty(member).fail(Fault.LOST_ACK, of_type("RangeDone"))
@@ -690,7 +693,7 @@ def test_a_commit_without_acknowledgement_is_found_as_part_of_what_is_done(site:
 
 
 def test_a_commit_that_did_not_arrive_is_sent_again(site: Site) -> None:
-    """A commit that reading did not find is sent again."""
+    """A commit that is not found in the log is sent again."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     faulty(member).fail(Fault.FAILED, of_type("RangeDone"), times=3)
 
@@ -700,7 +703,7 @@ def test_a_commit_that_did_not_arrive_is_sent_again(site: Site) -> None:
 
 
 def test_a_commit_that_was_overtaken_by_an_earlier_try_counts(site: Site) -> None:
-    """When the first try arrives late, just before the second, the refusal of the second is no loss."""
+    """If the first attempt arrives late, just before the second, the refusal of the second is not a loss."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     log = faulty(member)
     log.fail(Fault.LATE, of_type("RangeDone"), times=1)
@@ -714,7 +717,7 @@ def test_a_commit_that_was_overtaken_by_an_earlier_try_counts(site: Site) -> Non
 
 
 def test_a_heartbeat_after_a_commit_that_came_late_is_no_loss(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A heartbeat that is refused because an earlier commit arrived just before it loses nothing."""
+    """A heartbeat that is refused because an earlier commit arrived just before it is not a loss."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     log = faulty(member)
     log.fail(Fault.LATE, of_type("RangeDone"), times=1)
@@ -730,7 +733,7 @@ def test_a_heartbeat_after_a_commit_that_came_late_is_no_loss(site: Site, monkey
 
 
 def test_a_heartbeat_finds_a_commit_that_was_interrupted(site: Site) -> None:
-    """What became of an interrupted commit is read before the next heartbeat: a range that is done gets none."""
+    """The result of an interrupted commit is read before the next heartbeat. A done range gets no heartbeat."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     faulty(member).after_append = raiser(InterruptError())
     with pytest.raises(InterruptError):
@@ -746,7 +749,7 @@ def test_a_heartbeat_finds_a_commit_that_was_interrupted(site: Site) -> None:
 def test_a_commit_that_did_not_arrive_before_another_took_over_is_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A planned range that another holds by now is not done by one's own commit."""
+    """If another member holds the range before the commit arrives, the range is lost."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     faulty(member).fail(Fault.FAILED, of_type("RangeDone"))
     successor = site.range_claimer()
@@ -757,7 +760,7 @@ def test_a_commit_that_did_not_arrive_before_another_took_over_is_lost(
 
 
 def test_done_in_another_generation_is_not_committed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An offset past the range's end counts for nothing when a position was set meanwhile."""
+    """If a position was set meanwhile, an offset after the range's end does not prove the commit."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     log = faulty(member)
     log.fail(Fault.FAILED, of_type("RangeDone"))
@@ -776,7 +779,7 @@ def test_done_in_another_generation_is_not_committed(site: Site, monkeypatch: py
 
 
 def test_what_another_has_done_is_not_ones_own_commit(site: Site) -> None:
-    """A commit that was acknowledged and refused is a loss, though the range is done: by its next owner."""
+    """A commit that was acknowledged and refused is a loss, even if the next owner has done the range."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     successor = site.range_claimer()
     successor.claim({0: (5, 10)}, is_dead=lambda _: True)
@@ -787,7 +790,7 @@ def test_what_another_has_done_is_not_ones_own_commit(site: Site) -> None:
 
 
 def test_a_stale_owner_that_nobody_replaced_commits(site: Site) -> None:
-    """Within its lease a member commits, though the log calls it stale by then."""
+    """Within its lease a member commits, even if it is stale in the log by then."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     faulty(member).before_append = lambda: site.clock.advance(2 * HI_MS + 1)
 
@@ -797,7 +800,7 @@ def test_a_stale_owner_that_nobody_replaced_commits(site: Site) -> None:
 
 
 def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
-    """Without a broker a commit is tried, with pauses, for as long as the lease lasts; then the range is lost."""
+    """Without a broker a commit is retried, with pauses, until the lease ends. Then the range is lost."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     began_ms = site.clock.lease_ms()
     faulty(member).is_down = True
@@ -809,7 +812,7 @@ def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
 
 
 def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a commit is not settled by reading, no heartbeat follows it."""
+    """Until the result of a commit has been read, no heartbeat is sent."""
     member = site.holder_of({0: (5, 10)}, plans=True)
     log = faulty(member)
     log.is_down = True
@@ -829,7 +832,7 @@ def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site, monke
 
 
 def test_commit_is_not_for_at_most_once() -> None:
-    """In at most once nothing counts as committed by reading alone: the commit after processing is refused."""
+    """In at-most-once mode a commit after processing is rejected, because reading alone proves no commit."""
     site = Site()
     site.begin(0, settings=AT_MOST_ONCE)
     member = site.holder_of({0: (0, 10)}, settings=AT_MOST_ONCE, plans=True)
@@ -843,14 +846,14 @@ def test_commit_is_not_for_at_most_once() -> None:
 
 @pytest.fixture
 def once() -> Site:
-    """A group that delivers at most once, with two partitions at offset 5."""
+    """Return an at-most-once group with two partitions at offset 5."""
     site = Site()
     site.begin(0, 1, settings=AT_MOST_ONCE, at=5)
     return site
 
 
 def test_the_permission_to_process_comes_with_ones_own_commit(once: Site) -> None:
-    """Those ranges may be processed that one's own record has done; they need no lease any more."""
+    """Ranges may be processed if the member's own record committed them. They need no lease any more."""
     member = once.holder_of({0: (5, 10), 1: (7, 10)}, settings=AT_MOST_ONCE, plans=True)
     faulty(member).after_append = lambda: once.clock.advance(3 * HI_MS)
 
@@ -859,7 +862,7 @@ def test_the_permission_to_process_comes_with_ones_own_commit(once: Site) -> Non
 
 
 def test_no_permission_without_acknowledgement(once: Site) -> None:
-    """A commit whose acknowledgement was lost gives no permission, now and when asked again, though it is done."""
+    """A commit without an acknowledgement never gives permission to process, even though the range is done."""
     member = once.holder_of({0: (5, 10), 1: (5, 10)}, settings=AT_MOST_ONCE, plans=True)
     faulty(member).fail(Fault.LOST_ACK, of_type("RangeDone", partition=1))
 
@@ -872,7 +875,7 @@ def test_no_permission_without_acknowledgement(once: Site) -> None:
 
 
 def test_no_permission_for_what_a_twin_has_done(once: Site) -> None:
-    """When a twin's record was the accepted one, one's own gives no permission."""
+    """If another process with the same instance id committed first, the member's own record gives no permission."""
     member = once.holder_of({0: (5, 10)}, settings=AT_MOST_ONCE, plans=True)
     twin = about(RangeDone, member.member.instance, epoch=epoch_of(member))
 
@@ -885,7 +888,7 @@ def test_no_permission_for_what_a_twin_has_done(once: Site) -> None:
 
 
 def test_no_permission_beside_a_go_consumer(once: Site) -> None:
-    """What is done is committed, but who reads that a Go consumer is in the group stops, and tells so."""
+    """A member that finds a Go consumer in the group stops with an error, although its ranges are committed."""
     foreign = once.owner_of(2, settings=AT_MOST_ONCE)
     member = once.holder_of({0: (5, 10), 1: (5, 10)}, settings=AT_MOST_ONCE, plans=True)
 
@@ -901,7 +904,7 @@ def test_no_permission_beside_a_go_consumer(once: Site) -> None:
 
 
 def test_no_permission_without_a_plan(once: Site) -> None:
-    """Nothing is committed before processing but a plan, at its end."""
+    """Only a planned range can be committed before processing."""
     member = once.holder_of({0: (5, 10)}, settings=AT_MOST_ONCE)
     before = once.values()
 
@@ -911,7 +914,7 @@ def test_no_permission_without_a_plan(once: Site) -> None:
 
 
 def test_what_was_committed_for_nothing_can_be_taken_by_another(once: Site) -> None:
-    """A commit that did not reach the log gives no permission, and its range is left for others, planned."""
+    """A commit that did not reach the log gives no permission. Its range stays planned, for another member."""
     member = once.holder_of({0: (5, 10)}, settings=AT_MOST_ONCE, plans=True)
     faulty(member).fail(Fault.FAILED, of_type("RangeDone"))
 
@@ -922,11 +925,11 @@ def test_what_was_committed_for_nothing_can_be_taken_by_another(once: Site) -> N
     assert successor.commit_before_processing({0: 10}) == {0}
 
 
-# Leaving
+# Releases
 
 
 def test_what_is_released_is_free_at_once(site: Site) -> None:
-    """A claimed range is gone, a planned one has no owner, a done one stays done."""
+    """A released range that was only claimed is gone, a planned one has no owner, and a done one stays done."""
     member = site.holder_of({0: (5, 10)})
     planner = site.holder_of({0: (10, 20)}, plans=True)
     doer = site.holder_of({0: (20, 30)}, plans=True)
@@ -941,7 +944,7 @@ def test_what_is_released_is_free_at_once(site: Site) -> None:
 
 
 def test_what_is_named_is_released(site: Site) -> None:
-    """A release of some sends a record for each that is held, and leaves the others alone."""
+    """A release of some partitions sends a record for each that is held, and keeps the others."""
     member = site.holder_of({0: (5, 10), 1: (5, 10)})
 
     member.release([0, 0, 7])
@@ -951,7 +954,7 @@ def test_what_is_named_is_released(site: Site) -> None:
 
 
 def test_a_release_never_raises(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """A release that fails is a line in the log; the range goes stale by itself."""
+    """A failed release logs a warning. The range becomes stale by itself."""
     member = site.holder_of({0: (5, 10)})
     faulty(member).before_append = raiser(RuntimeError("a client that broke"))
 
@@ -963,7 +966,7 @@ def test_a_release_never_raises(site: Site, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_release_in_a_paused_group_gives_up(site: Site) -> None:
-    """A pause keeps nobody from committing what is planned, nor from leaving."""
+    """In a paused group a member may still commit its plan and release its ranges."""
     member = site.holder_of({0: (5, 10), 1: (5, 10)}, plans=True)
     site.pause(60)
 
@@ -975,7 +978,7 @@ def test_a_release_in_a_paused_group_gives_up(site: Site) -> None:
 
 
 def test_a_late_plan_after_the_release_changes_nothing(site: Site) -> None:
-    """A plan of who released the range is refused: its epoch is over."""
+    """A plan of a member that released its range is refused, because its epoch is over."""
     member = site.holder_of({0: (5, 10)})
     epoch = epoch_of(member)
     member.release()
@@ -984,7 +987,7 @@ def test_a_late_plan_after_the_release_changes_nothing(site: Site) -> None:
     assert site.ranges() == []
 
 
-# A log that is not the one read before
+# A truncated or re-created log
 
 
 @pytest.mark.parametrize(
@@ -997,7 +1000,10 @@ def test_a_late_plan_after_the_release_changes_nothing(site: Site) -> None:
     ids=["truncated", "made anew", "repartitioned"],
 )
 def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site], None]) -> None:
-    """When the log is another one, each step fails clearly, all is over, done or not, and nothing more is sent."""
+    """If the log was replaced or truncated, each step fails with a clear error.
+
+    All claims end, even done ones, and no further record is sent.
+    """
     member = site.holder_of({0: (5, 10), 1: (5, 10)}, plans=True)
     member.commit({1: 10})
     change(site)
@@ -1014,7 +1020,10 @@ def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site]
 
 
 def test_no_permission_from_a_log_that_changed(once: Site) -> None:
-    """A commit that was acknowledged by a log made anew, long by now, raises: all of it must be dropped."""
+    """A commit that a re-created log acknowledged raises an error, so that its results are dropped.
+
+    This holds even if the new log is longer than the old one was.
+    """
     member = once.holder_of({0: (5, 10)}, settings=AT_MOST_ONCE, plans=True)
     once.broker.recreate()
     for _ in range(100):
@@ -1028,7 +1037,7 @@ def test_no_permission_from_a_log_that_changed(once: Site) -> None:
 
 
 def test_a_range_that_retention_overtakes_is_none(site: Site) -> None:
-    """Who can only observe by the time that its claim is read back has won nothing."""
+    """If the log can only be observed when the claim is read back, the range is not won."""
     log = site.log()
     member = site.range_claimer(log=log)
     log.before_append = site.overtake
@@ -1039,7 +1048,7 @@ def test_a_range_that_retention_overtakes_is_none(site: Site) -> None:
 
 @pytest.mark.parametrize("mode", [DeliveryMode.AT_LEAST_ONCE, DeliveryMode.AT_MOST_ONCE])
 def test_what_is_only_observed_is_no_answer(mode: DeliveryMode) -> None:
-    """Retention overtakes a member: it reads on in the middle, where everything looks accepted."""
+    """A member that retention overtakes reads on from a later offset, where every record seems accepted."""
     site, settings = Site(), replace(RANGES, delivery=mode)
     site.begin(0, settings=settings, at=5)
     member = site.holder_of({0: (5, 8)}, settings=settings, plans=True)
@@ -1051,7 +1060,7 @@ def test_what_is_only_observed_is_no_answer(mode: DeliveryMode) -> None:
 
 
 def test_who_gives_up_a_range_of_a_log_that_is_truncated_holds_none(site: Site) -> None:
-    """A release raises nothing; what it learns ends the claims all the same."""
+    """A release raises nothing. If it finds a truncated log, all claims end."""
     log = site.log()
     member = site.range_claimer(log=log)
     assert len(member.claim({0: (5, 9), 1: (5, 9)})) == 2
@@ -1063,7 +1072,7 @@ def test_who_gives_up_a_range_of_a_log_that_is_truncated_holds_none(site: Site) 
 
 
 def test_of_a_log_that_is_only_observed_no_range_was_seen_revoked(site: Site) -> None:
-    """There every revocation looks accepted, also one of an epoch that never was."""
+    """In a log that can only be observed every revocation seems accepted, even of an epoch that never existed."""
     log = site.log()
     member = site.range_claimer(log=log)
     log.before_append = site.overtake

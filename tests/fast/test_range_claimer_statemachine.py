@@ -1,4 +1,4 @@
-"""Members claim ranges, in any order of steps; what must hold after each: `tests/range_claimer_statemachine.py`."""
+"""Members claim ranges in any order of steps; `tests/range_claimer_statemachine.py` checks the result of each step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,11 +40,14 @@ HAPPENS = {
 
 @pytest.mark.thorough
 def test_any_steps_leave_every_offset_with_one_holder() -> None:
-    """Members claim, plan, commit, release, revoke and die, while records are lost or late; and all of it happens."""
+    """Members claim, plan, commit, release, revoke and die while records are lost or late.
+
+    All listed events must occur.
+    """
     run_until_seen(RangeMachine, SETTINGS, HAPPENS)
 
 
-# The machine can fail
+# Check that the state machine finds faults.
 
 
 def nothing(*_: object) -> None:
@@ -70,7 +73,7 @@ def test_a_broken_member_is_found(
     name: str,
     instead: Callable[..., Any],
 ) -> None:
-    """A member that does not keep a rule breaks what holds, or itself."""
+    """A member without one of the rules violates an invariant or fails."""
     monkeypatch.setattr(of, name, instead)
     with pytest.raises((AssertionError, MarshalError, TypeError)):
         run_state_machine_as_test(RangeMachine, settings=UNTIL_FOUND)

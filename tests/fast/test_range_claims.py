@@ -1,4 +1,4 @@
-"""One test for each sentence of protocol.md, section 8, that says what a record or a state is."""
+"""One test for each sentence of protocol.md, section 8, that defines a record or a state."""
 
 from dataclasses import fields
 from typing import Any
@@ -30,14 +30,14 @@ TOPIC_ID, OTHER_TOPIC_ID = "A" * 22, "B" * 22
 
 
 class Log:
-    """A log of one coordination partition, with a key `t/0` of group `g`; times in ms."""
+    """A log of one coordination partition, with the key `t/0` of group `g` and times in ms."""
 
     def __init__(self, start: int = 0) -> None:
-        """Begin with nothing, at log offset `start`."""
+        """Create an empty log that starts at log offset `start`."""
         self.world, self.now_ms, self.next = World(1), 0, start
 
     def add(self, kind: str, *tail: object, by: str = "a", at_ms: int | None = None) -> Verdict:
-        """Append a record of instance `by`."""
+        """Append a record of instance `by`, and return its verdict."""
         self.now_ms = self.now_ms if at_ms is None else at_ms
         where = "/0" if kind in {"ReleaseGroup", "GroupSettings"} else "t/0"
         value = "/".join([kind, "1", "1", by, "c", "g", where, *map(str, tail)])
@@ -45,19 +45,19 @@ class Log:
         return self.world.apply(0, self.next - 1, self.now_ms, value.encode())
 
     def win(self, kind: str, *tail: object, by: str = "a", at_ms: int | None = None) -> int:
-        """Append a record that is accepted; give its log offset."""
+        """Append a record, check that it is accepted, and return its log offset."""
         verdict = self.add(kind, *tail, by=by, at_ms=at_ms)
         assert verdict.kind is VerdictKind.ACCEPTED, verdict
         return self.next - 1
 
     def lose(self, why: Refusal, kind: str, *tail: object, by: str = "a", at_ms: int | None = None) -> None:
-        """Append a record that is refused and changes nothing."""
+        """Append a record, and check that it is refused for this reason and changes nothing."""
         before = summary(self.world)["groups"]
         assert self.add(kind, *tail, by=by, at_ms=at_ms).reason == why
         assert summary(self.world)["groups"] == before
 
     def settle(self, features: str = "ranges", delivery: str = "at_least_once", rules: str = "native") -> int:
-        """Change the settings, as whoever pauses the group."""
+        """Pause the group, change its settings and resume it. Return the log offset of the settings."""
         interval_ms = HI_MS if rules == "native" else 60_000
         self.win("ReleaseGroup", 9_999_999_999, by="settler")
         settled = self.win("GroupSettings", interval_ms, rules, delivery, features, by="settler")
@@ -69,14 +69,14 @@ class Log:
         self.win("ReleaseGroup", 9_999_999_999, by=by)
 
     def plan(self, start: int, end: int, by: str = "a") -> int:
-        """Claim and plan a range; give its epoch."""
+        """Claim and plan a range, and return its epoch."""
         epoch = self.win("ClaimingRange", start, end, by=by)
         self.win("PlanningRange", epoch, end, by=by)
         return epoch
 
     @property
     def key(self) -> Key:
-        """The key."""
+        """The state of the key."""
         return self.world.key("g", "t", 0)
 
     @property
@@ -87,7 +87,7 @@ class Log:
 
 @pytest.fixture
 def log() -> Log:
-    """Give a key of a group that enables ranges, at offset 5."""
+    """Return a log with a key at offset 5, in a group that enables ranges."""
     log = Log()
     log.settle()
     log.win("ClaimingPartition", by="first")
@@ -101,7 +101,7 @@ def log() -> Log:
 
 
 def message(kind: type[Message], **content: Any) -> Message:  # noqa: ANN401 - whatever its tail holds
-    """Give a record of `t/0`."""
+    """Return a record of `t/0`."""
     return kind(instance="i", client="c", group="g", topic="t", partition=0, time_s=1, **content)
 
 
@@ -114,7 +114,7 @@ def message(kind: type[Message], **content: Any) -> Message:  # noqa: ANN401 - w
     ],
 )
 def test_they_have_the_form_of_section_1(record: Message, text: str) -> None:
-    """Each is read as it is written, byte for byte."""
+    """Each record is parsed to what was rendered, byte for byte."""
     assert render(record) == text.encode()
     assert parse(text.encode()) == record
 
@@ -122,7 +122,7 @@ def test_they_have_the_form_of_section_1(record: Message, text: str) -> None:
 @pytest.mark.parametrize("tail", ["5", "5/6/7", "5/", "/6", "05/6", "5/06", "5/9223372036854775808", "-1/6", "5/6 "])
 @pytest.mark.parametrize("kind", ["ClaimingRange", "PlanningRange"])
 def test_all_numbers_fit_int64_and_each_is_a_field_of_its_own(kind: str, tail: str) -> None:
-    """Any other tail is invalid, and cannot be written."""
+    """A record with any other tail is invalid, and `render` rejects it."""
     parsed = parse(f"{kind}/1/1/i/c/g/t/0/{tail}".encode())
     assert isinstance(parsed, InvalidMessage)
     assert parsed.reason in {Invalid.NUMBER, Invalid.FIELD_COUNT}
@@ -132,14 +132,14 @@ def test_all_numbers_fit_int64_and_each_is_a_field_of_its_own(kind: str, tail: s
 
 
 def test_they_lie_in_the_coordination_partition_of_their_topic() -> None:
-    """In another one they are invalid."""
+    """A range record in another coordination partition is invalid."""
     world = World(2)
     verdicts = {world.apply(number, 0, 1, b"ClaimingRange/1/1/i/c/g/t/0/5/6").reason for number in (0, 1)}
     assert verdicts == {Invalid.MISPLACED, Refusal.RANGES_DISABLED}
 
 
 def test_a_delayed_record_of_an_earlier_claim_never_counts_for_a_later_one(log: Log) -> None:
-    """Not even when the same instance has claimed the same range again."""
+    """An old epoch is refused even if the same instance has claimed the same range again."""
     epoch = log.plan(5, 9)
     log.win("ReleasingRange", epoch)
     again = log.win("ClaimingRange", 5, 9)
@@ -154,7 +154,7 @@ def test_a_delayed_record_of_an_earlier_claim_never_counts_for_a_later_one(log: 
 
 @pytest.mark.parametrize(("features", "rules"), [("-", "native"), ("range", "native"), ("ranges", "go")])
 def test_ranges_are_claimed_only_where_they_are_enabled(log: Log, features: str, rules: str) -> None:
-    """The settings in force name the feature, and the rule set is native; by default there is none."""
+    """The settings in force must name the feature, and the rule set must be native. The default enables no ranges."""
     log.settle(features, rules=rules)
     log.lose(Refusal.RANGES_DISABLED, "ClaimingRange", 5, 9)
     unsettled = Log()
@@ -166,14 +166,17 @@ def test_ranges_are_claimed_only_where_they_are_enabled(log: Log, features: str,
 
 
 def test_no_range_is_claimed_in_a_paused_group_not_by_the_pausing_instance_either(log: Log) -> None:
-    """Who pauses sets positions with whole claims; once the pause has ended ranges are claimed again."""
+    """The pausing instance sets positions by whole claims. After the pause, ranges can be claimed again."""
     log.win("ReleaseGroup", 7, by="p")
     log.lose(Refusal.PAUSED, "ClaimingRange", 5, 9, by="p", at_ms=6_999)
     log.win("ClaimingRange", 5, 9, at_ms=7_000)
 
 
 def test_no_range_is_claimed_beside_a_live_whole_owner(log: Log) -> None:
-    """Once two intervals have passed it is, and the stale owner is owner no longer."""
+    """Beside a live owner of the whole partition no range is claimed.
+
+    After more than two intervals a range can be claimed, and the stale owner loses its ownership.
+    """
     log.win("ClaimingPartition", by="whole", at_ms=10)
     log.lose(Refusal.LIVE_OWNER, "ClaimingRange", 5, 9, at_ms=10 + 2 * HI_MS)
     log.win("ClaimingRange", 5, 9, at_ms=11 + 2 * HI_MS)
@@ -182,7 +185,7 @@ def test_no_range_is_claimed_beside_a_live_whole_owner(log: Log) -> None:
 
 
 def test_no_range_is_claimed_beside_an_open_whole_plan(log: Log) -> None:
-    """It is first carried out by who claims the whole."""
+    """An open plan of the whole partition must first be completed, by an owner of the whole partition."""
     log.win("ClaimingPartition", by="whole")
     log.win("ClaimingMessages", 8, by="whole")
     log.win("ReleasingPartition", 5, by="whole")
@@ -190,7 +193,7 @@ def test_no_range_is_claimed_beside_an_open_whole_plan(log: Log) -> None:
 
 
 def test_the_offset_and_the_data_topic_id_must_be_known() -> None:
-    """The first whole claim names both."""
+    """Without a known offset and data topic id a range claim is refused. The first whole claim sets both."""
     log = Log()
     log.settle()
     log.lose(Refusal.OFFSET_UNKNOWN, "ClaimingRange", 5, 9)
@@ -201,7 +204,7 @@ def test_the_offset_and_the_data_topic_id_must_be_known() -> None:
 
 
 def test_a_range_begins_at_the_offset_or_beyond_and_is_not_empty(log: Log) -> None:
-    """It may be of one message, and may lie anywhere beyond the offset."""
+    """A range may have a single message, and may start anywhere at or after the group's offset."""
     log.lose(Refusal.BELOW_OFFSET, "ClaimingRange", 4, 9)
     log.lose(Refusal.EMPTY_RANGE, "ClaimingRange", 9, 9)
     log.lose(Refusal.EMPTY_RANGE, "ClaimingRange", 9, 8)
@@ -212,7 +215,7 @@ def test_a_range_begins_at_the_offset_or_beyond_and_is_not_empty(log: Log) -> No
 @pytest.mark.parametrize("bounds", [(10, 20), (9, 11), (19, 21), (11, 19), (9, 21), (10, 19), (11, 20)])
 @pytest.mark.parametrize("phase", Phase)
 def test_no_range_overlaps_another(log: Log, bounds: tuple[int, int], phase: Phase) -> None:
-    """Not by one offset, whatever the phase of what is there; beside it all is free."""
+    """An overlap of one offset is refused, in each phase of the other range. Adjacent offsets are free."""
     epoch = log.win("ClaimingRange", 10, 20)
     if phase is not Phase.CLAIMED:
         log.win("PlanningRange", epoch, 20)
@@ -225,7 +228,7 @@ def test_no_range_overlaps_another(log: Log, bounds: tuple[int, int], phase: Pha
 
 
 def test_a_planned_range_without_a_live_owner_is_claimed_exactly_as_it_is(log: Log) -> None:
-    """Live for exactly two intervals; then whoever claims it owns its plan, and has one attempt more."""
+    """The old owner is live for exactly two intervals. A new owner then takes over the plan, with one more attempt."""
     epoch = log.plan(5, 9)
     for bounds in ((5, 8), (5, 10), (6, 9)):
         log.lose(Refusal.RANGE_TAKEN, "ClaimingRange", *bounds, by="b")
@@ -241,7 +244,7 @@ def test_a_planned_range_without_a_live_owner_is_claimed_exactly_as_it_is(log: L
 
 
 def test_a_spent_range_is_in_nobodys_way(log: Log) -> None:
-    """A claimed range whose owner is stale goes with the next claim, though that lies elsewhere."""
+    """A claimed range with a stale owner is removed by the next claim, even if that is for other offsets."""
     epoch = log.win("ClaimingRange", 5, 9)
     log.win("ClaimingRange", 20, 30)
     log.lose(Refusal.RANGE_TAKEN, "ClaimingRange", 8, 12, by="b", at_ms=2 * HI_MS)
@@ -251,14 +254,14 @@ def test_a_spent_range_is_in_nobodys_way(log: Log) -> None:
 
 
 def test_a_spent_range_is_still_there_until_another_is_claimed(log: Log) -> None:
-    """Its owner may be heard of again."""
+    """An expired range stays until the next claim, because its owner may still send a heartbeat."""
     epoch = log.win("ClaimingRange", 5, 9)
     log.win("RangeHeartbeat", epoch, at_ms=3 * HI_MS)
     log.lose(Refusal.RANGE_TAKEN, "ClaimingRange", 5, 9, by="b")
 
 
 def test_there_are_at_most_256_ranges(log: Log) -> None:
-    """One that is planned may be claimed again all the same; what is spent does not count."""
+    """A key has at most 256 ranges. A planned one can still be claimed again, and expired ones do not count."""
     epochs = [log.plan(10 * number + 10, 10 * number + 15) for number in range(MOST_RANGES - 1)]
     log.win("ClaimingRange", 5, 6, at_ms=1)
     log.lose(Refusal.TOO_MANY_RANGES, "ClaimingRange", 7, 8)
@@ -273,7 +276,7 @@ def test_there_are_at_most_256_ranges(log: Log) -> None:
 
 
 def test_only_the_live_owner_plans_a_range(log: Log) -> None:
-    """Not another instance, and not one that is stale."""
+    """A plan of another instance, of another epoch or of a stale owner is refused."""
     epoch = log.win("ClaimingRange", 5, 9)
     log.lose(Refusal.NOT_OWNER, "PlanningRange", epoch, 9, by="b")
     log.lose(Refusal.OTHER_EPOCH, "PlanningRange", epoch + 1, 9)
@@ -281,7 +284,7 @@ def test_only_the_live_owner_plans_a_range(log: Log) -> None:
 
 
 def test_no_range_is_planned_in_a_paused_group(log: Log) -> None:
-    """What is planned by then is finished."""
+    """In a paused group no range is planned, but planned ranges can still be completed."""
     epoch, planned = log.win("ClaimingRange", 5, 9), log.plan(9, 12)
     log.pause(by="a")
     log.lose(Refusal.PAUSED, "PlanningRange", epoch, 9)
@@ -290,7 +293,7 @@ def test_no_range_is_planned_in_a_paused_group(log: Log) -> None:
 
 
 def test_a_plan_ends_within_the_claimed_range_and_leaves_the_rest(log: Log) -> None:
-    """What lies behind it is free at once."""
+    """A plan must end within its range. The offsets after its end are free at once."""
     epoch = log.win("ClaimingRange", 6, 9)
     for end in (5, 6, 10):
         log.lose(Refusal.OUTSIDE_RANGE, "PlanningRange", epoch, end)
@@ -300,7 +303,7 @@ def test_a_plan_ends_within_the_claimed_range_and_leaves_the_rest(log: Log) -> N
 
 
 def test_a_planned_range_stays_exactly_as_it_is(log: Log) -> None:
-    """Planning it again is only saying it again, after a takeover too, and keeps its attempts."""
+    """The same plan is accepted again, also after a takeover, and keeps its attempts."""
     epoch = log.plan(5, 9)
     log.lose(Refusal.OTHER_PLAN, "PlanningRange", epoch, 8)
     log.win("RevokingRange", epoch)
@@ -314,7 +317,7 @@ def test_a_planned_range_stays_exactly_as_it_is(log: Log) -> None:
 
 
 def test_the_owner_beats_live_or_stale(log: Log) -> None:
-    """Nobody else does, and no other range is beaten for."""
+    """The heartbeat of the owner, live or stale, renews only its own range. Another instance's is refused."""
     epoch, other = log.win("ClaimingRange", 5, 9), log.win("ClaimingRange", 9, 12)
     log.lose(Refusal.NOT_OWNER, "RangeHeartbeat", epoch, by="b")
     log.win("RangeHeartbeat", epoch, at_ms=9 * HI_MS)
@@ -323,7 +326,7 @@ def test_the_owner_beats_live_or_stale(log: Log) -> None:
 
 
 def test_only_a_planned_range_is_done_and_only_its_owner_says_so(log: Log) -> None:
-    """A stale owner may, as long as nobody else has claimed it."""
+    """Only a planned range can be done. A stale owner may complete it until another member has claimed the range."""
     epoch = log.win("ClaimingRange", 5, 9)
     log.lose(Refusal.NOT_PLANNED, "RangeDone", epoch)
     log.win("PlanningRange", epoch, 9)
@@ -333,7 +336,7 @@ def test_only_a_planned_range_is_done_and_only_its_owner_says_so(log: Log) -> No
 
 
 def test_the_offset_moves_only_over_done_ground_without_a_gap(log: Log) -> None:
-    """What is done ahead waits, as one range where it touches; then the offset passes all of it."""
+    """A done range waits for those before it and is merged with its neighbours. Then the offset passes all of them."""
     first, second, third, far = log.plan(5, 9), log.plan(9, 12), log.plan(12, 20), log.plan(21, 30)
     log.win("RangeDone", third)
     log.win("RangeDone", far)
@@ -347,7 +350,7 @@ def test_the_offset_moves_only_over_done_ground_without_a_gap(log: Log) -> None:
 
 
 def test_what_is_done_is_never_claimed_again_in_its_generation(log: Log) -> None:
-    """At most once rests on this."""
+    """A done range is never claimed again in its generation. The at-most-once mode depends on this."""
     log.win("RangeDone", log.plan(9, 12))
     log.win("RangeDone", log.plan(5, 7))
     log.lose(Refusal.RANGE_TAKEN, "ClaimingRange", 9, 12, at_ms=9 * HI_MS)
@@ -360,7 +363,7 @@ def test_what_is_done_is_never_claimed_again_in_its_generation(log: Log) -> None
 
 @pytest.mark.parametrize("kind", ["ReleasingRange", "RevokingRange"])
 def test_a_claimed_range_goes_with_its_owner_a_planned_one_stays(log: Log, kind: str) -> None:
-    """And can be claimed at once."""
+    """When the owner is gone, a range that was only claimed is removed. A planned one stays and is free at once."""
     claimed, planned = log.win("ClaimingRange", 5, 9), log.plan(9, 12)
     log.win(kind, claimed)
     log.win(kind, planned)
@@ -370,7 +373,7 @@ def test_a_claimed_range_goes_with_its_owner_a_planned_one_stays(log: Log, kind:
 
 
 def test_only_the_owner_releases_a_range_anybody_revokes_it_by_its_epoch(log: Log) -> None:
-    """A stale one, too."""
+    """Only the owner can release a range, and any instance can revoke it by its epoch, even a stale one."""
     first, second = log.win("ClaimingRange", 5, 9), log.plan(9, 12)
     log.lose(Refusal.NOT_OWNER, "ReleasingRange", first, by="b")
     log.lose(Refusal.OTHER_EPOCH, "RevokingRange", second + 1, by="b")
@@ -379,11 +382,11 @@ def test_only_the_owner_releases_a_range_anybody_revokes_it_by_its_epoch(log: Lo
     log.lose(Refusal.OTHER_EPOCH, "RevokingRange", second, by="b")
 
 
-# What section 4 changes where a key has ranges
+# Rules of section 4 that change for a key with ranges
 
 
 def test_nobody_claims_whole_beside_a_live_range(log: Log) -> None:
-    """Not even the pausing instance."""
+    """Beside a live range no instance can claim the whole partition, including the pausing one."""
     log.win("ClaimingRange", 5, 9)
     log.lose(Refusal.HELD_BY_RANGES, "ClaimingPartition", by="b", at_ms=2 * HI_MS)
     log.pause()
@@ -392,7 +395,7 @@ def test_nobody_claims_whole_beside_a_live_range(log: Log) -> None:
 
 
 def test_whole_claims_take_spent_ranges_away(log: Log) -> None:
-    """Where nothing is planned or done the partition is free for them."""
+    """A whole claim removes expired ranges. It is accepted if no range is planned or done."""
     epoch = log.win("ClaimingRange", 5, 9)
     log.win("ClaimingPartition", by="b", at_ms=2 * HI_MS + 1)
     assert log.ranges == []
@@ -404,7 +407,10 @@ def test_whole_claims_take_spent_ranges_away(log: Log) -> None:
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_only_the_pausing_instance_claims_whole_beside_planned_or_done_ranges(log: Log, is_done: bool) -> None:
-    """Their owners are cleared by it: they cannot be heard of again."""
+    """Beside planned or done ranges only the pausing instance can claim the whole partition.
+
+    The claim removes the owners of the ranges, so their later heartbeats are refused.
+    """
     epoch = log.plan(9, 12)
     if is_done:
         log.win("RangeDone", epoch)
@@ -418,7 +424,10 @@ def test_only_the_pausing_instance_claims_whole_beside_planned_or_done_ranges(lo
 
 
 def test_the_whole_owners_heartbeats_and_plans_move_nothing_over_ranges(log: Log) -> None:
-    """Its pause may have ended: its heartbeat keeps it live, is reported, and no plan is opened."""
+    """An owner of the whole partition cannot move the offset over ranges, even after its pause has ended.
+
+    Its heartbeat keeps it live and is reported. Its plan is refused.
+    """
     log.plan(9, 12)
     log.win("ReleaseGroup", 8, by="p", at_ms=5 * HI_MS)
     log.win("ClaimingPartition", by="p")
@@ -433,7 +442,7 @@ def test_the_whole_owners_heartbeats_and_plans_move_nothing_over_ranges(log: Log
 
 
 def test_many_heartbeats_at_once_move_nothing_over_ranges(log: Log) -> None:
-    """The fast path does not know better."""
+    """Heartbeats that the fast path of `apply_many` reads do not move the offset over ranges either."""
     log.plan(9, 12)
     log.pause()
     log.win("ClaimingPartition", by="p", at_ms=5 * HI_MS)
@@ -446,7 +455,10 @@ def test_many_heartbeats_at_once_move_nothing_over_ranges(log: Log) -> None:
 
 
 def test_a_set_position_drops_all_ranges_in_a_new_generation(log: Log) -> None:
-    """So does naming another data topic, after which the offset is not known either."""
+    """A set position drops all ranges and starts a generation.
+
+    So does the id of another data topic, which also makes the offset unknown.
+    """
     log.plan(9, 12)
     log.pause()
     log.win("ClaimingPartition", by="p", at_ms=5 * HI_MS)
@@ -463,7 +475,7 @@ def test_a_set_position_drops_all_ranges_in_a_new_generation(log: Log) -> None:
 
 
 def test_settings_wait_for_live_ranges_and_clear_stale_owners(log: Log) -> None:
-    """What is planned or done stays, in its generation; what is spent goes."""
+    """Settings wait for live ranges. Planned and done ranges stay in their generation, and expired ones are removed."""
     done, planned = log.plan(5, 7), log.plan(9, 12)
     log.win("RangeDone", log.plan(12, 20))
     log.win("RangeDone", done)
@@ -478,7 +490,7 @@ def test_settings_wait_for_live_ranges_and_clear_stale_owners(log: Log) -> None:
 
 
 def test_another_delivery_drops_all_ranges_in_a_new_generation(log: Log) -> None:
-    """Though it enables ranges as well."""
+    """Another delivery drops all ranges and starts a generation, even if the new settings also enable ranges."""
     log.win("RevokingRange", log.plan(9, 12))
     settled = log.settle(delivery="at_most_once")
     assert (log.key.offset, log.key.generation, log.ranges) == (5, settled, [])
@@ -486,7 +498,7 @@ def test_another_delivery_drops_all_ranges_in_a_new_generation(log: Log) -> None
 
 @pytest.mark.parametrize(("features", "rules"), [("-", "native"), ("ranges", "go")])
 def test_switched_off_ranges_are_gone_in_a_new_generation(log: Log, features: str, rules: str) -> None:
-    """Keys without any keep their generation."""
+    """Settings that disable ranges drop them and start a generation. A key without ranges keeps its generation."""
     log.win("RevokingRange", log.plan(9, 12))
     settled = log.settle(features, rules=rules)
     assert (log.key.offset, log.key.generation, log.ranges) == (5, settled, [])
@@ -501,7 +513,7 @@ def test_switched_off_ranges_are_gone_in_a_new_generation(log: Log, features: st
 
 
 def test_each_range_record_has_a_rule() -> None:
-    """The table of the code is that of the page."""
+    """The rule table in the code has the same range records as the page."""
     ours = {kind.__name__ for kind in NATIVE if "Range" in kind.__name__}
     assert ours == {
         "ClaimingRange",
@@ -514,7 +526,7 @@ def test_each_range_record_has_a_rule() -> None:
 
 
 def test_an_observing_reader_knows_no_ranges() -> None:
-    """A range record names its key, and nothing else."""
+    """In an observed log a range record creates its key and has no other effect."""
     log = Log(start=7)
     log.win("GroupSettings", HI_MS, "native", "at_least_once", "ranges")
     log.win("Heartbeat", 5)
@@ -524,7 +536,7 @@ def test_an_observing_reader_knows_no_ranges() -> None:
 
 
 def test_ranges_are_shown_where_there_are_any(log: Log) -> None:
-    """The world state as JSON has them in a partition that has some, and is as it was in one that has none."""
+    """The JSON of the world state has ranges only for partitions that have some."""
     [without] = summary(log.world)["groups"]["g"]["partitions"]
     assert "ranges" not in without
     epoch = log.plan(5, 9)
@@ -548,7 +560,7 @@ def test_ranges_are_shown_where_there_are_any(log: Log) -> None:
 
 
 def test_a_copy_of_a_key_has_all_of_it() -> None:
-    """No field is left behind, whatever it holds."""
+    """A copy of a key has all of its fields."""
     held = Range(5, 9, Phase.PLANNED)
     key = Key(4, Owner("a", "c", 7), 3, 9, 2, 1, "x" * 22, provisional=True, ranges=(held,))
     assert all(getattr(key, each.name) != getattr(Key(), each.name) for each in fields(Key))
@@ -557,7 +569,7 @@ def test_a_copy_of_a_key_has_all_of_it() -> None:
 
 
 def test_a_copy_of_a_key_stays_as_it_is(log: Log) -> None:
-    """Ranges are values: what was asked for does not change under who asked."""
+    """Ranges are immutable values, so a later record does not change a copy."""
     epoch = log.plan(5, 9)
     copy = log.world.snapshot_key("g", "t", 0)
     log.win("RangeDone", epoch)
@@ -565,7 +577,7 @@ def test_a_copy_of_a_key_stays_as_it_is(log: Log) -> None:
 
 
 def test_a_group_that_somebody_holds_by_a_range_is_not_idle(log: Log) -> None:
-    """Who waits until nobody holds anything waits for ranges too."""
+    """A wait for the end of all live claims includes ranges."""
     log.win("ClaimingRange", 5, 9)
     group = log.world.group_of("g", "t")
     assert list(group.live_keys(2 * HI_MS)) == [("t", 0)]
@@ -573,7 +585,7 @@ def test_a_group_that_somebody_holds_by_a_range_is_not_idle(log: Log) -> None:
 
 
 def test_settings_with_ranges_and_go_are_valid_though_they_enable_nothing() -> None:
-    """A reader that does not know ranges takes them, so one that does must."""
+    """Readers without ranges accept these settings, so a reader with ranges must accept them too."""
     assert isinstance(parse(b"GroupSettings/1/1/i/c/g//0/60000/go/at_least_once/ranges"), GroupSettingsRecord)
     assert GroupSettings().features == ()
     assert ClaimingPartition in NATIVE
@@ -588,5 +600,5 @@ def test_settings_with_ranges_and_go_are_valid_though_they_enable_nothing() -> N
     ],
 )
 def test_tail_says_what_a_range_record_says(record: Message, text: str) -> None:
-    """For a person who reads along."""
+    """The text shows the bounds and the epoch of a range record to a person who follows the log."""
     assert details_text(record) == text

@@ -1,4 +1,4 @@
-"""The model check of range claims in short, and that it can fail: each rule broken is a violation."""
+"""A short run of the model check of range claims, and a check that it finds each broken rule."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -29,7 +29,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def test_no_promise_is_broken() -> None:
-    """Walks of members that follow the page break nothing, and see everything that can happen."""
+    """Random walks of members that follow the page break no promise, and every kind of event occurs."""
     outcome = run(range(40), 500)
     assert outcome.violation is None, outcome.violation
     for kind in ("ClaimingRange", "PlanningRange", "RangeHeartbeat", "RangeDone", "ReleasingRange", "RevokingRange"):
@@ -96,7 +96,7 @@ def _finish_over_gaps(ranges: Ranges, done: Range, offset: int) -> tuple[Ranges,
 
 
 def _finish_up_to(ranges: Ranges, done: Range, offset: int) -> tuple[Ranges, int]:
-    """Join what only lies near."""
+    """Join a range with one that starts an offset later."""
     return finish(ranges, done._replace(end=done.end + (done.start == offset)), offset)
 
 
@@ -200,12 +200,12 @@ BROKEN: Final[Mapping[str, Patch]] = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rule that is not followed breaks a promise within few walks."""
+    """Each broken rule violates a promise within a few walks."""
     BROKEN[name](monkeypatch)
     assert run(range(400), 500).violation is not None
 
 
 def test_the_command_names_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    """It ends with 0 and what was seen."""
+    """A successful run exits with 0 and prints what it covered."""
     assert main(["--walks", "3", "--steps", "100"]) == 0
     assert "3 walks of 100 steps, 300 in all" in capsys.readouterr().out

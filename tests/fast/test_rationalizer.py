@@ -1,4 +1,4 @@
-"""How the coordination log is read into the world state, and what ends that (protocol.md, sections 5 and 6)."""
+"""How the coordination log is read into the world state, and which errors end that (protocol.md, sections 5 and 6)."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +24,12 @@ from tests.members import GROUP, TOPIC, Site
 
 @pytest.fixture
 def site() -> Site:
-    """A coordination topic of its own."""
+    """Return an empty coordination topic."""
     return Site()
 
 
 def claim_record(number: int, instance: str = "run1.0") -> Message:
-    """Make a claim of partition `number`."""
+    """Return a claim of partition `number`."""
     return ClaimingPartition(instance=instance, client="c", group=GROUP, topic=TOPIC, partition=number, time_s=0)
 
 
@@ -40,7 +40,7 @@ def reader(site: Site, topics: list[str] | None = None) -> tuple[Rationalizer, F
 
 
 def replayed(site: Site) -> dict[str, object]:
-    """Let all that is in the log act on a new world state."""
+    """Apply all records of the log to a new world state, and return its summary."""
     world = World(site.partitions)
     for partition in range(site.partitions):
         world.start(partition, 0)
@@ -50,7 +50,7 @@ def replayed(site: Site) -> dict[str, object]:
 
 
 def test_only_new_records_are_read(site: Site) -> None:
-    """A second catch-up reads what came since the first, and nothing else."""
+    """A second catch-up reads only the records that were appended after the first one."""
     rationalizer, _ = reader(site)
     for number in range(10):
         site.say(claim_record(number))
@@ -65,7 +65,7 @@ def test_only_new_records_are_read(site: Site) -> None:
 
 
 def test_a_member_follows_only_what_its_topics_need(site: Site) -> None:
-    """With topics given only their coordination partitions are read; all others on demand."""
+    """With `topics` only their coordination partitions are read. `follow_all` adds the others."""
     rationalizer, _ = reader(site, [TOPIC])
     assert list(rationalizer.catch_up().partitions) == [site.home]
 
@@ -73,7 +73,7 @@ def test_a_member_follows_only_what_its_topics_need(site: Site) -> None:
 
 
 def test_offsets_without_records_are_passed_over(site: Site) -> None:
-    """A log whose last offsets hold no record (a transaction's marker) is read to its end all the same."""
+    """A log whose last offsets have no record, such as a transaction marker, is read to its end."""
     rationalizer, _ = reader(site)
     site.say(claim_record(0))
     site.broker.skip(site.home, 3)
@@ -84,7 +84,7 @@ def test_offsets_without_records_are_passed_over(site: Site) -> None:
 
 
 def test_own_records_are_told_by_their_offset(site: Site) -> None:
-    """Of two equal records each is told what it came to itself."""
+    """Two equal records are distinguished by their offsets, and each gets its own result."""
     rationalizer, _ = reader(site)
     message = claim_record(0)
     first, second = site.say(message), site.say(message)
@@ -96,7 +96,7 @@ def test_own_records_are_told_by_their_offset(site: Site) -> None:
 
 
 def test_a_heartbeat_is_told_where_it_moved_the_offset(site: Site) -> None:
-    """Of a heartbeat it is known where the key stood just before and just after it, whatever came in between."""
+    """The result of a heartbeat has the offset right before and right after it, whatever the records in between did."""
     rationalizer, _ = reader(site)
     site.say(claim_record(0))
     beats = [
@@ -114,7 +114,7 @@ def test_a_heartbeat_is_told_where_it_moved_the_offset(site: Site) -> None:
 
 @pytest.mark.parametrize("where", ["read", "apply"])
 def test_an_interrupted_reading_loses_nothing(site: Site, where: str) -> None:
-    """A reading that was interrupted anywhere leads, once it is taken up again, to the same state as any other."""
+    """A reading that was interrupted at any point and then repeated leads to the same state."""
     rationalizer, log = reader(site)
     for number in range(5):
         site.say(claim_record(number))
@@ -132,14 +132,14 @@ def test_an_interrupted_reading_loses_nothing(site: Site, where: str) -> None:
 
 
 def test_an_interrupt_at_the_last_record_is_not_forgotten(site: Site) -> None:
-    """A record that was half carried out when nothing came after it is carried out whole the next time."""
+    """A record that was half applied when the reading was interrupted is applied completely by the next reading."""
     rationalizer, log = reader(site)
     rationalizer.catch_up()
     site.say(claim_record(0))
     log.interrupt = "apply"
     with pytest.raises(InterruptError):
         rationalizer.catch_up()
-    rationalizer.world.partitions[site.home].next_offset = 1  # as the rules do before they carry a record out
+    rationalizer.world.partitions[site.home].next_offset = 1  # as the rules do before they apply a record
 
     rationalizer.catch_up()
 
@@ -147,7 +147,7 @@ def test_an_interrupt_at_the_last_record_is_not_forgotten(site: Site) -> None:
 
 
 def test_a_broker_that_was_away_costs_nothing(site: Site) -> None:
-    """After an outage reading goes on where it stood."""
+    """After an outage, reading continues at its position."""
     rationalizer, log = reader(site)
     site.say(claim_record(0))
     rationalizer.catch_up()
@@ -175,7 +175,7 @@ CHANGES: dict[str, Callable[[Site], None]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_log_that_changed_is_an_error_for_good(site: Site, change: str) -> None:
-    """A log that is not the one read before is an error that stays, also when it has grown again."""
+    """A log that was truncated or replaced raises an error on each later step, even after it has grown again."""
     rationalizer, _ = reader(site)
     for number in range(3):
         site.say(claim_record(number))
@@ -193,7 +193,7 @@ def test_a_log_that_changed_is_an_error_for_good(site: Site, change: str) -> Non
 
 
 def test_a_deleted_topic_is_missing(site: Site) -> None:
-    """A coordination topic that is gone is told as that."""
+    """A deleted coordination topic raises TopicNotFoundError."""
     rationalizer, _ = reader(site)
     site.broker.delete()
 
@@ -202,7 +202,7 @@ def test_a_deleted_topic_is_missing(site: Site) -> None:
 
 
 def test_an_acknowledged_record_that_is_not_there_is_an_error(site: Site) -> None:
-    """A record that was acknowledged below what was read already is in another log."""
+    """A record that was acknowledged at an offset already read must be in another log."""
     rationalizer, _ = reader(site)
     message = claim_record(0)
     for _ in range(3):
@@ -214,7 +214,7 @@ def test_an_acknowledged_record_that_is_not_there_is_an_error(site: Site) -> Non
 
 
 def test_another_record_in_the_place_of_ones_own_is_an_error(site: Site) -> None:
-    """What lies at an acknowledged offset must be what was written there."""
+    """The record at an acknowledged offset must be the one that was written."""
     rationalizer, _ = reader(site)
     offset = site.say(claim_record(0))
     other = claim_record(0, "run2.0")
@@ -224,7 +224,10 @@ def test_another_record_in_the_place_of_ones_own_is_an_error(site: Site) -> None
 
 
 def test_a_reader_overtaken_by_retention_observes_from_there(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """What retention deleted before it was read makes a reader observe from then on; it still reads to the end."""
+    """If retention deletes records before they are read, the reader only observes from then on.
+
+    It still reads to the end of the log.
+    """
     rationalizer, _ = reader(site)
     site.say(claim_record(0))
     rationalizer.catch_up()
@@ -242,7 +245,10 @@ def test_a_reader_overtaken_by_retention_observes_from_there(site: Site, caplog:
 
 
 def test_of_what_retention_deleted_before_it_was_read_back_nothing_is_told(site: Site) -> None:
-    """It is not taken for a log that was truncated: simulator seed 574955, a process that slept after an append."""
+    """Records that retention deletes before they are read back have no result. The log does not count as truncated.
+
+    Simulator seed 574955: a process slept after an append.
+    """
     rationalizer, _ = reader(site)
     site.say(claim_record(7))
     rationalizer.catch_up()
@@ -258,12 +264,12 @@ def test_of_what_retention_deleted_before_it_was_read_back_nothing_is_told(site:
 
 
 class OvertakenLog(MemoryLog):
-    """Gives one record, then loses its reader's position to retention, once."""
+    """A log that returns one record and then, once, loses its reader's position to retention."""
 
     has_overtaken = False
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read, and overtake in the middle of it."""
+        """Read, and delete records during the reading."""
         for chunk in super().read_until(ends, timeout_s):
             if self.has_overtaken:
                 yield chunk
@@ -276,7 +282,7 @@ class OvertakenLog(MemoryLog):
 
 
 def test_of_what_retention_deleted_after_it_was_read_back_nothing_is_told_either(site: Site) -> None:
-    """The state that it led to is forgotten, and so is what it came to."""
+    """If retention deletes records that were read back, their effect on the state and their results are discarded."""
     rationalizer = Rationalizer(OvertakenLog(site.broker), clock=site.clock)
     rationalizer.catch_up()
     messages = [claim_record(number) for number in range(4)]
@@ -290,12 +296,15 @@ def test_of_what_retention_deleted_after_it_was_read_back_nothing_is_told_either
 
 
 class ByRecordLog(MemoryLog):
-    """Gives record by record; where told to, the broker answers no more after the last one that is there."""
+    """A log that returns one record at a time.
+
+    With `fails_at_the_end` the broker stops answering after the last one.
+    """
 
     fails_at_the_end = False
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read, and fail."""
+        """Read, and fail if configured."""
         for chunk in super().read_until(ends, timeout_s):
             for record in chunk.records:
                 yield Chunk(chunk.partition, [record], record[0] + 1, chunk.sender_timed)
@@ -304,7 +313,7 @@ class ByRecordLog(MemoryLog):
 
 
 def test_each_own_record_must_have_the_brokers_timestamp(site: Site) -> None:
-    """Also the last one, when others were read before it."""
+    """Each own record must have the broker's timestamp, including the last one after others."""
     rationalizer = Rationalizer(ByRecordLog(site.broker), clock=site.clock)
     rationalizer.catch_up()
     own = {}
@@ -318,7 +327,7 @@ def test_each_own_record_must_have_the_brokers_timestamp(site: Site) -> None:
 
 
 def test_what_a_reading_has_shown_counts_though_it_fails(site: Site) -> None:
-    """An own record was given with its sender's timestamp, then the broker answered no more: all is over already."""
+    """If a read shows an own record with its sender's timestamp, the log is no longer used, even if the read fails."""
     log = ByRecordLog(site.broker)
     rationalizer = Rationalizer(log, clock=site.clock)
     rationalizer.catch_up()
@@ -334,7 +343,7 @@ def test_what_a_reading_has_shown_counts_though_it_fails(site: Site) -> None:
 
 
 def test_a_reader_that_cannot_start_at_the_beginning_observes(site: Site) -> None:
-    """A log that does not begin at offset 0 is observed, that partition of it alone."""
+    """A coordination partition that does not start at offset 0 is only observed. Others are not affected."""
     site.say(claim_record(0))
     site.broker.retain_from(site.home, 1)
 
@@ -344,7 +353,7 @@ def test_a_reader_that_cannot_start_at_the_beginning_observes(site: Site) -> Non
 
 
 def test_log_time_ahead_of_the_clock_is_reported_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """A broker's clock that has jumped ahead is told, once, until it is in order again."""
+    """A broker clock that is too far ahead causes one warning, until the clock is right again."""
     rationalizer, _ = reader(site)
 
     def say_at(ahead_ms: int) -> None:
@@ -361,7 +370,7 @@ def test_log_time_ahead_of_the_clock_is_reported_once(site: Site, caplog: pytest
 
 
 def test_identities_differ_by_id_and_by_number_of_partitions() -> None:
-    """A log is told by its topic's id and its number of partitions."""
+    """A log is identified by its topic's id and its number of partitions."""
     identity = LogIdentity("__marshal", "A" * 22, 8)
 
     assert identity != replace(identity, topic_id="B" * 22)

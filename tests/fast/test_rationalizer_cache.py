@@ -1,4 +1,4 @@
-"""The rationalizers that a process keeps: found again, taken in turns, replaced when they have failed."""
+"""The rationalizers that a process shares: when they are reused, opened in parallel, and replaced after a failure."""
 
 import threading
 from itertools import count
@@ -16,10 +16,10 @@ NUMBERS = count()
 
 
 class OpenedLogs:
-    """Stands where `KafkaLog` is opened: gives logs of brokers in memory, one for each topic name."""
+    """A replacement for `KafkaLog` that opens logs of in-memory brokers, one for each topic name."""
 
     def __init__(self) -> None:
-        """Nothing was opened yet."""
+        """Create it without brokers."""
         self.brokers: dict[str, MemoryBroker] = {}
         self.opened: list[FaultyLog] = []
         self.hold: dict[str, threading.Event] = {}
@@ -37,7 +37,7 @@ class OpenedLogs:
 
 @pytest.fixture
 def openings(monkeypatch: pytest.MonkeyPatch) -> OpenedLogs:
-    """Logs in memory instead of Kafka's, and a registry of the test's own."""
+    """Replace Kafka's logs by logs in memory, and the cache by an empty one."""
     openings = OpenedLogs()
     monkeypatch.setattr(checked_log, "KafkaLog", openings)
     monkeypatch.setattr(rationalizer_cache, "_places", type(rationalizer_cache._places)())
@@ -45,12 +45,12 @@ def openings(monkeypatch: pytest.MonkeyPatch) -> OpenedLogs:
 
 
 def connection(port: int = 9092) -> KafkaConnection:
-    """Give a connection; nothing listens there."""
+    """Return a connection to a port on which no process listens."""
     return KafkaConnection(bootstrap_servers=f"127.0.0.1:{port}")
 
 
 def test_a_second_use_reads_only_new_records(openings: OpenedLogs) -> None:
-    """Who asks again, with an equal connection, finds the reader that has read the log, and reads what is new."""
+    """A second call with an equal connection returns the same reader, which then reads only new records."""
     first = shared_rationalizer(connection(), "log")
     openings.brokers["log"].append(0, b"anything")
     first.catch_up()
@@ -65,7 +65,7 @@ def test_a_second_use_reads_only_new_records(openings: OpenedLogs) -> None:
 
 
 def test_other_topics_and_connections_have_their_own(openings: OpenedLogs) -> None:
-    """A rationalizer is one cluster's and one topic's."""
+    """Each cluster and topic has its own rationalizer."""
     kept = [
         shared_rationalizer(connection(), "log"),
         shared_rationalizer(connection(), "other"),
@@ -76,13 +76,13 @@ def test_other_topics_and_connections_have_their_own(openings: OpenedLogs) -> No
 
 
 def test_all_coordination_partitions_are_followed(openings: OpenedLogs) -> None:
-    """Whoever shares it sees the whole log."""
+    """Each user of a shared rationalizer sees the whole log."""
     assert sorted(shared_rationalizer(connection(), "log").world.partitions) == [0, 1]
     assert openings.opened
 
 
 def test_threads_that_ask_at_once_get_one(openings: OpenedLogs) -> None:
-    """Parallel first uses open one rationalizer."""
+    """Parallel first calls open a single rationalizer."""
     openings.hold["log"] = threading.Event()
     found: list[object] = []
     threads = [
@@ -99,7 +99,7 @@ def test_threads_that_ask_at_once_get_one(openings: OpenedLogs) -> None:
 
 
 def test_a_cluster_that_hangs_holds_up_no_other(openings: OpenedLogs) -> None:
-    """While one rationalizer is being opened, others are found and opened."""
+    """While one rationalizer is being opened, others can be found and opened."""
     openings.hold["slow"] = threading.Event()
     thread = threading.Thread(target=lambda: shared_rationalizer(connection(), "slow"))
     thread.start()
@@ -110,7 +110,7 @@ def test_a_cluster_that_hangs_holds_up_no_other(openings: OpenedLogs) -> None:
 
 
 def test_one_that_could_not_be_opened_is_opened_next_time(openings: OpenedLogs) -> None:
-    """A broker that is down at first use is asked again by the next."""
+    """If the broker is down at the first call, the next call tries again."""
     openings.is_down = True
     with pytest.raises(UnavailableError):
         shared_rationalizer(connection(), "log")
@@ -122,7 +122,7 @@ def test_one_that_could_not_be_opened_is_opened_next_time(openings: OpenedLogs) 
 
 
 def test_one_that_failed_is_replaced(openings: OpenedLogs) -> None:
-    """After an outage the next use gets a new rationalizer; whoever still has the old one may go on with it."""
+    """After an outage the next call returns a new rationalizer. The old one can still be used."""
     old = shared_rationalizer(connection(), "log")
     openings.opened[0].is_down = True
     with pytest.raises(UnavailableError):
@@ -137,7 +137,7 @@ def test_one_that_failed_is_replaced(openings: OpenedLogs) -> None:
 
 
 def test_one_whose_log_changed_is_replaced(openings: OpenedLogs) -> None:
-    """After the coordination topic was made anew the next use reads the new one."""
+    """After the coordination topic was re-created, the next call reads the new one."""
     old = shared_rationalizer(connection(), "log")
     openings.brokers["log"].recreate()
     with pytest.raises(CoordinationLogChangedError):
@@ -150,7 +150,7 @@ def test_one_whose_log_changed_is_replaced(openings: OpenedLogs) -> None:
 
 
 def test_no_more_are_kept_than_allowed(openings: OpenedLogs) -> None:
-    """The rationalizers that were not used for longest make room; those used lately stay."""
+    """The least recently used rationalizers are removed, and recently used ones stay."""
     first = shared_rationalizer(connection(), "log")
     for number in range(MOST_KEPT - 1):
         shared_rationalizer(connection(), f"log{number}")

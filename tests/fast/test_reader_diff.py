@@ -1,6 +1,6 @@
-"""The library's reader against the plain one: equal verdicts and equal states, record by record.
+"""The library's reader and the reference reader have equal verdicts and states, record by record.
 
-`python -m tests.reader_diff` does the same over a million records.
+`python -m tests.reader_diff` compares them over a million records.
 """
 
 import json
@@ -61,7 +61,7 @@ TAILS = {
 
 
 def fields_of(kind: str) -> list[str]:
-    """Return the fields of a valid value of that type, in coordination partition 0 of 2."""
+    """Return the fields of a valid value of this type, in coordination partition 0 of 2."""
     where = ["", "0"] if kind in GROUP_TYPES else [TOPIC, "0"]
     return [kind, "1", "1795230000", "a", "c", "g", *where, *TAILS.get(kind, [])]
 
@@ -76,7 +76,7 @@ def in_a_log(values: Sequence[bytes | None]) -> list[LogRecord]:
 )
 @pytest.mark.parametrize("profile", PROFILES)
 def test_verdict_and_state_after_each_record(profile: Profile, first_seed: int) -> None:
-    """After each record of each small log both readers say the same; the fast path says so after each of its pieces."""
+    """Both readers agree after each record of each small log, and after each part that the fast path reads at once."""
     for seed in range(first_seed, first_seed + 20):
         problem = compare(case_of(profile, seed, 200))
         assert problem is None, problem
@@ -85,14 +85,14 @@ def test_verdict_and_state_after_each_record(profile: Profile, first_seed: int) 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.thorough
 def test_long_logs(profile: Profile) -> None:
-    """A long log with many keys leads both readers to the same verdicts and states, by the fast path too."""
+    """Both readers agree on a long log with many keys, with the fast path too."""
     case = Case(profile, 1, records=6000, keys=120, coordination_partitions=8, heartbeat_interval_ms=60_000)
     problem = compare(case, every=300)
     assert problem is None, problem
 
 
 def test_a_steady_log_by_the_fast_path() -> None:
-    """What the benchmarks read, many records at once, ends in the plain reader's state."""
+    """The benchmark's log, read many records at once, ends in the reference reader's state."""
     log = list(generate(2, 50_000, keys=800, profile="steady"))
     difference = first_difference_in_batches(log, PlainReader(4), LibraryReader(4, 60_000, "go"), 2, largest=20_000)
     assert difference is None, difference
@@ -100,7 +100,7 @@ def test_a_steady_log_by_the_fast_path() -> None:
 
 @pytest.mark.parametrize("rules", ["native", "go"])
 def test_the_log_that_go_wrote(rules: str) -> None:
-    """The log that the Go library wrote leads both readers to the same states."""
+    """Both readers agree on the log that the Go library wrote."""
     records = records_of(VECTOR.read_text(encoding="utf-8").splitlines())
     plain, library = PlainReader(8, rules=rules), LibraryReader(8, 60_000, rules)
     difference = first_difference(records, plain, library, every=20)
@@ -109,7 +109,7 @@ def test_the_log_that_go_wrote(rules: str) -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_stored_lines(profile: Profile) -> None:
-    """A log stored as JSON lines comes back byte for byte, and the plain reader makes the same of its lines."""
+    """JSON lines of a log are parsed to the same bytes, and the reference reader reads the same from them."""
     case = case_of(profile, 3, 600)
     log = list(case.log())
     lines = [render_record(StoredRecord(*record)) for record in log]
@@ -132,7 +132,7 @@ def test_stored_lines(profile: Profile) -> None:
     ],
 )
 def test_a_stored_text_without_utf8_is_invalid(instance: str) -> None:
-    """A line whose text holds a lone surrogate has no UTF-8, so its value is invalid to both readers."""
+    """A text with a lone surrogate has no UTF-8 form, so its value is invalid to both readers."""
     line = f'{{"partition": 0, "offset": 0, "timestamp": 1, "value": "Mark/1/1/{instance}/c/g//0"}}'
     [[partition, offset, timestamp_ms, value]] = records_of([line])
     assert PlainReader(1).read(partition, offset, timestamp_ms, value) == "invalid"
@@ -142,7 +142,7 @@ def test_a_stored_text_without_utf8_is_invalid(instance: str) -> None:
 
 @pytest.mark.parametrize("kind", TAIL_FIELDS)
 def test_every_way_to_be_invalid_or_at_a_limit(kind: str) -> None:
-    """Each value that is wrong in one thing is invalid to both readers, each that is at a limit is valid to both."""
+    """Each value with one fault is invalid to both readers, and each value at a limit is valid to both."""
     wrong = in_a_log([value for _, value in spoiled(fields_of(kind), FOREIGN)])
     plain, library = PlainReader(2), LibraryReader(2, 60_000, "go")
     difference = first_difference(wrong, plain, library)
@@ -157,7 +157,7 @@ def test_every_way_to_be_invalid_or_at_a_limit(kind: str) -> None:
 
 
 def fuzzed(seed: int, records: int) -> Iterator[bytes]:
-    """Yield values that are noise, valid ones with bytes changed, and fields of several put together."""
+    """Yield noise, valid values with changed bytes, and fields of several values joined together."""
     rng = Random(f"fuzz:{seed}")
     valid = [value_of(fields_of(kind)) for kind in TAIL_FIELDS]
     pieces = [piece for value in valid for piece in value.split(b"/")]
@@ -182,7 +182,7 @@ def fuzzed(seed: int, records: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_bytes_stop_or_grow_a_reader(seed: int) -> None:
-    """Whatever bytes a record holds, no exception escapes, and verdict and state are the plain reader's."""
+    """No bytes raise an exception, and both readers agree on verdict and state."""
     records = in_a_log(list(fuzzed(seed, 4000)))
     plain, library = PlainReader(2), LibraryReader(2, 60_000, "go")
     difference = first_difference(records, plain, library, every=50)
@@ -195,7 +195,7 @@ def test_no_bytes_stop_or_grow_a_reader(seed: int) -> None:
 
 
 def test_noise_leaves_no_trace_but_its_count() -> None:
-    """A log of nothing but noise names no group."""
+    """A log that contains only noise creates no group."""
     rng = Random(5)
     library = LibraryReader(1, 60_000, "go")
     verdicts = Counter(library.read(0, offset, -1, rng.randbytes(rng.randrange(300))) for offset in range(3000))
@@ -204,7 +204,7 @@ def test_noise_leaves_no_trace_but_its_count() -> None:
 
 
 def test_a_known_owners_heartbeats_are_still_looked_at() -> None:
-    """Heartbeats like those accepted before are invalid when one field is, or when the value outgrows its limit."""
+    """A heartbeat from a known owner is invalid if one of its fields is, or if the value exceeds the size limit."""
     beat = padded([*fields_of("Heartbeat")[:8], ""], 2040).decode().split("/")[:8]
     claim = ["ClaimingPartition", *beat[1:]]
     numbers = [str(10**digits) for digits in range(19)]
@@ -222,7 +222,7 @@ def test_a_known_owners_heartbeats_are_still_looked_at() -> None:
 
 @pytest.mark.parametrize("tail", ["5", "05"], ids=["refused", "invalid"])
 def test_refused_and_invalid_records_do_not_grow_a_reader(tail: str) -> None:
-    """However many different ones there are, what a reader holds stays within a bound."""
+    """The reader's memory stays bounded, however many different records there are."""
     library = LibraryReader(1, 60_000, "native")
     filler = "x" * 250
     tracemalloc.start()
@@ -238,12 +238,12 @@ def test_refused_and_invalid_records_do_not_grow_a_reader(tail: str) -> None:
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held_bytes < 2_000_000  # the values alone are 3.3 MB
+    assert held_bytes < 2_000_000  # the values alone have 3.3 MB
     assert library.summary()["groups"] == {}
 
 
 def test_tenures_that_are_over_do_not_grow_a_reader() -> None:
-    """Of one key after another owner, or under another client id with each heartbeat, a reader keeps the last only."""
+    """For owners and client ids that follow one another on a key, the reader keeps only the last one."""
     library = LibraryReader(1, 60_000, "go")
     world = library.world.start(0, 0)
     sizes = []
@@ -258,27 +258,27 @@ def test_tenures_that_are_over_do_not_grow_a_reader() -> None:
     assert sizes[-1] == sizes[0]
 
 
-# The comparison itself must be able to fail.
+# Check that the comparison finds differences
 
 
 class LateReader(LibraryReader):
-    """A reader that is wrong: it sees each record a millisecond late."""
+    """A wrong reader, which adds a millisecond to each timestamp."""
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> str:
-        """Read one record, late."""
+        """Read one record with a later timestamp."""
         return super().read(partition, offset, timestamp_ms + 1, value)
 
 
 class ForgetfulReader(LibraryReader):
-    """A reader that is wrong where it is fast: it loses the last of many."""
+    """A wrong reader, whose fast path drops the last record."""
 
     def read_many(self, partition: int, records: Any) -> None:  # noqa: ANN401 (as its base)
-        """Read all but the last."""
+        """Read all but the last record."""
         super().read_many(partition, list(records)[:-1])
 
 
 def test_a_wrong_reader_is_found_and_its_log_is_made_short() -> None:
-    """A difference comes with the shortest log that shows it."""
+    """A difference is reported with the shortest log that shows it."""
     case = case_of("mixed", 1, 200)
 
     def differs(records: Sequence[LogRecord]) -> Difference | None:
@@ -294,7 +294,7 @@ def test_a_wrong_reader_is_found_and_its_log_is_made_short() -> None:
 
 
 def test_a_wrong_fast_path_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fast path that loses a record is told from the plain reader."""
+    """A fast path that drops a record differs from the reference reader."""
     monkeypatch.setattr(reader_diff, "LibraryReader", ForgetfulReader)
     problem = compare(case_of("mixed", 1, 60))
     assert problem is not None
@@ -302,7 +302,7 @@ def test_a_wrong_fast_path_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_says_what_it_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command ends with 0 and its figures, or with 1 and the difference."""
+    """The command exits with 0 and its figures, or with 1 and the difference."""
     assert reader_diff.main(["--records", "250", "--log-records", "100", "--seed", "9"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["records"], result["logs"], result["differences"]) == (250, 3, 0)

@@ -1,4 +1,4 @@
-"""Which part of what was read fails, by a search that asks of few parts; Spark is a function here."""
+"""The search for the failing part of a batch, which tries few parts. A function replaces Spark here."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,14 +16,17 @@ READ: Any = object()
 
 
 def places(part: Offsets) -> set[Place]:
-    """Give partition and offset of all that a part has."""
+    """Return partition and offset of each record of a part."""
     return {(number, offset) for number, (start, end) in part.items() for offset in range(start, end)}
 
 
 def search(
     offsets: Offsets, fails: Callable[[set[Place]], object], *, most: int = 10**6, kind: str = "ValueError"
 ) -> tuple[FailingPart | None, list[Offsets]]:
-    """Search where `fails` gives the error of a part, with at most so many parts; give those asked of too."""
+    """Run the search and return its result with the parts tried.
+
+    `fails` returns the error of a part. The search may try at most `most` parts.
+    """
     asked: list[Offsets] = []
 
     class Search(_Search):
@@ -43,7 +46,7 @@ OFFSETS = st.dictionaries(st.integers(0, 6), st.tuples(st.integers(0, 50), st.in
 
 @given(OFFSETS, st.data())
 def test_a_record_that_fails_is_found(offsets: Offsets, data: st.DataObject) -> None:
-    """One of those that fail, by about as many parts as there are digits in the number of records."""
+    """One of the failing records is found. The number of tries is logarithmic in the number of records."""
     bad = data.draw(st.sets(st.sampled_from(sorted(places(offsets))), min_size=1))
     found, asked = search(offsets, lambda part: part & bad and "ValueError")
     assert found is not None
@@ -55,7 +58,7 @@ def test_a_record_that_fails_is_found(offsets: Offsets, data: st.DataObject) -> 
 
 @given(OFFSETS, st.data())
 def test_what_fails_together_only_is_narrowed_down(offsets: Offsets, data: st.DataObject) -> None:
-    """No half of what is found fails by itself; all of it does."""
+    """If records fail only together, all of the found part fails and neither of its halves does."""
     records = sorted(places(offsets))
     together = set(records[:1]) | data.draw(st.sets(st.sampled_from(records), min_size=1))
     assume(len(together) > 1)
@@ -66,12 +69,12 @@ def test_what_fails_together_only_is_narrowed_down(offsets: Offsets, data: st.Da
 
 
 def test_what_fails_without_records_is_of_none() -> None:
-    """One part is enough to know."""
+    """If even an empty part fails, the error belongs to no record."""
     assert search({0: (0, 9)}, lambda _: "ValueError") == (None, [{0: (0, 0)}])
 
 
 def test_what_fails_by_something_else_meanwhile_is_of_no_record() -> None:
-    """An outage that begins during the search: a part that was good fails too by then."""
+    """If an outage begins during the search, a part that succeeded before fails too. Then no record is blamed."""
     asked = 0
 
     def fails(part: set[Place]) -> str:
@@ -86,7 +89,7 @@ def test_what_fails_by_something_else_meanwhile_is_of_no_record() -> None:
 
 
 def test_a_search_that_takes_too_long_gives_what_it_has() -> None:
-    """The smallest part that was seen to fail; nothing where none was."""
+    """At its limit the search returns the smallest part that failed; that may be the whole batch."""
     found, _ = search({0: (0, 1024)}, lambda part: (0, 5) in part and "ValueError", most=4)
     assert found == FailingPart({0: (0, 256)}, "ValueError: no number", is_smallest=False)
     found, _ = search({0: (0, 1024)}, lambda part: (0, 1023) in part and "ValueError", most=4)
@@ -111,7 +114,7 @@ UDF = "An exception was thrown from the worker.\nTraceback (most recent call las
     ],
 )
 def test_an_error_of_sparks_in_one_line(text: str, line: str) -> None:
-    """Python's own line, or Java's."""
+    """An error of Spark is reduced to one line: Python's own, or Java's."""
     assert first_line(ValueError(text)) == line
 
 
@@ -131,13 +134,13 @@ def test_an_error_of_sparks_in_one_line(text: str, line: str) -> None:
     ],
 )
 def test_what_a_disk_or_a_broker_comes_to_is_of_no_record(text: str, *, is_of_none: bool) -> None:
-    """Any record would meet it, and the first would be named."""
+    """An error of a disk or a broker belongs to no record. Any record would cause it, so the first would be blamed."""
     error = type("SparkException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})(text)
     assert record_search._is_of_no_record(error) is is_of_none
 
 
 def test_only_what_an_action_of_spark_raised_is_looked_into() -> None:
-    """Also where the user's function raises another error for it."""
+    """Only an error of a Spark action starts a search, also if the user's function wraps it in another error."""
     captured = type("PythonException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})("x")
     analysis = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})("x")
     other = RuntimeError("mine")

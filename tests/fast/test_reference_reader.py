@@ -1,4 +1,4 @@
-"""The plain reader, sentence by sentence of docs/reference/protocol.md, on logs of a few records written by hand."""
+"""The reference reader, tested with the sentences of docs/reference/protocol.md on short logs written by hand."""
 
 import copy
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ ID_A, ID_B = "A" * 22, "B" * 22
 
 
 class Log:
-    """A log of one coordination partition and its plain reader; times are ms since the log began."""
+    """A log of one coordination partition with its reference reader. Times are in ms since the start of the log."""
 
     def __init__(self, rules: str = "native", *, first_offset: int = 0) -> None:
         self.reader = PlainReader(1, INTERVAL_MS, rules)
@@ -26,14 +26,17 @@ class Log:
         self.now_ms = START_MS
 
     def at(self, ms: int) -> "Log":
-        """Let the next records have this timestamp."""
+        """Set the timestamp of the next records."""
         self.now_ms = START_MS + ms
         return self
 
     def write(
         self, kind: str, instance: str, where: Sequence[str], tail: Sequence[object], *, client: str = "c"
     ) -> str:
-        """Append a record and return its verdict; one that is refused must leave nothing but its count."""
+        """Append a record and return its verdict.
+
+        Check that a refused record changes only the count of refused records.
+        """
         self.offset += 1
         value = "/".join([kind, "1", "5", instance, client, *where, *map(str, tail)])
         before = copy.deepcopy(self.reader.summary())
@@ -97,7 +100,7 @@ class Log:
         return self.reader.read(0, self.offset, self.now_ms, value)
 
     def key(self, key: str = "g/t/0") -> dict[str, Any]:
-        """Return what the summary shows of a key, without its names."""
+        """Return the fields of a key in the summary, without its topic and partition."""
         group, topic, partition = key.split("/")
         rows = self.reader.summary()["groups"][group]["partitions"]
         [row] = [row for row in rows if row["topic"] == topic and row["partition"] == int(partition)]
@@ -105,7 +108,7 @@ class Log:
 
 
 def free(**fields: object) -> dict[str, object]:
-    """Return what is shown of a key that nobody owns."""
+    """Return the fields of a key without an owner."""
     shown: dict[str, object] = {
         "owner_instance": None,
         "owner_client": None,
@@ -123,7 +126,7 @@ def free(**fields: object) -> dict[str, object]:
 
 
 def owned(instance: str, epoch: int | None, beat_ms: int, **fields: object) -> dict[str, object]:
-    """Return what is shown of a key with that owner, who last beat so many ms after the log began."""
+    """Return the fields of a key with this owner, whose last heartbeat was `beat_ms` after the start of the log."""
     owner = {"owner_instance": instance, "epoch": epoch, "last_beat_ms": START_MS + beat_ms}
     return free(**{"owner_client": "c", **owner, **fields})
 
@@ -143,11 +146,11 @@ def planned(rules: str = "native") -> Log:
     return log
 
 
-# 1. Wire format. Which values are valid is tabled in test_log_generator.py; here is what comes of an invalid one.
+# 1. Wire format. test_log_generator.py lists which values are valid; these tests show the effect of an invalid one.
 
 
 def test_an_invalid_message_is_counted_and_skipped() -> None:
-    """An invalid message changes nothing but its count."""
+    """An invalid message changes only its count."""
     log = planned()
     before = log.key()
     for value in [None, b"", b"hello", b"\xff", b"RangeClaim/1/1/b/c/g/t/0", b"Heartbeat/1/1/a/c/g/t/0/07"]:
@@ -158,7 +161,7 @@ def test_an_invalid_message_is_counted_and_skipped() -> None:
 
 
 def test_an_invalid_message_moves_log_time() -> None:
-    """An invalid message moves log time, as the claim behind it shows."""
+    """An invalid message advances log time, which the next claim shows."""
     log = held()
     assert log.at(LEASE_MS + 1).raw(None) == "invalid"
     assert log.at(0).claim("b") == "accepted"
@@ -166,14 +169,14 @@ def test_an_invalid_message_moves_log_time() -> None:
 
 
 def test_a_refused_record_moves_log_time() -> None:
-    """A refused record moves log time, as the claim behind it shows."""
+    """A refused record advances log time, which the next claim shows."""
     log = held()
     assert log.at(LEASE_MS + 1).beat("stranger", 9) == "refused"
     assert log.at(0).claim("b") == "accepted"
 
 
 def test_names_are_listed_once_an_accepted_record_named_them() -> None:
-    """Invalid and refused records and marks list no group and no key; the first accepted record lists both."""
+    """Invalid records, refused records and marks create no group and no key. The first accepted record creates both."""
     log = Log()
     log.raw(b"Heartbeat/1/1/a/c/g/t/0/-1")
     log.beat("a", 1)
@@ -193,7 +196,10 @@ def test_names_are_listed_once_an_accepted_record_named_them() -> None:
 
 
 def test_a_topic_lies_in_the_coordination_partition_that_its_md5_names() -> None:
-    """The topic alone decides, as little-endian uint64 of md5's first 8 bytes; elsewhere its records are invalid."""
+    """Only the topic decides: the first 8 bytes of its md5 as little-endian uint64.
+
+    Elsewhere its records are invalid.
+    """
     assert [coordination_partition(topic, 8) for topic in ("ev", "ev2", "wide")] == [4, 5, 7]
     reader = PlainReader(8)
     for partition in range(8):
@@ -202,7 +208,7 @@ def test_a_topic_lies_in_the_coordination_partition_that_its_md5_names() -> None
 
 
 def test_partitions_are_sorted_by_topic_and_number() -> None:
-    """The summary sorts a group's keys by topic and then by number, over all coordination partitions."""
+    """The summary sorts a group's keys by topic and then by number, across all coordination partitions."""
     reader = PlainReader(8)
     for topic, number in [("wide", 10), ("wide", 9), ("ev2", 1), ("ev", 0)]:
         value = f"ClaimingPartition/1/1/a/c/g/{topic}/{number}"
@@ -213,7 +219,10 @@ def test_partitions_are_sorted_by_topic_and_number() -> None:
 
 
 def test_text_that_cannot_be_utf8_is_invalid() -> None:
-    """A line of a file may hold a lone surrogate; such a value is invalid, a pair of them is a character."""
+    """A line of a file may contain a lone surrogate, which makes the value invalid.
+
+    A pair of surrogates is a character.
+    """
     line = '{"partition": 0, "offset": %d, "timestamp": 1, "value": "ClaimingPartition/1/1/%s/c/g/t/0"}'
     records = records_of([line % (0, r"\ud83d"), line % (1, r"\ud83d\ude00")])
     reader = PlainReader(1)
@@ -222,7 +231,7 @@ def test_text_that_cannot_be_utf8_is_invalid() -> None:
 
 
 def test_offsets_must_rise() -> None:
-    """An offset that does not come after the one before, or a partition that does not exist, is an error."""
+    """An offset that is not higher than the one before it, or an unknown coordination partition, raises an error."""
     reader = PlainReader(2)
     reader.read(0, 4, 0, None)
     reader.read(1, 4, 0, None)
@@ -247,7 +256,7 @@ def test_log_time_never_goes_back() -> None:
 
 
 def test_each_coordination_partition_has_its_own_time() -> None:
-    """A record of one coordination partition moves no other's time."""
+    """A record of one coordination partition does not advance the time of another."""
     reader = PlainReader(8, INTERVAL_MS)
     assert reader.read(4, 0, 0, b"ClaimingPartition/1/1/a/c/g/ev/0") == "accepted"
     assert reader.read(5, 0, 10 * LEASE_MS, b"ClaimingPartition/1/1/a/c/g/ev2/0") == "accepted"
@@ -255,7 +264,7 @@ def test_each_coordination_partition_has_its_own_time() -> None:
 
 
 def test_the_time_in_a_value_decides_nothing() -> None:
-    """The sender's clock and the version are numbers whose values no rule uses."""
+    """No rule uses the sender's time or the version of a record."""
     log = Log()
     assert log.raw(b"ClaimingPartition/9/9223372036854775807/a/c/g/t/0") == "accepted"
     assert log.raw(b"Heartbeat/0/0/a/c/g/t/0/5") == "accepted"
@@ -274,7 +283,7 @@ def test_an_owner_is_live_up_to_twice_the_interval(ms: int, verdict: str) -> Non
 
 
 def test_the_interval_given_holds_until_a_group_has_settings() -> None:
-    """A group without settings has the interval that the reader was given, one with settings has theirs."""
+    """A group without settings has the interval that was passed to the reader. A group with settings has its own."""
     log = Log()
     assert log.settings("s", 50) == "accepted"
     log.claim("a")
@@ -286,7 +295,7 @@ def test_the_interval_given_holds_until_a_group_has_settings() -> None:
 
 
 def test_the_default_interval_is_a_minute() -> None:
-    """Until settings come a group has HI 60 s."""
+    """Without settings a group has HI 60 s."""
     for ms, verdict in [(120_000, "refused"), (120_001, "accepted")]:
         reader = PlainReader(1)
         reader.read(0, 0, 0, b"ClaimingPartition/1/1/a/c/g/t/0")
@@ -294,7 +303,7 @@ def test_the_default_interval_is_a_minute() -> None:
 
 
 def test_the_delivery_at_first_is_at_least_once() -> None:
-    """First settings that name at least once change no delivery, others do."""
+    """The default is at least once, so first settings with that delivery change nothing, and others do."""
     for delivery, generation in [("at_least_once", 0), ("at_most_once", 3), ("effectively_once", 3)]:
         log = held()
         assert log.release("a", 5) == "accepted"
@@ -303,7 +312,7 @@ def test_the_delivery_at_first_is_at_least_once() -> None:
 
 
 def test_an_epoch_is_the_log_offset_of_the_winning_record() -> None:
-    """The epoch is the offset in the log, gaps included, and a heartbeat leaves it."""
+    """The epoch is the offset in the log, including gaps, and a heartbeat does not change it."""
     log = Log()
     log.mark()
     log.offset = 41
@@ -313,7 +322,7 @@ def test_an_epoch_is_the_log_offset_of_the_winning_record() -> None:
 
 
 def test_a_moved_offset_ends_the_plan() -> None:
-    """A commit inside a plan, at its end or past it ends it; one at the offset or below leaves it."""
+    """A commit inside a plan, at its end or after it ends the plan. One at the offset or before it does not."""
     for offset, still_open in [(4, True), (5, True), (6, False), (9, False), (10, False)]:
         log = planned()
         assert log.beat("a", offset) == "accepted"
@@ -322,7 +331,7 @@ def test_a_moved_offset_ends_the_plan() -> None:
 
 
 def test_plan_attempts_count_the_claims_while_a_plan_is_open() -> None:
-    """Attempts are 0 when a plan is opened, grow by each accepted claim, and are 0 again without a plan."""
+    """Attempts are 0 when a plan is opened, increase with each accepted claim, and are 0 again without a plan."""
     log = planned()
     assert log.key()["plan_attempts"] == 0
     assert log.claim("b") == "refused"
@@ -350,21 +359,21 @@ def test_claims_without_a_plan_are_no_attempts() -> None:
 
 
 def test_claim_of_a_free_key() -> None:
-    """The first claim of a key is accepted: owner, client, epoch and last beat are its own, all else is as it was."""
+    """The first claim of a key sets owner, client, epoch and last beat, and changes nothing else."""
     log = Log()
     assert log.at(3).claim("a", client="me") == "accepted"
     assert log.key() == owned("a", 0, 3, owner_client="me")
 
 
 def test_claim_from_another_while_the_owner_is_live() -> None:
-    """A claim is refused while another is live."""
+    """A claim is refused while another owner is live."""
     log = held()
     assert log.claim("b") == "refused"
     assert log.key() == owned("a", 0, 0, offset=5)
 
 
 def test_claim_from_the_live_owner_itself() -> None:
-    """A duplicate is refused and changes nothing, the last beat neither."""
+    """A duplicate claim is refused and does not change the last beat."""
     log = held()
     assert log.at(7).claim("a") == "refused"
     assert log.key() == owned("a", 0, 0, offset=5)
@@ -378,7 +387,7 @@ def test_claim_from_the_stale_owner_itself() -> None:
 
 
 def test_claim_leaves_offset_plan_generation_and_data_topic() -> None:
-    """A claim after a release leaves all but the owner and the attempts."""
+    """A claim after a release changes only the owner and the attempts."""
     log = Log()
     log.pause("op")
     log.claim("op")
@@ -395,7 +404,7 @@ def test_claim_leaves_offset_plan_generation_and_data_topic() -> None:
 
 
 def test_claim_while_paused() -> None:
-    """While the group is paused only the instance that paused it claims."""
+    """While the group is paused, only the instance that paused it can claim."""
     log = Log()
     log.pause("op")
     assert log.claim("a") == "refused"
@@ -404,7 +413,7 @@ def test_claim_while_paused() -> None:
 
 
 def test_claim_by_the_pauser_from_a_live_owner() -> None:
-    """The instance that paused the group takes nothing from a live owner either."""
+    """The instance that paused the group cannot claim from a live owner either."""
     log = held()
     log.pause("op")
     assert log.claim("op") == "refused"
@@ -412,7 +421,7 @@ def test_claim_by_the_pauser_from_a_live_owner() -> None:
 
 
 def test_only_the_instance_counts_never_the_client() -> None:
-    """An equal client id gives no right, a different one takes none and is not shown in place of the claim's."""
+    """An equal client id gives no rights, a different one removes none, and the summary keeps the claim's client id."""
     log = Log()
     log.claim("a", client="x")
     assert log.beat("b", 1, client="x") == "refused"
@@ -424,7 +433,7 @@ def test_only_the_instance_counts_never_the_client() -> None:
 
 
 def test_heartbeat_from_the_live_owner() -> None:
-    """A heartbeat sets the last beat, and the offset where there was none."""
+    """A heartbeat sets the last beat. It also sets the offset if that is unknown."""
     log = Log()
     log.claim("a")
     assert log.at(4).beat("a", 0) == "accepted"
@@ -432,21 +441,21 @@ def test_heartbeat_from_the_live_owner() -> None:
 
 
 def test_heartbeat_with_a_higher_offset_commits() -> None:
-    """A higher offset is taken."""
+    """A heartbeat with a higher offset commits it."""
     log = held()
     assert log.at(4).beat("a", 6) == "accepted"
     assert log.key() == owned("a", 0, 4, offset=6)
 
 
 def test_heartbeat_with_a_lower_offset_moves_nothing() -> None:
-    """A rewind is accepted as a beat and moves neither offset nor plan."""
+    """A heartbeat with a lower offset renews the last beat, and changes neither offset nor plan."""
     log = planned()
     assert log.at(4).beat("a", 1) == "accepted"
     assert log.key() == owned("a", 0, 4, offset=5, plan_end=9)
 
 
 def test_heartbeat_from_the_stale_owner() -> None:
-    """An owner that went stale and was not replaced is live again by its heartbeat, with its old epoch."""
+    """A stale owner that was not replaced becomes live again by its heartbeat, with the same epoch."""
     log = held()
     assert log.at(9 * LEASE_MS).beat("a", 6) == "accepted"
     assert log.key() == owned("a", 0, 9 * LEASE_MS, offset=6)
@@ -454,7 +463,7 @@ def test_heartbeat_from_the_stale_owner() -> None:
 
 
 def test_heartbeat_never_takes_a_claim() -> None:
-    """A heartbeat from anyone but the owner is refused: of a free key, of a live owner's, of a stale one's."""
+    """A heartbeat of an instance that is not the owner is refused, for a free key and for a live or stale owner."""
     log = Log()
     log.claim("a")
     assert log.beat("b", 1) == "refused"
@@ -465,7 +474,7 @@ def test_heartbeat_never_takes_a_claim() -> None:
 
 
 def test_heartbeat_of_the_displaced_owner() -> None:
-    """An owner that slept through its lease is fenced by the one that claimed meanwhile."""
+    """An owner that was silent for longer than its lease is fenced by the instance that claimed since then."""
     log = planned()
     log.at(LEASE_MS + 1).claim("b")
     assert log.beat("a", 9) == "refused"
@@ -473,7 +482,7 @@ def test_heartbeat_of_the_displaced_owner() -> None:
 
 
 def test_heartbeat_while_paused() -> None:
-    """Owners keep what they hold through a pause, and commit."""
+    """During a pause owners keep their keys and can commit."""
     log = planned()
     log.pause("op")
     assert log.at(1).beat("a", 9) == "accepted"
@@ -486,14 +495,14 @@ def test_heartbeat_while_paused() -> None:
 @pytest.mark.parametrize("offset", [0, 5, 7])
 @pytest.mark.parametrize("ms", [0, 5 * LEASE_MS])
 def test_release_moves_no_offset(offset: int, ms: int) -> None:
-    """A release by the owner, live or stale, frees the key; offset and plan stay, whatever offset it names."""
+    """A release by the owner, live or stale, frees the key. Offset and plan stay, whatever offset the record has."""
     log = planned()
     assert log.at(ms).release("a", offset) == "accepted"
     assert log.key() == free(offset=5, plan_end=9)
 
 
 def test_release_sets_no_first_offset() -> None:
-    """A release where no offset is known leaves it unknown."""
+    """A release does not set an unknown offset."""
     log = Log()
     log.claim("a")
     assert log.release("a", 3) == "accepted"
@@ -501,7 +510,7 @@ def test_release_sets_no_first_offset() -> None:
 
 
 def test_release_from_another() -> None:
-    """A release from anyone but the owner is refused, and so is a second one."""
+    """A release by an instance that is not the owner is refused, and so is a second release."""
     log = held()
     assert log.release("b", 5) == "refused"
     assert log.release("a", 5) == "accepted"
@@ -511,7 +520,10 @@ def test_release_from_another() -> None:
 @pytest.mark.parametrize("offset", [0, 5, 7, 9, 12])
 @pytest.mark.parametrize("ms", [0, 5 * LEASE_MS])
 def test_release_by_the_pauser_sets_the_position(offset: int, ms: int) -> None:
-    """While its pause lasts the pauser's release sets a lower, equal or higher offset, ends the plan, and counts."""
+    """During its pause the pausing instance sets any offset by a release.
+
+    This ends the plan and starts a generation.
+    """
     log = planned()
     log.pause("op")
     log.revoke(0)
@@ -521,7 +533,7 @@ def test_release_by_the_pauser_sets_the_position(offset: int, ms: int) -> None:
 
 
 def test_release_by_the_pauser_of_what_it_does_not_own() -> None:
-    """The pauser sets no position of a key that it does not own."""
+    """The pausing instance sets no position of a key that it does not own."""
     log = planned()
     log.pause("op")
     assert log.release("op", 1) == "refused"
@@ -530,7 +542,7 @@ def test_release_by_the_pauser_of_what_it_does_not_own() -> None:
 
 
 def test_release_after_the_pause_sets_nothing() -> None:
-    """A position meant to be set that lands after the pause is an ordinary release."""
+    """A release after the end of the pause is an ordinary release."""
     log = planned()
     log.pause("op", START_MS // 1000 + 1)
     log.revoke(0)
@@ -540,7 +552,7 @@ def test_release_after_the_pause_sets_nothing() -> None:
 
 
 def test_release_in_anothers_pause_sets_nothing() -> None:
-    """The pause must be the releasing instance's own; the last one to pause counts."""
+    """Only the instance that paused the group last can set positions."""
     log = planned()
     log.pause("op")
     log.revoke(0)
@@ -563,14 +575,14 @@ def test_release_by_an_owner_in_its_own_pause_sets_the_position() -> None:
 
 @pytest.mark.parametrize("ms", [0, 5 * LEASE_MS])
 def test_revocation_takes_the_claim_of_its_epoch(ms: int) -> None:
-    """A revocation from anyone with the owner's epoch frees the key, live owner or stale; offset and plan stay."""
+    """A revocation with the owner's epoch frees the key, whether the owner is live or stale. Offset and plan stay."""
     log = planned()
     assert log.at(ms).revoke(0) == "accepted"
     assert log.key() == free(offset=5, plan_end=9)
 
 
 def test_revocation_of_another_epoch() -> None:
-    """A revocation with another epoch, of a free key or of one never named is refused."""
+    """A revocation is refused if its epoch differs, or if the key is free or unknown."""
     log = Log()
     log.mark()
     log.claim("a")
@@ -582,7 +594,7 @@ def test_revocation_of_another_epoch() -> None:
 
 
 def test_revocation_reaches_no_later_claim() -> None:
-    """A revocation that comes late finds another epoch and takes nothing from the new owner."""
+    """A late revocation has the epoch of an earlier claim and does not affect the new owner."""
     log = held()
     log.revoke(0)
     log.claim("a")
@@ -594,14 +606,14 @@ def test_revocation_reaches_no_later_claim() -> None:
 
 
 def test_plan_of_the_live_owner() -> None:
-    """A plan past the offset opens; nothing else changes, the last beat neither."""
+    """A plan that ends after the offset is opened, and nothing else changes, including the last beat."""
     log = held()
     assert log.at(LEASE_MS).plan("a", 6) == "accepted"
     assert log.key() == owned("a", 0, 0, offset=5, plan_end=6)
 
 
 def test_plan_of_a_stale_owner_or_a_stranger() -> None:
-    """Only the live owner plans."""
+    """Only a live owner can plan."""
     log = held()
     assert log.plan("b", 9) == "refused"
     assert log.at(LEASE_MS + 1).plan("a", 9) == "refused"
@@ -611,7 +623,7 @@ def test_plan_of_a_stale_owner_or_a_stranger() -> None:
 
 @pytest.mark.parametrize("instance", ["a", "op"])
 def test_plan_while_paused(instance: str) -> None:
-    """While the group is paused nobody plans, the pauser neither."""
+    """While the group is paused no instance can plan, including the one that paused it."""
     log = held()
     log.pause(instance)
     assert log.plan("a", 9) == "refused"
@@ -620,7 +632,7 @@ def test_plan_while_paused(instance: str) -> None:
 
 
 def test_plan_without_an_offset() -> None:
-    """Where no offset is known there is nothing to plan from."""
+    """Without a known offset a plan is refused."""
     log = Log()
     log.claim("a")
     assert log.plan("a", 9) == "refused"
@@ -628,12 +640,12 @@ def test_plan_without_an_offset() -> None:
 
 @pytest.mark.parametrize(("end", "verdict"), [(4, "refused"), (5, "refused"), (6, "accepted")])
 def test_plan_must_reach_past_the_offset(end: int, verdict: str) -> None:
-    """A plan is not empty."""
+    """An empty plan is refused."""
     assert held().plan("a", end) == verdict
 
 
 def test_an_open_plan_cannot_be_replaced() -> None:
-    """While a plan is open only its own end is accepted again, and it keeps its attempts."""
+    """While a plan is open only a plan with the same end is accepted, and it keeps its attempts."""
     log = planned()
     log.revoke(0)
     log.claim("b")
@@ -655,7 +667,7 @@ def test_a_group_is_paused_below_its_expiry(ms: int, verdict: str) -> None:
 
 
 def test_the_last_pause_wins() -> None:
-    """A shorter pause, from anyone, replaces a longer one, and one that has expired resumes the group."""
+    """A shorter pause of any instance replaces a longer one. An expired one resumes the group."""
     log = Log()
     log.pause("op")
     log.pause("other", START_MS // 1000 + 1)
@@ -675,14 +687,17 @@ def test_a_pause_leaves_owners_and_plans() -> None:
 
 
 def test_a_pause_is_its_groups_alone() -> None:
-    """Another group of the same topic goes on."""
+    """Another group of the same topic is not paused."""
     log = Log()
     log.pause("op")
     assert log.claim("a", "h/t/0") == "accepted"
 
 
 def test_a_pause_is_its_coordination_partitions_alone() -> None:
-    """A half-written pause holds where it was written; the summary shows the largest expiry."""
+    """A pause that was written to some coordination partitions holds only there.
+
+    The summary shows the latest expiry.
+    """
     reader = PlainReader(8)
     assert reader.read(4, 0, 0, b"ReleaseGroup/0/1/op/c/g//0/99") == "accepted"
     assert reader.read(4, 1, 0, b"ClaimingPartition/1/1/a/c/g/ev/0") == "refused"
@@ -698,14 +713,14 @@ def test_a_pause_is_its_coordination_partitions_alone() -> None:
 
 
 def test_first_data_topic() -> None:
-    """The live owner names a key's first data topic; offset, plan and generation stay."""
+    """The live owner sets a key's first data topic. Offset, plan and generation stay."""
     log = planned()
     assert log.data_topic("a", ID_A) == "accepted"
     assert log.key() == owned("a", 0, 0, offset=5, plan_end=9, data_topic_id=ID_A)
 
 
 def test_data_topic_of_a_stale_owner_or_a_stranger() -> None:
-    """Only the live owner names a data topic, in its own pause too."""
+    """Only a live owner can set a data topic, even during its own pause."""
     log = held()
     assert log.data_topic("b", ID_A) == "refused"
     log.pause("b")
@@ -715,7 +730,7 @@ def test_data_topic_of_a_stale_owner_or_a_stranger() -> None:
 
 
 def test_first_data_topic_in_anothers_pause() -> None:
-    """The first data topic asks nothing of a pause."""
+    """The first data topic needs no pause of the owner."""
     log = held()
     log.pause("op")
     assert log.data_topic("a", ID_A) == "accepted"
@@ -723,7 +738,7 @@ def test_first_data_topic_in_anothers_pause() -> None:
 
 @pytest.mark.parametrize("data_topic_id", [ID_A, ID_B])
 def test_data_topic_in_place_of_one_needs_the_own_pause(data_topic_id: str) -> None:
-    """Where there is an id, none is accepted, the same one neither, but from the instance that paused the group."""
+    """If a data topic is set, only the owner that paused the group can set one, even the same one."""
     log = held()
     log.data_topic("a", ID_A)
     assert log.data_topic("a", data_topic_id) == "refused"
@@ -736,7 +751,7 @@ def test_data_topic_in_place_of_one_needs_the_own_pause(data_topic_id: str) -> N
 
 
 def test_another_data_topic() -> None:
-    """In place of another id: no offset, no plan, a new generation; the owner stays."""
+    """The id of another data topic removes offset and plan and starts a generation. The owner stays."""
     log = planned()
     log.data_topic("a", ID_A)
     log.pause("a")
@@ -745,7 +760,7 @@ def test_another_data_topic() -> None:
 
 
 def test_the_same_data_topic_again() -> None:
-    """The same id again, where it may be given, changes nothing."""
+    """The id of the same data topic changes nothing."""
     log = planned()
     log.data_topic("a", ID_A)
     log.pause("a")
@@ -758,14 +773,14 @@ def test_the_same_data_topic_again() -> None:
 
 
 def test_first_settings_of_a_new_group() -> None:
-    """A group of which nothing is known may be given settings by anyone, once."""
+    """Any instance can write the first settings of a new group, once."""
     log = Log()
     assert log.settings("s") == "accepted"
     assert log.settings("s") == "refused"
 
 
 def test_settings_while_an_owner_is_live() -> None:
-    """No settings while a key of the group has a live owner, by the interval in force before."""
+    """While a key of the group has a live owner, by the interval still in force, settings are refused."""
     log = held()
     log.pause("op")
     assert log.at(LEASE_MS).settings("op", 1) == "refused"
@@ -773,7 +788,7 @@ def test_settings_while_an_owner_is_live() -> None:
 
 
 def test_settings_clear_stale_owners() -> None:
-    """Accepted settings leave no owner on any key of the group; another group keeps its own."""
+    """Accepted settings remove the owners of all keys of the group. Another group keeps its owners."""
     log = held()
     log.claim("a", "g/t/1")
     log.claim("a", "h/t/0")
@@ -785,7 +800,7 @@ def test_settings_clear_stale_owners() -> None:
 
 
 def test_first_settings_over_an_open_plan() -> None:
-    """A group with an open plan gets its first settings only from the instance that paused it."""
+    """First settings of a group with an open plan are accepted only from the instance that paused the group."""
     log = planned()
     log.release("a", 5)
     assert log.settings("s") == "refused"
@@ -796,14 +811,14 @@ def test_first_settings_over_an_open_plan() -> None:
 
 
 def test_first_settings_in_anothers_pause() -> None:
-    """The first settings of a group without an open plan ask nothing of a pause."""
+    """First settings of a group without an open plan need no pause."""
     log = Log()
     log.pause("op")
     assert log.settings("s") == "accepted"
 
 
 def test_later_settings_need_the_own_pause() -> None:
-    """Settings in force are changed by the instance whose pause lasts, and by no other."""
+    """Only the instance that paused the group can change settings, as long as its pause lasts."""
     log = Log()
     log.settings("s")
     log.pause("op", START_MS // 1000 + 1)
@@ -813,7 +828,10 @@ def test_later_settings_need_the_own_pause() -> None:
 
 
 def test_settings_with_another_delivery() -> None:
-    """Another delivery ends the plan of each key with an offset, with a new generation; one without keeps its own."""
+    """Another delivery ends the plan of each key with an offset and starts a generation.
+
+    Keys without one are unchanged.
+    """
     log = planned()
     log.claim("a", "g/t/1")
     log.claim("a", "h/t/0")
@@ -828,7 +846,7 @@ def test_settings_with_another_delivery() -> None:
 
 
 def test_settings_with_the_same_delivery() -> None:
-    """Another interval, rule set or feature alone leaves plans and generations."""
+    """Another interval, rule set or feature changes neither plans nor generations."""
     log = planned()
     log.pause("op")
     log.at(LEASE_MS + 1)
@@ -840,7 +858,7 @@ def test_settings_with_the_same_delivery() -> None:
 
 
 def test_settings_are_their_coordination_partitions_alone() -> None:
-    """Settings hold in the coordination partition in which they were accepted."""
+    """Settings are in force only in the coordination partition in which they were accepted."""
     reader = PlainReader(8)
     reader.read(4, 0, 0, b"GroupSettings/1/1/s/c/g//0/5/native/at_least_once/-")
     for partition, topic, verdict in [(4, "ev", "accepted"), (5, "ev2", "refused")]:
@@ -857,7 +875,7 @@ def claim_of(instance: str, topic: str) -> bytes:
 
 
 def test_mark_moves_time_and_nothing_else() -> None:
-    """A mark is accepted always, names nothing and moves log time."""
+    """A mark is always accepted. It creates no group and advances log time."""
     log = Log()
     assert log.mark(group="other") == "accepted"
     log.claim("a")
@@ -872,7 +890,7 @@ def test_mark_moves_time_and_nothing_else() -> None:
 
 
 def observed() -> Log:
-    """Return a log whose beginning was cut off."""
+    """Return a log whose start was deleted."""
     return Log(first_offset=100)
 
 
@@ -886,7 +904,7 @@ def test_a_log_cut_off_is_only_observed() -> None:
 
 
 def test_the_first_record_decides_whatever_it_is() -> None:
-    """An invalid first record at offset 0 makes a certain reader, one at 1 an observer."""
+    """The first record's offset decides, even if that record is invalid: 0 makes a certain log, 1 an observed one."""
     for offset in (0, 1):
         log = Log(first_offset=offset)
         log.raw(None)
@@ -895,7 +913,7 @@ def test_the_first_record_decides_whatever_it_is() -> None:
 
 
 def test_each_coordination_partition_is_certain_or_not_by_itself() -> None:
-    """One cut off makes no other provisional."""
+    """A coordination partition without its start makes no other partition provisional."""
     reader = PlainReader(8)
     reader.read(4, 7, 0, b"ClaimingPartition/1/1/a/c/g/ev/0")
     reader.read(5, 0, 0, b"ClaimingPartition/1/1/a/c/g/ev2/0")
@@ -903,7 +921,10 @@ def test_each_coordination_partition_is_certain_or_not_by_itself() -> None:
 
 
 def test_an_observer_refuses_nothing() -> None:
-    """Every valid record is accepted, and each but a mark lists its names; invalid ones are counted."""
+    """An observer accepts each valid record, and each except a mark creates its key or group.
+
+    Invalid ones are counted.
+    """
     log = observed()
     verdicts = [
         log.mark(),
@@ -930,7 +951,7 @@ def test_an_observer_refuses_nothing() -> None:
 
 
 def test_an_observer_shows_the_last_sender() -> None:
-    """The owner shown is the sender of the last heartbeat or claim, whoever was before."""
+    """The owner shown is the sender of the last heartbeat or claim."""
     log = observed()
     log.claim("a")
     log.at(1).beat("b", 5, client="x")
@@ -942,7 +963,7 @@ def test_an_observer_shows_the_last_sender() -> None:
 
 
 def test_an_observer_and_releases() -> None:
-    """A release from the instance shown frees the key, another's does not; both set the offset shown."""
+    """A release by the shown owner frees the key, and one by another instance does not. Both set the shown offset."""
     log = observed()
     log.beat("a", 5)
     log.release("b", 3)
@@ -952,7 +973,7 @@ def test_an_observer_and_releases() -> None:
 
 
 def test_an_observer_and_revocations() -> None:
-    """Any revocation frees the key, since no epoch is known."""
+    """Any revocation frees the key, because its epoch is unknown."""
     log = observed()
     log.beat("a", 5)
     log.revoke(12345)
@@ -960,7 +981,7 @@ def test_an_observer_and_revocations() -> None:
 
 
 def test_an_observer_and_settings_or_another_data_topic() -> None:
-    """Settings and data topics come as they are; they change neither the owner nor the offset shown."""
+    """Settings and data topics are accepted as they are. They change neither the owner nor the shown offset."""
     log = observed()
     log.beat("a", 5)
     log.data_topic("b", ID_A)
@@ -973,7 +994,7 @@ def test_an_observer_and_settings_or_another_data_topic() -> None:
 
 
 def test_go_heartbeat_from_anyone_takes_the_claim() -> None:
-    """A heartbeat from another becomes the owner with its own log offset as epoch, live owner or not."""
+    """A heartbeat of another instance makes it the owner, even if the old one is live. Its log offset is the epoch."""
     log = held(rules="go")
     assert log.at(3).beat("b", 5, client="me") == "accepted"
     assert log.key() == owned("b", 2, 3, owner_client="me", offset=5)
@@ -982,7 +1003,7 @@ def test_go_heartbeat_from_anyone_takes_the_claim() -> None:
 
 
 def test_go_heartbeat_of_a_key_without_an_owner() -> None:
-    """A heartbeat of a key that nobody owns, or that was never named, is a claim."""
+    """A heartbeat of a key without an owner, or of an unknown key, is a claim."""
     log = Log("go")
     assert log.beat("a", 5) == "accepted"
     assert log.key() == owned("a", 0, 0, offset=5)
@@ -992,14 +1013,17 @@ def test_go_heartbeat_of_a_key_without_an_owner() -> None:
 
 
 def test_go_heartbeat_of_the_owner_keeps_the_epoch() -> None:
-    """The owner's own heartbeat, stale or live, is no new claim."""
+    """A heartbeat of the owner, live or stale, is no new claim."""
     log = held(rules="go")
     assert log.at(9 * LEASE_MS).beat("a", 7, client="new") == "accepted"
     assert log.key() == owned("a", 0, 9 * LEASE_MS, offset=7)
 
 
 def test_go_heartbeat_lowers_the_offset() -> None:
-    """A lower offset is taken too, and ends the plan; the same offset leaves it, whoever sends it."""
+    """A heartbeat with a lower offset commits it and ends the plan.
+
+    The same offset keeps the plan, whichever instance sends it.
+    """
     log = planned("go")
     log.beat("b", 5)
     assert log.key() == owned("b", 3, 0, offset=5, plan_end=9)
@@ -1008,14 +1032,14 @@ def test_go_heartbeat_lowers_the_offset() -> None:
 
 
 def test_go_heartbeat_is_no_attempt() -> None:
-    """Only a ClaimingPartition counts as an attempt, also where a heartbeat takes the claim."""
+    """Only a ClaimingPartition counts as an attempt, even if a heartbeat takes over the claim."""
     log = planned("go")
     log.beat("b", 5)
     assert log.key()["plan_attempts"] == 0
 
 
 def test_go_heartbeat_while_paused() -> None:
-    """A pause stops no heartbeat from taking a claim."""
+    """During a pause a heartbeat can still take over a claim."""
     log = held(rules="go")
     log.pause("op")
     assert log.beat("b", 5) == "accepted"
@@ -1024,14 +1048,14 @@ def test_go_heartbeat_while_paused() -> None:
 
 @pytest.mark.parametrize(("offset", "after", "plan_end"), [(4, 5, 9), (5, 5, 9), (6, 6, None), (9, 9, None)])
 def test_go_release_moves_forwards(offset: int, after: int, plan_end: int | None) -> None:
-    """A release that sets no position takes a higher offset, which ends the plan, and no lower one."""
+    """A release that sets no position commits a higher offset, which ends the plan, and ignores a lower one."""
     log = planned("go")
     assert log.release("a", offset) == "accepted"
     assert log.key() == free(offset=after, plan_end=plan_end)
 
 
 def test_go_release_sets_a_first_offset() -> None:
-    """Where no offset is known a release sets it."""
+    """A release sets an unknown offset."""
     log = Log("go")
     log.claim("a")
     log.release("a", 3)
@@ -1039,13 +1063,13 @@ def test_go_release_sets_a_first_offset() -> None:
 
 
 def test_go_release_from_another() -> None:
-    """A release is the owner's, under go too."""
+    """Under go, too, only the owner can release."""
     assert held(rules="go").release("b", 9) == "refused"
 
 
 @pytest.mark.parametrize("offset", [1, 5, 8])
 def test_go_release_by_the_pauser_sets_the_position(offset: int) -> None:
-    """Setting a position is the same as under native."""
+    """Under go, positions are set as under native."""
     log = planned("go")
     log.pause("a")
     assert log.release("a", offset) == "accepted"
@@ -1053,7 +1077,7 @@ def test_go_release_by_the_pauser_sets_the_position(offset: int) -> None:
 
 
 def test_go_claims_plans_and_revocations_are_those_of_native() -> None:
-    """All other rules are those of section 4."""
+    """Under go, all other rules are those of section 4."""
     log = planned("go")
     assert log.claim("b") == "refused"
     assert log.plan("b", 9) == "refused"
@@ -1065,7 +1089,7 @@ def test_go_claims_plans_and_revocations_are_those_of_native() -> None:
 
 
 def test_go_comes_and_goes_with_settings() -> None:
-    """The rule set in the settings counts, whatever the reader was given before."""
+    """The rule set in the settings replaces the one that was passed to the reader."""
     log = Log()
     log.settings("s", 60_000, "go")
     assert log.beat("a", 5) == "accepted"
@@ -1074,11 +1098,14 @@ def test_go_comes_and_goes_with_settings() -> None:
     assert log.beat("a", 5) == "refused"
 
 
-# A log that Go wrote.
+# A log that the Go library wrote.
 
 
 def test_the_go_librarys_log_replays_to_what_its_readme_tells() -> None:
-    """Nothing in it is invalid or refused; all are released, at 250, 500 and 100; each takeover waited for stale."""
+    """No record is invalid or refused, each takeover waited until the owner was stale, and all keys are released.
+
+    The final offsets are 250, 500 and 100.
+    """
     records = records_of(VECTOR.read_text(encoding="utf-8").splitlines())
     for rules in ("native", "go"):
         reader = PlainReader(8, 60_000, rules)

@@ -1,4 +1,4 @@
-"""The checks that guard the repository can fail: each is shown something that it must find."""
+"""The checks of the repository find what they must find."""
 
 import re
 import zipfile
@@ -24,21 +24,21 @@ MACHINE = re.compile("/made-up-machine/")
     ],
 )
 def test_what_must_not_be_committed_is_found(tmp_path: Path, name: str, text: str, reason: str) -> None:
-    """A file that must not be committed gives a finding that says why."""
+    """A file that must not be committed causes one finding with the reason."""
     path = tmp_path / name
     path.write_text(text)
     assert [reason in found for _, found in check_tree.findings(path, MACHINE)] == [True]
 
 
 def test_ordinary_text_gives_no_finding(tmp_path: Path) -> None:
-    """Relative paths, temporary folders and ordinary addresses may be written down."""
+    """Relative paths, temporary folders and ordinary addresses are allowed."""
     path = tmp_path / "notes.md"
     path.write_text("~/x /tmp/y $HOME/z https://example.org/simple-words marshal_dagster/protocol\n=======\n")
     assert list(check_tree.findings(path, MACHINE)) == []
 
 
 def test_homes_and_the_checkouts_own_place_are_machine_paths(tmp_path: Path) -> None:
-    """The checkout's folder and anybody's home match; a path that only ends like one does not."""
+    """The checkout's folder and any home folder match. A path that only ends like one does not."""
     pattern = check_tree.machine_paths(tmp_path / "checkout")
     assert pattern.search(f"in {tmp_path}/checkout/file")
     assert pattern.search("in /ho" + "me/somebody/file")
@@ -54,7 +54,7 @@ def _wheel(folder: Path, *names: str) -> Path:
 
 
 def test_a_wheel_with_more_than_the_library_is_found(tmp_path: Path) -> None:
-    """Tests in the wheel, a missing type marker and a missing licence are each told."""
+    """Tests in the wheel, a missing type marker and a missing licence are each reported."""
     library = [
         f"marshal_dagster/{path.name}" for path in Path(check_wheel.__file__).parents[1].glob("marshal_dagster/*.py")
     ]

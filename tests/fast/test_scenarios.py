@@ -1,4 +1,4 @@
-"""The transcripts of tests/scenarios are what the library does now; if not: python -m tools.transcripts."""
+"""The transcripts in tests/scenarios match the library; if not, run python -m tools.transcripts."""
 
 import pytest
 
@@ -7,12 +7,12 @@ from tools import transcripts
 
 @pytest.mark.parametrize("scenario", transcripts.SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_a_transcript_is_what_happens(scenario: transcripts.Scenario) -> None:
-    """Played again, a scenario gives the transcript that is kept."""
+    """A new run of the scenario produces the stored transcript."""
     assert transcripts.render(scenario) == transcripts.path_of(scenario).read_text()
 
 
 def test_no_transcript_is_left_over() -> None:
-    """Each file belongs to a scenario."""
+    """Each transcript file belongs to a scenario."""
     assert set(transcripts.FOLDER.iterdir()) == {transcripts.path_of(scenario) for scenario in transcripts.SCENARIOS}
 
 

@@ -1,4 +1,4 @@
-"""What the error of a member with other settings advises: each command in it, and the job, end the error."""
+"""The commands and the job that the error for mismatching settings recommends do solve the mismatch."""
 
 import re
 import shlex
@@ -31,7 +31,7 @@ PAIRS = [
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A coordination topic of its own."""
+    """Return an empty coordination topic."""
     site = site_now()
     monkeypatch.setattr(settings_command, "GroupSettingsAdmin", partial(GroupSettingsAdmin, clock=site.clock))
     at_work_on(site, monkeypatch, settings_command)
@@ -39,12 +39,12 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def advised(error: SettingsMismatchError) -> list[list[str]]:
-    """Give the arguments of the commands that the error names."""
+    """Return the arguments of the commands that the error recommends."""
     return [shlex.split(command) for command in re.findall(r"`marshal-dagster ([^`]*)`", str(error))]
 
 
 def mismatch(site: Site, ours: GroupSettings) -> SettingsMismatchError:
-    """Give the error of a member with other settings."""
+    """Return the error of a member whose settings differ."""
     with pytest.raises(SettingsMismatchError, match="build_settings_job") as raised:
         site.claimer(settings=ours).ensure_group_settings()
     return raised.value
@@ -54,7 +54,7 @@ def mismatch(site: Site, ours: GroupSettings) -> SettingsMismatchError:
 def test_the_commands_in_the_error_end_it(
     site: Site, capsys: pytest.CaptureFixture[str], ours: GroupSettings, in_force: GroupSettings
 ) -> None:
-    """Typed as they are, one after another, they give the group the member's settings; its positions stay."""
+    """The commands, run in order, give the group the member's settings and keep its positions."""
     write_first_settings(site, in_force)
     site.begin(0, settings=in_force, at=50)
     commands = advised(mismatch(site, ours))
@@ -68,7 +68,7 @@ def test_the_commands_in_the_error_end_it(
 
 @pytest.mark.parametrize(("ours", "in_force"), PAIRS)
 def test_the_job_in_the_error_ends_it(site: Site, ours: GroupSettings, in_force: GroupSettings) -> None:
-    """What the job calls, with the settings of its claimer; ranges go by the steps that switch them off."""
+    """The job changes the settings to those of its claimer. If ranges are enabled, it disables them step by step."""
     write_first_settings(site, in_force)
     site.begin(0, settings=in_force, at=50)
     if in_force is RANGES:
@@ -84,7 +84,7 @@ def test_the_job_in_the_error_ends_it(site: Site, ours: GroupSettings, in_force:
 def test_a_group_that_cannot_be_given_settings_gets_them_by_the_command(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An owner from before it had any keeps them from being accepted; the command waits for it."""
+    """An owner from before the first settings blocks them. The command waits until that owner is stale."""
     site.say(about(ClaimingPartition, "old.0", 0))
     (command,) = advised(mismatch(site, EXACTLY))
     assert act(capsys, *command, "--yes").code == 0

@@ -1,4 +1,4 @@
-"""The simulator: the same seed is the same run, what is broken is caught, shrunk and shown, a soak goes on."""
+"""The simulator: a seed always produces the same run, faults are found, shrunk and reported, and a soak continues."""
 
 import json
 import random
@@ -31,7 +31,7 @@ from tests.soak_results import TOP
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_seed_keeps_every_promise_and_is_the_same_each_time(seed: int) -> None:
-    """Neither clocks nor hashes nor chance of this process get in."""
+    """A run depends on no clock, hash seed or random number of this process."""
     first, second = simulate(scenario(seed)), simulate(scenario(seed))
     assert first.violations == ()
     assert first == second
@@ -40,14 +40,14 @@ def test_a_seed_keeps_every_promise_and_is_the_same_each_time(seed: int) -> None
 
 @pytest.mark.thorough
 def test_seeds_are_of_the_agreed_size() -> None:
-    """At least 3 members, and on average about 100 records."""
+    """A scenario has at least 3 members and on average about 100 records."""
     assert all(len(scenario(seed).members) >= 3 for seed in range(200))
     results = [simulate(scenario(seed)) for seed in range(40)]
     assert 70 < sum(result.records for result in results) / len(results) < 200
 
 
 def test_half_a_snapshot_can_be_read() -> None:
-    """A snapshot has several parts, and often the first makes sense alone: only the closing part tells what is gone."""
+    """The first part of a snapshot is often valid by itself, so only the closing part shows that a part is missing."""
     world = PartitionWorld(0, 1, GroupSettings(1_000, RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE), 0)
     world.groups["etl"] = Group(world.defaults, keys={("orders", number): Key(number) for number in range(3)})
     read_alone = 0
@@ -62,14 +62,17 @@ def test_half_a_snapshot_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("epoch", "sender", "began_at", "is_broken"),
     [
-        (5, "another", 20, False),  # claimed before somebody else's commit, which it need not know of
-        (5, "owner", 9, False),  # begun before its own commit
+        (5, "another", 20, False),  # claimed before another member's commit, so it need not know of it
+        (5, "owner", 9, False),  # started before its own commit
         (5, "owner", 11, True),
         (11, "another", 20, True),  # claimed after the commit
     ],
 )
 def test_what_was_committed_is_not_done_again(epoch: int, sender: str, began_at: int, is_broken: bool) -> None:
-    """A claim knows what lies before it in the log, and a tenure what it has said itself."""
+    """Committed work must not be done again by a claim or an owner that could know of the commit.
+
+    A claim knows the records before it in the log, and an owner knows its own commits.
+    """
     broken: list[str] = []
     judge = LogJudge(1, lambda promise, _: broken.append(promise))
     what = ("etl", "orders", 0), 0, 8
@@ -83,7 +86,10 @@ def test_what_was_committed_is_not_done_again(epoch: int, sender: str, began_at:
 
 @pytest.mark.parametrize(("reads_on_from", "is_told"), [(1, False), (3, False), (4, True), (5, True)])
 def test_a_reader_is_told_of_what_it_counts_on(reads_on_from: int, is_told: bool) -> None:
-    """A look at one record may show more, which a truncated log may lose before the reader goes on from there."""
+    """A read of one record may return later ones.
+
+    A truncation affects only a reader that continues after the new end.
+    """
     scheduler = Scheduler(seed=0)
     cluster = Cluster(scheduler, 1, 1_000, {}, seed=0)
     process = Process(scheduler, "a reader")
@@ -107,13 +113,16 @@ def test_a_reader_is_told_of_what_it_counts_on(reads_on_from: int, is_told: bool
 
 @pytest.mark.parametrize("seed", [132_454, 162_658])
 def test_an_alarm_that_was_false_is_none(seed: int) -> None:
-    """Records that were only looked at; claims in the midst of the step that lets go of them."""
+    """Two seeds that once raised false alarms keep every promise.
+
+    The alarms came from records that were only looked at, and from claims during the step that ends them.
+    """
     assert simulate(scenario(seed)).violations == ()
 
 
 @pytest.mark.parametrize(("age_s", "is_claimed"), [(-1, False), (0, True), (119, True), (120, False)])
 def test_a_go_process_judges_by_its_clock_and_the_senders_time(age_s: int, is_claimed: bool) -> None:
-    """A claim is stale at exactly two intervals, and while it is dated ahead of the clock of who judges."""
+    """A claim is stale after exactly two intervals, and while its time is later than the reader's clock."""
     clock = SimulatedClock(Scheduler(seed=0))
     view = GoView("etl", clock)
     sent_s = clock.wall_ms() // 1_000 - age_s
@@ -123,7 +132,7 @@ def test_a_go_process_judges_by_its_clock_and_the_senders_time(age_s: int, is_cl
 
 
 def test_a_former_snapshot_that_is_deleted_is_a_violation() -> None:
-    """What members of the version before start from stays; it does not count as the newest snapshot."""
+    """Members of the previous version start from such snapshots, so they stay. They do not count as the newest."""
     broken: list[str] = []
     judge = SnapshotJudge(lambda promise, _: broken.append(promise))
     for key in (b"1/topic/1/0/9/former/0", b"3/topic/1/0/5/present/0"):
@@ -136,7 +145,7 @@ def test_a_former_snapshot_that_is_deleted_is_a_violation() -> None:
 
 @pytest.mark.parametrize("beginning", Beginning)
 def test_every_beginning_keeps_every_promise(beginning: Beginning) -> None:
-    """Whatever is in the log before the members start."""
+    """The promises hold for each kind of log that may exist before the members start."""
     of = next(of for of in map(scenario, range(1_000)) if of.beginning is beginning)
     result = simulate(of)
     assert result.violations == ()
@@ -144,7 +153,7 @@ def test_every_beginning_keeps_every_promise(beginning: Beginning) -> None:
 
 
 def test_nothing_is_in_the_output_twice() -> None:
-    """Whatever became of the log."""
+    """No row is in the output twice, whatever happened to the log."""
     broken: list[str] = []
     output = Output()
     output.rows[0, 3].update([0, 1])
@@ -154,7 +163,7 @@ def test_nothing_is_in_the_output_twice() -> None:
 
 
 def test_every_fault_of_a_scenario_can_be_left_out() -> None:
-    """Appends, events and snapshots are counted through."""
+    """The faults of a scenario are numbered across appends, events and snapshots, so each can be removed."""
     whole = (of for of in map(scenario, range(1_000)) if of.append_faults and of.events and of.snapshot_faults)
     of = next(of for of in whole if of.failing_part)
     alone = [of.without(set(range(of.faults)) - {number}) for number in range(of.faults)]
@@ -168,7 +177,7 @@ def test_every_fault_of_a_scenario_can_be_left_out() -> None:
 def test_what_is_broken_is_caught_shrunk_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A rule that is not followed is a violation; what it does not need is left out of the command that shows it."""
+    """A broken rule is a violation. The printed command leaves out the faults that the violation does not need."""
     monkeypatch.setattr(Key, "end_plan", lambda _: None)
     tally = SIMULATOR.run_chunk(0, 20)
     seed = min(tally.failed)
@@ -184,7 +193,7 @@ def test_what_is_broken_is_caught_shrunk_and_shown(
 
 
 def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that hangs is given up and named."""
+    """A run that hangs is aborted and reported with its seed."""
 
     def hang(_: object) -> Result:
         while True:
@@ -196,7 +205,7 @@ def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_seed_that_was_stopped_for_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a process's own time counts, not that in which others run."""
+    """Only CPU time of the process counts, not time in which it waits."""
     result = SIMULATOR.run_one(scenario(3))
 
     def wait(_: object) -> Result:
@@ -209,7 +218,7 @@ def test_a_seed_that_was_stopped_for_long_is_none(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.thorough
 def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finished ranges are kept with the commit that they ran on, and add up."""
+    """Finished blocks are stored with the digest of the code that they ran on, and are added up."""
     results = tmp_path / "results" / "soak.jsonl"
     monkeypatch.setattr(simulator_runner, "code_digest", lambda _: "one")
     assert SIMULATOR.soak(0, 4, 1, results, block=2).seeds == 4
@@ -225,6 +234,6 @@ def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_every_mutant_still_breaks_the_code_that_is(mutant: Mutant) -> None:
-    """What a mutant replaces stands exactly once in the library."""
+    """The text that a mutant replaces occurs exactly once in the library."""
     assert [(TOP / LIBRARY / file).read_text().count(old) for file, old, _ in mutant.edits] == [1] * len(mutant.edits)
     assert all(old != new for _, old, new in mutant.edits)

@@ -1,4 +1,4 @@
-"""The Delta sink by its rules, over a table that compares and sets commit numbers as Delta does; no Spark."""
+"""The rules of the Delta sink, without Spark: a fake table compares and sets commit numbers as Delta does."""
 
 import fcntl
 import json
@@ -39,7 +39,7 @@ HERE = 'partition = ? AND "group" = ? AND topic = ? AND data_topic_id = ?'
 
 @dataclass(frozen=True)
 class FakeRows:
-    """Rows, without Spark."""
+    """Rows without Spark."""
 
     has_offsets: bool
     rows: Sequence[tuple[Any, ...]]
@@ -56,7 +56,7 @@ class FakeRows:
 
 
 class FakeTable:
-    """A table in a file."""
+    """A table in a SQLite file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,19 +64,19 @@ class FakeTable:
         self.replaced: Mapping[ClaimedRange, Intervals] = {}
 
     def properties(self) -> Mapping[str, str]:
-        """Those of the test."""
+        """Return the properties that the test has set."""
         return self.told_properties
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        """Give a transaction."""
+        """Yield the connection of a transaction."""
         with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
             database.executescript(MAKE)
             database.execute("BEGIN IMMEDIATE")
             yield database
 
     def commits(self) -> Iterator[Commit]:
-        """All of them, the newest first."""
+        """Yield all commits, the newest first."""
         with self.opened() as database:
             found = database.execute("SELECT metadata FROM history ORDER BY number DESC").fetchall()
         for (metadata,) in found:
@@ -86,13 +86,13 @@ class FakeTable:
 
     @contextmanager
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[FakeRows]:
-        """The rows of a local frame."""
+        """Yield the rows of a local frame."""
         rows = [row.asDict() for row in frame.collect() if row["partition"] not in done]
         found = [(row["partition"], row.get("offset"), row["value"]) for row in rows]
         yield FakeRows("offset" in frame.columns, found)
 
     def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
-        """Where there are rows."""
+        """Return the ranges that have rows, with their oldest generation."""
         with self.opened() as database:
             found = [
                 (
@@ -108,7 +108,7 @@ class FakeTable:
         return [(each, generation, bool(whole)) for each, generation, whole in found if generation is not None]
 
     def older_offsets(self, ranges: Sequence[ClaimedRange]) -> Mapping[int, Intervals]:
-        """Where there are rows of older generations."""
+        """Return the offsets of rows of older generations."""
         with self.opened() as database:
             return intervals(
                 row
@@ -122,7 +122,7 @@ class FakeTable:
     def commit(
         self, rows: FakeRows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
-        """Add the rows, if no commit has that number."""
+        """Add the rows unless a commit has the same number."""
         self.replaced = replaced
         with self.opened() as database:
             (newest,) = database.execute("SELECT coalesce(max(number), 0) FROM history").fetchone()
@@ -145,7 +145,7 @@ class FakeTable:
 
 
 def here(wanted: ClaimedRange) -> tuple[int, str, str, str]:
-    """What stands for `HERE`."""
+    """Return the values for `HERE`."""
     return wanted.partition, wanted.group, wanted.topic, wanted.data_topic_id
 
 
@@ -161,7 +161,7 @@ class FakeSink(DeltaSink):
 
 
 class DeltaTarget(Target):
-    """A table of its own."""
+    """A separate table."""
 
     most_steps = 20
 
@@ -169,39 +169,39 @@ class DeltaTarget(Target):
         self.table = FakeTable(folder / "table.db")
 
     def sink(self) -> DeltaSink:
-        """Another process's sink."""
+        """Return the sink of another process."""
         return FakeSink(self.table.path)
 
     def shared_sink(self) -> DeltaSink:
-        """Another process's sink, for several groups."""
+        """Return the sink of another process, for several groups."""
         return shared(self.sink())  # type: ignore[no-any-return]
 
     def rows(self) -> list[Row]:
-        """The table as it is."""
+        """Return the rows of the table."""
         with self.table.opened() as database:
             return database.execute('SELECT partition, "offset", value FROM result').fetchall()
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> DeltaTarget:
-    """An empty table."""
+    """Return an empty table."""
     return DeltaTarget(tmp_path)
 
 
 @pytest.mark.parametrize("case", ALL_CASES)
 def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
-    """Every case of the kit holds, also at each line of the sink where a writer may die or stall."""
+    """Each case of the kit passes, also if a writer dies or stalls at any line of the sink."""
     case.check(target)
 
 
 @pytest.mark.parametrize("check", GROUP_CHECKS)
 def test_another_group(check: Callable[[Target], None], target: DeltaTarget) -> None:
-    """An output is one group's, and those that follow on it."""
+    """An output belongs to one group and to those that continue it."""
     check(target)
 
 
 class Told(FakeTable):
-    """A table whose answer to a commit is another."""
+    """A table whose response to a commit is replaced."""
 
     def __init__(self, path: Path, told: Callable[[Callable[[], None]], None]) -> None:
         super().__init__(path)
@@ -210,18 +210,18 @@ class Told(FakeTable):
     def commit(
         self, rows: FakeRows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
-        """Answer so."""
+        """Respond as the test decides."""
         self._told(lambda: FakeTable.commit(self, rows, taken, commit, replaced))
 
 
 def write(target: DeltaTarget, told: Callable[[Callable[[], None]], None], wanted: ClaimedRange) -> Any:  # noqa: ANN401
-    """Write through a table that answers so."""
+    """Write through a table that responds like this."""
     sink = FakeSink(target.table.path, Told(target.table.path, told))
     return sink.write(target.frame(rows_of("a", wanted)), [wanted], never)
 
 
 def test_a_commit_whose_answer_was_lost_counts(target: DeltaTarget) -> None:
-    """What became of a commit is read in the table."""
+    """The result of a commit is read from the table."""
 
     def lost(commit: Callable[[], None]) -> None:
         commit()
@@ -232,7 +232,7 @@ def test_a_commit_whose_answer_was_lost_counts(target: DeltaTarget) -> None:
 
 
 def test_a_commit_that_fails_is_an_error(target: DeltaTarget) -> None:
-    """Where no other was first, what Delta raised is raised."""
+    """If no other commit has the number, the error of Delta is raised."""
 
     def fails(_: Callable[[], None]) -> None:
         raise OSError("disk full")
@@ -244,7 +244,7 @@ def test_a_commit_that_fails_is_an_error(target: DeltaTarget) -> None:
 
 
 def test_one_that_was_too_late_judges_anew(target: DeltaTarget) -> None:
-    """Where another's commit has the number, Delta raises or writes nothing; the range is judged by what is there."""
+    """If another commit has the number, Delta raises an error or writes nothing. The range is then checked again."""
     for number, raises in enumerate((True, False)):
         mine = part(number, 0, 3)
         tries: list[str] = []
@@ -265,7 +265,7 @@ def test_one_that_was_too_late_judges_anew(target: DeltaTarget) -> None:
 
 
 def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
-    """Where Delta knows of our commits and the history does not show them, nothing is written."""
+    """If Delta has our transaction but the history does not show our commits, nothing is written."""
     deliver(target, "a", part(0, 0, 3))
     with target.table.opened() as database:
         database.execute("UPDATE history SET metadata = NULL")
@@ -275,7 +275,7 @@ def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
 
 
 def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
-    """Delta would write a late commit beside the one that took its number."""
+    """If Delta forgot the number, it would write a late commit in addition to the one with the same number."""
     deliver(target, "a", part(0, 0, 3))
     table = FakeTable(target.table.path)
     table.told_properties = {"delta.setTransactionRetentionDuration": "interval 1 days"}
@@ -288,7 +288,10 @@ def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
 
 
 def test_a_table_for_appends_alone_takes_no_rows_away(target: DeltaTarget) -> None:
-    """`can_replace` says so before a position is set, and a new generation over rows is refused before it is read."""
+    """`can_replace` reports a table that is only for appends, before a position is set.
+
+    A new generation over existing rows is rejected before it is read.
+    """
     deliver(target, "a", part(0, 0, 3))
     table = FakeTable(target.table.path)
     table.told_properties = {"delta.appendOnly": "true"}
@@ -302,7 +305,7 @@ def test_a_table_for_appends_alone_takes_no_rows_away(target: DeltaTarget) -> No
 
 
 def replacing(target: DeltaTarget, old: Sequence[int], new: Sequence[int]) -> FakeTable:
-    """Write rows at `old` offsets, and in a new generation those at `new` ones."""
+    """Write rows at the offsets `old`, and in a new generation rows at the offsets `new`."""
     table, first = FakeTable(target.table.path), part(0, 0, 100)
     sink = FakeSink(table.path, table)
     sink.write(target.frame([(0, offset, "old") for offset in old]), [first], never)
@@ -326,13 +329,13 @@ def replacing(target: DeltaTarget, old: Sequence[int], new: Sequence[int]) -> Fa
 def test_gaps_in_which_no_row_stays_are_no_conditions(
     target: DeltaTarget, old: Sequence[int], new: Sequence[int], replaced: list[tuple[int, int]]
 ) -> None:
-    """A topic that is compacted has a gap at every other offset: a condition for each would take Spark minutes."""
+    """A compacted topic may have a gap at every other offset. One condition for each would take Spark minutes."""
     table = replacing(target, old, new)
     assert [list(each) for each in table.replaced.values()] == [replaced]
 
 
 def test_rows_that_stay_at_too_many_places_are_refused(target: DeltaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before Spark is asked for a commit that it cannot plan; the error says what to do."""
+    """A commit that replaces too many intervals is rejected with advice, because Spark could not plan it."""
     monkeypatch.setattr(delta_sink, "MOST_INTERVALS", 49)
     with pytest.raises(
         SinkRejectedError, match=r"at 50 separate .* one commit can replace 49 intervals, .*max_records"
@@ -342,7 +345,7 @@ def test_rows_that_stay_at_too_many_places_are_refused(target: DeltaTarget, monk
 
 
 def test_commits_of_others_are_passed_over(target: DeltaTarget) -> None:
-    """Their user metadata may be any text."""
+    """Commits of other writers may have any text as metadata."""
     deliver(target, "a", part(0, 0, 3))
     with target.table.opened() as database:
         for number, text in enumerate((None, "", "a note", "3", "[]", '{"other": 1}'), 90):
@@ -351,13 +354,13 @@ def test_commits_of_others_are_passed_over(target: DeltaTarget) -> None:
 
 
 def test_commits_of_a_newer_version_are_refused() -> None:
-    """Older code does not read them as its own."""
+    """Older code must not read newer commits as its own."""
     with pytest.raises(SinkRejectedError, match="has version 3, this marshal-dagster knows 2"):
         Commit.from_metadata(json.dumps({"marshal-dagster": {"version": 3}}))
 
 
 def test_commits_of_the_version_before_are_read() -> None:
-    """Each partition has all of its fields there."""
+    """Commits of version 1, in which each partition has all fields, are read."""
     commit = Commit(7).then("attempt", [part(0, 0, 4), part(3, 0, 9, generation=5, epoch=9)])
     positions = [
         {"group": group, "topic": topic, "partition": partition, "first_generation": each.first_generation}
@@ -369,7 +372,7 @@ def test_commits_of_the_version_before_are_read() -> None:
 
 
 def test_a_commit_says_in_common_what_partitions_have_in_common() -> None:
-    """It is in each file of the table's log, with all partitions of the output."""
+    """A commit stores common values once, because each file of the table's log has all partitions of the output."""
     taken = [part(number, 0, 1_000_000, epoch=1_000_000) for number in range(4_096)]
     commit = Commit().then("a" * 32, taken)
     assert len(commit.to_metadata()) < 4_096 * 25
@@ -377,7 +380,7 @@ def test_a_commit_says_in_common_what_partitions_have_in_common() -> None:
 
 
 def test_what_a_commit_says_is_read_back() -> None:
-    """Names may hold what JSON escapes."""
+    """A commit is read back equal, also if names contain characters that JSON escapes."""
     taken = [part(0, 2**62, 2**63 - 1, group='a "group"', topic="t"), part(3, 0, 0, generation=5, epoch=9)]
     commit = Commit(7).then("attempt", taken)
     assert Commit.from_metadata(commit.to_metadata()) == commit
@@ -387,7 +390,7 @@ def test_what_a_commit_says_is_read_back() -> None:
 
 
 def test_options_that_are_the_sinks_own_are_refused() -> None:
-    """By these it makes its commits."""
+    """Options that the sink uses for its own commits are rejected."""
     with pytest.raises(ConfigurationError, match="txnversion"):
         DeltaSink("/out", options={"txnVersion": "1"})
     with pytest.raises(ConfigurationError, match="path: empty"):
@@ -395,14 +398,14 @@ def test_options_that_are_the_sinks_own_are_refused() -> None:
 
 
 def test_the_table_is_asked_in_a_session() -> None:
-    """Without one the error says what to do."""
+    """Without a Spark session, the error advises to start one."""
     sink = DeltaSink("/out", session=None)
     with pytest.raises(ConfigurationError, match="start one before the batch is claimed"):
         sink.verdicts([part(0, 0, 3)])
 
 
 def test_a_session_without_delta_is_told_so() -> None:
-    """Spark alone does not know what is asked."""
+    """Spark without Delta raises a syntax error, which becomes a configuration error."""
 
     class PlainSession:
         def sql(self, _: str) -> None:
@@ -415,7 +418,7 @@ def test_a_session_without_delta_is_told_so() -> None:
 
 @pytest.mark.parametrize("scheme", ["{}", "file:{}", "file://{}", "file://localhost{}"])
 def test_a_local_table_has_one_writer_at_a_time(scheme: str, tmp_path: Path) -> None:
-    """However its path is written; the folder need not be there yet."""
+    """The lock is the same for each spelling of the path, and the folder need not exist yet."""
     table = tmp_path / "a b"
     with (
         alone_on_this_machine(scheme.format(table)),
@@ -426,7 +429,7 @@ def test_a_local_table_has_one_writer_at_a_time(scheme: str, tmp_path: Path) -> 
 
 
 def test_where_a_lock_is_not_a_local_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another file system nothing is made here; a path that cannot be here may be another one's."""
+    """For another file system no local lock is created. A path that cannot be created here may be on another one."""
     monkeypatch.chdir(tmp_path)
     for path in ("hdfs://h/data", "s3a://b/data", "/proc/no/such/place"):
         with alone_on_this_machine(path):
@@ -437,7 +440,7 @@ def test_where_a_lock_is_not_a_local_tables(tmp_path: Path, monkeypatch: pytest.
 
 
 class KeptFrame:
-    """A frame without rows that notes what it is asked."""
+    """A frame without rows that records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -452,7 +455,10 @@ class KeptFrame:
 
 @pytest.mark.parametrize(("error", "is_left"), [(None, False), (OSError, False), (KeyboardInterrupt, True)])
 def test_after_an_interrupt_the_jvm_is_left_alone(error: type[BaseException] | None, *, is_left: bool) -> None:
-    """It would answer only when what it is at has ended; else the executors let go of the rows."""
+    """After an interrupt the JVM would answer only when its present work ends.
+
+    Otherwise the cached rows are released.
+    """
     frame: Any = KeptFrame()
     table = DeltaTable(cast("Any", None), "/out", {})
     with nullcontext() if error is None else pytest.raises(error), table.evaluated(frame, []) as rows:

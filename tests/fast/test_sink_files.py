@@ -1,4 +1,4 @@
-"""The file sink by its rules, with rows of plain Python in place of Spark's."""
+"""The rules of the file sink, with rows of plain Python in place of Spark's."""
 
 import gc
 import json
@@ -43,18 +43,18 @@ from tests.sink_process import write_and_die
 
 @pytest.fixture
 def output(tmp_path: Path) -> FileOutput:
-    """An empty folder."""
+    """Return an output in an empty folder."""
     return FileOutput(tmp_path / "output")
 
 
 @pytest.fixture
 def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
-    """A writer in a process of its own."""
+    """Return a function that lets a writer die in a separate process."""
     return write_and_die  # type: ignore[return-value] # of a file output, here
 
 
 class TestTaking(SinkConformance):
-    """Taking, skipping, refusing."""
+    """Taking, skipping and refusing ranges."""
 
 
 class TestReplacing(ReplacingConformance):
@@ -62,7 +62,7 @@ class TestReplacing(ReplacingConformance):
 
 
 class TestCrashes(CrashConformance):
-    """Death and races."""
+    """Crashes and races."""
 
 
 class TestAnyOrder(AnyOrderConformance):
@@ -76,22 +76,22 @@ class TestKills(KillConformance):
 
 @pytest.mark.thorough
 class TestHistories(HistoryConformance):
-    """Random histories against a model."""
+    """Random histories compared with a model."""
 
 
 def commit_files(output: FileOutput) -> list[Path]:
-    """The commit files, in order."""
+    """Return the commit files in order."""
     return sorted((output.path / "_marshal" / "commits").iterdir())
 
 
 def everything(output: FileOutput) -> set[str]:
-    """All files of attempts."""
+    """Return the paths of all files of attempts."""
     attempts = output.path / "_marshal" / "attempts"
     return {str(path.relative_to(attempts)) for path in attempts.rglob("*") if path.is_file()}
 
 
 def test_nothing_is_ever_overwritten(output: FileOutput) -> None:
-    """Over many batches and generations no file of the output changes once it counts."""
+    """Over many batches and generations no committed file is changed."""
     seen: dict[Path, tuple[int, bytes]] = {}
     for step in range(12):
         deliver(output, f"v{step}", part(0, step, step + 4, generation=step, epoch=step))
@@ -103,7 +103,7 @@ def test_nothing_is_ever_overwritten(output: FileOutput) -> None:
 
 
 def test_checkpoints_stand_for_the_commits_before_them(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new process reads the newest checkpoint and what follows it, and knows the same as from all commits."""
+    """A new process that reads the newest checkpoint and the later commits has the same view as from all commits."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 4)
     for start in range(0, 22, 2):
         deliver(output, str(start), part(0, start, start + 2))
@@ -124,7 +124,7 @@ def test_checkpoints_stand_for_the_commits_before_them(output: FileOutput, monke
 
 
 def test_a_lost_checkpoint_is_written_again(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the writer of commit 100 died before its checkpoint, the next one writes it."""
+    """If the writer of a commit died before it wrote the checkpoint, the next writer writes it."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 3)
     for start in (0, 1):
         deliver(output, "a", part(0, start, start + 1))
@@ -137,7 +137,7 @@ def test_a_lost_checkpoint_is_written_again(output: FileOutput, monkeypatch: pyt
 
 
 def test_a_newer_version_is_refused(output: FileOutput) -> None:
-    """Commit files of a newer marshal-dagster are not guessed at, neither for reading nor for writing."""
+    """Commit files of a newer marshal-dagster are rejected, both for reading and for writing."""
     deliver(output, "a", part(0, 0, 2))
     newest = commit_files(output)[-1]
     newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 3}))
@@ -147,13 +147,13 @@ def test_a_newer_version_is_refused(output: FileOutput) -> None:
 
 
 def versions(output: FileOutput) -> list[int]:
-    """Those of the checkpoints and then of the commits, in order."""
+    """Return the versions of the checkpoints and then of the commits, in order."""
     found = sorted(path for path in (output.path / "_marshal").glob("c*/*.json"))
     return [json.loads(path.read_text())["version"] for path in found]
 
 
 def test_what_came_in_any_order_is_of_a_newer_version(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that an older marshal-dagster would misread say so; all others can be read by it as before."""
+    """Files that an older marshal-dagster would misread have a newer version. All others keep the old one."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 2)
     for start in (0, 2):
         deliver(output, "a", part(0, start, start + 2))
@@ -169,13 +169,13 @@ def test_what_came_in_any_order_is_of_a_newer_version(output: FileOutput, monkey
     deliver(output, "b", part(1, 0, 2), sink=output.sink(reached))
     assert notes == [2, 1]
     assert versions(output) == [1, 2, 1, 1, 2, 1]
-    monkeypatch.setattr(commit_log, "VERSION", 1)  # what an older one knows
+    monkeypatch.setattr(commit_log, "VERSION", 1)  # the version that an older marshal-dagster knows
     with pytest.raises(SinkRejectedError, match="has version 2, this marshal-dagster knows 1"):
         output.sink().verdicts([part(0, 8, 9)])
 
 
 def test_a_checkpoint_knows_each_range(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new process that reads one judges as from all commits, in order and in any."""
+    """A new process that reads a checkpoint comes to the same verdicts as one that reads all commits."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 4)
     deliver(output, "a", part(0, 0, 4))
     for start in (8, 20, 16):
@@ -190,7 +190,7 @@ def test_a_checkpoint_knows_each_range(output: FileOutput, monkeypatch: pytest.M
 
 @pytest.mark.thorough
 def test_an_attempt_on_a_gap_is_not_swept(output: FileOutput) -> None:
-    """What is done behind a range says nothing of it: its attempt goes when it is done, or never can be."""
+    """Later ranges do not decide about a gap. The attempt is removed once its range is done or can never be done."""
     deliver(output, "a", ahead(0, 0, 5))
     write_and_die(output, "rows written", "dead", [ahead(0, 5, 10)])
     for start in (10, 15):
@@ -202,7 +202,7 @@ def test_an_attempt_on_a_gap_is_not_swept(output: FileOutput) -> None:
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"version": 1}', '{"version": 1, "ranges": [{}]}', "\xff"])
 def test_damage_is_refused(output: FileOutput, damage: str) -> None:
-    """A commit file that is not what a writer wrote stops reading and writing, with its name."""
+    """A damaged commit file stops reading and writing. The error names it."""
     deliver(output, "a", part(0, 0, 2))
     commit_files(output)[-1].write_bytes(damage.encode("latin-1"))
     with pytest.raises(SinkRejectedError, match=r"0001\.json (is damaged|has version)"):
@@ -210,7 +210,7 @@ def test_damage_is_refused(output: FileOutput, damage: str) -> None:
 
 
 def test_a_missing_commit_is_noticed(output: FileOutput) -> None:
-    """A gap in the commits stops a new process, and one that read them before."""
+    """A missing commit is noticed by a new process, and by one that had read the commits before."""
     reader = output.sink()
     for start in (0, 2, 4):
         deliver(output, "a", part(0, start, start + 2))
@@ -226,7 +226,10 @@ def test_a_missing_commit_is_noticed(output: FileOutput) -> None:
 
 @pytest.mark.thorough
 def test_an_attempt_that_can_still_count_is_not_swept(output: FileOutput) -> None:
-    """Only what the commits have or refuse for good goes, however old it is; files that count stay."""
+    """An attempt is removed only if the commits contain or rule out its ranges, however old it is.
+
+    Committed files stay.
+    """
     CrashConformance.dies(output, "none", "kept", part(3, 0, 2))
     for step, one in (("rows written", part(0, 0, 4)), ("judged", part(1, 0, 4))):
         write_and_die(output, step, "dead", [one, part(2, 10, 12)])
@@ -237,9 +240,9 @@ def test_an_attempt_that_can_still_count_is_not_swept(output: FileOutput) -> Non
     assert output.sink().sweep() == 0
     assert everything(output) == before
     deliver(output, "new", part(0, 0, 4, epoch=20))
-    assert output.sink().sweep() == 0  # partition 2 is open in both
+    assert output.sink().sweep() == 0  # partition 2 is undecided in both
     deliver(output, "new", part(2, 10, 12, epoch=20))
-    assert output.sink().sweep() == 1  # partition 1 is open in the other
+    assert output.sink().sweep() == 1  # partition 1 is undecided in the other
     deliver(output, "new", part(1, 0, 2, epoch=20))
     assert output.sink().sweep() == 1
     left = everything(output)
@@ -257,7 +260,7 @@ def test_an_attempt_that_can_still_count_is_not_swept(output: FileOutput) -> Non
 @pytest.mark.parametrize("gap", [1, 2])
 @pytest.mark.parametrize("is_done", [True, False], ids=["delivers", "begins"])
 def test_who_comes_while_a_sweep_looks_loses_nothing(output: FileOutput, gap: int, *, is_done: bool) -> None:
-    """Whatever was looked at first: what another does behind the first or second look is not taken for left over."""
+    """What another writer does between the looks of a sweep is not taken for a left-over."""
     sweeper, looks = output.sink(), list[str]()
     lists, settles = sweeper._storage.names, sweeper._log.settled
 
@@ -288,7 +291,7 @@ def test_who_comes_while_a_sweep_looks_loses_nothing(output: FileOutput, gap: in
 
 
 def test_what_a_killed_writer_added_is_kept_and_the_rest_swept(output: FileOutput) -> None:
-    """One that died between its commit and clearing up loses only what does not count."""
+    """If a writer died between its commit and its cleanup, only uncommitted files are removed."""
     write_and_die(output, "linked", "a", [part(0, 0, 4)])
     assert any(name.endswith("left") for name in everything(output))
     assert output.sink().sweep() == 1
@@ -297,7 +300,7 @@ def test_what_a_killed_writer_added_is_kept_and_the_rest_swept(output: FileOutpu
 
 
 def test_a_late_task_adds_nothing(output: FileOutput) -> None:
-    """A file that appears in an attempt after its commit does not count, and one in a swept attempt goes."""
+    """A file that appears in an attempt after its commit does not count. One in a removed attempt is removed."""
     deliver(output, "a", part(0, 0, 4))
     place = output.sink().committed_files()[0].parent
     (place / "part-late.json").write_text('{"partition": 0, "offset": 0, "value": "late"}\n')
@@ -310,7 +313,7 @@ def test_a_late_task_adds_nothing(output: FileOutput) -> None:
 
 
 def test_sweeping_survives_what_it_does_not_know(output: FileOutput) -> None:
-    """A damaged note hinders no write, and stays."""
+    """A damaged note stays. It stops the sweep, but no write."""
     deliver(output, "a", part(0, 0, 1))
     note = output.path / "_marshal" / "attempts" / "x.json"
     note.write_text("{")
@@ -321,7 +324,7 @@ def test_sweeping_survives_what_it_does_not_know(output: FileOutput) -> None:
 
 
 def test_another_format_is_refused(output: FileOutput) -> None:
-    """An output has files of one format."""
+    """A sink with another format is rejected, because all files of an output have one format."""
     deliver(output, "a", part(0, 0, 1))
     with pytest.raises(SinkRejectedError, match="holds json files, not parquet"):
         FileSink(output.path).verdicts([part(0, 1, 2)])
@@ -329,13 +332,13 @@ def test_another_format_is_refused(output: FileOutput) -> None:
 
 @pytest.mark.parametrize("path", ["file://host/x", "", "s3:x", Path("hdfs://host/x")])
 def test_paths_that_are_none_are_refused(path: str | Path) -> None:
-    """A URI of another host's files, or one that a `Path` has spoilt, is no local path; the error says so."""
+    """A file URI of another host, or a URI that `Path` has changed, is not a local path. The error explains it."""
     with pytest.raises(ConfigurationError, match="path: "):
         FileSink(path)
 
 
 def test_a_file_system_of_hadoops_is_reached_through_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one, or over Spark Connect, the error says what to do; nothing is asked before the output is used."""
+    """Without a session, or over Spark Connect, the error gives advice. No check runs before the output is used."""
     wanted = [part(0, 0, 1)]
     sink = FileSink("hdfs://host/output/")
     assert (sink.path, repr(sink)) == ("hdfs://host/output", "FileSink('hdfs://host/output', format='parquet')")
@@ -350,7 +353,7 @@ def test_a_file_system_of_hadoops_is_reached_through_a_session(monkeypatch: pyte
 
 
 def test_paths_and_formats(tmp_path: Path) -> None:
-    """A path, a file: URI with escapes, and a relative one name the same folder; a table format is no file format."""
+    """A path, a file: URI with escapes and a relative path can name the same folder. A table format is rejected."""
     folder = tmp_path / "with space"
     assert FileSink(folder.as_uri()).path == FileSink(str(folder)).path == FileSink(folder).path == folder
     assert FileSink("some/where").path == Path.cwd() / "some" / "where"
@@ -362,7 +365,7 @@ def test_paths_and_formats(tmp_path: Path) -> None:
 def test_what_hinders_clearing_hinders_nothing_else(
     output: FileOutput, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    """A commit stands and an error stays itself, whatever the storage raises; what is left is swept later."""
+    """A failed cleanup does not undo a commit or replace another error. What is left is removed later."""
 
     def fails(*_: object) -> None:
         raise error("cannot be removed")
@@ -380,13 +383,13 @@ def test_what_hinders_clearing_hinders_nothing_else(
 
 
 def fails_at(here: str, step: str) -> None:
-    """What a write may run into."""
+    """Fail at this step of a write."""
     if step == here:
         raise ZeroDivisionError
 
 
 def test_a_file_system_that_hangs_keeps_no_process_alive() -> None:
-    """A call that the JVM never answers is left behind when the run ends."""
+    """A call that the JVM never answers does not keep the process alive."""
     script = (
         "import threading, time\n"
         "from marshal_dagster.sinks.files.hadoop_storage import HadoopStorage\n"
@@ -399,7 +402,7 @@ def test_a_file_system_that_hangs_keeps_no_process_alive() -> None:
 
 
 def test_an_output_that_is_no_longer_used_keeps_no_thread() -> None:
-    """Each has one of its own, through which it asks the JVM."""
+    """Each output has its own thread for calls to the JVM, which ends with the output."""
 
     def threads() -> set[threading.Thread]:
         return {each for each in threading.enumerate() if each.name == "marshal-files"}
@@ -416,7 +419,7 @@ def test_an_output_that_is_no_longer_used_keeps_no_thread() -> None:
 
 
 def test_rows_that_are_not_where_they_should_be_are_no_empty_ranges(output: FileOutput) -> None:
-    """Where Spark has made no folder, it has written elsewhere: nothing is committed."""
+    """If Spark has not created the folder, it has written elsewhere, so nothing is committed."""
 
     class Astray(FakeFileSink):
         def _write_rows(self, frame: Frame, folder: str, done: Sequence[int]) -> None:
@@ -428,7 +431,7 @@ def test_rows_that_are_not_where_they_should_be_are_no_empty_ranges(output: File
 
 
 def test_a_link_whose_answer_was_lost_counts_once(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file server carries a link out and then reports that it exists, the commit is the writer's own."""
+    """If a file server creates a link and then reports that it exists, the commit is still the writer's own."""
     real = os.link
 
     def answers_twice(source: Path, target: Path) -> None:
@@ -442,7 +445,7 @@ def test_a_link_whose_answer_was_lost_counts_once(output: FileOutput, monkeypatc
 
 
 def test_a_file_system_without_hard_links_is_told(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One clear line, and nothing counts."""
+    """A file system without hard links causes one clear error, and nothing is committed."""
 
     def cannot(source: Path, target: Path) -> None:
         raise PermissionError(1, "Operation not permitted", str(source), None, str(target))
@@ -463,7 +466,7 @@ def test_one_sink_from_several_threads(output: FileOutput) -> None:
 
 
 class _Shared(FileOutput):
-    """An output that has one sink for all."""
+    """An output that has one sink for all threads."""
 
     racing_step = "never"
 
@@ -472,7 +475,7 @@ class _Shared(FileOutput):
         self._sink = sink
 
     def sink(self, reached: Callable[[str], None] | None = None) -> FileSink:  # noqa: ARG002
-        """The one."""
+        """Return the shared sink."""
         return self._sink
 
 
@@ -501,7 +504,7 @@ for bounds in ((0, 60), (60, 100)):
     ],
 )
 def test_what_is_decided_for_good(start: int, end: int, others: dict[str, str | int], *, is_decided: bool) -> None:
-    """A range that could yet be taken, at a later position or in a newer generation, is not decided."""
+    """A range that could still be taken, at a later position or in a newer generation, is not decided."""
     wanted = part(0, start, end, **{"generation": 5, "epoch": 50, "log": "c", "topic_id": "d", **others})  # type: ignore[arg-type]
     assert decided(STORED.stored(wanted), wanted) is is_decided
     assert not decided(CommitView().stored(wanted), wanted)
@@ -525,7 +528,7 @@ def test_what_is_decided_for_good(start: int, end: int, others: dict[str, str | 
     ids=str,
 )
 def test_what_is_decided_for_good_in_any_order(wanted: ClaimedRange, *, is_decided: bool) -> None:
-    """What could yet be taken before what is there, beside it or once a gap is filled, is not decided."""
+    """A range that could still be taken before or after the stored ones, or after a gap is filled, is not decided."""
     view = CommitView()
     for each in (part(0, 2, 10), ahead(0, 30, 40), ahead(0, 10, 20), ahead(1, 30, 40)):
         view.add(Commit("attempt", "json", "{}", (Entry(each, (), 0, has_offsets=True),)))
@@ -533,7 +536,7 @@ def test_what_is_decided_for_good_in_any_order(wanted: ClaimedRange, *, is_decid
 
 
 def test_a_write_that_fails_leaves_nothing(output: FileOutput) -> None:
-    """Where Spark fails, nothing counts, and nothing is left lying about."""
+    """If Spark fails, nothing is committed and no file remains."""
     with pytest.raises(AssertionError, match="evaluated"):
         deliver_poison(output)
     assert everything(output) == set()

@@ -1,4 +1,4 @@
-"""The file sink when it is interrupted, when power is lost, and when a host's file system answers from a cache."""
+"""The file sink after interrupts and power losses, and on hosts whose file system caches missing files."""
 
 import errno
 import os
@@ -23,12 +23,12 @@ from tests.sink_outputs import FakeFileSink, FileOutput, hook
 
 @pytest.fixture
 def output(tmp_path: Path) -> FileOutput:
-    """An empty folder, whose own folder is not there yet."""
+    """Return an output in a folder that does not exist yet, in a parent that does not exist either."""
     return FileOutput(tmp_path / "made" / "output")
 
 
 def commits_of(output: FileOutput) -> Path:
-    """The folder of the commit files."""
+    """Return the folder of the commit files."""
     return output.path / "_marshal" / "commits"
 
 
@@ -41,7 +41,7 @@ EXPECTED = sorted(rows_of("old", part(0, 0, 2), part(0, 4, 6), OLD[1]) + rows_of
 
 
 def written_until(output: FileOutput, sink: FileSink, count: int | None) -> list[Place]:
-    """Replace old rows, and be interrupted at the `count`-th line that has to do with commits; return those passed."""
+    """Replace old rows, interrupted at the `count`-th line that concerns commits. Return the lines passed."""
     read = rows_of("new", *NEW)
     passed: list[Place] = []
     steps: list[str] = []
@@ -60,7 +60,7 @@ def written_until(output: FileOutput, sink: FileSink, count: int | None) -> list
 
 @pytest.mark.thorough
 def test_an_interrupt_at_any_line_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever a write is interrupted, what it committed stays, and the same process and another read the same."""
+    """Wherever a write is interrupted, its committed rows stay. The same process and another one read the same."""
     monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 3)
     monkeypatch.setattr(storage, "sync", lambda _: None)
     old, whole = FileOutput(tmp_path / "old"), FileOutput(tmp_path / "whole")
@@ -83,12 +83,12 @@ def test_an_interrupt_at_any_line_loses_and_doubles_nothing(tmp_path: Path, monk
         assert sink.committed_files() == output.sink().committed_files(), place
 
 
-# Power
+# Power losses
 
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What was synced, in order."""
+    """Record the paths that are synced, in order, and return them."""
     found: list[Path] = []
     real = storage.sync
 
@@ -101,11 +101,11 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 class TestPower:
-    """A commit counts for others as soon as it is linked, and for a power loss only when its folders were synced."""
+    """Others see a commit as soon as it is linked. It survives a power loss only once its folders were synced."""
 
     @staticmethod
     def dies_unsynced(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Deliver in a process that links its commit and gets no further."""
+        """Deliver in a process that dies after it has linked its commit."""
 
         def dies(path: Path) -> None:
             if path == commits_of(output):
@@ -120,7 +120,10 @@ class TestPower:
     def test_a_commit_of_another_is_synced_before_it_is_trusted(
         self, output: FileOutput, synced: list[Path], monkeypatch: pytest.MonkeyPatch, asks: str
     ) -> None:
-        """Who passes over a range commits its offset: the storage must hold it by then, once for each commit."""
+        """A skipped range's offset is committed, so the storage must have the commit first.
+
+        Each commit is synced once.
+        """
         self.dies_unsynced(output, monkeypatch)
         synced.clear()
         sink, again = output.sink(), [part(0, 0, 3, epoch=20)]
@@ -139,7 +142,7 @@ class TestPower:
         assert synced == [commits_of(output)]
 
     def test_what_cannot_be_synced_is_not_trusted(self, output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where the storage fails, nothing is passed over, now or at the next call."""
+        """If the sync fails, no range is skipped, now or at the next call."""
         self.dies_unsynced(output, monkeypatch)
         sink = output.sink()
 
@@ -156,7 +159,7 @@ class TestPower:
     def test_folders_that_may_not_be_read_hinder_nothing(
         self, output: FileOutput, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Those above the output may be closed to its writers; the commits' own folder may not."""
+        """Writers may have no right to read the folders above the output, but need it for the folder of the commits."""
         closed, real = {output.path.parent.parent}, storage.sync
 
         def refuses(path: Path) -> None:
@@ -171,7 +174,7 @@ class TestPower:
             output.sink().verdicts([part(0, 0, 3)])
 
     def test_a_batch_done_meanwhile_is_synced_too(self, output: FileOutput, synced: list[Path]) -> None:
-        """What another adds while a writer has its rows ready is synced before the writer passes over it."""
+        """If another writer commits the range first, its commit is synced before this writer skips the range."""
         mine = part(0, 0, 3)
         seen: list[str] = []
 
@@ -185,7 +188,7 @@ class TestPower:
         assert commits_of(output) in synced
 
     def test_the_folders_made_are_held_by_theirs(self, output: FileOutput, synced: list[Path]) -> None:
-        """The first commit of an output is there after a loss of power, with all folders that lead to it."""
+        """The first commit of an output survives a power loss, with all folders on the way to it."""
         held: list[Path] = []
 
         def reached(step: str) -> None:
@@ -200,14 +203,14 @@ class TestPower:
     def test_nothing_is_swept_for_a_commit_that_may_vanish(
         self, output: FileOutput, synced: list[Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An attempt goes only by commits that the storage holds."""
+        """An attempt is removed only because of commits that the storage has."""
         self.dies_unsynced(output, monkeypatch)
         synced.clear()
         output.sink().sweep()
         assert commits_of(output) in synced
 
     def test_readers_sync_nothing(self, output: FileOutput, synced: list[Path]) -> None:
-        """Reading an output asks nothing of its storage."""
+        """Reading an output syncs nothing."""
         deliver(output, "a", part(0, 0, 3))
         synced.clear()
         assert output.sink().committed_files()
@@ -219,7 +222,7 @@ class TestPower:
 
 
 class Host:
-    """A host whose file system remembers which commit files there were not until it opens their folder again."""
+    """A host whose file system caches that a commit file is missing, until its folder is opened again."""
 
     def __init__(self, output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
         self._output, self._monkeypatch = output, monkeypatch
@@ -227,7 +230,7 @@ class Host:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Have this process see what the host sees."""
+        """Make this process see what the host sees."""
         read, opened, scanned = LocalStorage.read, os.open, os.scandir
 
         def remembered(local: LocalStorage, name: str) -> bytes | None:
@@ -258,7 +261,7 @@ class Host:
 def test_another_hosts_commit_is_not_swept_by_a_stale_cache(
     output: FileOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host that found no next commit a moment ago looks again before it takes an attempt for a left-over."""
+    """A host that cached a missing commit reads the folder again before it takes an attempt for a left-over."""
     host, sink = Host(output, monkeypatch), FakeFileSink(output.path)
     deliver(output, "a", part(0, 0, 3))
     with host.at_work():
@@ -274,7 +277,7 @@ def test_another_hosts_commit_is_not_swept_by_a_stale_cache(
 
 
 def test_a_gap_is_refused_again_and_again(output: FileOutput) -> None:
-    """A sink that found a commit missing writes nothing into its place, however often it is asked."""
+    """A sink that found a commit missing never writes in its place."""
     for start in (0, 2, 4):
         deliver(output, "a", part(0, start, start + 2))
     middle = sorted(commits_of(output).iterdir())[1]

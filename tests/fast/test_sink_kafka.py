@@ -1,4 +1,4 @@
-"""The Kafka sink by its rules, over a stand-in for Kafka that fences and commits as its transactions do."""
+"""The rules of the Kafka sink, over a fake broker that fences and commits as Kafka's transactions do."""
 
 import json
 import sqlite3
@@ -53,22 +53,22 @@ OUTPUT = "output"
 
 
 class Broker:
-    """Kafka's transactions in a file, so that they outlive whoever began them."""
+    """Kafka's transactions in a file, so they survive the process that started them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        """Give one step of the broker."""
+        """Yield the connection for one atomic step of the broker."""
         with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
-            database.execute("PRAGMA synchronous = OFF")  # writers die here, machines do not
+            database.execute("PRAGMA synchronous = OFF")  # writers die in these tests, machines do not
             database.executescript(MAKE)
             database.execute("BEGIN IMMEDIATE")
             yield database
 
     def committed(self, topic: str) -> list[tuple[bytes, bytes]]:
-        """Key and value of the committed records that no open one stands before."""
+        """Return key and value of the committed records before the first open transaction."""
         with self.opened() as database:
             return database.execute(
                 "SELECT key, value FROM records JOIN transactions USING (number) WHERE topic = ?1 AND "
@@ -78,7 +78,7 @@ class Broker:
             ).fetchall()
 
     def is_open(self, topic: str) -> bool:
-        """Whether a transaction is open in a topic."""
+        """Return whether a transaction is open in a topic."""
         with self.opened() as database:
             return bool(
                 database.execute(
@@ -89,14 +89,14 @@ class Broker:
 
 
 class FakeTransaction:
-    """A transaction of such a broker."""
+    """A transaction of this broker."""
 
     def __init__(self, broker: Broker, transactional_id: str) -> None:
         self.broker, self.id = broker, transactional_id
         self.epoch = self.number = 0
 
     def __enter__(self) -> Self:
-        """Fence."""
+        """Fence earlier producers with the same id."""
         with self.broker.opened() as database:
             database.execute("INSERT OR IGNORE INTO producers VALUES (?, 0)", (self.id,))
             database.execute("UPDATE producers SET epoch = epoch + 1 WHERE id = ?", (self.id,))
@@ -107,17 +107,17 @@ class FakeTransaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Abort what is open."""
+        """Abort an open transaction."""
         with self.broker.opened() as database:
             database.execute(
                 "UPDATE transactions SET state = 'aborted' WHERE number = ? AND state = 'open'", (self.number,)
             )
 
     def begin(self) -> None:
-        """Nothing that the broker knows of."""
+        """Do nothing, because the broker learns of it at the first record."""
 
     def send(self, topic: str, value: bytes | None, key: bytes | None, **_: object) -> None:
-        """Append, within the transaction."""
+        """Append within the transaction."""
         with self.broker.opened() as database:
             self._check(database)
             if not self.number:
@@ -132,10 +132,10 @@ class FakeTransaction:
             )
 
     def flush(self) -> None:
-        """All is there."""
+        """Do nothing, because records are appended at once."""
 
     def commit(self) -> None:
-        """Commit, unless another was begun."""
+        """Commit, unless a newer producer has the id."""
         with self.broker.opened() as database:
             self._check(database)
             database.execute("UPDATE transactions SET state = 'committed' WHERE number = ?", (self.number,))
@@ -147,13 +147,13 @@ class FakeTransaction:
 
 
 class FakeNotesReader:
-    """The topic of notes of such a broker."""
+    """The notes topic of this broker."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
 
     def newest(self, patience_s: float) -> Mapping[str, bytes]:
-        """The newest committed value of each key; what is open is waited for."""
+        """Return the newest committed value of each key. Wait for open transactions."""
         deadline = time.monotonic() + min(patience_s, 2.0)
         while self.broker.is_open(f"{OUTPUT}_marshal_ranges"):
             if time.monotonic() > deadline:
@@ -163,7 +163,7 @@ class FakeNotesReader:
 
 
 class FakeSink(FakeKafkaSink):
-    """A sink of such a broker."""
+    """A sink of this broker."""
 
     def __init__(self, broker: Broker, **options: Any) -> None:  # noqa: ANN401
         super().__init__(CONNECTION, OUTPUT, **options)
@@ -179,7 +179,7 @@ class FakeSink(FakeKafkaSink):
 
 
 class KafkaTarget(Target):
-    """A broker of its own."""
+    """A separate broker."""
 
     range_by_range = True
     most_steps = 30
@@ -188,35 +188,35 @@ class KafkaTarget(Target):
         self.broker, self.kind, self.options = Broker(folder / "broker.db"), kind, options
 
     def sink(self) -> FakeSink:
-        """Another process's sink."""
+        """Return the sink of another process."""
         return self.kind(self.broker, **self.options)
 
     def shared_sink(self) -> FakeSink:
-        """Another process's sink, for several groups."""
+        """Return the sink of another process, for several groups."""
         return shared(self.sink())  # type: ignore[no-any-return]
 
     def rows(self) -> list[Row]:
-        """What is committed."""
+        """Return the committed rows."""
         found = [(key.decode().split("/"), value) for key, value in self.broker.committed(OUTPUT)]
         return [(int(partition), int(offset), value.decode()) for (partition, offset), value in found]
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> KafkaTarget:
-    """An empty topic."""
+    """Return an empty topic."""
     return KafkaTarget(tmp_path)
 
 
 @pytest.mark.parametrize("case", ALL_CASES)
 def test_the_sink_conforms(case: Case, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every case of the kit holds, also at each line of the sink where a writer may die or stall."""
+    """Each case of the kit passes, also if a writer dies or stalls at any line of the sink."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     case.check(target)
 
 
 @pytest.mark.parametrize("check", GROUP_CHECKS)
 def test_another_group(check: Callable[[Target], None], target: KafkaTarget) -> None:
-    """An output is one group's, and those that follow on it."""
+    """An output belongs to one group and to those that continue it."""
     check(target)
 
 
@@ -224,7 +224,7 @@ def test_another_group(check: Callable[[Target], None], target: KafkaTarget) -> 
 
 
 class NotesApart(FakeSink):
-    """Commits the records first, and what says so in a transaction behind them."""
+    """Commits the records first, and the note in a later transaction."""
 
     def _send_note(self, transaction: Transaction, wanted: ClaimedRange, note: PositionNote) -> None:
         transaction.commit()
@@ -234,7 +234,7 @@ class NotesApart(FakeSink):
 
 
 class JudgesBefore(FakeSink):
-    """Judges by what was noted before it had fenced the others."""
+    """Decides by notes that it read before it fenced others."""
 
     def __init__(self, broker: Broker, **options: Any) -> None:  # noqa: ANN401
         super().__init__(broker, **options)
@@ -252,7 +252,7 @@ class JudgesBefore(FakeSink):
 
 
 class FencesNobody(FakeSink):
-    """Each writer has a transactional id of its own."""
+    """Uses a new transactional id for each writer, so it fences no other writer."""
 
     def _transaction(self, wanted: ClaimedRange, *, sends_alone: bool = False) -> Transaction:  # noqa: ARG002
         return cast("Transaction", FakeTransaction(self.broker, f"{self._key(wanted)}/{time.monotonic_ns()}"))
@@ -266,15 +266,15 @@ class OneIdForAll(FakeSink):
 
 
 class AsksNobody(FakeSink):
-    """Does not ask the batch whether its claims hold."""
+    """Does not call `before_commit`."""
 
     def write(self, frame: Any, ranges: Any, offsets_read: Any, before_commit: Any = None) -> Any:  # noqa: ANN401, ARG002
-        """Write."""
+        """Write without `before_commit`."""
         return super().write(frame, ranges, offsets_read)
 
 
 class AppendsSilently(FakeSink):
-    """Says that it replaces, and appends."""
+    """Reports that it replaces old records, and appends instead."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, on_new_generation="append")
@@ -294,18 +294,18 @@ class AppendsSilently(FakeSink):
 def test_a_wrong_sink_is_caught(
     kind: type[FakeSink], case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each way to get it wrong fails a case of the kit."""
+    """Each mistake fails a case of the kit."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     (wanted,) = (param.values[0] for param in ALL_CASES if param.id == case)
     with pytest.raises((AssertionError, SinkRejectedError)):
         wanted.check(KafkaTarget(tmp_path, kind))  # type: ignore[attr-defined]
 
 
-# What the kit does not ask
+# Cases that the kit does not have
 
 
 def hooked(target: KafkaTarget, step: str, then: Callable[[], None]) -> FakeSink:
-    """A sink that does something when it has come to a step for the first time."""
+    """Return a sink that calls `then` when it reaches this step for the first time."""
     sink, done = target.sink(), list[str]()
 
     def reached(at: str) -> None:
@@ -318,7 +318,7 @@ def hooked(target: KafkaTarget, step: str, then: Callable[[], None]) -> FakeSink
 
 
 def test_a_note_behind_an_open_transaction_is_waited_for(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another partition's writer has open hides the notes behind it: they are not taken for missing."""
+    """Another partition's open transaction hides later notes. They must not be taken for missing."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     mine, other = part(0, 0, 3), FakeTransaction(target.broker, "another partition")
     with other:
@@ -331,8 +331,8 @@ def test_a_note_behind_an_open_transaction_is_waited_for(target: KafkaTarget, mo
 
 
 def test_the_note_comes_last(target: KafkaTarget) -> None:
-    """What is open in the topic of notes holds up all who read it, so it is for as short a time as can be."""
-    deliver(target, "a", part(0, 0, 0))  # whose group is noted first
+    """An open transaction in the notes topic blocks all its readers, so it is kept as short as possible."""
+    deliver(target, "a", part(0, 0, 0))  # its group is noted first
     deliver(target, "a", part(1, 0, 3))
     with target.broker.opened() as database:
         topics = [topic for (topic,) in database.execute("SELECT topic FROM records ORDER BY place")]
@@ -340,7 +340,7 @@ def test_the_note_comes_last(target: KafkaTarget) -> None:
 
 
 def test_offsets_of_which_there_are_no_records_are_free(target: KafkaTarget) -> None:
-    """A new generation over ranges that gave no rows meets nothing that it would have to replace."""
+    """A new generation may use ranges without rows, because it has no record to replace there."""
     deliver(target, "a", part(0, 0, 5), part(1, 0, 5), rows=rows_of("a", part(1, 0, 5)))
     free, held = (part(number, 2, 6, generation=20, epoch=21) for number in (0, 1))
     assert target.sink().can_replace([free]) is None
@@ -349,7 +349,7 @@ def test_offsets_of_which_there_are_no_records_are_free(target: KafkaTarget) -> 
 
 
 def test_a_group_that_is_followed_while_it_writes_is_fenced(target: KafkaTarget) -> None:
-    """Its successor ends what it has open at the same offsets, which no note shows yet."""
+    """The group that continues the output aborts the open transaction at the same offsets, which has no note yet."""
     deliver(target, "old", part(0, 0, 5))
     mine, theirs = part(0, 5, 9), part(0, 5, 9, group="h")
     late = hooked(target, "sent", lambda: expect_taken(deliver(following(target, "g"), "new", theirs)))
@@ -359,7 +359,7 @@ def test_a_group_that_is_followed_while_it_writes_is_fenced(target: KafkaTarget)
 
 
 def test_of_two_groups_that_begin_one_is_noted(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The note of the group is decided before any record: who is fenced finds the other there."""
+    """The group is noted before the first record, so the group that is fenced finds the other one's note."""
     monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     mine, theirs = part(0, 0, 5), part(1, 0, 5, group="h")
     late = hooked(target, "group noted", lambda: expect_taken(deliver(target, "new", theirs)))
@@ -371,7 +371,7 @@ def test_of_two_groups_that_begin_one_is_noted(target: KafkaTarget, monkeypatch:
 
 
 def expect_taken(outcome: WriteResult) -> None:
-    """Fail unless something was taken."""
+    """Check that a range was taken."""
     assert outcome.taken
 
 
@@ -379,10 +379,13 @@ BEFORE = part(0, 0, 3)
 
 
 def answering(target: KafkaTarget, answer: Callable[[Callable[[], None]], None]) -> FakeSink:
-    """A sink whose first commit is answered so, behind a range [0, 3) that is there: its note is not the one meant."""
+    """Return a sink whose first commit is answered like this, after the range [0, 3) was delivered.
+
+    The note of that range must not be taken for the one of the commit.
+    """
     deliver(target, "before", BEFORE)
     sink = target.sink()
-    sink._is_tried = True  # else the first commits nothing
+    sink._is_tried = True  # otherwise the first commit would be an empty one
     plain, answered = sink._transaction, list[str]()
 
     def transaction(wanted: ClaimedRange, *, sends_alone: bool = False) -> Transaction:
@@ -401,7 +404,7 @@ def answering(target: KafkaTarget, answer: Callable[[Callable[[], None]], None])
     "error", [ProducerFencedError(0.1), UnavailableError("no answer")], ids=["fenced", "unavailable"]
 )
 def test_a_commit_whose_answer_was_lost_counts(target: KafkaTarget, error: Exception) -> None:
-    """What became of a commit is read in the notes."""
+    """The result of a commit is read from the notes."""
 
     def lost(commit: Callable[[], None]) -> None:
         commit()
@@ -413,7 +416,7 @@ def test_a_commit_whose_answer_was_lost_counts(target: KafkaTarget, error: Excep
 
 
 def test_a_commit_that_fails_is_an_error(target: KafkaTarget) -> None:
-    """It is ended before it is judged: a late one can no longer take effect."""
+    """The transaction is ended before its result is read, so a late commit has no effect."""
     late: list[Callable[[], None]] = []
 
     def fails(commit: Callable[[], None]) -> None:
@@ -430,7 +433,7 @@ def test_a_commit_that_fails_is_an_error(target: KafkaTarget) -> None:
 
 
 def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None:
-    """Where Kafka is gone altogether the error says that the next attempt finds out."""
+    """If Kafka cannot be reached at all, the error explains that the next attempt reads the result."""
 
     def lost(commit: Callable[[], None]) -> None:
         commit()
@@ -466,7 +469,7 @@ def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None
 def test_what_goes_wrong_in_a_transaction_is_told(
     target: KafkaTarget, raised: Exception, error: type[Exception], said: str
 ) -> None:
-    """The range is aborted; the error says which one and what to do."""
+    """The transaction is aborted, and the error names the range and gives advice."""
 
     def fail() -> None:
         raise raised
@@ -478,11 +481,14 @@ def test_what_goes_wrong_in_a_transaction_is_told(
 
 
 def test_a_batch_that_loses_its_claim_half_way(target: KafkaTarget) -> None:
-    """It is asked at the end of each range; what was taken before stays, and is only committed the next time."""
+    """`before_commit` is called before the end of each range.
+
+    Ranges taken before stay, and are skipped the next time.
+    """
     batch, asked = [part(0, 0, 3), part(1, 0, 3)], list[str]()
 
     class RecordLostError(Exception):
-        """The claim is gone."""
+        """The claim is lost."""
 
     def before_commit() -> None:
         asked.append("asked")
@@ -498,7 +504,7 @@ def test_a_batch_that_loses_its_claim_half_way(target: KafkaTarget) -> None:
 
 
 def test_a_new_generation_may_be_appended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where that was asked for the new records stand behind the old ones, and the outcome says which."""
+    """With `append` the new records follow the old ones, and the result names the ranges concerned."""
     target = KafkaTarget(tmp_path, on_new_generation=NewGeneration.APPEND)
     first = deliver(target, "old", part(0, 0, 4), part(1, 0, 2))
     assert first.note == "Kafka topic output: read it with isolation.level=read_committed"
@@ -513,7 +519,7 @@ def test_a_new_generation_may_be_appended(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_an_output_topic_made_anew_is_refused(target: KafkaTarget) -> None:
-    """What it lacks is not passed over; a new generation fills it."""
+    """Rows that a re-created output topic has lost are not skipped. A new generation writes them again."""
     deliver(target, "a", part(0, 0, 3))
     for wanted in (part(0, 0, 3), part(0, 3, 6)):
         sink = target.sink()
@@ -528,7 +534,7 @@ def test_an_output_topic_made_anew_is_refused(target: KafkaTarget) -> None:
 
 
 def test_rows_that_are_others_when_they_are_fetched(target: KafkaTarget) -> None:
-    """Fewer than were counted, and nothing of the range is written."""
+    """If fewer rows are fetched than were counted, no row of the range is written."""
 
     class Fewer(FakeSink):
         @contextmanager
@@ -552,7 +558,7 @@ def _note_text(**fields: object) -> str:
 
 
 def test_notes_of_a_newer_version_are_refused(target: KafkaTarget) -> None:
-    """Older code does not read them as its own, nor what is none."""
+    """Notes of a newer version and damaged notes are rejected."""
     key = target.sink()._key(part(0, 0, 3)).encode()
     for text, said in (
         (json.dumps({"version": 2}), "has version 2, this marshal-dagster knows 1"),
@@ -576,7 +582,7 @@ def test_notes_of_a_newer_version_are_refused(target: KafkaTarget) -> None:
 
 
 def test_a_note_of_groups_of_a_newer_version_is_refused(target: KafkaTarget) -> None:
-    """Nor is what is none taken for no group."""
+    """A note of groups that is newer or damaged is rejected, and not taken for a missing one."""
     wanted = part(0, 0, 3)
     key = target.sink()._key(replace(wanted, group="", partition=-1)).encode()
     for text, said in (
@@ -592,7 +598,7 @@ def test_a_note_of_groups_of_a_newer_version_is_refused(target: KafkaTarget) -> 
 
 
 def test_what_a_note_says_is_read_back() -> None:
-    """Of very many intervals the nearest are joined, so that it never grows too large; none is forgotten."""
+    """If there are very many intervals, the closest are joined, so the note stays small and forgets no offset."""
     note: PositionNote | None = None
     for start in range(0, 2_000, 10):
         note = PositionNote.after(note, part(0, start, start + 3, epoch=start), "id", has_rows=start != 500)
@@ -608,7 +614,7 @@ def test_what_a_note_says_is_read_back() -> None:
 
 
 def test_values_that_cannot_be_are_refused() -> None:
-    """The error names the field."""
+    """An invalid option is rejected with the name of its field."""
     for options, said in (
         ({"topic": ""}, "^topic: empty"),
         ({"transaction_timeout_s": 1}, "^transaction_timeout_s: 1 is too short. Give at least"),
@@ -636,7 +642,7 @@ HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("v
     ],
 )
 def test_columns_are_those_of_a_record(columns: dict[str, DataType], said: str | None) -> None:
-    """What would not be written is refused before anything is computed."""
+    """A column that would not be written is rejected before any computation."""
     schema = StructType([StructField("partition", IntegerType()), *(StructField(*each) for each in columns.items())])
     if said is None:
         check_record_columns(schema, OUTPUT)
@@ -646,7 +652,7 @@ def test_columns_are_those_of_a_record(columns: dict[str, DataType], said: str |
 
 
 def test_a_sink_shows_no_secret() -> None:
-    """Nor the connection that has it."""
+    """Neither the sink nor the errors of its connection show a secret."""
     secret = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "username": "u", "password": "hunter2"}
     connection = KafkaConnection.from_settings({"bootstrap_servers": "127.0.0.1:1", "timeout_s": 0.5, **secret})
     sink = KafkaSink(connection, OUTPUT)
@@ -657,7 +663,7 @@ def test_a_sink_shows_no_secret() -> None:
 
 
 def test_names_give_ids_that_differ() -> None:
-    """A transactional id is of one output, group, topic and partition."""
+    """Each output, group, topic and partition has its own transactional id."""
     sink, other = KafkaSink(CONNECTION, "a"), KafkaSink(CONNECTION, "a-b")
     wanted = [part(1, 0, 1), part(11, 0, 1), part(1, 0, 1, topic="t-1"), part(1, 0, 1, group="g-t", topic="t")]
     ids = [each._key(one) for each in (sink, other) for one in wanted]

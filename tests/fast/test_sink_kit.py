@@ -1,4 +1,4 @@
-"""The conformance kit: the example's right sink passes all of it, and each wrong one is caught."""
+"""The conformance kit: the correct example sink passes each case, and each wrong sink fails one."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,20 +27,20 @@ BY_NAME = {str(case): case for case in CASES}
 
 @pytest.mark.parametrize("case", ALL_CASES)
 def test_the_example_passes(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test that the documentation shows holds, as it stands there."""
+    """The test that the documentation shows passes unchanged."""
     monkeypatch.setattr(Target, "most_steps", 20)
     example.test_the_sink_conforms(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", SHORT_CASES, ids=str)
 def test_the_file_sink_passes(case: Case, tmp_path: Path) -> None:
-    """So does the library's own sink of files, which dies and meets others in `test_sink_rules_files`."""
+    """The library's file sink passes the short cases. `test_sink_files` runs the cases with crashes and races."""
     case.check(OutputTarget(FileOutput(tmp_path / "output")))
 
 
 @pytest.mark.parametrize("check", GROUP_CHECKS)
 def test_another_group(check: Callable[[Target], None], tmp_path: Path) -> None:
-    """An output is one group's, and those that follow on it."""
+    """An output belongs to one group and to those that continue it."""
     check(OutputTarget(FileOutput(tmp_path / "output")))
 
 
@@ -48,14 +48,14 @@ def test_another_group(check: Callable[[Target], None], tmp_path: Path) -> None:
 
 
 class Forgets(SqliteSink):
-    """Takes whatever comes: no idempotence."""
+    """Takes each range again: no idempotence."""
 
     def _judge(self, _: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         return dict.fromkeys(ranges, Verdict.TAKE)
 
 
 class PerBatch(SqliteSink):
-    """Knows batches, not ranges: one is done when all of it is."""
+    """Stores batches and not ranges. A batch is done only if all of it is."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         verdicts = super()._judge(database, ranges)
@@ -65,7 +65,7 @@ class PerBatch(SqliteSink):
 
 
 class PerBatchId(SqliteSink):
-    """Knows a batch by its ranges together: a part of it is another batch."""
+    """Identifies a batch by all its ranges, so a part of it is another batch."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         verdicts = super()._judge(database, ranges)
@@ -76,7 +76,7 @@ class PerBatchId(SqliteSink):
 
 
 class IgnoresEpochs(SqliteSink):
-    """Lets a zombie write."""
+    """Lets a fenced writer write."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         now = {replace(range_, epoch=2**62): range_ for range_ in ranges}
@@ -84,7 +84,7 @@ class IgnoresEpochs(SqliteSink):
 
 
 class TakesOneRefused(SqliteSink):
-    """Takes what is refused for one reason."""
+    """Ignores one reason to refuse a range."""
 
     ignored: ClassVar[str]
 
@@ -101,19 +101,19 @@ class TakesOneRefused(SqliteSink):
 
 
 class IgnoresGenerations(TakesOneRefused):
-    """Lets one write that was at work before the position was set."""
+    """Lets a writer write that started before the position was set."""
 
     ignored = "is older than"
 
 
 class IgnoresGaps(TakesOneRefused):
-    """Takes a range wherever it starts."""
+    """Takes a range that starts at any offset."""
 
     ignored = "neither the range's start"
 
 
 class IgnoresTopicIds(SqliteSink):
-    """Takes a topic that was made anew for the one of before."""
+    """Takes a re-created topic for the old one."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         same = "coordination-topic-id-", "the-first-data-topic--"
@@ -122,7 +122,7 @@ class IgnoresTopicIds(SqliteSink):
 
 
 class WritesBeforeItJudges(SqliteSink):
-    """Has rows of refused batches: they are committed before the ranges."""
+    """Keeps rows of refused batches, because it commits them before the ranges."""
 
     def write(
         self,
@@ -131,7 +131,7 @@ class WritesBeforeItJudges(SqliteSink):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write, then ask."""
+        """Write the rows first."""
         rows = [tuple(row) for row in frame.collect()] if len(frame.columns) == 3 else []
         with self._transaction() as database:
             database.executemany('INSERT INTO result (partition, "offset", value) VALUES (?, ?, ?)', rows)
@@ -151,7 +151,7 @@ class TwoTransactions(SqliteSink):
 
 
 class JudgesOnce(SqliteSink):
-    """Judges when it is asked, and not again in the transaction of the rows."""
+    """Decides once, and not again in the transaction of the rows."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -164,7 +164,7 @@ class JudgesOnce(SqliteSink):
 
 
 class UndoesInFinally(TwoTransactions):
-    """Removes rows whose ranges did not come through: but the dead remove nothing."""
+    """Removes rows without ranges in a `finally` block, which a killed process does not run."""
 
     def _insert(self, database: sqlite3.Connection, taken: ClaimedRange, rows: Sequence[tuple[int, int, str]]) -> None:
         is_done = False
@@ -177,7 +177,7 @@ class UndoesInFinally(TwoTransactions):
 
 
 class ForgetsEmptyRanges(SqliteSink):
-    """Keeps ranges with the rows, and so none that has no row."""
+    """Stores ranges with their rows, so a range without rows is not stored."""
 
     def _insert(self, database: sqlite3.Connection, taken: ClaimedRange, rows: Sequence[tuple[int, int, str]]) -> None:
         if rows:
@@ -204,14 +204,14 @@ class MixesGroups(SqliteSink):
 
 
 class TakesEveryGroup(SqliteSink):
-    """Asks nothing of groups."""
+    """Ignores which group owns the output."""
 
     def __init__(self, path: str, *, shared_by_groups: bool = True) -> None:  # noqa: ARG002
         super().__init__(path, shared_by_groups=True)
 
 
 class ChecksGroupsEarly(SqliteSink):
-    """Asks which group has the output in `verdicts` alone."""
+    """Checks which group owns the output only in `verdicts`."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         verdicts = super()._judge(database, ranges)
@@ -220,7 +220,7 @@ class ChecksGroupsEarly(SqliteSink):
 
 
 class DropsForeignRows(SqliteSink):
-    """Leaves rows of other partitions out and says nothing."""
+    """Silently drops rows of other partitions."""
 
     def write(
         self,
@@ -229,7 +229,7 @@ class DropsForeignRows(SqliteSink):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write what fits."""
+        """Write the rows of its own partitions."""
         ours = {range_.partition for range_ in ranges}
         if isinstance(frame, LocalFrame) and frame.rows is not None and frame.columns[0] == "partition":
             rows = tuple(row for row in frame.rows if row[0] in ours)
@@ -247,13 +247,13 @@ class NeverAsksTheBatch(SqliteSink):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write at once."""
+        """Write without `before_commit`."""
         before_commit = lambda: None  # noqa: E731
         return super().write(frame, ranges, offsets_read, before_commit)
 
 
 class AsksTheBatchFirst(SqliteSink):
-    """Calls `before_commit` ahead of the rows."""
+    """Calls `before_commit` before it reads the rows."""
 
     def write(
         self,
@@ -262,34 +262,34 @@ class AsksTheBatchFirst(SqliteSink):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Ask, then read."""
+        """Call `before_commit`, then write."""
         before_commit()
         return super().write(frame, ranges, offsets_read)
 
 
 class AppendsInANewGeneration(SqliteSink):
-    """Says that it replaces, and adds."""
+    """Reports that it replaces old rows, and adds new ones instead."""
 
     def _replace(self, database: sqlite3.Connection, wanted: ClaimedRange, _: Sequence[tuple[int, int]]) -> None:
         super()._replace(database, wanted, ())
 
 
 class ReplacesWholeRanges(SqliteSink):
-    """Removes rows of messages that nobody read again."""
+    """Removes rows of messages that were not read again."""
 
     def _replace(self, database: sqlite3.Connection, wanted: ClaimedRange, offsets: Sequence[tuple[int, int]]) -> None:  # noqa: ARG002
         super()._replace(database, wanted, [(wanted.start, wanted.end)])
 
 
 class ReplacesBeyond(SqliteSink):
-    """Removes rows of messages that are not of its range."""
+    """Removes rows of messages outside its range."""
 
     def _replace(self, database: sqlite3.Connection, wanted: ClaimedRange, offsets: Sequence[tuple[int, int]]) -> None:
         super()._replace(database, replace(wanted, start=0, first_readable=0, end=2**62), offsets)
 
 
 class ReplacesWhatIsWritten(SqliteSink):
-    """Removes old rows only where it has new ones."""
+    """Removes old rows only at the offsets of new ones."""
 
     def write(
         self,
@@ -298,12 +298,12 @@ class ReplacesWhatIsWritten(SqliteSink):
         offsets_read: OffsetsRead,  # noqa: ARG002
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Write without asking what was read."""
+        """Write without `offsets_read`."""
         return super().write(frame, ranges, dict, before_commit)
 
 
 class ReplacesOtherTopics(SqliteSink):
-    """Removes rows of a topic of the same name that was made anew."""
+    """Removes the rows of an older topic with the same name."""
 
     def _replace(self, database: sqlite3.Connection, wanted: ClaimedRange, offsets: Sequence[tuple[int, int]]) -> None:
         for topic_id in ("the-first-data-topic--", "made-anew"):
@@ -311,10 +311,10 @@ class ReplacesOtherTopics(SqliteSink):
 
 
 class RefusesAfterAll(SqliteSink):
-    """Says that it can replace, and refuses when it should."""
+    """Reports that it can replace, and then refuses to."""
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
-        """Refuse every new generation."""
+        """Refuse each new generation."""
         verdicts = super().verdicts(ranges)
         if any(range_.generation for range_ in ranges):
             raise SinkRejectedError("no")
@@ -322,21 +322,21 @@ class RefusesAfterAll(SqliteSink):
 
 
 class TakesRowsWithoutOffsets(SqliteSink):
-    """Lets rows in that it cannot replace, and does not say so."""
+    """Accepts rows that it could not replace later, and does not report it."""
 
     def _check_offsets(self, rows: Sequence[tuple[int, int | None, str]]) -> None:
         rows[:] = [(partition, -1 if at is None else at, value) for partition, at, value in rows]  # type: ignore[index]
 
 
 class DropsEqualRows(SqliteSink):
-    """Takes rows that are equal for one that came twice."""
+    """Drops equal rows as duplicates."""
 
     def _insert(self, database: sqlite3.Connection, taken: ClaimedRange, rows: Sequence[tuple[int, int, str]]) -> None:
         super()._insert(database, taken, sorted(set(rows)))
 
 
 class ReadsTheOffsetsLast(SqliteSink):
-    """Does not call `before_commit` again behind `offsets_read`."""
+    """Does not call `before_commit` again after `offsets_read`."""
 
     def write(
         self,
@@ -345,7 +345,7 @@ class ReadsTheOffsetsLast(SqliteSink):
         offsets_read: OffsetsRead,
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteResult:
-        """Ask the batch once."""
+        """Call `before_commit` once."""
         asked: list[str] = []
 
         def once() -> None:
@@ -357,7 +357,7 @@ class ReadsTheOffsetsLast(SqliteSink):
 
 
 class NamesInTheStatement(SqliteSink):
-    """Puts names into its SQL as they are."""
+    """Puts names into its SQL without escaping."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         for each in ranges:
@@ -366,7 +366,7 @@ class NamesInTheStatement(SqliteSink):
 
 
 class PositionOnly(SqliteSink):
-    """Says that it takes ranges in any order, and keeps a position."""
+    """Reports that it takes ranges in any order, and keeps only a position."""
 
     def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         now = {replace(range_, in_any_order=False): range_ for range_ in ranges}
@@ -374,13 +374,13 @@ class PositionOnly(SqliteSink):
 
 
 class TakesRangesInSecret(SqliteSink):
-    """Says that it takes no ranges in any order, and takes them."""
+    """Reports that it does not take ranges in any order, and takes them."""
 
     supports_unordered_ranges = False
 
 
 class NoLock(SqliteSink):
-    """Judges and writes in a transaction that is not alone."""
+    """Decides and writes without a lock on the database."""
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -427,7 +427,7 @@ WRONG: Mapping[type[SqliteSink], str] = {
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
 def test_a_wrong_sink_is_caught(wrong: type[SqliteSink], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The case made for its fault tells of it."""
+    """Each wrong sink fails the case that was written for its mistake."""
     monkeypatch.setattr(example, "SqliteSink", wrong)
     target = example.SqliteOutput(tmp_path)
     case = BY_NAME[WRONG[wrong]]
@@ -437,6 +437,6 @@ def test_a_wrong_sink_is_caught(wrong: type[SqliteSink], monkeypatch: pytest.Mon
 
 
 def test_each_case_has_a_name_of_its_own_and_says_its_rule() -> None:
-    """Names are test ids; the rule is a sentence."""
+    """Names are test ids, and each rule is a sentence."""
     assert len(BY_NAME) == len(CASES)
     assert all(case.rule.endswith(".") for case in CASES)

@@ -12,7 +12,7 @@ from marshal_dagster.sinks.files.parquet_footer import NotParquetError, parquet_
 @pytest.mark.parametrize("rows", [0, 1, 63, 64, 8191, 8192, 100_003])
 @pytest.mark.parametrize("columns", [1, 14, 15, 40])
 def test_the_footer_tells_the_rows(tmp_path: Path, rows: int, columns: int) -> None:
-    """Counts of every size of varint, behind short and long lists of columns of every kind, are those of the file."""
+    """The counts are correct for varints of every size, after short and long lists of columns of every type."""
     flat = pa.array(range(rows), pa.int64())
     kinds = [
         flat,
@@ -44,7 +44,7 @@ def test_the_footer_tells_the_rows(tmp_path: Path, rows: int, columns: int) -> N
     ],
 )
 def test_what_is_no_whole_parquet_file_is_an_error(tmp_path: Path, content: bytes) -> None:
-    """A file that is cut off or of another kind is told, never counted."""
+    """A truncated file, or one of another format, raises an error."""
     path = tmp_path / "cut.parquet"
     path.write_bytes(content)
     with pytest.raises(NotParquetError):
@@ -52,7 +52,7 @@ def test_what_is_no_whole_parquet_file_is_an_error(tmp_path: Path, content: byte
 
 
 def test_a_file_cut_anywhere_is_an_error(tmp_path: Path) -> None:
-    """Whatever is missing at the end, there is no count."""
+    """A truncated file never returns a count, wherever it is cut."""
     path = tmp_path / "whole.parquet"
     parquet.write_table(pa.table({"n": [1, 2, 3]}), path)
     whole = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A sink can be handed to another process, as Spark and multiprocess executors do."""
+"""Sinks can be pickled, because Spark and multiprocess executors pass them to other processes."""
 
 import pickle
 
@@ -15,5 +15,5 @@ SINKS: list[Sink] = [
 
 @pytest.mark.parametrize("sink", SINKS, ids=repr)
 def test_a_sink_is_the_same_after_a_pickle(sink: Sink) -> None:
-    """It names the same output."""
+    """The copy names the same output."""
     assert repr(pickle.loads(pickle.dumps(sink))) == repr(sink)  # noqa: S301 - our own bytes

@@ -1,4 +1,4 @@
-"""What every snapshot topic promises, whatever it lies in; the one over Kafka takes the same tests."""
+"""The contract of every snapshot topic; the topic in Kafka runs the same tests."""
 
 from abc import ABC, abstractmethod
 
@@ -15,20 +15,20 @@ ROWS = [Record(b"a", b"1"), Record(b"b", b"2"), Record(b"a", None), Record(b"c",
 
 
 class SnapshotTopicPort(ABC):
-    """The promises; `topic` is empty and has two partitions."""
+    """The tests. `topic` is empty and has two partitions."""
 
     @pytest.fixture
     @abstractmethod
     def topic(self) -> SnapshotTopic:
-        """An empty topic of two partitions."""
+        """Return an empty topic with two partitions."""
 
     def test_an_empty_topic_has_nothing_to_read(self, topic: SnapshotTopic) -> None:
-        """Its bounds are equal, and reading them ends at once."""
+        """The bounds of an empty partition are equal, and a read of it returns at once."""
         assert topic.bounds([0, 1]) == {0: OffsetBounds(0, 0), 1: OffsetBounds(0, 0)}
         assert topic.read(topic.bounds([0, 1]), SOON_S) == {0: [], 1: []}
 
     def test_what_was_appended_is_read_in_order(self, topic: SnapshotTopic) -> None:
-        """Keys and values come back as they are, deletions too, from each partition its own."""
+        """Each partition returns its keys and values unchanged, including deletions."""
         topic.append(0, ROWS)
         topic.append(1, ROWS[:1])
         bounds = topic.bounds([0, 1])
@@ -40,23 +40,23 @@ class SnapshotTopicPort(ABC):
         }
 
     def test_only_what_was_asked_for_is_read(self, topic: SnapshotTopic) -> None:
-        """A range ends where it says, and another one can be read next, also an earlier one."""
+        """A read ends at the given offset. The next one may be of any range, including an earlier one."""
         topic.append(0, ROWS)
         for start, end in ((1, 3), (0, 1), (3, 4), (2, 2)):
             assert len(topic.read({0: OffsetBounds(start, end)}, SOON_S)[0]) == end - start
 
     def test_appending_nothing_is_nothing(self, topic: SnapshotTopic) -> None:
-        """No records, no change."""
+        """Appending no records changes nothing."""
         topic.append(1, [])
         assert topic.bounds([1]) == {1: OffsetBounds(0, 0)}
 
     def test_a_partition_that_is_not_there_is_missing(self, topic: SnapshotTopic) -> None:
-        """A topic made for fewer coordination partitions says so."""
+        """A topic with fewer partitions than the coordination topic raises TopicNotFoundError."""
         with pytest.raises(TopicNotFoundError):
             topic.bounds([0, 2])
 
     def test_a_closed_topic_can_be_used_again(self, topic: SnapshotTopic) -> None:
-        """Closing lets go of connections, and no more."""
+        """A closed topic can be used again, because `close` only releases connections."""
         topic.append(0, ROWS[:1])
         for _ in range(2):
             topic.close()
@@ -64,15 +64,15 @@ class SnapshotTopicPort(ABC):
 
 
 class TestMemorySnapshotTopic(SnapshotTopicPort):
-    """The topic in memory."""
+    """Run the tests against the topic in memory."""
 
     @pytest.fixture
     def topic(self) -> SnapshotTopic:
-        """A topic of two partitions."""
+        """Return a topic with two partitions."""
         return MemorySnapshotTopic(2)
 
     def test_compaction_leaves_offsets_as_they_are(self) -> None:
-        """The last record of each key stays where it was; what was deleted is gone."""
+        """Compaction keeps the offset of the last record of each key, and removes deleted keys."""
         topic = MemorySnapshotTopic(1)
         topic.append(0, [Record(b"a", b"1"), Record(b"b", b"1"), Record(b"b", b"2"), Record(b"a", None)])
         topic.compact()

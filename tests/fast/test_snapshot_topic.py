@@ -1,4 +1,4 @@
-"""Where a reader starts, and what writers leave in the snapshot topic (protocol.md, section 5)."""
+"""Where a reader starts, and which records writers leave in the snapshot topic (protocol.md, section 5)."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ from tests.members import Site, about
 
 @pytest.fixture
 def site() -> Site:
-    """A coordination topic of its own, with two owners and a pause in it."""
+    """Return a coordination topic with two owners and a pause."""
     site = Site()
     for number in range(2):
         site.say(about(ClaimingPartition, f"run{number}.0", number))
@@ -31,12 +31,12 @@ def site() -> Site:
 
 @pytest.fixture
 def topic(site: Site) -> MemorySnapshotTopic:
-    """The topic beside it."""
+    """Return the snapshot topic of the site."""
     return MemorySnapshotTopic(site.partitions)
 
 
 def reader(site: Site, topic: SnapshotTopic | None) -> Rationalizer:
-    """Open a reader of the coordination partition that the tests' topic needs, and let it catch up."""
+    """Open a reader of the coordination partition of the data topic, and let it catch up."""
     opened = Rationalizer(
         site.log(), topics=["orders"], clock=site.clock, snapshots=None if topic is None else Snapshots(topic)
     )
@@ -45,31 +45,31 @@ def reader(site: Site, topic: SnapshotTopic | None) -> Rationalizer:
 
 
 def write(site: Site, topic: SnapshotTopic, of: Rationalizer | None = None) -> Rationalizer:
-    """Write a snapshot of the state as read now, or as `of` has it."""
+    """Write a snapshot of the state of `of`, by default of the present state."""
     rationalizer = of or reader(site, None)
     Snapshots(topic).write(rationalizer.world.partitions[site.home], rationalizer.identity)
     return rationalizer
 
 
 def beat(site: Site, offset: int) -> None:
-    """Let the first owner commit."""
+    """Append a commit of the first owner."""
     site.say(about(Heartbeat, "run0.0", 0, offset=offset))
 
 
 def cut(site: Site) -> None:
-    """Let retention delete all that is in the log now."""
+    """Delete all present records by retention."""
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
 
 
 def kept(site: Site, topic: MemorySnapshotTopic) -> list[int]:
-    """Give the log offsets of the snapshots that are there, in whole or in part."""
+    """Return the log offsets of the stored snapshots, including incomplete ones."""
     at = topic.bounds([site.home])
     stored, _ = collect(topic.read(at, 1)[site.home])
     return [one.name.offset for one in stored]
 
 
 def test_a_cut_log_with_a_snapshot_is_certain(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Owners, offsets and pauses outlive the log's retention; what came since is read on."""
+    """Owners, offsets and pauses survive the log's retention, and later records are read from the log."""
     write(site, topic)
     cut(site)
     beat(site, 9)
@@ -85,13 +85,13 @@ def test_a_cut_log_with_a_snapshot_is_certain(site: Site, topic: MemorySnapshotT
 
 
 def test_without_a_snapshot_a_cut_log_is_observed(site: Site, topic: MemorySnapshotTopic) -> None:
-    """An empty snapshot topic changes nothing."""
+    """Without a snapshot, a log whose start was deleted is only observed."""
     cut(site)
     assert not reader(site, topic).world.partitions[site.home].certain
 
 
 def test_a_short_whole_log_is_read_as_it_is(site: Site) -> None:
-    """No snapshot is asked for where reading the log is as fast."""
+    """For a short and complete log no snapshot is looked up, because reading the log is as fast."""
 
     class Untouched(MemorySnapshotTopic):
         def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
@@ -103,7 +103,7 @@ def test_a_short_whole_log_is_read_as_it_is(site: Site) -> None:
 def test_a_long_log_is_read_from_the_snapshot(
     site: Site, topic: MemorySnapshotTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What lies before the snapshot is not read, and the state is that of who read it."""
+    """Records before the snapshot are not read, and the state equals that of the whole log."""
     monkeypatch.setattr(rationalizer_module, "WORTH_A_LOOK", 3)
     write(site, topic)
     beat(site, 9)
@@ -118,7 +118,7 @@ def test_a_long_log_is_read_from_the_snapshot(
 def test_a_snapshot_topic_that_does_not_answer_is_done_without(
     site: Site, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A log is read without snapshots too; where one was needed it is said why there is none."""
+    """A log can be read without snapshots. If one was needed, a warning reports why there is none."""
 
     class Failing(MemorySnapshotTopic):
         def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:  # noqa: ARG002
@@ -133,7 +133,7 @@ def test_a_snapshot_topic_that_does_not_answer_is_done_without(
 def test_a_snapshot_that_does_not_fit_is_told(
     site: Site, topic: MemorySnapshotTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One of a log that was made anew is passed over, with a warning."""
+    """A snapshot of a coordination topic that was re-created is skipped with a warning."""
     write(site, topic)
     site.broker.recreate()
     beat(site, 3)
@@ -144,7 +144,7 @@ def test_a_snapshot_that_does_not_fit_is_told(
 
 
 def test_an_older_writer_does_not_displace_a_newer_snapshot(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Who wrote late what is old harms nobody, before and after compaction."""
+    """A late snapshot of an old state does not replace a newer one, before and after compaction."""
     lagging = reader(site, None)
     beat(site, 9)
     newest = write(site, topic)
@@ -157,7 +157,7 @@ def test_an_older_writer_does_not_displace_a_newer_snapshot(site: Site, topic: M
 
 
 def test_a_half_written_newer_one_leaves_the_older(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Until a newer snapshot is whole the older one counts, compacted or not; then it goes."""
+    """The older snapshot is used and kept until a newer one is complete, compacted or not."""
     older = write(site, topic)
     at_offset = older.world.partitions[site.home].next_offset
     beat(site, 9)
@@ -175,7 +175,7 @@ def test_a_half_written_newer_one_leaves_the_older(site: Site, topic: MemorySnap
 
 
 def test_what_was_not_read_back_whole_deletes_nothing(site: Site) -> None:
-    """A writer whose snapshot is not whole in the topic leaves the older ones alone."""
+    """A writer deletes older snapshots only after it has read back its own completely."""
 
     class Losing(MemorySnapshotTopic):
         loses = False
@@ -194,7 +194,7 @@ def test_what_was_not_read_back_whole_deletes_nothing(site: Site) -> None:
 
 
 def test_it_is_found_behind_whatever_came_after_it(site: Site) -> None:
-    """The topic is read back from its end until a whole snapshot is found, and no further."""
+    """The topic is read backwards from its end until a complete snapshot is found."""
     reads: list[OffsetBounds] = []
 
     class Watched(MemorySnapshotTopic):
@@ -216,7 +216,7 @@ def test_it_is_found_behind_whatever_came_after_it(site: Site) -> None:
 def test_a_snapshot_longer_than_the_first_look_is_found(
     site: Site, topic: MemorySnapshotTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of which the first look sees the end alone is preferred to an older one that it sees whole."""
+    """The first read sees only the end of the newer snapshot. It is still preferred to a complete older one."""
     lagging = reader(site, None)
     beat(site, 9)
     newest = reader(site, None)
@@ -231,7 +231,7 @@ def test_a_snapshot_longer_than_the_first_look_is_found(
 
 
 def test_a_reader_overtaken_by_retention_goes_on_from_a_snapshot(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Retention that deletes what was to be read next makes nobody an observer where a snapshot is newer."""
+    """If retention deletes records that were to be read next, the reader continues from a newer snapshot."""
     overtaken = reader(site, topic)
     beat(site, 9)
     write(site, topic)
@@ -246,7 +246,7 @@ def test_a_reader_overtaken_by_retention_goes_on_from_a_snapshot(site: Site, top
 
 @pytest.mark.parametrize("why", ["none yet", "away"])
 def test_a_reader_that_only_observes_looks_again(site: Site, why: str) -> None:
-    """Once a snapshot is there, or can be read again, a reader that lives on is certain; it asks once a minute."""
+    """An observing reader looks for a snapshot once a minute. With one it becomes certain."""
     asked: list[int] = []
 
     class Watched(MemorySnapshotTopic):
@@ -285,7 +285,7 @@ def test_a_reader_that_only_observes_looks_again(site: Site, why: str) -> None:
 
 
 def lose(site: Site, records: int = 1) -> None:
-    """Let an unclean leader election lose the last records, and the log grow again past where it was."""
+    """Lose the last records by an unclean leader election, and append more than were lost."""
     end = site.broker.bounds(site.home).end
     site.broker.truncate(site.home, end - records)
     for _ in range(records + 1):
@@ -295,7 +295,7 @@ def lose(site: Site, records: int = 1) -> None:
 def test_a_log_that_grew_again_is_not_read_on_from_before(
     site: Site, topic: MemorySnapshotTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the last record before a snapshot is another one by now, the snapshot is passed over, with a warning."""
+    """If the log has another record at the snapshot's last offset, the snapshot is skipped with a warning."""
     monkeypatch.setattr(rationalizer_module, "WORTH_A_LOOK", 3)
     beat(site, 9)
     write(site, topic)
@@ -310,7 +310,7 @@ def test_a_log_that_grew_again_is_not_read_on_from_before(
 
 
 def test_where_the_log_was_cut_too_it_is_only_observed(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Nobody is certain by a snapshot of records that the log has lost."""
+    """A snapshot of records that the log has lost makes no reader certain."""
     beat(site, 9)
     write(site, topic)
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end - 1)
@@ -320,7 +320,7 @@ def test_where_the_log_was_cut_too_it_is_only_observed(site: Site, topic: Memory
 
 
 def test_an_older_snapshot_of_what_was_not_lost_is_taken(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Of several the newest counts whose last record is still there."""
+    """The newest snapshot whose last record is still in the log is used."""
     older = write(site, topic).world.partitions[site.home]
     site.broker.retain_from(site.home, older.next_offset - 1)
     beat(site, 9)
@@ -335,7 +335,7 @@ def test_an_older_snapshot_of_what_was_not_lost_is_taken(site: Site, topic: Memo
 
 
 def test_an_equal_record_elsewhere_is_not_mistaken(topic: MemorySnapshotTopic) -> None:
-    """Coordination partitions whose last records are equal, as those of a pause are, are judged each by its own."""
+    """Coordination partitions may have equal last records, such as those of a pause. Each is checked on its own."""
     site = Site()
     site.pause(1_000)
     everything = Rationalizer(site.log(), clock=site.clock)
@@ -351,7 +351,7 @@ def test_an_equal_record_elsewhere_is_not_mistaken(topic: MemorySnapshotTopic) -
 
 
 def test_what_retention_deletes_meanwhile_is_not_looked_at(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A last record that goes while it is looked for is no reason to pass the snapshot over."""
+    """If retention deletes the last record while it is being looked up, the snapshot is still used."""
     write(site, topic)
     site.broker.retain_from(site.home, 1)
     log = site.log()
@@ -366,7 +366,7 @@ def test_what_retention_deletes_meanwhile_is_not_looked_at(site: Site, topic: Me
 
 
 def test_a_reader_that_began_at_a_snapshot_writes_the_same(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Who has read nothing since passes on which record was the last."""
+    """A reader that started at a snapshot and has read nothing else writes the same last record."""
     first = write(site, topic).world.partitions[site.home]
     cut(site)
     again = reader(site, topic).world.partitions[site.home]

@@ -1,4 +1,4 @@
-"""Snapshots of a log that loses its newest records, and grows again, while it is looked at (protocol.md, section 5)."""
+"""Snapshots of a log that loses its newest records and grows again while it is read (protocol.md, section 5)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,7 +20,7 @@ from tests.members import TOPIC, Site, about
 
 
 class ActedOnTopic(MemorySnapshotTopic):
-    """Lets something happen once, just before it is read, or once a snapshot was written."""
+    """A topic that runs a function once, before a read or after a snapshot was written."""
 
     before_read: Callable[[], None] | None = None
     after_append: Callable[[], None] | None = None
@@ -28,14 +28,14 @@ class ActedOnTopic(MemorySnapshotTopic):
     def read(
         self, ranges: Mapping[int, OffsetBounds], timeout_s: float
     ) -> Mapping[int, Sequence[tuple[bytes | None, bytes | None]]]:
-        """Act, and read."""
+        """Run the function, and read."""
         act, self.before_read = self.before_read, None
         if act is not None:
             act()
         return super().read(ranges, timeout_s)
 
     def append(self, partition: int, records: Sequence[Record]) -> None:
-        """Append, and act."""
+        """Append, and run the function."""
         super().append(partition, records)
         act, self.after_append = self.after_append, None
         if act is not None:
@@ -44,7 +44,7 @@ class ActedOnTopic(MemorySnapshotTopic):
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A log in which somebody has claimed and beaten, whose snapshots are looked for however short it is."""
+    """Return a log with a claim and a heartbeat, for which snapshots are looked up although it is short."""
     monkeypatch.setattr(rationalizer_module, "WORTH_A_LOOK", 1)
     site = Site()
     site.say(about(ClaimingPartition, "run0.0"))
@@ -54,12 +54,12 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @pytest.fixture
 def topic(site: Site) -> ActedOnTopic:
-    """Its snapshots."""
+    """Return the snapshot topic of the site."""
     return ActedOnTopic(site.partitions)
 
 
 def read(site: Site, topic: MemorySnapshotTopic | None = None, log: FaultyLog | None = None) -> Rationalizer:
-    """Open a reader that has read all there is."""
+    """Open a reader and let it catch up."""
     snapshots = None if topic is None else Snapshots(topic)
     reader = Rationalizer(log or site.log(), topics=[TOPIC], clock=site.clock, snapshots=snapshots)
     reader.catch_up()
@@ -67,12 +67,12 @@ def read(site: Site, topic: MemorySnapshotTopic | None = None, log: FaultyLog | 
 
 
 def write(reader: Rationalizer, site: Site, topic: MemorySnapshotTopic) -> None:
-    """Write what a reader knows of the home partition."""
+    """Write a snapshot of a reader's home partition."""
     Snapshots(topic).write(reader.world.partitions[site.home], reader.identity)
 
 
 def take_over(site: Site, offset: int) -> None:
-    """Let another own what run0 has given up at `offset`."""
+    """Let another instance claim the key that run0 releases at `offset`."""
     site.say(about(ReleasingPartition, "run0.0", offset=offset))
     site.say(about(ClaimingPartition, "run1.0"))
 
@@ -80,7 +80,7 @@ def take_over(site: Site, offset: int) -> None:
 def test_a_snapshot_behind_offsets_without_records_is_passed_over_once_there_are_some(
     site: Site, topic: ActedOnTopic
 ) -> None:
-    """It stands behind a transaction's marker; in the place of that the log has records now."""
+    """A snapshot after a transaction marker is skipped once the log has records at the marker's offset."""
     site.broker.skip(site.home, 2)
     write(read(site), site, topic)
     site.broker.truncate(site.home, 2)
@@ -93,7 +93,7 @@ def test_a_snapshot_behind_offsets_without_records_is_passed_over_once_there_are
 def test_a_log_truncated_while_a_snapshot_is_held_against_it_is_not_taken_for_one_that_was_cut(
     site: Site, topic: ActedOnTopic
 ) -> None:
-    """Where retention has deleted the record there is nothing to hold it against; this one was lost."""
+    """The check of a snapshot is left out only if retention deleted the record, and not if the log was truncated."""
     site.say(about(Heartbeat, "run0.0", offset=6))
     site.say(about(Heartbeat, "run0.0", offset=7))
     write(read(site), site, topic)
@@ -113,7 +113,10 @@ def test_a_log_truncated_while_a_snapshot_is_held_against_it_is_not_taken_for_on
 
 
 def test_who_follows_the_log_anew_looks_whether_it_is_the_one_that_was_read(site: Site, topic: ActedOnTopic) -> None:
-    """Otherwise it would go on from what the log has lost, and write that over the good snapshot."""
+    """A reader that follows the log again checks that it is the log that it has read.
+
+    Otherwise it would continue from records that the log has lost, and replace the good snapshot.
+    """
     other = next(number for number in range(site.partitions) if number != site.home)
     write(read(site), site, topic)
     site.broker.retain_from(site.home, 2)
@@ -121,7 +124,7 @@ def test_who_follows_the_log_anew_looks_whether_it_is_the_one_that_was_read(site
     live = read(site, topic)
     site.broker.truncate(site.home, 2)
     take_over(site, 5)
-    site.broker.append(other, b"anything")  # so that this one is to be followed too
+    site.broker.append(other, b"anything")  # so that this partition has to be followed too
     good = read(site, topic)
     site.clock.advance(OLD_MS + 1)
 
@@ -135,7 +138,10 @@ def test_who_follows_the_log_anew_looks_whether_it_is_the_one_that_was_read(site
 def test_nothing_is_cleared_away_for_a_snapshot_of_what_was_lost_as_it_was_written(
     site: Site, topic: ActedOnTopic
 ) -> None:
-    """The older one is the only one that the log still leads to."""
+    """No snapshot is deleted for one whose records were lost while it was written.
+
+    The older snapshot is the only one that still matches the log.
+    """
     write(read(site), site, topic)
     site.broker.retain_from(site.home, 1)
     for offset in (6, 7):
@@ -159,7 +165,10 @@ def test_nothing_is_cleared_away_for_a_snapshot_of_what_was_lost_as_it_was_writt
 def test_the_newest_is_told_though_an_older_one_came_after_it(
     site: Site, topic: ActedOnTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is so long that the first look sees only its end."""
+    """The newest snapshot is found even if an older one was written after it.
+
+    It is so long that the first read sees only its end.
+    """
     lagging = read(site)
     site.say(about(Heartbeat, "run0.0", offset=6))
     with monkeypatch.context() as long:
@@ -178,7 +187,7 @@ def test_the_newest_is_told_though_an_older_one_came_after_it(
 
 
 def test_one_is_found_though_a_newer_one_came_and_compaction_took_it(site: Site, topic: ActedOnTopic) -> None:
-    """Between the question where they lie and the reading."""
+    """A snapshot is found even if compaction replaces it by a newer one between the look-up and the read."""
     live = read(site)
     write(live, site, topic)
     site.broker.retain_from(site.home, 1)

@@ -1,4 +1,4 @@
-"""Who writes snapshots, and when (protocol.md, section 5)."""
+"""Which members write snapshots, and when (protocol.md, section 5)."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ from tests.members import TOPIC, Site, about
 
 @pytest.fixture
 def site() -> Site:
-    """A group that was paused once, so that every coordination partition has a record, and one owner."""
+    """Return a group with one owner and a past pause, so each coordination partition has a record."""
     site = Site()
     site.pause(1)
     site.clock.advance(2_000)
@@ -39,24 +39,24 @@ def site() -> Site:
 
 @pytest.fixture
 def topic(site: Site) -> MemorySnapshotTopic:
-    """The topic for snapshots beside it."""
+    """Return the snapshot topic of the site."""
     return MemorySnapshotTopic(site.partitions)
 
 
 def member(site: Site) -> Rationalizer:
-    """Open a reader that follows what one data topic needs, as a run's does."""
+    """Open a reader that follows one data topic, as a run does."""
     opened = Rationalizer(site.log(), topics=[TOPIC], clock=site.clock)
     opened.catch_up()
     return opened
 
 
 def renew(site: Site, topic: MemorySnapshotTopic) -> list[int]:
-    """Do what a member does at the end of its run."""
+    """Write snapshots as a member does at the end of its run."""
     return renew_snapshots(member(site), Snapshots(topic), site.clock)
 
 
 def test_the_first_run_writes_all(site: Site, topic: MemorySnapshotTopic) -> None:
-    """Where there is no snapshot one is written of every coordination partition, also of those not followed."""
+    """Without snapshots, one is written for each coordination partition, even for those that the run did not follow."""
     assert renew(site, topic) == list(range(site.partitions))
     assert renew(site, topic) == []
     for number in range(site.partitions):
@@ -68,12 +68,12 @@ def test_the_first_run_writes_all(site: Site, topic: MemorySnapshotTopic) -> Non
 
 
 def test_an_empty_log_has_none(topic: MemorySnapshotTopic) -> None:
-    """Nothing is written of a coordination partition that never had a record."""
+    """A coordination partition without records gets no snapshot."""
     assert renew(Site(), topic) == []
 
 
 def test_an_hour_later_what_changed_is_written_again(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A snapshot from more than an hour ago is old, if it is not the present state any more."""
+    """A snapshot older than an hour is replaced, unless it still has the present state."""
     renew(site, topic)
     site.say(about(Heartbeat, "run1.0", 0, offset=7))
     assert renew(site, topic) == []
@@ -83,7 +83,7 @@ def test_an_hour_later_what_changed_is_written_again(site: Site, topic: MemorySn
 
 
 def test_what_came_last_is_in_it(site: Site, topic: MemorySnapshotTopic) -> None:
-    """The state is read to the log's present end before it is written."""
+    """The log is read to its present end before the state is written."""
     run = Rationalizer(site.log(), clock=site.clock)
     run.catch_up()
     site.say(about(Heartbeat, "run1.0", 0, offset=7))
@@ -107,13 +107,13 @@ def test_what_came_last_is_in_it(site: Site, topic: MemorySnapshotTopic) -> None
     ],
 )
 def test_what_is_old(head: SnapshotHead | None, end: int, is_old: bool) -> None:
-    """Old is what has more than 10,000 records behind it, or any and an hour, or what the log was truncated before."""
+    """A snapshot is outdated after 10,000 further records, after an hour with any, or if the log now ends before it."""
     assert outdated_snapshots({3: head}, {3: OffsetBounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
 
 
 @pytest.mark.parametrize(("version", "had_ranges", "counts"), [(3, False, True), (3, True, False), (4, True, True)])
 def test_a_snapshot_that_lacks_ranges_does_not_count(version: int, had_ranges: bool, counts: bool) -> None:
-    """A member that does not know ranges keeps nobody from writing what it would have left out."""
+    """A snapshot that may lack ranges does not stop members that know ranges from writing one."""
     world, head = World(1).start(0, 0), SnapshotHead(5, 1, version)
     world.had_ranges = had_ranges
     assert _of_use(head, world) == (head if counts else None)
@@ -122,7 +122,7 @@ def test_a_snapshot_that_lacks_ranges_does_not_count(version: int, had_ranges: b
 
 
 def test_a_log_that_was_truncated_gets_one_where_it_ends(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A snapshot beyond the end helps nobody: another is written, and read."""
+    """A snapshot beyond the end of the log is useless, so another one is written and read."""
     renew(site, topic)
     site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
     assert renew(site, topic) == [site.home]
@@ -131,13 +131,13 @@ def test_a_log_that_was_truncated_gets_one_where_it_ends(site: Site, topic: Memo
 
 
 def test_what_is_only_observed_is_not_written(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A member that could not start at the beginning writes nothing of that coordination partition."""
+    """A member that could not read a coordination partition from its start writes no snapshot of it."""
     site.broker.retain_from(site.home, 1)
     assert renew(site, topic) == [number for number in range(site.partitions) if number != site.home]
 
 
 def test_what_cannot_be_certain_is_not_followed_for_nothing(site: Site, topic: MemorySnapshotTopic) -> None:
-    """A run does not read at its end what it could only observe."""
+    """At its end a run does not read coordination partitions that it could only observe."""
     away = next(number for number in range(site.partitions) if number != site.home)
     site.broker.retain_from(away, 1)
     renew(site, topic)
@@ -150,7 +150,7 @@ def test_what_cannot_be_certain_is_not_followed_for_nothing(site: Site, topic: M
     "error", [AuthorizationError("no WRITE"), TopicNotFoundError("no topic"), RuntimeError("a bug")]
 )
 def test_who_cannot_write_goes_on(site: Site, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """Without the right, without the topic, or whatever else is wrong: the run ends well."""
+    """A missing right, a missing topic or any other error is logged, and the run succeeds."""
     closed: list[int] = []
 
     class Refusing(MemorySnapshotTopic):
@@ -167,7 +167,10 @@ def test_who_cannot_write_goes_on(site: Site, error: Exception, caplog: pytest.L
 
 
 def test_a_run_renews_at_its_end_and_the_next_starts_there() -> None:
-    """A delivery that is closed leaves snapshots; after retention took the log the next run goes on at the offset."""
+    """A closed session leaves snapshots.
+
+    After retention has deleted the log, the next run starts at the same offset.
+    """
     scene = Scene()
     scene.data.make(messages=5)
     topic = MemorySnapshotTopic(8)
@@ -186,7 +189,7 @@ def test_a_run_renews_at_its_end_and_the_next_starts_there() -> None:
 
 
 def test_a_run_that_did_nothing_asks_nothing() -> None:
-    """A delivery without a batch, or whose log failed, does not even look at the snapshots."""
+    """A session without a batch, or whose log failed, does not read the snapshot topic."""
 
     class Untouched(MemorySnapshotTopic):
         def bounds(self, partitions: Collection[int]) -> Mapping[int, OffsetBounds]:
@@ -196,7 +199,10 @@ def test_a_run_that_did_nothing_asks_nothing() -> None:
 
 
 def test_a_former_snapshot_keeps_no_member_from_writing_another() -> None:
-    """It may be of no use to readers of the present version, however new it is."""
+    """A snapshot of the previous version does not stop a member from writing one.
+
+    Readers of the present version may not be able to use it, however new it is.
+    """
     records = json.loads(Path("tests/data/snapshots_before_go_rules.json").read_text(encoding="utf-8"))["version_1"]
     topic = MemorySnapshotTopic(1)
     topic.append(0, [Record(key.encode(), value.encode()) for key, value in records])

@@ -1,4 +1,4 @@
-"""The state of a coordination partition as records, and back (protocol.md, section 5)."""
+"""The state of a coordination partition as snapshot records, and back (protocol.md, section 5)."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -33,14 +33,14 @@ LogPart = list[tuple[int, int, bytes | None]]
 
 
 def facts(world: PartitionWorld) -> tuple[object, ...]:
-    """Give all that a state consists of."""
+    """Return all fields of a state."""
     counts = (world.invalid, world.refused, world.noted)
     where = (world.number, world.certain, world.next_offset, world.log_time_ms)
     return *where, world.groups, counts, world.defaults, world.had_ranges
 
 
 def read(records: Iterable[Record], like: PartitionWorld, **asked: Any) -> SnapshotChoice:  # noqa: ANN401 - of what was asked
-    """Read the newest snapshot as a reader of the same log would, unless asked otherwise."""
+    """Read the newest snapshot as a reader of the same log would. `asked` replaces arguments."""
     request: dict[str, Any] = {
         "topic_id": TOPIC_ID,
         "number": like.number,
@@ -53,7 +53,7 @@ def read(records: Iterable[Record], like: PartitionWorld, **asked: Any) -> Snaps
 
 
 def world_of(profile: Profile = "steady", seed: int = 1, records: int = 400) -> PartitionWorld:
-    """Give the state that a generated log of one coordination partition leads to."""
+    """Return the state after a generated log of one coordination partition."""
     world = World(1)
     for each in generate(seed, records, keys=30, coordination_partitions=1, profile=profile):
         world.apply(*each)
@@ -61,13 +61,13 @@ def world_of(profile: Profile = "steady", seed: int = 1, records: int = 400) -> 
 
 
 def at(world: PartitionWorld, offset: int) -> PartitionWorld:
-    """Let `world` stand at a log offset."""
+    """Move `world` to a log offset."""
     world.resume_at(offset, world.log_time_ms)
     return world
 
 
 def by_partition(log: Iterable[LogRecord]) -> dict[int, LogPart]:
-    """Sort a log by coordination partition."""
+    """Group the records of a log by coordination partition."""
     parts: dict[int, LogPart] = {}
     for partition, offset, timestamp_ms, value in log:
         parts.setdefault(partition, []).append((offset, timestamp_ms, value))
@@ -77,7 +77,7 @@ def by_partition(log: Iterable[LogRecord]) -> dict[int, LogPart]:
 @pytest.mark.parametrize("profile", [*PROFILES, "steady"])
 @pytest.mark.parametrize("many", [False, True])
 def test_a_snapshot_and_the_rest_of_the_log_are_the_whole_log(profile: Profile, many: bool) -> None:
-    """Whoever starts at a snapshot and reads on has, field by field, the state of who read everything."""
+    """A snapshot and the records after it lead, field by field, to the same state as the whole log."""
     compared = 0
     for seed in range(15):
         case = Case(profile, seed, 300, 12, 2, 60_000) if profile == "steady" else case_of(profile, seed, 200)
@@ -108,7 +108,7 @@ def test_a_snapshot_and_the_rest_of_the_log_are_the_whole_log(profile: Profile, 
 
 @pytest.mark.thorough
 def test_many_keys_are_several_parts_each_under_the_limit() -> None:
-    """50,000 keys of one topic are a few MB in parts that brokers take by default, and come back equal."""
+    """50,000 keys of one topic are split into parts below the brokers' default limit, and are read back equal."""
     world = world_of(records=10)
     (group,) = list(world.groups.values())[:1]
     place, key = next((place, key) for place, key in group.keys.items() if key.owner is not None)
@@ -126,7 +126,7 @@ def test_many_keys_are_several_parts_each_under_the_limit() -> None:
 
 
 def test_an_observed_state_is_no_start_for_anyone() -> None:
-    """Nobody can write what was only observed."""
+    """A state that was only observed cannot be written."""
     world = World(1)
     world.apply(0, 7, 1, b"x")
     with pytest.raises(ValueError, match="only observed"):
@@ -134,7 +134,7 @@ def test_an_observed_state_is_no_start_for_anyone() -> None:
 
 
 def test_an_id_that_would_spoil_a_key_is_refused() -> None:
-    """No id can reach into another field of the key."""
+    """An id cannot extend into another field of the key."""
     for snapshot_id in ("", "a/b", "a" * 65):
         with pytest.raises(ValueError, match="not allowed in the key"):
             render(world_of(), TOPIC_ID, snapshot_id)
@@ -142,17 +142,17 @@ def test_an_id_that_would_spoil_a_key_is_refused() -> None:
         render(world_of(), "a/b", "s")
 
 
-# What does not fit
+# Rejected snapshots
 
 
 def reasons(choice: SnapshotChoice) -> set[RejectedSnapshot]:
-    """Give why snapshots were passed over, when none was taken."""
+    """Return the reasons why snapshots were rejected. Check that none was taken."""
     assert choice.world is None
     return set(choice.passed_over.values())
 
 
 def test_every_single_missing_part_makes_it_incomplete() -> None:
-    """Without any one of its parts a snapshot does not count."""
+    """A snapshot without any one of its parts is rejected."""
     world = world_of()
     records = render(world, TOPIC_ID, "s")
     assert len(records) == 2
@@ -164,7 +164,7 @@ def test_every_single_missing_part_makes_it_incomplete() -> None:
 
 
 def test_a_changed_byte_is_found() -> None:
-    """The checksum is over all of the text and over what the snapshot is of."""
+    """The checksum covers the whole text and the snapshot's name."""
     world = world_of()
     part, closing = render(world, TOPIC_ID, "s")
     assert part.value is not None
@@ -177,7 +177,7 @@ def test_a_changed_byte_is_found() -> None:
 
 
 def test_a_snapshot_of_another_log_is_passed_over() -> None:
-    """Another topic id, another partition count, or offsets outside the log: the reason is named."""
+    """Another topic id, another number of partitions and offsets outside the log are each reported as the reason."""
     world = at(world_of(), 1000)
     records = render(world, TOPIC_ID, "s")
     assert reasons(read(records, world, topic_id=OTHER_TOPIC_ID)) == {RejectedSnapshot.OTHER_LOG}
@@ -190,7 +190,7 @@ def test_a_snapshot_of_another_log_is_passed_over() -> None:
 
 
 def test_a_newer_version_is_passed_over_by_its_name() -> None:
-    """What a later version writes, in whatever form, is told and not touched."""
+    """A snapshot of a newer version is reported and not deleted, whatever its format."""
     world = world_of()
     records = render(world, TOPIC_ID, "s")
     newer = [Record(b"5" + record.key[1:], record.value) for record in records]
@@ -219,12 +219,12 @@ def test_a_newer_version_is_passed_over_by_its_name() -> None:
     ],
 )
 def test_a_key_of_something_else_is_no_snapshot(key: bytes | None) -> None:
-    """Records that others put into the topic are passed over."""
+    """A record with a key of another form is ignored."""
     assert collect([(key, b"value")]) == ([], {})
 
 
 def rendered(rows: Sequence[object], world: PartitionWorld, version: int = 3) -> list[Record]:
-    """Write rows of one's own under a right checksum."""
+    """Return records with these rows and a correct checksum."""
     text = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows).encode()
     name = SnapshotName(TOPIC_ID, 1, 0, world.next_offset, "s", version)
     checksum = sha256(f"{name}\n".encode() + text).hexdigest()
@@ -239,7 +239,7 @@ KEY: list[object] = [0, 5, 9, 1, 0, None, 7, "i", "c", 3]
 
 
 def spoiled_rows() -> list[list[object]]:
-    """Give the row of a key with one thing wrong in each."""
+    """Return rows of a key, each with one fault."""
     wrongs: tuple[object, ...] = (True, -2.5, {})
     of_no_kind = [(at, wrong) for at in range(len(KEY)) for wrong in wrongs]
     out_of_range: list[tuple[int, object]] = [(at, wrong) for at in (0, 1, 2, 3, 4, 9) for wrong in (-1, 2**63)]
@@ -247,7 +247,7 @@ def spoiled_rows() -> list[list[object]]:
 
 
 def test_rows_of_ones_own_are_read() -> None:
-    """The rows that the next test spoils are right as they stand; an unknown reason of a count is left out."""
+    """The rows that the next test spoils are valid as they are. An unknown reason of a count is ignored."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     head = {**HEAD, "refused": {"a reason to come": 3, "the group is paused": 2}}
     restored = read(rendered([head, GROUP, TOPIC, KEY], world), world).world
@@ -299,7 +299,7 @@ def test_rows_of_ones_own_are_read() -> None:
     ],
 )
 def test_rows_that_are_wrong_are_malformed(rows: Sequence[object]) -> None:
-    """Under a right checksum too, what no version has written is passed over and raises nothing."""
+    """Even with a correct checksum, rows that no version has written are rejected and raise no error."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     assert reasons(read(rendered(rows, world), world)) <= {RejectedSnapshot.MALFORMED, RejectedSnapshot.OTHER_DEFAULTS}
     assert reasons(read(rendered(rows, world), world))
@@ -307,14 +307,14 @@ def test_rows_that_are_wrong_are_malformed(rows: Sequence[object]) -> None:
 
 @pytest.mark.parametrize("closing", [b"", b"{}", b"[]", b"1", b'{"parts": -1, "sha256": "", "log_time_ms": 1}', b"["])
 def test_a_closing_part_that_is_none_leaves_it_incomplete(closing: bytes) -> None:
-    """A closing part that says nothing closes nothing."""
+    """An invalid closing part leaves the snapshot incomplete."""
     world = world_of()
     part, end = render(world, TOPIC_ID, "s")
     assert reasons(read([part, Record(end.key, closing)], world)) == {RejectedSnapshot.INCOMPLETE}
 
 
 def test_a_topic_of_another_coordination_partition_is_malformed() -> None:
-    """A key that could not lie there is a sign of a broken writer."""
+    """A snapshot with a topic of another coordination partition is rejected, because its writer was faulty."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     part, _ = rendered([HEAD, GROUP, {"topic": "orders"}, KEY], world)
     name = SnapshotName(TOPIC_ID, 4, 0, 0, "s")
@@ -334,13 +334,16 @@ RANGES_KEY: list[object] = [*KEY[:2], None, 0, 0, None, 7, [RANGE, [9, 12, "done
 
 
 def read_rows(rows: Sequence[object], version: int = 3) -> SnapshotChoice:
-    """Read rows of one's own."""
+    """Read these rows as a snapshot."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     return read(rendered(rows, world, version), world)
 
 
 def test_the_version_says_whether_settings_ever_named_ranges() -> None:
-    """Version 3 is written until a group's settings name ranges; version 4 from then on, whatever they name."""
+    """Version 3 is written until a group's settings name ranges.
+
+    From then on version 4 is written, whatever they name.
+    """
     world = World(1)
     texts = ["ReleaseGroup/1/1/i/c/g//0/9999999999"]
     texts += [f"GroupSettings/1/1/i/c/g//0/60000/native/at_least_once/{features}" for features in ("a", "ranges", "-")]
@@ -356,7 +359,7 @@ def test_the_version_says_whether_settings_ever_named_ranges() -> None:
 
 
 def test_a_snapshot_of_who_may_have_skipped_range_records_is_passed_over() -> None:
-    """A version 3 snapshot counts unless ranges are enabled, or may once have been, and its writer knew none."""
+    """A version 3 snapshot is rejected if ranges may ever have been enabled and its writer did not know them."""
     for rows in ([HEAD, WITH_RANGES], [{**SKIPPED, "knows": ["ranges"]}, WITH_RANGES], [SKIPPED, SWITCHED_OFF]):
         assert reasons(read_rows(rows)) == {RejectedSnapshot.RANGES_SKIPPED}
     for rows in (
@@ -371,7 +374,7 @@ def test_a_snapshot_of_who_may_have_skipped_range_records_is_passed_over() -> No
 
 
 def test_a_writer_says_that_it_knows_ranges() -> None:
-    """What a member of this version writes is read though records of unknown types were met."""
+    """A snapshot of this version is accepted even if its writer met records of unknown types."""
     world = World(1)
     for offset, text in enumerate(["GroupSettings/1/1/i/c/g//0/60000/native/at_least_once/-", "Unheard/1/1/i/c/g//0"]):
         world.apply(0, offset, 1, text.encode())
@@ -380,7 +383,7 @@ def test_a_writer_says_that_it_knows_ranges() -> None:
 
 
 def test_a_version_deletes_only_its_own() -> None:
-    """There may be members that read only the other one."""
+    """A writer deletes only snapshots of its own version, because some members may read only the other one."""
     world = at(world_of(), 10)
     stored = collect(render(world, TOPIC_ID, "s"))[0]
     assert len(outdated(stored, SnapshotName(TOPIC_ID, 1, 0, 11, "t", version=3))) == 2
@@ -388,7 +391,7 @@ def test_a_version_deletes_only_its_own() -> None:
 
 
 def test_rows_of_ranges_are_read() -> None:
-    """The row that the next test spoils is right as it stands."""
+    """The row that the next test spoils is valid as it is."""
     restored = read_rows([HEAD, WITH_RANGES, TOPIC, RANGES_KEY], version=4).world
     assert restored is not None
     assert [(range_.start, range_.end) for range_ in restored.groups["g"].keys["t", 0].ranges] == [(6, 9), (9, 12)]
@@ -418,7 +421,7 @@ def test_rows_of_ranges_are_read() -> None:
     ],
 )
 def test_rows_of_ranges_that_are_wrong_are_malformed(ranges: object) -> None:
-    """Ranges that no log leads to are passed over and raise nothing."""
+    """Ranges that no log leads to are rejected and raise no error."""
     assert reasons(read_rows([HEAD, WITH_RANGES, TOPIC, [*RANGES_KEY[:7], ranges]], version=4)) == {
         RejectedSnapshot.MALFORMED
     }
@@ -427,17 +430,20 @@ def test_rows_of_ranges_that_are_wrong_are_malformed(ranges: object) -> None:
 # Snapshots that were written before a group without settings became a Go group
 
 FORMER = json.loads(Path("tests/data/snapshots_before_go_rules.json").read_text(encoding="utf-8"))
-"""What the version before wrote, by what it holds: the keys and values of its records."""
+"""Snapshots of the previous version by name: the keys and values of their records."""
 
 
 def former(name: str) -> list[Record]:
-    """Return the records of a snapshot that the version before wrote."""
+    """Return the records of a snapshot that the previous version wrote."""
     return [Record(key.encode(), value.encode()) for key, value in FORMER[name]]
 
 
 @pytest.mark.parametrize(("name", "ranges"), [("version_1", 0), ("version_2", 1)])
 def test_a_former_snapshot_is_read_when_every_group_with_keys_has_settings(name: str, ranges: int) -> None:
-    """What held without settings then does not matter in it; a group that is only paused has no keys."""
+    """A snapshot of the previous version is accepted if each group with keys has settings.
+
+    The old defaults do not matter then. A group that is only paused has no keys.
+    """
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
 
     restored = read(former(name), world).world
@@ -451,14 +457,17 @@ def test_a_former_snapshot_is_read_when_every_group_with_keys_has_settings(name:
 
 
 def test_a_former_snapshot_with_a_group_without_settings_is_passed_over() -> None:
-    """Its keys were judged by the rule set `native`, which holds for no group without settings any more."""
+    """A snapshot of the previous version is rejected if a group without settings has keys.
+
+    These keys follow the rule set `native`, which no longer applies to groups without settings.
+    """
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
 
     assert reasons(read(former("version_1_with_a_group_without_settings"), world)) == {RejectedSnapshot.OTHER_DEFAULTS}
 
 
 def test_a_former_snapshot_is_not_deleted() -> None:
-    """Members of the version before may still read it."""
+    """Snapshots of the previous version are not deleted, because members of that version may still read them."""
     stored, _ = collect([*former("version_1"), *former("version_2")])
     name = SnapshotName(TOPIC_ID, 1, 0, 2**40, "new")
 
@@ -470,7 +479,7 @@ def test_a_former_snapshot_is_not_deleted() -> None:
 
 
 def test_what_another_log_left_is_not_touched() -> None:
-    """Only parts of the same log, partition count and coordination partition are deleted."""
+    """Only snapshots of the same log, number of partitions and coordination partition are deleted."""
     world = at(world_of(), 10)
     own = collect(render(world, TOPIC_ID, "s"))[0]
     for foreign in (
@@ -490,7 +499,7 @@ assert min(map(len, WRITTEN)) > 5
 @settings(deadline=None)
 @given(st.randoms(use_true_random=False), st.lists(st.booleans(), min_size=len(WRITTEN), max_size=len(WRITTEN)))
 def test_interleaved_writers_do_not_break_each_other(rng: Random, breaks_off: list[bool]) -> None:
-    """However writers interleave, and wherever some break off, the newest whole snapshot is read."""
+    """However writers interleave, and wherever some stop, the newest complete snapshot is read."""
     both = zip(WRITTEN, breaks_off, strict=True)
     queues = [records[: rng.randrange(len(records))] if off else list(records) for records, off in both]
     whole = [world for world, off in zip(WORLDS, breaks_off, strict=True) if not off]
@@ -512,7 +521,7 @@ def test_interleaved_writers_do_not_break_each_other(rng: Random, breaks_off: li
 @given(st.randoms(use_true_random=False))
 @pytest.mark.thorough
 def test_what_is_deleted_is_never_the_newest_that_is_whole(rng: Random) -> None:
-    """Once a snapshot was whole there always is one at its log offset or above, in whatever order things happen."""
+    """Once a snapshot was complete, there is always one at its log offset or later, in any order of events."""
     topic: list[Record] = []
     queues = {number: list(records) for number, records in enumerate(WRITTEN)}
     deletions: list[list[Record]] = []
@@ -528,7 +537,7 @@ def test_what_is_deleted_is_never_the_newest_that_is_whole(rng: Random) -> None:
             if newest is not None:
                 name = next(each.name for each in stored if each.name.offset == newest.next_offset)
                 deletions.append(outdated(stored, name))
-        elif deed == 3 and deletions:  # a deleter that looked long ago
+        elif deed == 3 and deletions:  # from a deleter that read the topic long ago
             topic.extend(rng.choice(deletions))
         elif deed == 4:
             last = {record.key: index for index, record in enumerate(topic)}
@@ -540,7 +549,7 @@ def test_what_is_deleted_is_never_the_newest_that_is_whole(rng: Random) -> None:
 
 
 def test_the_last_record_before_it_is_kept() -> None:
-    """What was read last comes back, and a snapshot of which the log holds another record there is passed over."""
+    """The last record is read back. A snapshot is rejected if the log has another record at that offset."""
     world = world_of()
     world.set_last_record((world.next_offset - 1, 7, b"value"))
     last = world.last
@@ -554,7 +563,7 @@ def test_the_last_record_before_it_is_kept() -> None:
 
 
 def test_a_snapshot_of_an_older_writer_names_no_last_record() -> None:
-    """Without the field it is read all the same."""
+    """A snapshot without a last record, from an older writer, is accepted."""
     world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     choice = read(rendered([HEAD], world), world)
     assert choice.world is not None

@@ -1,4 +1,4 @@
-"""Checkpoints of Structured Streaming are read as Spark 4.0 writes them; tests/real has one that Spark wrote."""
+"""Checkpoints of Structured Streaming in Spark 4.0's format; tests/real reads one that Spark wrote."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.checkpoints import Source, write_batch
 
 
 def test_the_newest_committed_batch_counts(tmp_path: Path) -> None:
-    """By number, not by name; one that was only begun is told."""
+    """The newest batch is found by number and not by name. A batch that was only started is reported."""
     for number in (8, 9, 10):
         write_batch(tmp_path, number, {"orders": {0: number, 1: 7}})
     found = read_checkpoint(tmp_path)
@@ -21,7 +21,7 @@ def test_the_newest_committed_batch_counts(tmp_path: Path) -> None:
 
 
 def test_a_commit_without_its_offsets_is_passed_over(tmp_path: Path) -> None:
-    """Spark deletes old offsets first."""
+    """A commit without offsets is skipped, because Spark deletes old offsets before their commits."""
     write_batch(tmp_path, 3, {"orders": {0: 3}})
     write_batch(tmp_path, 4, {"orders": {0: 4}})
     (tmp_path / "offsets" / "4").unlink()
@@ -29,7 +29,10 @@ def test_a_commit_without_its_offsets_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_of_several_sources_the_one_of_the_topic_counts(tmp_path: Path) -> None:
-    """Of Kafka or not; one source may read several topics, and one that has read nothing yet is a dash."""
+    """The source of the topic is found among several.
+
+    Sources may be of other kinds, or read several topics. A source that has read nothing has a dash.
+    """
     write_batch(tmp_path, 0, '{"logOffset":4}', "-", "17", {"orders": {0: 3}, "refunds": {0: 9}}, {"other": {0: 5}})
     found = read_checkpoint(tmp_path)
     assert [found.offsets(topic)[0] for topic in ("orders", "refunds", "other")] == [3, 9, 5]
@@ -38,7 +41,7 @@ def test_of_several_sources_the_one_of_the_topic_counts(tmp_path: Path) -> None:
 
 
 def test_two_sources_of_one_topic_must_stand_alike(tmp_path: Path) -> None:
-    """A self-join reads it twice."""
+    """Two sources of one topic, as in a self-join, must have the same offsets."""
     write_batch(tmp_path, 0, {"orders": {0: 3}}, {"orders": {0: 3}})
     assert read_checkpoint(tmp_path).offsets("orders") == {0: 3}
     write_batch(tmp_path, 1, {"orders": {0: 4}}, {"orders": {0: 5}})
@@ -58,14 +61,14 @@ def test_two_sources_of_one_topic_must_stand_alike(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_offset_is_not_taken_for_one(tmp_path: Path, sources: list[Source], says: str) -> None:
-    """Each is told with the file or the folder."""
+    """An invalid offset raises an error that names the file or the folder."""
     write_batch(tmp_path, 0, *sources)
     with pytest.raises(ConfigurationError, match=says):
         read_checkpoint(tmp_path).offsets("orders")
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    """A folder of something else, a query without a committed batch, a newer form."""
+    """Another folder, a query without a committed batch and a newer format are each rejected."""
     with pytest.raises(ConfigurationError, match="is not a checkpoint of Structured Streaming"):
         read_checkpoint(tmp_path / "nowhere")
     write_batch(tmp_path, 0, {"orders": {0: 3}}, is_committed=False)

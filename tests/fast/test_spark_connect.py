@@ -1,4 +1,4 @@
-"""What is different on a Spark Connect server, without one."""
+"""What differs on a Spark Connect server, tested without one."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from marshal_dagster.spark.session import SINGLE_EXECUTION, check_session, check
 
 
 class Session:
-    """As much of a session on a server as is asked; its client tells progress as PySpark's does."""
+    """The parts of a Spark Connect session that are used. Its client reports progress as PySpark's does."""
 
     is_stopped = False
     version = "4.0.5"
@@ -45,15 +45,15 @@ class Session:
         self.interrupted: list[str] = []
 
     def getTags(self) -> set[str]:  # noqa: N802 - Spark's name
-        """The thread's tags."""
+        """Return the thread's tags."""
         return self.tags
 
     def addTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
-        """Add one."""
+        """Add a tag."""
         self.tags.add(tag)
 
     def interruptTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
-        """Note it."""
+        """Record the interrupt."""
         self.interrupted.append(tag)
 
 
@@ -61,18 +61,18 @@ Session.__module__ = "pyspark.sql.connect.session"
 
 
 def session(settings: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - stands in for Spark's
-    """A session on a server."""
+    """Return a session on a server."""
     return Session(settings)
 
 
 def stage(done: int, total: int, *, is_done: bool = False) -> SimpleNamespace:
-    """A stage as the server tells of it."""
+    """Return a stage as the server reports it."""
     return SimpleNamespace(num_completed_tasks=done, num_tasks=total, done=is_done)
 
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://h:7077"])
 def test_a_server_that_runs_each_task_once(master: str) -> None:
-    """It says all of the settings itself, whatever its master."""
+    """A server that reports all of these settings itself is accepted, whatever its master."""
     check_single_execution(session({**SINGLE_EXECUTION, "spark.master": master}))
 
 
@@ -85,13 +85,13 @@ def test_a_server_that_runs_each_task_once(master: str) -> None:
     ],
 )
 def test_a_server_that_may_run_a_task_twice_is_refused(settings: Mapping[str, str], why: str) -> None:
-    """Also one that does not say, though its master would settle it: a session can set that itself."""
+    """A server without these settings is refused even if its master implies them, because a session can set them."""
     with pytest.raises(ConfigurationError, match=f"{why}.*Start the server with these settings"):
         check_single_execution(session(settings))
 
 
 def test_a_client_that_may_send_a_statement_twice_is_refused() -> None:
-    """It repeats calls, and the server cannot tell the second from the first."""
+    """A client that repeats calls is refused, because the server cannot distinguish the second from the first."""
     fake = session(SINGLE_EXECUTION)
     fake.client._use_reattachable_execute = False
     with pytest.raises(ConfigurationError, match="repeats calls without reattachable execution"):
@@ -101,7 +101,7 @@ def test_a_client_that_may_send_a_statement_twice_is_refused() -> None:
 
 
 def test_progress_is_what_the_server_last_told_of_the_batch() -> None:
-    """Stages of its own operations, until they are done; nothing of another's."""
+    """Progress has only the stages of the batch's own operations, until those are done."""
     fake = session()
     with job_control.batch_jobs(fake, "b"):
         assert fake.tags == {"marshal-dagster b"}
@@ -121,7 +121,7 @@ def test_progress_is_what_the_server_last_told_of_the_batch() -> None:
 
 
 def test_cancelling_interrupts_by_tag() -> None:
-    """While the batch is in its block, and not behind it."""
+    """Cancelling has an effect only inside the block of the batch."""
     fake = session()
     with job_control.batch_jobs(fake, "b,1"):
         job_control.cancel(fake, "b,1")
@@ -132,7 +132,7 @@ def test_cancelling_interrupts_by_tag() -> None:
 
 
 def test_a_server_that_has_ended_is_told_apart_from_an_error() -> None:
-    """One that answers has not ended, whatever the error was."""
+    """If the server still responds, it has not ended, whatever the error was."""
     fake = session()
     assert job_control.session_ended(fake, ValueError("the function's own")) is None
 
@@ -149,7 +149,10 @@ def test_a_server_that_has_ended_is_told_apart_from_an_error() -> None:
 def test_a_server_that_has_ended_before_a_batch_is_not_taken_for_one_without_a_connector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is unavailable; one that answers, and cannot read Kafka, is wrongly started."""
+    """A server that has ended is unavailable.
+
+    One that responds but cannot read Kafka was started with wrong settings.
+    """
     monkeypatch.setattr(connect, "fail_fast_when_dead", lambda _: None)
     fake = session()
     with pytest.raises(ConfigurationError, match=r"no working Kafka connector .* start the server with spark\.jars"):
@@ -160,7 +163,7 @@ def test_a_server_that_has_ended_before_a_batch_is_not_taken_for_one_without_a_c
 
 
 def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the connection, as one that was stopped does, and answers nothing; the error says what to do."""
+    """A server that accepts the connection and never responds, as a stopped one, causes an error with advice."""
     answer, left = threading.Event(), threading.Event()
     hanging = session()
     hanging.stop = left.set
@@ -188,7 +191,7 @@ options { key: "assign" value: "kept" }"""
 
 
 def test_secrets_among_a_readers_options_are_redacted() -> None:
-    """The rule takes each secret's whole value and leaves the rest; without a secret none is set."""
+    """The redaction rule matches the whole value of each secret and nothing else. Without secrets no rule is set."""
     fake = session()
     connect.hide_secrets(fake, {"kafka.bootstrap.servers": "b:1"})
     assert not fake.settings
@@ -209,7 +212,7 @@ def test_another_rule_stays_and_is_warned_of(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_server_is_known_by_its_process_and_not_by_its_number(tmp_path: Path) -> None:
-    """A state whose process has ended, or is another by now, or that is half a file, is no server."""
+    """If the process has ended or was replaced, or the state file is incomplete, no server is running."""
     home = ConnectServer(tmp_path)
     state = tmp_path / "server.json"
     assert home.running() is None
@@ -232,7 +235,7 @@ LATE = (
 
 
 def test_a_server_whose_starter_was_killed_is_the_next_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It outlives who started it, so it must be known from its start on, or it stays for ever beside the next."""
+    """The server outlives the process that started it. If it were not recorded at once, it would run forever."""
     started: list[psutil.Process] = []
 
     def spawn(command: Sequence[str], *_: object) -> ProcessMark:
@@ -262,7 +265,7 @@ def test_a_server_whose_starter_was_killed_is_the_next_ones(tmp_path: Path, monk
 
 
 def test_jars_of_ones_own_come_beside_the_connector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server without the connector reads nothing; the user's settings hold, but for where it listens."""
+    """The connector is always added. The user's settings are kept, except for the server's port."""
     connector = (Path("/cache/connector.jar"),)
     monkeypatch.setattr("marshal_dagster.spark.session.connector_jars", lambda *_: connector)
     wanted = {
@@ -285,11 +288,11 @@ def test_jars_of_ones_own_come_beside_the_connector(monkeypatch: pytest.MonkeyPa
 
 
 class KilledError(BaseException):
-    """Stands for the end of a process."""
+    """A stand-in for the end of a process."""
 
 
 def test_another_that_listens_there_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that took the port first is not given a session's token; the server, which cannot have it, ends."""
+    """If another process took the port, it receives no token, and the server ends."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setattr(connect_server, "free_port", lambda: other.getsockname()[1])
         monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
@@ -300,7 +303,7 @@ def test_another_that_listens_there_is_no_server(tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_server_printed_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run after starts the next one before anybody could read why it died; nobody else may read it either."""
+    """The next run starts a new server, so the old output is kept. Only this user may read it."""
     monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
     spawn = processes.spawn
     for says in ("first", "second"):
@@ -316,7 +319,7 @@ def test_what_a_server_printed_outlives_it(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("fields", [{"token": "plain"}, {"url": "sc://h/;token=plain"}])
 def test_a_token_written_down_is_refused(fields: dict[str, Any]) -> None:
-    """Dagster would store and show it; a variable's name it may."""
+    """Dagster would store and show the token. The name of an environment variable is accepted."""
     url: dict[str, Any] = {"url": "sc://h"}
     with pytest.raises(ConfigurationError, match=r"token=EnvVar\(.ITS_NAME.\)"):
         dg.Definitions(resources={"spark": SparkConnectResource(**url | fields)}).get_repository_def()
@@ -324,6 +327,6 @@ def test_a_token_written_down_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_only_the_server_of_this_machine_is_stopped_here() -> None:
-    """Another's is stopped where it was started."""
+    """A server is stopped on the machine that started it."""
     with pytest.raises(ConfigurationError, match="it did not start the server"):
         SparkConnectResource(url="sc://h").stop_server()

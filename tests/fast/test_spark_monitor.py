@@ -1,4 +1,4 @@
-"""How errors that Spark raises while it works on a batch are reported."""
+"""How errors of Spark during a batch are reported."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ STACK = "\n".join(f"\tat org.apache.spark.Frame{number}(Frame.scala:{number})" f
 
 
 class JvmError(Exception):
-    """An error as the library of the JVM's gateway raises it."""
+    """An error as the library of the JVM gateway raises it."""
 
     __module__ = "py4j.protocol"
 
@@ -30,7 +30,7 @@ class JvmError(Exception):
     ],
 )
 def test_a_full_disk_is_reported_in_one_line(line: str) -> None:
-    """Without the 900 lines of the JVM's stack."""
+    """A full disk is reported in one line, without the 900 lines of the JVM's stack."""
     error = JvmError(
         f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: ...\n{STACK}\n{line}"
     )
@@ -44,7 +44,7 @@ def test_a_full_disk_is_reported_in_one_line(line: str) -> None:
 
 
 def test_a_full_disk_that_python_reports_is_too() -> None:
-    """Its file is named."""
+    """A full disk that Python reports is reported in the same way, with the name of the file."""
     with pytest.raises(BatchAbortedError, match="No space left on device: '/out/part'"), full_disk_as_abort("g", "t"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/out/part")
 
@@ -60,7 +60,7 @@ def test_a_full_disk_that_python_reports_is_too() -> None:
     ids=repr,
 )
 def test_other_errors_are_left_as_they_are(error: Exception) -> None:
-    """Also a user's own errors, whatever their text."""
+    """Other errors are not changed, including a user's own errors with a similar text."""
     assert full_disk_text(error) is None
     with pytest.raises(type(error)) as raised, full_disk_as_abort("g", "t"):
         raise error

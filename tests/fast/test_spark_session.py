@@ -1,4 +1,4 @@
-"""Sessions without a JVM: settings, and what is refused."""
+"""Spark sessions without a JVM: their settings, and which sessions are rejected."""
 
 import fcntl
 import json
@@ -24,7 +24,7 @@ from marshal_dagster.spark.session import (
 
 
 def test_settings_for_one_machine(tmp_path: Path) -> None:
-    """A session binds to loopback, shows no page, keeps UTC, and finds the connector without what PySpark has."""
+    """A session binds to loopback, has no web page and uses UTC. It loads the connector without PySpark's own jars."""
     settings = spark_settings(app_name="flights", ivy_folder=tmp_path)
     assert settings["spark.app.name"] == "flights"
     assert settings["spark.master"] == "local[*]"
@@ -52,12 +52,12 @@ def test_settings_for_one_machine(tmp_path: Path) -> None:
     ],
 )
 def test_the_first_attempt_of_a_task_is_known_by_its_thread(thread: str, *, is_first: bool) -> None:
-    """By Spark's name for it; what has another name is none."""
+    """The first attempt of a task is recognised by Spark's name for its thread."""
     assert bool(re.search(reader._FIRST_ATTEMPT, thread)) is is_first
 
 
 def test_extra_settings_come_first_and_packages_add_up(tmp_path: Path) -> None:
-    """A user's settings override, and more packages stand beside the connector."""
+    """A user's settings override the defaults, and further packages are added to the connector."""
     extra = {"spark.ui.enabled": "true", "spark.jars.packages": "a:b:1, c:d:2", "spark.jars.excludes": "e:f"}
     settings = spark_settings(app_name="x", connector="g:h:3", ivy_folder=tmp_path, extra=extra)
     assert settings["spark.ui.enabled"] == "true"
@@ -89,7 +89,7 @@ for name in ("spark-sql-kafka-0-10_2.13", "kafka-clients"):
 
 @pytest.fixture
 def ivy_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[list[str]]]:
-    """A Java that plays Ivy; gives what it was called with."""
+    """Replace Java by a script that acts as Ivy, and return a function that lists its calls."""
     launcher = tmp_path / "java" / "bin" / "java"
     launcher.parent.mkdir(parents=True)
     launcher.write_text(FAKE_JAVA.format(python=sys.executable))
@@ -104,7 +104,7 @@ def ivy_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
 
 
 def test_the_connector_is_fetched_once_by_many(ivy_runs: Callable[[], list[list[str]]]) -> None:
-    """Processes that start together in an empty cache fetch it once between them, and later ones not at all."""
+    """Processes that start together with an empty cache fetch it once in total. Later ones do not fetch it."""
     reports: list[str] = []
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: fetch_connector(report=reports.append), range(4)))
@@ -119,7 +119,7 @@ def test_the_connector_is_fetched_once_by_many(ivy_runs: Callable[[], list[list[
 
 
 def test_damage_is_mended(ivy_runs: Callable[[], list[list[str]]]) -> None:
-    """A jar that is cut off or gone, or a manifest that is, has it fetched again."""
+    """A truncated or missing jar, and a missing manifest, cause a new download."""
     jar, _ = fetch_connector()
     for damage in (jar.unlink, lambda: jar.write_bytes(b"cut"), (jar.parent.parent / "manifest.json").unlink):
         damage()
@@ -131,7 +131,7 @@ def test_damage_is_mended(ivy_runs: Callable[[], list[list[str]]]) -> None:
 def test_a_session_is_given_files_in_place_of_coordinates(
     ivy_runs: Callable[[], list[list[str]]], tmp_path: Path
 ) -> None:
-    """Settings that were made before the connector was there have it fetched; other packages stay Spark's to fetch."""
+    """If the settings were built before the connector was cached, it is fetched now. Spark fetches other packages."""
     settings = spark_settings(app_name="x", extra={"spark.jars.packages": "a:b:1"})
     changed = session.with_connector(settings)
     assert changed["spark.jars.packages"] == "a:b:1"
@@ -146,7 +146,7 @@ def test_a_session_is_given_files_in_place_of_coordinates(
 def test_a_download_that_fails_is_one_line(
     ivy_runs: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What Ivy found wrong is told with what to do and where Ivy's output is, and the next try is a new one."""
+    """The error has Ivy's message, advice and the path of Ivy's output. The next call starts again."""
     monkeypatch.setenv("FAKE_SAYS", "loading\n:: unresolved dependency: g#h;1: not found\nBUILD FAILED")
     with pytest.raises(
         UnavailableError, match=r"unresolved dependency: g#h;1: not found.*MARSHAL_IVY_SETTINGS"
@@ -163,7 +163,7 @@ def test_a_download_that_fails_is_one_line(
 
 
 def test_a_download_takes_only_so_long(ivy_runs: Callable[[], list[list[str]]], tmp_path: Path) -> None:
-    """One that does not end, and one that another process holds on to, are told after the time given."""
+    """A download that does not end, and one by another process, raise an error after the time-out."""
     with pytest.raises(UnavailableError, match=r"took more than 0\.1 s"):
         fetch_connector(timeout_s=0.1)
     assert len(ivy_runs()) <= 1
@@ -176,38 +176,38 @@ def test_a_download_takes_only_so_long(ivy_runs: Callable[[], list[list[str]]], 
 
 @pytest.mark.parametrize("connector", ["", "a:b", "a:b:c:d", "a::c", "a:b:../c", "a:b: c"])
 def test_coordinates_are_checked(connector: str) -> None:
-    """What is no group:name:version is refused by name."""
+    """Anything other than group:name:version is rejected."""
     with pytest.raises(ConfigurationError, match=r"^connector is "):
         fetch_connector(connector)
 
 
 def test_settings_for_a_cluster_do_not_bind_to_loopback() -> None:
-    """Executors elsewhere must reach the driver."""
+    """On a cluster the driver does not bind to loopback, because executors on other machines must reach it."""
     settings = spark_settings(app_name="x", extra={"spark.master": "spark://h:7077"})
     assert "spark.driver.host" not in settings
     assert settings["spark.master"] == "spark://h:7077"
 
 
 def test_without_java_a_session_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The line comes in place of PySpark's own output."""
+    """Without Java, one line replaces PySpark's own output."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match="JAVA_HOME"):
         session.start_session(spark_settings(app_name="x"))
 
 
 class Conf:
-    """A context's settings."""
+    """The settings of a context."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self._settings = settings
 
     def getAll(self) -> list[tuple[str, str]]:  # noqa: N802 - Spark's name
-        """All of them."""
+        """Return all settings."""
         return list(self._settings.items())
 
 
 class Session:
-    """As much of a session as is asked."""
+    """The parts of a session that are used."""
 
     version = "4.0.5"
 
@@ -217,7 +217,7 @@ class Session:
         self._settings = settings or {}
 
     def getConf(self) -> Conf:  # noqa: N802 - Spark's name
-        """The settings."""
+        """Return the settings."""
         return Conf(self._settings)
 
 
@@ -231,14 +231,14 @@ ONE_STAGE = {"spark.stage.maxConsecutiveAttempts": "1"}
         ("local[*]", ONE_STAGE),
         ("local[4]", ONE_STAGE),
         ("local[4, 1]", ONE_STAGE),
-        ("local[2]", ONE_STAGE | {"spark.task.maxFailures": "4"}),  # not heeded there
+        ("local[2]", ONE_STAGE | {"spark.task.maxFailures": "4"}),  # has no effect there
         ("spark://h:7077", SINGLE_EXECUTION),
         ("local-cluster[2,1,1024]", SINGLE_EXECUTION),
         ("yarn", SINGLE_EXECUTION),
     ],
 )
 def test_sessions_that_run_each_task_once(master: str, settings: Mapping[str, str]) -> None:
-    """These can be used for at most once."""
+    """These sessions can be used for at-most-once delivery."""
     fake: Any = Session(master, settings)
     check_single_execution(fake)
 
@@ -258,14 +258,14 @@ def test_sessions_that_run_each_task_once(master: str, settings: Mapping[str, st
     ],
 )
 def test_sessions_that_may_run_a_task_twice(master: str, settings: Mapping[str, str], why: str) -> None:
-    """These are refused for at most once, with the setting and its value."""
+    """These sessions are rejected for at-most-once delivery. The error names the setting and its value."""
     fake: Any = Session(master, settings)
     with pytest.raises(ConfigurationError, match=f"at_most_once: .*{why}"):
         check_single_execution(fake)
 
 
 def test_sessions_of_this_library_run_each_task_once() -> None:
-    """The settings for one machine are fit for every mode as they are."""
+    """The library's settings for one machine work for each delivery mode."""
     settings = spark_settings(app_name="x")
     fake: Any = Session(settings["spark.master"], settings)
     check_single_execution(fake)
@@ -273,7 +273,7 @@ def test_sessions_of_this_library_run_each_task_once() -> None:
 
 @pytest.mark.parametrize("version", ["3.5.4", "4.1.0", "40.0.1"])
 def test_another_spark_is_refused(version: str) -> None:
-    """One line says which version there is and which is needed."""
+    """The message shows the version found and the one needed."""
     fake: Any = Session("local")
     fake.version = version
     with pytest.raises(ConfigurationError, match=rf"is Spark {version}; marshal-dagster works with 4\.0"):
@@ -281,7 +281,7 @@ def test_another_spark_is_refused(version: str) -> None:
 
 
 def test_what_java_raised_is_told_in_one_line() -> None:
-    """Of an error from the JVM it is Java's first line that tells, not the name of the call."""
+    """For an error of the JVM, the first line of Java's message is used, and not the name of the call."""
     from_java = RuntimeError("An error occurred while calling o1.x.\n: a.b.C: not enough memory\n\tat a.b.D")
     assert first_line(from_java) == "a.b.C: not enough memory"
     assert first_line(RuntimeError("\nplain\nmore")) == "plain"

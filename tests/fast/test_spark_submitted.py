@@ -1,4 +1,4 @@
-"""A batch handed over to a script: what the script is told, and when it is taken back from it."""
+"""A batch that a submitted script processes: what the script receives, and when the batch is withdrawn from it."""
 
 import os
 import signal
@@ -44,14 +44,17 @@ CONNECTION = KafkaConnection(
 
 @pytest.fixture
 def scene() -> Scene:
-    """A group whose topic has messages."""
+    """Return a group whose topic has messages."""
     scene = Scene()
     scene.data.make(messages=5)
     return scene
 
 
 def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) -> None:
-    """The command and the environment name a folder and a file that this user alone can read; both go in the end."""
+    """The command and the environment contain only a folder and a file that no other user can read.
+
+    Both are deleted in the end.
+    """
     with scene.batch(scene.delivery()) as batch:
         with handed_over(batch, CONNECTION) as submission:
             told = submitted.BatchManifest.read(submission.folder)
@@ -70,7 +73,7 @@ def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) ->
 
 
 def test_a_failed_script_commits_nothing(scene: Scene) -> None:
-    """The error of whoever waits for it is the batch's."""
+    """If a script fails, nothing is committed, and the error in the block is the error of the batch."""
     batch = scene.batch(scene.delivery())
     with pytest.raises(ChildProcessError), batch, handed_over(batch, CONNECTION):
         raise ChildProcessError("code 1")
@@ -78,17 +81,17 @@ def test_a_failed_script_commits_nothing(scene: Scene) -> None:
 
 
 def no_script(_: Submission) -> None:
-    """Submit none, or overlook that it failed."""
+    """Submit no script, or ignore that it failed."""
 
 
 def script_that_does_not_read(submission: Submission) -> None:
-    """Come to the end without a look at the batch."""
+    """Finish without reading the batch."""
     with pytest.raises(BatchAbortedError, match=r"without batch\.read"), submitted_batch(submission.environment):
         pass
 
 
 def script_that_fails(submission: Submission) -> None:
-    """Read, and do not come to the end."""
+    """Read the batch and fail."""
     with suppress(OSError), submitted_batch(submission.environment) as theirs:
         theirs.begin_processing()
         raise OSError("disk full")
@@ -98,7 +101,7 @@ def script_that_fails(submission: Submission) -> None:
 def test_what_no_script_has_read_to_its_end_is_not_committed(
     scene: Scene, script: Callable[[Submission], None]
 ) -> None:
-    """Whatever the launching run makes of the script's exit code."""
+    """A batch that no script has read to its end is not committed, even if the run ignores the script's exit code."""
     batch = scene.batch(scene.delivery())
 
     def work() -> None:
@@ -111,7 +114,7 @@ def test_what_no_script_has_read_to_its_end_is_not_committed(
 
 
 def test_at_most_once_is_not_handed_over(scene: Scene) -> None:
-    """Before anything is committed."""
+    """An at-most-once batch is rejected before anything is committed."""
     batch = scene.batch(scene.delivery(DeliveryMode.AT_MOST_ONCE))
     with pytest.raises(ConfigurationError, match="Process the batch in the run"), batch, handed_over(batch, CONNECTION):
         raise AssertionError
@@ -120,7 +123,7 @@ def test_at_most_once_is_not_handed_over(scene: Scene) -> None:
 
 
 def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot read or write any more, and its block fails."""
+    """If the claim is lost, the script can no longer read or write, and its block fails."""
 
     def lost() -> None:
         raise ClaimLostError("another has it")
@@ -146,7 +149,7 @@ def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: p
 
 
 def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its claim gets no heartbeats any more, and nobody else removes the secrets."""
+    """If its run has died, a script stops and deletes the secrets, because the claim gets no heartbeats any more."""
 
     def script() -> None:
         with (
@@ -165,7 +168,7 @@ def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.Monkey
 
 
 def test_a_run_that_died_and_was_not_reaped_is_dead() -> None:
-    """Its parent, Dagster's daemon say, may not have asked yet how it ended."""
+    """A killed run counts as dead, even if its parent has not waited for it yet."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
         handed = submitted.BatchManifest("b", "t", (), mark_of(run.pid))
         assert handed.has_launcher
@@ -199,7 +202,7 @@ with submitted_batch() as batch:
 
 
 def test_run_and_script_killed_together_leave_no_secret(tmp_path: Path) -> None:
-    """Nobody is left to remove the folder; there is none in it."""
+    """No process is left to remove the folder, so it must not contain secrets."""
     command = [sys.executable, "-c", RUN, SCRIPT]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as run:
@@ -216,7 +219,7 @@ def test_run_and_script_killed_together_leave_no_secret(tmp_path: Path) -> None:
 
 
 def test_a_script_waits_for_no_secret_of_a_run_that_is_dead(tmp_path: Path) -> None:
-    """A second script is told as well, and takes no half of what the first one left."""
+    """A script does not wait for the secret of a dead run. A second script receives the whole secret too."""
     pipe = tmp_path / "pipe"
 
     def dead() -> None:
@@ -231,7 +234,7 @@ def test_a_script_waits_for_no_secret_of_a_run_that_is_dead(tmp_path: Path) -> N
 
 @pytest.fixture
 def fake_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is read by Spark."""
+    """Replace the functions that need Spark."""
     monkeypatch.setattr(submitted, "check_session", lambda _: None)
     monkeypatch.setattr(job_control, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(reader, "read_ranges", lambda *_, **__: "frame")
@@ -241,7 +244,7 @@ def fake_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fake_spark")
 def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its outcome comes back; a script that wrote nothing leaves nothing to commit."""
+    """The result of the script's sink is returned to the run. A script that wrote nothing causes an error."""
     with pytest.raises(BatchAbortedError, match="nothing was read"):
         _work(scene, lambda _: None)
     with pytest.raises(BatchAbortedError, match="nothing was written"):
@@ -256,7 +259,7 @@ def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pyte
 
 @pytest.mark.usefixtures("fake_spark")
 def test_a_script_names_the_record_that_fails(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what it has read and was about to write; an error before it has read anything stays as it is."""
+    """The search covers what the script has read and was about to write. An error before any read is not changed."""
     looked: list[tuple[Any, ...]] = []
 
     def find(error: Exception, *given: Any, written: object) -> FailingRecordError:  # noqa: ANN401 - a stand-in
@@ -280,7 +283,10 @@ def test_a_script_names_the_record_that_fails(scene: Scene, monkeypatch: pytest.
 def test_a_topic_made_anew_before_the_scripts_sink_commits_is_found(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run looks at that moment, as for a batch of its own: what was read may be of either topic."""
+    """If the topic is re-created before the script's sink commits, the batch is withdrawn.
+
+    The run checks the topic at that moment, as for its own batches, because the messages may be of either topic.
+    """
     monkeypatch.setattr("marshal_dagster.pipes._LOOK_EVERY_S", 3_600)
 
     scene.sink.while_reading = lambda: scene.data.make(messages=5)
@@ -290,7 +296,7 @@ def test_a_topic_made_anew_before_the_scripts_sink_commits_is_found(
 
 
 def test_a_script_asks_again_through_an_outage(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The heartbeats decide what it means; the script goes on once brokers are there again."""
+    """The heartbeats decide whether the claim is lost. The script continues once the brokers respond again."""
     asked: list[int] = []
     check = ClaimedBatch.check
 
@@ -310,7 +316,10 @@ def test_a_script_asks_again_through_an_outage(scene: Scene, monkeypatch: pytest
 
 
 def test_a_script_that_nobody_submitted_says_so(tmp_path: Path) -> None:
-    """In one line; a folder without a batch was taken back."""
+    """A script without a submitted batch gets a one-line error.
+
+    A folder without a batch means that the batch was withdrawn.
+    """
     with pytest.raises(ConfigurationError, match="MARSHAL_BATCH is not set"), submitted_batch({}):
         raise AssertionError
     with pytest.raises(BatchAbortedError, match="withdrawn"), submitted_batch({BATCH_VARIABLE: str(tmp_path)}):

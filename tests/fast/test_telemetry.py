@@ -1,4 +1,4 @@
-"""Metrics and log lines of a real op on the memory log, read back through OpenTelemetry's SDK and Python's logging."""
+"""Metrics and log lines of a real op on the log in memory, read back with OpenTelemetry's SDK and Python's logging."""
 
 import json
 import logging
@@ -47,7 +47,7 @@ SECRET = "canary-5f1d"
 
 @dataclass(slots=True)
 class Stand:
-    """An op with a real resource, whose Kafka and Spark are a scene's."""
+    """An op with a real resource, with the Kafka and Spark of a scene."""
 
     scene: Scene
     mode: DeliveryMode = EFFECTIVELY_ONCE
@@ -56,7 +56,7 @@ class Stand:
     process: Callable[[Any], Any] = lambda frame: frame
 
     def run(self, instance: dg.DagsterInstance | None = None, **settings: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401
-        """Run it; `settings` are the op's and the job's loggers."""
+        """Run the op. `settings` are those of the op, and the loggers of the job."""
         stand = self
 
         class SceneClaimer(ClaimerResource):
@@ -95,7 +95,7 @@ class Stand:
 
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
-    """A topic of three partitions with ten messages each; what stands for Spark hands over a list."""
+    """Return an op for a topic with three partitions and ten messages in each. A list replaces Spark's data frame."""
     scene = Scene()
     scene.data.make(messages=10)
     do_without_spark(monkeypatch, scene)
@@ -107,16 +107,16 @@ Point = tuple[str, frozenset[tuple[str, object]]]
 
 @dataclass(slots=True)
 class Measured:
-    """What was measured, by instrument and attributes (but for group and topic, which all must have)."""
+    """The measurements by instrument and attributes, without group and topic, which are always present."""
 
     reader: InMemoryMetricReader
     provider: MeterProvider = field(init=False)
     flushed_ms: list[float] = field(default_factory=list)
     _found: dict[Point, Any] = field(default_factory=dict)
-    """What was read before: an older SDK gives a gauge's value once."""
+    """Points of earlier reads, because an older SDK returns a gauge's value only once."""
 
     def __post_init__(self) -> None:
-        """Make the provider, and note when it is flushed."""
+        """Create the provider, and record its flushes."""
         stand = self
 
         class Provider(MeterProvider):
@@ -128,7 +128,7 @@ class Measured:
         self.provider = Provider([self.reader])
 
     def points(self) -> dict[Point, Any]:
-        """Give the data points."""
+        """Return the data points."""
         data = self.reader.get_metrics_data()
         for resource in data.resource_metrics if data is not None else ():
             for scope in resource.scope_metrics:
@@ -141,7 +141,7 @@ class Measured:
         return self._found
 
     def values(self, name: str) -> dict[Any, Any]:
-        """Give the numbers of a counter or gauge, or the counts of a histogram, by the values of the attributes."""
+        """Return the values of a counter or gauge, or the counts of a histogram, by attribute values."""
         found = {}
         for (of, attributes), point in self.points().items():
             if of == name:
@@ -153,7 +153,7 @@ class Measured:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Measured]:
-    """OpenTelemetry with a provider of its own, in use."""
+    """Turn OpenTelemetry on, with a separate provider."""
     measured = Measured(InMemoryMetricReader())
     monkeypatch.setattr(api, "get_meter_provider", lambda: measured.provider)
     yield measured
@@ -168,7 +168,7 @@ def _revoke(scene: Scene, partition: int = 0) -> None:
 
 
 def _revoked_before_commit(stand: Stand) -> None:
-    """Let partition 0 be taken from the op once it has processed, just before it sends its commit."""
+    """Revoke partition 0 after the op has processed, just before it sends its commit."""
     log = stand.log = FaultyLog(stand.scene.log())
 
     def revoke() -> None:
@@ -186,7 +186,7 @@ def _claim_as_another(scene: Scene) -> None:
 
 
 def test_a_run_is_measured(stand: Stand, measured: Measured) -> None:
-    """Three batches of three partitions: each claim, commit, batch, offset and phase is counted once, and the lag."""
+    """Three batches of three partitions count each claim, commit, batch, offset and phase once, and record the lag."""
     assert stand.run(max_records=12).success
 
     assert measured.values("marshal.claims") == {"won": 9}
@@ -208,7 +208,7 @@ def test_a_run_is_measured(stand: Stand, measured: Measured) -> None:
 @pytest.mark.parametrize("mode", DeliveryMode)
 @pytest.mark.parametrize("ranges", [False, True])
 def test_a_run_is_measured_in_each_mode(stand: Stand, measured: Measured, mode: DeliveryMode, ranges: bool) -> None:
-    """In each mode, of whole partitions and of ranges, each partition is committed once, and a lease is left."""
+    """In each mode, with and without ranges, each partition is committed once, and the lease left is recorded."""
     stand.mode, stand.ranges = mode, ranges
     assert stand.run().success
 
@@ -220,14 +220,14 @@ def test_a_run_is_measured_in_each_mode(stand: Stand, measured: Measured, mode: 
 
 
 def test_the_lag_that_a_batch_leaves_is_measured(stand: Stand, measured: Measured) -> None:
-    """A run that ends at a limit leaves its lag in the gauge."""
+    """A run that stops at a limit records the remaining lag in the gauge."""
     assert stand.run(max_records=12, max_batches=2).success
 
     assert measured.values("marshal.batch.lag") == {(): 6}
 
 
 def test_the_lease_is_measured_as_it_was_before_the_heartbeat(stand: Stand, measured: Measured) -> None:
-    """A commit a whole interval after the last heartbeat: 0.9 intervals were left of the lease, not 1.9."""
+    """If a commit follows a whole interval after the last heartbeat, 0.9 intervals of the lease were left, not 1.9."""
     stand.mode = AT_LEAST_ONCE
     stand.process = lambda _: stand.scene.clock.advance(HI_MS)
     assert stand.run().success
@@ -237,7 +237,7 @@ def test_the_lease_is_measured_as_it_was_before_the_heartbeat(stand: Stand, meas
 
 
 def test_a_refused_commit_and_a_lost_claim_are_counted(stand: Stand, measured: Measured) -> None:
-    """A claim that is revoked just before the commit: the commit of that partition is refused, and its claim lost."""
+    """If a claim is revoked just before the commit, the commit is counted as refused and the claim as lost."""
     stand.mode = AT_LEAST_ONCE
     _revoked_before_commit(stand)
 
@@ -251,7 +251,7 @@ def test_a_refused_commit_and_a_lost_claim_are_counted(stand: Stand, measured: M
 
 
 def test_a_claim_that_another_got_first_is_counted(stand: Stand, measured: Measured) -> None:
-    """A claim that comes second is refused; nothing was lost."""
+    """The second claim is counted as refused, and none as lost."""
     stand.log = stand.scene.meddled(Side.BEFORE, "ClaimingPartition", lambda: _claim_as_another(stand.scene))
 
     assert stand.run(max_batches=1).success
@@ -262,7 +262,7 @@ def test_a_claim_that_another_got_first_is_counted(stand: Stand, measured: Measu
 
 
 def test_a_lease_that_ended_is_counted_as_lost(stand: Stand, measured: Measured) -> None:
-    """Work that outlives its lease loses each of its claims."""
+    """Work that takes longer than the lease loses all its claims."""
     stand.mode = AT_LEAST_ONCE
     stand.process = lambda _: stand.scene.wait_until_stale()
 
@@ -273,7 +273,7 @@ def test_a_lease_that_ended_is_counted_as_lost(stand: Stand, measured: Measured)
 
 
 def test_a_range_that_is_done_cannot_be_lost(measured: Measured) -> None:
-    """A log that is made anew ends every claim; a range that was committed before is none of the losses."""
+    """A re-created log ends each claim. A range that was committed before is not counted as lost."""
     site = Site()
     site.begin(0, 1)
     rationalizer = Rationalizer(site.log(), topics=[TOPIC], clock=site.clock)
@@ -290,14 +290,14 @@ def test_a_range_that_is_done_cannot_be_lost(measured: Measured) -> None:
 
 
 def test_the_metrics_are_handed_over_at_the_end(stand: Stand, measured: Measured) -> None:
-    """The op flushes the provider once, within its time."""
+    """The op flushes the provider once, within its time-out."""
     assert stand.run().success
 
     assert measured.flushed_ms == [metrics.FLUSH_TIMEOUT_S * 1_000]
 
 
 def test_a_flush_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A collector that does not answer costs the op the time-out and a warning."""
+    """A collector that does not respond delays the op by the time-out, and causes a warning."""
 
     class Hanging:
         def force_flush(self, timeout_millis: float) -> None:
@@ -314,7 +314,7 @@ def test_a_flush_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, cap
 def test_what_opentelemetry_raises_stops_no_run(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A provider that fails is told of, once, and the run goes on without metrics."""
+    """A failing provider is reported once, and the run continues without metrics."""
 
     class Failing:
         def get_meter(self, *_: object) -> None:
@@ -334,13 +334,13 @@ def test_what_opentelemetry_raises_stops_no_run(
 
 
 def test_without_a_provider_nothing_is_recorded(stand: Stand) -> None:
-    """With the API alone a run is as without it."""
+    """With OpenTelemetry's API but no SDK, a run behaves as without both."""
     assert type(api.get_meter_provider()).__module__.startswith("opentelemetry.metrics")
     assert stand.run().success
 
 
 def test_without_opentelemetry_nothing_is_imported(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody has imported it, a run does not, and there are no instruments."""
+    """If no other code has imported OpenTelemetry, a run does not either, and there are no instruments."""
     monkeypatch.delenv("OTEL_PYTHON_METER_PROVIDER", raising=False)
     for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
         monkeypatch.delitem(sys.modules, name)
@@ -351,7 +351,7 @@ def test_without_opentelemetry_nothing_is_imported(stand: Stand, monkeypatch: py
 
 
 def test_no_attribute_is_unbounded_or_secret(stand: Stand, measured: Measured) -> None:
-    """Attributes are names of a small set beside group and topic; no setting of a connection is among them."""
+    """Except for group and topic, attributes are from a small set. No setting of a connection is among them."""
     stand.run(max_records=12)
     names = {name for _, attributes in measured.points() for name, _ in attributes}
 
@@ -360,7 +360,7 @@ def test_no_attribute_is_unbounded_or_secret(stand: Stand, measured: Measured) -
 
 
 def test_the_lag_of_the_topic_is_measured_where_it_is_observed(stand: Stand, measured: Measured) -> None:
-    """Who looks where the group stands in the topic, as its asset and its checks do, leaves the lag in the gauge."""
+    """The asset and its checks look up the group's position in the topic, and record the lag in the gauge."""
     stand.scene.data.append(1, 5)
     scene = stand.scene
 
@@ -377,7 +377,7 @@ def test_the_lag_of_the_topic_is_measured_where_it_is_observed(stand: Stand, mea
 
 
 def test_the_lag_that_the_lag_sensor_sees_is_measured(stand: Stand, measured: Measured) -> None:
-    """All that is unread is in the gauge, with what is left to a person: a plan tried too often."""
+    """The gauge includes all unread records, and those of exhausted plans, which an operator must handle."""
     _claim_as_another(stand.scene)
     world = Rationalizer(stand.scene.log()).catch_up()
     world.group_of(GROUP, TOPIC).keys[TOPIC, 0] = Key(offset=4, plan_end=10, plan_attempts=9)
@@ -406,12 +406,12 @@ def test_the_lag_that_the_lag_sensor_sees_is_measured(stand: Stand, measured: Me
 
 
 def _told(caplog: pytest.LogCaptureFixture) -> list[Mapping[str, Any]]:
-    """Give the fields of each line about claims."""
+    """Return the fields of each log line about claims."""
     return [vars(record) for record in caplog.records if record.name == log_lines.LOGGER.name]
 
 
 def test_each_claim_and_commit_has_a_line_with_fields(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
-    """At INFO: group, topic, partition and epoch are fields of the record, and in its text."""
+    """At INFO, group, topic, partition and epoch are fields of the record and part of its text."""
     caplog.set_level(logging.INFO, log_lines.LOGGER.name)
     assert stand.run().success
 
@@ -431,7 +431,7 @@ def test_each_claim_and_commit_has_a_line_with_fields(stand: Stand, caplog: pyte
 
 
 def test_a_refusal_and_a_loss_have_lines_that_warn(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
-    """At the level that loggers have by default: what was refused, what was lost and why."""
+    """Refusals and losses are logged as warnings with the reason, so the default level shows them."""
     stand.mode = AT_LEAST_ONCE
     _revoked_before_commit(stand)
     result = stand.run()
@@ -448,7 +448,7 @@ def test_a_refusal_and_a_loss_have_lines_that_warn(stand: Stand, caplog: pytest.
 
 
 def test_a_record_that_was_not_acknowledged_has_a_line(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither accepted nor refused: the line says so, and names the key."""
+    """A record without an acknowledgement is logged as neither accepted nor refused, with its key."""
     stand.log = FaultyLog(stand.scene.log())
     stand.log.fail(Fault.FAILED, of_type("ClaimingPartition", partition=1), times=1)
     stand.run(max_batches=1)
@@ -461,8 +461,11 @@ def test_a_record_that_was_not_acknowledged_has_a_line(stand: Stand, caplog: pyt
 def test_the_fields_reach_dagsters_json_logger(
     stand: Stand, managed: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Warnings do by themselves, all lines where the library's loggers are managed; the run's log has them too."""
-    monkeypatch.setattr(logging.getLogger("marshal_dagster"), "level", logging.NOTSET)  # which Dagster will set
+    """Dagster's JSON logger receives the fields of warnings, and of all lines if the library's loggers are managed.
+
+    The run's log has the lines too.
+    """
+    monkeypatch.setattr(logging.getLogger("marshal_dagster"), "level", logging.NOTSET)  # Dagster sets the level
     stand.mode = AT_LEAST_ONCE
     _revoked_before_commit(stand)
     logs = {"managed_python_loggers": ["marshal_dagster"], "python_log_level": "INFO"} if managed else {}
@@ -482,7 +485,7 @@ def test_the_fields_reach_dagsters_json_logger(
 
 
 def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture) -> None:
-    """A handler that hangs costs the op's end the time-out, and what was left out is told."""
+    """A handler that hangs delays the op's end by the time-out. The number of dropped lines is logged."""
     let_go = threading.Event()
 
     class Hanging(logging.Handler):
@@ -512,7 +515,7 @@ def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture
 
 
 def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> None:
-    """Lines are written by a thread of their own: who takes them waits for nobody."""
+    """A separate thread writes the lines, so a claim does not wait for handlers."""
     caplog.set_level(logging.INFO, log_lines.LOGGER.name)
 
     class Slow(logging.Handler):
@@ -536,7 +539,7 @@ def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_an_interrupt_at_the_end_leaves_no_thread(caplog: pytest.LogCaptureFixture) -> None:
-    """Who is interrupted while lines are waited for goes on at once; the thread ends when its handler is done."""
+    """An interrupt during the final wait takes effect at once. The thread ends when its handler returns."""
     caplog.set_level(logging.INFO, log_lines.LOGGER.name)
     written = log_lines.LineWriter()
     written.write(logging.INFO, "line", {})

@@ -1,1 +1,1 @@
-"""Dagster's pages as a user sees them: a real Chromium on the demo's deployment and on one with assets."""
+"""Tests of Dagster's pages in a real Chromium, on the demo's deployment and a code location with assets."""

@@ -1,4 +1,4 @@
-"""A code location with assets, beside the demo's, which has none: orders per shop, and checks of their claims."""
+"""A code location with assets, in addition to the demo's, which has none: orders per shop, and claim checks."""
 
 import os
 from typing import TYPE_CHECKING

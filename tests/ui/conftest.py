@@ -1,4 +1,4 @@
-"""One deployment and one browser for the whole suite; a page for each test, and what it showed as `build/ui/*.png`."""
+"""One deployment and one browser for all tests, a page for each test, and screenshots in `build/ui/*.png`."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from tests.ui.site import FLIGHTS, Site, running_site
 SCREENSHOTS = BUILD / "ui"
 WIDTH, HEIGHT = 1440, 1000
 WAIT_MS = 30_000.0
-"""How long the page may take to show what it was asked for, on a machine that has other work."""
+"""How long a page may take to show the expected content on a busy machine."""
 
 Shoot: TypeAlias = Callable[[str], None]
 
@@ -26,16 +26,16 @@ expect.set_options(timeout=WAIT_MS)
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The deployment, empty of runs."""
+    """Yield the deployment, which has no runs yet."""
     with running_site(tmp_path_factory.mktemp("ui") / "site") as site:
         yield site
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Chromium without a window: the one that `CHROMIUM` names, or Debian's."""
+    """Yield a headless Chromium: the one in `CHROMIUM`, or Debian's."""
     found = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    assert found, "no chromium: `make chromium`, or name one with CHROMIUM=..."
+    assert found, "Chromium was not found: run `make chromium`, or set CHROMIUM to its path"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found)
         yield browser
@@ -58,16 +58,16 @@ def _page(browser: Browser, site: Site) -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Browser, site: Site) -> Iterator[Page]:
-    """A window of a user who was never here."""
+    """Yield a page in a new browser context."""
     with _page(browser, site) as page:
         yield page
 
 
 @pytest.fixture(scope="session")
 def flights_run(browser: Browser, site: Site) -> str:
-    """The address of the run that drained the flights in three batches, launched by hand.
+    """Return the address of the run that processed the flights in three batches, launched by hand.
 
-    The schedule is switched off, and what it may have started is over, before there are flights.
+    Before the flights exist, the schedule is switched off and its runs are over.
     """
     some = flights.data_set().head(FLIGHTS)
     with _page(browser, site) as page:
@@ -81,10 +81,10 @@ def flights_run(browser: Browser, site: Site) -> str:
 
 @pytest.fixture
 def shoot(page: Page) -> Shoot:
-    """Takes a screenshot of what the page shows."""
+    """Return a function that takes a screenshot of the page."""
 
     def take(name: str) -> None:
-        page.wait_for_load_state("networkidle")  # its icons
+        page.wait_for_load_state("networkidle")  # wait for its icons
         page.screenshot(path=SCREENSHOTS / f"{name}.png", animations="disabled")
 
     return take

@@ -1,4 +1,4 @@
-"""What a user does on Dagster's pages, found by role and text."""
+"""Actions of a user on Dagster's pages. Elements are found by role and text."""
 
 import re
 
@@ -6,7 +6,7 @@ from playwright.sync_api import Page, expect
 
 DEMO = "/locations/marshal-dagster"
 RUN_MS = 180_000.0
-"""How long a run may take, its JVM included, on a machine that has other work."""
+"""How long a run may take on a busy machine, including the start of its JVM."""
 
 
 def switch_off(page: Page, schedule: str) -> None:
@@ -19,14 +19,14 @@ def switch_off(page: Page, schedule: str) -> None:
 
 
 def expect_no_runs(page: Page) -> None:
-    """Wait until no run is queued or at work."""
+    """Wait until no run is queued or in progress."""
     page.goto("/runs")
     for state in ("Queued", "In progress"):
         expect(page.get_by_role("tab", name=f"{state} (0)")).to_be_visible(timeout=RUN_MS)
 
 
 def open_launchpad(page: Page, job: str, setting: str) -> None:
-    """Open the launchpad of a job, which shows `setting`: an editor still empty starts runs too."""
+    """Open a job's launchpad and wait until it shows `setting`, because an empty editor can start runs too."""
     page.goto(f"{DEMO}/jobs/{job}")
     page.get_by_role("tab", name="Launchpad").click()
     expect(page.get_by_text(setting).first).to_be_visible()
@@ -34,7 +34,7 @@ def open_launchpad(page: Page, job: str, setting: str) -> None:
 
 
 def launch(page: Page) -> None:
-    """Start the run that stands in the launchpad; stay on its page until it is over, and well."""
+    """Launch the run in the launchpad, and wait on its page until it has succeeded."""
     page.get_by_role("button", name="Launch Run").click()
     page.wait_for_url("**/runs/*")
     over = page.get_by_text(re.compile(r"^(Success|Failure|Canceled)$")).first

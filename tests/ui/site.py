@@ -1,4 +1,4 @@
-"""The demo's deployment and a code location with assets, under `dagster dev`, with a Kafka of their own."""
+"""The demo's deployment and a code location with assets, under `dagster dev`, with a separate Kafka."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,19 +34,19 @@ load_from:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the pages are, and the cluster beside them."""
+    """The address of the pages, and the connection of their Kafka cluster."""
 
     port: int
     connection: KafkaConnection
 
     def at(self, path: str = "") -> str:
-        """Give the address of a page."""
+        """Return the address of a page."""
         return f"http://127.0.0.1:{self.port}{path}"
 
 
 @contextmanager
 def running_site(directory: Path) -> Iterator[Site]:
-    """Serve both code locations as long as the block lasts; there are orders, and no flights yet."""
+    """Serve both code locations during the block. There are orders and no flights yet."""
     with running(directory, SETTINGS) as deployment:
         _load_orders(deployment.connection)
         site = Site(free_port(), deployment.connection)

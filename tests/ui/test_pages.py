@@ -27,20 +27,20 @@ SPAN = """canvas => {
     }
     return (right - left) / width;
 }"""
-"""Over how much of a plot's width its line goes; the line alone is of so strong a blue."""
+"""The part of a plot's width that its line covers. Only the line has such a strong blue."""
 
 
 def ranges_shown(page: Page) -> list[tuple[int, int, int]]:
-    """Give (partition, start, end) of all tables of ranges, sorted: the page holds some twice, and in any order."""
+    """Return (partition, start, end) of all tables of ranges, sorted. The page shows some twice, and in any order."""
     rows = page.get_by_role("row").filter(has=page.get_by_role("cell", name="committed", exact=True))
     found = [row.split("\t")[:3] for row in rows.all_inner_texts() if row.rstrip().endswith(f"\t{flights.TOPIC}")]
     return sorted({(int(partition), int(start), int(end)) for partition, start, end in found if partition.isdigit()})
 
 
 def expect_plots(page: Page) -> None:
-    """Wait until an asset's lag is plotted, as a line over several batches.
+    """Wait until an asset's lag is plotted as a line over several batches.
 
-    A plot that is not drawn is drawn in a window of another width, which has the page draw it again.
+    If the plot was not drawn, the window gets another width, so the page draws it again.
     """
     for width, timeout_s in ((1_440, 20), (1_400, 30), (1_420, 60)):
         page.set_viewport_size({"width": width, "height": 1_000})
@@ -60,7 +60,7 @@ def _expect_line(page: Page, timeout_s: float) -> None:
 
 
 def test_a_run_shows_what_each_of_its_batches_did(page: Page, flights_run: str, shoot: "Shoot") -> None:
-    """From the list of runs to a table of each batch; their ranges follow on one another and hold all flights."""
+    """From the list of runs a user reaches a table of each batch. The ranges are contiguous and contain all flights."""
     page.goto("/runs")
     expect(page.get_by_text("marshal/outcome: done").first).to_be_visible()
     shoot("runs")
@@ -78,7 +78,7 @@ def test_a_run_shows_what_each_of_its_batches_did(page: Page, flights_run: str, 
 
 
 def test_the_catalog_shows_each_batch(page: Page, flights_run: str, shoot: "Shoot") -> None:
-    """The asset of an op's batches has an event for each, with its numbers and ranges."""
+    """The asset of an op has an event for each batch, with its figures and ranges."""
     page.goto(flights_run)
     page.get_by_role("link", name="View Asset").first.click()
     page.get_by_role("tab", name="Events").click()
@@ -92,7 +92,7 @@ def test_the_catalog_shows_each_batch(page: Page, flights_run: str, shoot: "Shoo
 
 
 def skip_reason(page: Page) -> str:
-    """Read why the newest tick of the demo's sensor asked for nothing."""
+    """Return the newest tick of the demo's sensor, which shows why it requested no run."""
     page.goto(f"{DEMO}/sensors/stale_flights")
     page.get_by_role("button", name="0 runs requested").first.click()
     tick = page.get_by_role("dialog")
@@ -101,7 +101,7 @@ def skip_reason(page: Page) -> str:
 
 
 def wait_for_reason(page: Page, reason: str) -> str:
-    """Wait until the newest tick was skipped for `reason`; give all that it says."""
+    """Wait until the newest tick was skipped for `reason`, and return its text."""
 
     def look() -> str | None:
         told = skip_reason(page)
@@ -111,7 +111,7 @@ def wait_for_reason(page: Page, reason: str) -> str:
 
 
 def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str, shoot: "Shoot") -> None:  # noqa: ARG001 - its run comes first
-    """The jobs start from the launchpad as it opens, and show what they did; the sensor's ticks say why they skip."""
+    """The jobs start from the launchpad without changes and show their results. Skipped ticks show the reason."""
     wait_for_reason(page, "nothing to redo")
     shoot("tick")
     open_launchpad(page, "pause_flights", "duration: 1h")
@@ -130,7 +130,7 @@ def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str,
 
 
 def test_the_asset_graph_shows_checks_and_the_asset_its_plots(page: Page, shoot: "Shoot") -> None:
-    """An asset is materialized from the graph, which then has its checks; its numbers are plotted over the batches."""
+    """An asset is materialized from the graph, which then shows its checks. Its figures are plotted by batch."""
     page.goto("/asset-groups")
     page.get_by_role("button", name="Materialize (1)").click()
     passed = page.get_by_role("link", name="6 / 6 Passed")
