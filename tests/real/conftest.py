@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class MakeTopic(Protocol):
-    """Creates a topic with a unique name and returns the name."""
+    """A function that creates a topic with a unique name and returns the name."""
 
     def __call__(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
         """Create the topic and return once all its partitions can be used."""

@@ -87,7 +87,7 @@ def _reach(run: dg.DagsterRun, phase: str) -> None:
 
 
 class PhasedLog(KillableLog):
-    """A log that reaches a phase after each append, before anything is read back."""
+    """A log that halts the run after an append of the phase to halt in, before the run reads the record back."""
 
     def __init__(self, delivery: BatchSession, run: dg.DagsterRun) -> None:
         super().__init__(delivery.log, None)
@@ -229,7 +229,7 @@ class Worker:
 
 @dataclass(slots=True)
 class _Told:
-    """Collects the start-up events of a run worker. No test reads them."""
+    """A collector of the start-up events of a run worker. No test reads them."""
 
     heard: list[Any] = field(default_factory=list)
 
@@ -238,7 +238,7 @@ class _Told:
 
 
 class RunWorkers(RunLauncher[Any], ConfigurableClass):
-    """Starts, terminates and watches run workers as Dagster's code server does."""
+    """A launcher that starts, terminates and watches run workers as Dagster's code server does."""
 
     def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
         self._inst_data = inst_data

@@ -41,9 +41,9 @@ Batch = tuple[int, int, int, int]
 
 
 class Worker(threading.Thread):
-    """Claims both partitions, commits a few offsets of each and releases, in a loop.
+    """A member that claims both partitions, commits a few offsets of each and releases, in a loop.
 
-    Waits while the group is paused.
+    It waits while the group is paused.
     """
 
     def __init__(self, connection: KafkaConnection, coordination_topic: str, data_topic: str, topic_id: str) -> None:
@@ -226,7 +226,7 @@ def test_dagster_pauses_repositions_and_resumes(  # noqa: PLR0917 - fixtures
 
 
 def test_a_range_is_done_again_by_a_member_at_work(call: Call, worker: Worker, data: str) -> None:
-    """The range is repeated up to at most one batch after its end. Then the group continues at its earlier position."""
+    """The range is repeated, up to one batch beyond its end or until the pause. Then the position is restored."""
     worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
     answer = call(
         *("reprocess", GROUP, data, "--partition", "1", "--from", "100", "--to", "150", "--within", "30s"),

@@ -63,9 +63,10 @@ def stand_at(connection: KafkaConnection, coordination_topic: str, offsets: dict
 def test_what_becomes_of_data_is_found(
     connection: KafkaConnection, topics: Topics, coordination_topic: str, topic: MakeTopic, fill: Fill
 ) -> None:
-    """`doctor` classifies topics: one with deleted unread messages, one with soon deleted ones, and others.
+    """`doctor` finds for each data topic of a log what happens to its unread messages.
 
-    The others are a re-created one, a compacted one and a good one.
+    One topic has deleted unread messages, and retention will soon delete those of another. The others are a re-created
+    topic, a compacted one and a good one.
     """
     lost, old = topic(), topic(1, {"retention.ms": str(HOUR_MS)})
     anew, compacted, fine = topic(), topic(1, {"cleanup.policy": "compact"}), topic()

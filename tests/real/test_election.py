@@ -42,7 +42,7 @@ class Member:
 
     @property
     def fence(self) -> int | None:
-        """The fence of the term in which the member believes to lead."""
+        """The fence of the term in which the member believes that it leads."""
         answers = [line for line in self.lines() if "fence" in line]
         return answers[-1]["fence"] if answers else None
 
@@ -84,7 +84,7 @@ class Election:
         return leader, other
 
     def terms(self) -> list[tuple[int, float, float]]:
-        """Return each term: its fence, and the first and last moment at which its leader believed to lead."""
+        """Return each term: its fence, and the first and last moment at which its leader believed in it."""
         times: dict[int, list[float]] = {}
         for member in self.members:
             for line in member.lines():

@@ -23,7 +23,7 @@ DEADLINE_S = 40
 
 
 class Workers:
-    """Starts members of one group and waits for their output lines."""
+    """The members of one group, as processes."""
 
     def __init__(self, base: dict[str, object]) -> None:
         self.base = base

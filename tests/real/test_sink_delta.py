@@ -113,7 +113,7 @@ def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tm
 
 
 class CrashError(BaseException):
-    """Represents the end of a process."""
+    """The end of a process."""
 
 
 def test_dying_at_each_step(target: DeltaTarget) -> None:

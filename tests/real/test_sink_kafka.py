@@ -288,7 +288,7 @@ def test_a_record_without_a_key_for_a_compacted_topic_is_named(
 
 
 def test_records_that_are_too_large_together_are_sent_one_by_one(connection: KafkaConnection, topic: MakeTopic) -> None:
-    """The client's requests are larger than the topic allows, but its records are not. A record too large is named."""
+    """Requests above the topic's limit are split. If a single record is above it, the error names its message."""
     output = KafkaOutput(connection, topic(1, {"max.message.bytes": "10000"}))
     assert output.open().create_notes()
     wanted, rows = part(0, 0, 30), [(0, offset, "x" * 1_000) for offset in range(30)]

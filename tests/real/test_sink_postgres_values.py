@@ -283,7 +283,7 @@ def owned_by_others(output: PostgresOutput, *statements: str) -> str:
 
 
 def test_a_policy_that_hides_the_positions_is_an_error(output: PostgresOutput) -> None:
-    """A repeated range must not be taken again because PostgreSQL hides its position from the update."""
+    """PostgreSQL hides the position from the update, but a repeated range must not be taken again."""
     dsn = owned_by_others(
         output,
         "ALTER TABLE marshal_ranges ENABLE ROW LEVEL SECURITY",

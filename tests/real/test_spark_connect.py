@@ -165,7 +165,7 @@ def fail_to_read(work: Work, hidden: bool) -> None:
 
 
 class InterruptError(BaseException):
-    """Raised as Dagster raises when a run is canceled."""
+    """The interrupt that Dagster raises when a run is canceled."""
 
 
 def interrupt_a_batch(work: Work) -> float:

@@ -170,7 +170,7 @@ def test_progress_counts_tasks(spark: "SparkSession", tmp_path: Path) -> None:
 
 
 def test_a_batch_is_marked_once(spark: "SparkSession") -> None:
-    """A batch within itself is an error, and does not remove the tags of the outer one before its end."""
+    """A batch within itself is an error. Its tags are removed when it ends."""
     before = spark.sparkContext.getLocalProperty("spark.job.description")
     with (
         batch_jobs(spark, "b6"),

@@ -52,7 +52,7 @@ def expected(visible: Sequence[int], ranges: Sequence[tuple[int, int]]) -> Offse
 
 
 class Writer:
-    """Writes the same messages to each partition of a topic, with and without transactions."""
+    """A writer of the same messages to each partition of a topic, with and without transactions."""
 
     def __init__(self, kafka: str, topic: str, partitions: int) -> None:
         self.kafka, self.topic, self.partitions = kafka, topic, partitions
